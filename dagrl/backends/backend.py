@@ -38,7 +38,7 @@ class RankContext:
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """What a backend gets to build one rank of an engine in a worker."""
+    """Input of `Backend.build`: one rank of an engine in a worker."""
 
     pipeline: Pipeline
     name: str
@@ -80,7 +80,7 @@ class WeightReader:
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck[Spec: EngineSpec]:
-    """What a backend gets to validate one engine of a pipeline."""
+    """Input of `Backend.validate`: one engine of a pipeline."""
 
     pipeline: Pipeline
     name: str

@@ -1,4 +1,4 @@
-"""What `dagrl plan` may change about an engine: remedies that make it fit, and layouts that a search tries."""
+"""Changes of an engine that `dagrl plan` may propose: remedies that make it fit, and layouts that a search tries."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a GPU holds at one time."""
+    """Contents of a GPU at one time."""
 
     what: str
     """``actor: update``."""

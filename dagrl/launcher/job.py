@@ -20,7 +20,7 @@ STOP_AT_ONCE = 3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What this machine has to do, and how it reports to the user."""
+    """The work of this machine, and how it reports to the user."""
 
     node_rank: NodeRank
     machine: Machine

@@ -1,1 +1,1 @@
-"""What can be known of a model without its weights: family, shape, operations; and of the GPUs that it goes to."""
+"""Facts about a model without its weights: family, shape, operations; and of the GPUs that it goes to."""

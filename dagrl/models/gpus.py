@@ -21,9 +21,9 @@ class Gpu:
 
     name: str
     memory_gib: float
-    """What ``cudaMemGetInfo`` says in total."""
+    """Total of ``cudaMemGetInfo``."""
     tflops: float
-    """Of the tensor cores in bfloat16, dense, 10^12 operations a second."""
+    """Peak of the tensor cores in bfloat16, dense, 10^12 operations a second."""
     memory_gb_per_s: float
     """Device memory, 10^9 bytes a second."""
     nvlink_gb_per_s: float
@@ -33,7 +33,7 @@ class Gpu:
     network_gb_per_s: float
     """A GPU's share of the machine's network, each direction, as its maker's systems have it."""
     driver_name: str
-    """What the driver calls it, without the maker's name: a regular expression."""
+    """The driver's name for it, without the maker: a regular expression."""
 
     @property
     def memory_bytes(self) -> int:
@@ -69,7 +69,7 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("L4", 22.0, 121.0, memory_gb_per_s=300, driver_name=r"L4", **_ADA),
 )
 DEFAULT_GPU = "H100"
-"""What a group has where nobody says: the most common one, and the smaller of those that models of size train on."""
+"""The GPU of a group that names none: the most common one, and the smaller of those that models of size train on."""
 
 
 def gpu_named(name: str) -> Gpu:

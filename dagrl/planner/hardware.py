@@ -1,4 +1,4 @@
-"""What the planner assumes of machines and GPUs that the file does not describe."""
+"""Assumptions of the planner about machines and GPUs that the file does not describe."""
 
 from __future__ import annotations
 

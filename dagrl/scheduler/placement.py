@@ -87,7 +87,7 @@ def _is_carried(node: GraphNode, rows: Rows) -> bool:
 
 
 def _told_as(node: GraphNode, pipeline: Pipeline) -> str:
-    """What comes before the names of a node's metrics: several of one kind have metrics of the same names."""
+    """Prefix of a node's metrics: several of one kind have metrics of the same names."""
     alike = [name for name, other in pipeline.nodes.items() if type(other) is type(node.spec)]
     named = isinstance(node.spec, TrainingNode | ValuesNode | RolloutNode) and node.name != (
         leading_rollout(pipeline) if isinstance(node.spec, RolloutNode) else alike[0]
@@ -110,7 +110,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         rows=rows,
         engine=engine,
         inputs={column: (prefix + wire.node, wire.column) for column, wire in node.inputs.items()},
-        # What nobody reads is not worth a place in the object store, unless a response is to go on with it.
+        # Unread columns are not stored, unless a partial response continues from them.
         outputs={mine: column for mine, column in node.outputs.items() if column in wanted or _is_carried(node, rows)},
         streams=generates,
         trains=node.contract.needs is Capability.TRAIN,

@@ -108,7 +108,7 @@ class PieceByPiece(_Progress):
 
     @property
     def next(self) -> tuple[int, ...]:
-        """What is left of the next piece."""
+        """The rest of the next piece."""
         piece = self._pieces[self._piece]
         if self._left_of_piece == len(piece):
             return piece

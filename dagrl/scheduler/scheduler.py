@@ -108,7 +108,7 @@ class Scheduler:
         return self._versions.held(executor)
 
     def residency(self, executor: str) -> Residency:
-        """What `executor` holds in device memory; while it moves, what it held before."""
+        """Contents of device memory of `executor`; while it moves, those before the move."""
         return self._sharing.residency(executor)
 
     def workers_of(self, command: Command) -> tuple[str, ...]:

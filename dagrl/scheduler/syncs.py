@@ -29,7 +29,7 @@ class SyncPolicy:
         return held is None or held < self.versions.wanted(step, task)
 
     def needed(self, step: int, task: PlannedTask) -> Sync | Restart | None:
-        """What gives a task the weights that it lacks. None if that must wait."""
+        """The command that gives a task the weights that it lacks. None if that must wait."""
         follower, source = task.executor, self._source_of(task.executor)
         if self.versions.newest(source) < self.versions.wanted(step, task):
             return None

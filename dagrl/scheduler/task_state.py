@@ -20,7 +20,7 @@ class OpenStep:
     left: int
     """Tasks that are not done."""
     ending: int = 0
-    """Those of them that only wait for themselves: updates whose last piece is running."""
+    """Runs among them that only wait for themselves: updates whose last piece is running."""
     round: int = 0
     """Dynamic-sampling round."""
 

@@ -50,7 +50,7 @@ class TimeSharing:
             self._residency |= {name: residency_after_start(plan.executors[name], chain) for name in chain}
 
     def residency(self, executor: str) -> Residency:
-        """What `executor` holds in device memory."""
+        """Contents of device memory of `executor`."""
         return self._residency[executor]
 
     def is_shared(self, executor: str) -> bool:
@@ -62,7 +62,7 @@ class TimeSharing:
         self._residency[executor] = residency
 
     def before(self, command: OnEngine) -> list[ResidencyChange]:
-        """What must move before `command` may begin, all at once. Ask again afterwards; empty if it may begin."""
+        """The moves that `command` needs before it begins, all at once; empty if it may begin. Ask again afterwards."""
         match command:
             case Run(_, task, _):
                 return self._before_work(self._executor_of[task])
@@ -126,5 +126,5 @@ def start_chains(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def residency_after_start(executor: Executor, chain: tuple[str, ...]) -> Residency:
-    """What an executor holds after its chain has started: sleepers make room for those that start later."""
+    """Contents of an executor's device memory after its start: sleepers make room for those that start later."""
     return Residency.ASLEEP if executor.sleeps and executor.name != chain[-1] else Residency.AWAKE

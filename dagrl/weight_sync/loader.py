@@ -20,7 +20,7 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], object]
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """What was recorded when a manifest came for the first time."""
+    """The copies recorded for a manifest at its first use."""
 
     replays: tuple[Replay, ...] | None
     """One per bucket; None if the loader does more than copy, and has to run every time."""

@@ -1,1 +1,1 @@
-"""What runs in a worker's process: one rank of an engine, or the host's ops."""
+"""The process of a worker: one rank of an engine, or the host's ops."""

@@ -14,7 +14,7 @@ class RunError(Exception):
         self.details = details
         """Text for the log file, such as a traceback."""
         self.memory = ""
-        """What each engine on shared devices holds."""
+        """Memory of each engine on shared devices."""
         self.log = ""
         """The log file with the details."""
 

@@ -274,7 +274,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What one rank of a trainer has sent in a weight sync."""
+    """Weights that one rank of a trainer has sent in a weight sync."""
 
     seconds: float
     nbytes: int

@@ -27,7 +27,7 @@ class LayerParameters:
     experts: int
     """Matrices of all routed experts, which expert-parallel ranks share."""
     whole: int
-    """What every rank holds: norms, the router, the matrices that compress."""
+    """Parameters that every rank holds: norms, the router, the matrices that compress."""
 
     @property
     def total(self) -> int:

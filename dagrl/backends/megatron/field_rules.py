@@ -22,7 +22,7 @@ _OFFLOADED_OPTIMIZER = {
     "optimizer": ("adam", "as the host has no other"),
     "decoupled_weight_decay": (True, "as torch's AdamW on the host has it"),
 }
-"""What ``optimizer_cpu_offload`` needs of other fields of ``optimizer:``, and why."""
+"""Values that ``optimizer_cpu_offload`` needs in other fields of ``optimizer:``, and why."""
 
 
 def check_field_rules(check: EngineCheck[MegatronEngineSpec]) -> None:

@@ -62,7 +62,7 @@ class LearningRateSpec(Section):
 
 
 class OffloadSpec(Section):
-    """What waits in host memory while the engine does not use it."""
+    """States that stay in host memory while the engine does not use them."""
 
     param: bool = False
     """Weights, between the engine's tasks."""
@@ -90,7 +90,7 @@ class MegatronEngineSpec(EngineSpec):
     extra: dict[Literal["transformer", "optimizer", "ddp"], dict[str, Any]] = Field(default_factory=dict)
     """Further fields of these three, which are not tested with dagrl: ``extra: {transformer: {...}}``."""
     head: Literal["lm", "value", "reward"] = "lm"
-    """What stands on the last layer: the language model's output, a value for each token, or a score for each row."""
+    """The output layer: the language model's output, a value for each token, or a score for each row."""
     bridge: Literal["native", "megatron-bridge"] = "native"
     """Who converts weights between Hugging Face and Megatron."""
     dist_checkpointing_path: Path | None = None
@@ -100,7 +100,7 @@ class MegatronEngineSpec(EngineSpec):
     router_replay: bool = False
     """Mixtures only: send tokens to the experts that the generator sent them to (R3), in log-probs and updates."""
     offload: OffloadSpec = OffloadSpec()
-    """What waits in host memory."""
+    """States that stay in host memory."""
     keep_communicators: bool = True
     """Leave NCCL's communicators on the GPUs while the engine sleeps, half a GiB or more for each group that ranks meet
     in, some 2 GiB in all. Closed, each has to connect again: half a second a step, and more."""

@@ -53,7 +53,7 @@ class SglangEngine:
     ) -> None:
         """Start the server. Raises ValueError for an invalid model or argument, ServerError if it fails to start."""
         self.pause = spec.weight_sync.pause
-        """What an update does with running requests."""
+        """Treatment of running requests in an update."""
         self._passes = 2 if spec.weight_sync.checksum else 1
         # Pipeline stages are updated one after the other.
         stages = spec.server.get("pp_size", 1)

@@ -29,7 +29,7 @@ class WeightSyncSpec(Section):
     checksum: bool = False
     """Send everything once more and compare it with what the servers hold; the run ends where they differ."""
     pause: Literal["abort", "retract", "in_place"] = "abort"
-    """What happens to responses that are being generated. ``abort`` ends them as they are; ``retract`` computes their
+    """Treatment of responses that are being generated. ``abort`` ends them as they are; ``retract`` computes their
     cache anew with the new weights; ``in_place`` goes on with the cache of the old ones."""
 
 
@@ -59,7 +59,7 @@ class EngineSpec(Section):
     engine, unless both fit."""
 
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
-    """What ops can ask of it."""
+    """Abilities that ops can use."""
     transports: ClassVar[tuple[Transport, ...]] = ("object_store",)
     """Values of ``weight_sync.route`` that it can receive weights by."""
     updates_in_flight: ClassVar[bool] = False

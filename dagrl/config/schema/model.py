@@ -44,14 +44,14 @@ class DataSpec(Section):
     max_prompt_tokens: Tokens
     """Longest prompt, in tokens."""
     overlong_prompts: Literal["drop", "cut", "error"] = "drop"
-    """What happens to longer ones: left out, cut at their beginning, or an error. Dropped and cut are counted."""
+    """Treatment of longer ones: left out, cut at their beginning, or an error. Dropped and cut are counted."""
     responses: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Columns with responses to the prompts, for ``sft``, ``dpo`` and ``mix``: text, a field of a struct such as
     ``extra_info.answer``, or a chat that ends with one. The rows of a prompt take them in turn."""
     max_response_tokens: Tokens | None = None
     """Longest of those responses, in tokens, the end token included."""
     overlong_responses: Literal["drop", "cut", "error"] = "drop"
-    """What happens to prompts with longer ones: left out, the response cut at its end, or an error."""
+    """Treatment of prompts with longer ones: left out, the response cut at its end, or an error."""
     shuffle: bool = True
     """A new order each epoch, drawn from ``run.seed``."""
     val_prompts: PositiveInt | None = None
@@ -86,8 +86,8 @@ class GroupSpec(Section):
     cpus_per_node: SlotsPerNode = 0
     """Instead of GPUs: CPU slots on each; one engine rank each."""
     gpu: str | None = None
-    """What GPUs these are, such as ``H200``: `dagrl plan` counts with their memory and speed, and ``sleep: auto`` lets
-    engines of the group live together where the plan finds room for all."""
+    """The model of the GPUs, such as ``H200``: `dagrl plan` counts with their memory and speed, and ``sleep: auto``
+    lets engines of the group live together where the plan finds room for all."""
 
     @property
     def is_cpu(self) -> bool:

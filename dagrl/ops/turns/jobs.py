@@ -21,7 +21,7 @@ class Done:
     job: int
     result: Any = None
     failure: BaseException | None = None
-    """What the work raised; a JobTimeoutError if it exceeded its time limit."""
+    """The exception of the work; a JobTimeoutError if it exceeded its time limit."""
 
 
 class Jobs:

@@ -9,7 +9,7 @@ from pathlib import Path
 _READ_WHOLE = 2**20
 """Files up to this size are read completely."""
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
-"""Of larger files so many pieces are read, evenly spread, both ends included: a second for a terabyte. What a power cut
+"""Pieces that are read of larger files, evenly spread, both ends included: a second for a terabyte. What a power cut
 or an incomplete copy leaves out is longer than the gaps."""
 
 Table = Mapping[str, tuple[int, int]]
@@ -24,7 +24,7 @@ def fingerprints(folder: Path, besides: Iterable[str] = ()) -> Table:
 
 
 def damage(folder: Path, table: Table) -> str | None:
-    """What is wrong with the first changed file of `folder`. None if all files are unchanged."""
+    """The fault of the first changed file of `folder`. None if all files are unchanged."""
     for name, (size, checksum) in table.items():
         path = folder / name
         try:

@@ -29,7 +29,7 @@ class RunFolder:
     """The state to resume from."""
     resumed_from: Path | None
     torn: tuple[str, ...] = ()
-    """What is wrong with newer checkpoints that are torn, and their new names."""
+    """Faults of newer torn checkpoints, and their new names."""
     changed: str = ""
     """How the pipeline differs from that of the run that is resumed."""
 

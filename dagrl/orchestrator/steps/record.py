@@ -49,7 +49,7 @@ class StepActivity:
 
 @dataclass(slots=True)
 class TaskUsage:
-    """What all runs of one task in a step have used of its ranks."""
+    """Time that all runs of one task in a step have used of its ranks."""
 
     ranks: int = 0
     """Ranks of the task's engine, idle ones included."""

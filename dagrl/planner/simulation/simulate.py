@@ -54,9 +54,9 @@ class Simulated:
     """The result of a simulation."""
 
     activities: tuple[Activity, ...]
-    """Those that had ended when the last step was committed, in the order of their ends."""
+    """Commands that had ended when the last step was committed, in the order of their ends."""
     under_way: tuple[Activity, ...]
-    """Those in progress then, with the ends that they would have had."""
+    """Commands in progress then, with the ends that they would have had."""
     step_seconds: dict[int, float]
     """Step -> seconds from the commit of the step before it to its own."""
     seconds: float

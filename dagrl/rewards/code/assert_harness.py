@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 VALUE = "_value_of_the_test"
-"""What a test calls its value."""
+"""The name of a test's value."""
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ _START_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What all runs for a response may take."""
+    """Seconds that all runs for a response may take."""
 
     timeout_s: float
     memory_mib: int

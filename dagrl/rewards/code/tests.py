@@ -111,7 +111,7 @@ def _checks(piece: str) -> list[Check]:
 
 
 def _check(before: Sequence[ast.stmt], statement: ast.Assert, behind: Sequence[ast.stmt]) -> Check:
-    """Of ``assert CODE == LITERAL`` only the code is run: who does not know the literal cannot say that it is equal."""
+    """Runs only the code of ``assert CODE == LITERAL``: who does not know the literal cannot say that it is equal."""
     match statement.test:
         case ast.Compare(left, [ast.Eq()], [right]):
             for code, literal in ((left, right), (right, left)):
@@ -156,7 +156,7 @@ def _returned(expected: Any) -> Any:
 
 
 def _text(given: Any) -> str:
-    """What a program reads or writes."""
+    """Input or output of a program."""
     return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
 
 

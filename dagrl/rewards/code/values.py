@@ -7,7 +7,7 @@ from typing import Any
 
 
 def decoded(data: Any) -> Any:
-    """The value that `encoded` of the harness has written. Whoever forges data gets a ValueError or TypeError."""
+    """The value that `encoded` of the harness has written. Forged data raises ValueError or TypeError."""
     if not isinstance(data, list):
         if isinstance(data, dict):
             raise ValueError("an object stands for no value")

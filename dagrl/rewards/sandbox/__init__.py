@@ -1,4 +1,4 @@
-"""Running code that nobody has read: a process without network, children, other people's files or much of anything."""
+"""Runs code that has not been reviewed: a process without network, children, foreign files or much of anything."""
 
 from dagrl.rewards.sandbox.runner import Outcome, Result, run
 

@@ -12,7 +12,7 @@ FORBIDDEN: dict[str, Numbers] = {
     "listen": (50, 201),
     "accept": (43, 202),
     "accept4": (288, 242),
-    # A file that is on its way over a pair of streams lies on the disk, and nobody sees it.
+    # A file that is on its way over a pair of streams is on the disk, out of sight.
     "sendmsg": (46, 211),
     "sendmmsg": (307, 269),
     # Processes; threads are `clone`, which only its arguments tell from them.
@@ -128,4 +128,4 @@ CHANGES_NAMES: dict[str, Numbers] = {
     "mknod": (133, None),
     "mknodat": (259, 33),
 }
-"""What makes and removes files, forbidden where there is no Landlock to say in which folder."""
+"""Calls that make and remove files, forbidden where there is no Landlock to say in which folder."""

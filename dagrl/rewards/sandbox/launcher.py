@@ -1,7 +1,7 @@
 """The first half second of the sandbox's process: it gives up all it does not need, then becomes Python with the code.
 
-Run as a file, by ``python -I -S``, with nothing but the standard library: it starts fast and nobody's modules run in it
-before the walls stand. Its one argument is JSON: see `dagrl.rewards.sandbox.runner`.
+Run as a file, by ``python -I -S``, with nothing but the standard library: it starts fast, and no foreign modules run in
+it before the walls stand. Its one argument is JSON: see `dagrl.rewards.sandbox.runner`.
 """
 
 import ctypes

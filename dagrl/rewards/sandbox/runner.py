@@ -37,7 +37,7 @@ _BLOCK_BYTES = 512
 """Unit of `os.stat_result.st_blocks`."""
 _LOOK_EVERY_S = 0.05
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""What /proc says of a process that ends while it is looked at; the last of these to users other than root."""
+"""Errors of /proc for a process that ends meanwhile; the last of these to users other than root."""
 _START_TIMEOUT_S = 60.0
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf")
@@ -51,14 +51,14 @@ class Outcome(Enum):
     FINISHED = "finished"
     """By itself, with exit status 0."""
     FAILED = "failed"
-    """By itself with another one, or by a signal: an exception that nobody caught, too little memory, a crash."""
+    """By itself with another one, or by a signal: an uncaught exception, too little memory, a crash."""
     TIMED_OUT = "timed out"
     TOO_MUCH = "wrote too much, or started too many threads"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a run."""
+    """The outcome of a run."""
 
     outcome: Outcome
     exit_status: int
@@ -115,7 +115,7 @@ def run(
 
 
 def _told(output: bytes, folder: Path) -> str:
-    """What the program has written, the same in each run: the folder's name is another one each time."""
+    """The output of the program, the same in each run: the folder's name is another one each time."""
     return output.decode("utf-8", "replace").replace(f"{folder}/", "").replace(str(folder), ".")
 
 
@@ -250,7 +250,7 @@ def _holds_too_much(pid: int, folder: Path, most_bytes: int) -> bool:
     """Whether there is more in the folder than there may be, with files that are removed and open or mapped still.
 
     It has no folders in it, and no links: the process can make neither. The size of a file that is removed, closed and
-    only mapped cannot be seen from here, and nobody needs one.
+    only mapped cannot be seen from here, and no program needs one.
     """
     task = _running_task(pid)
     mapped = _removed_and_mapped(task, folder)
@@ -281,7 +281,7 @@ def _removed_and_mapped(task: Path, folder: Path) -> set[int]:
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:
-    """Of what is in a folder, at this moment, links followed; a little more than it may hold at most."""
+    """Bytes in a folder at this moment, links followed; a little more than it may hold at most."""
     with suppress(*_GONE), os.scandir(folder) as entries:
         for entry in islice(entries, MAX_FILES + 1):
             with suppress(*_GONE):
@@ -298,7 +298,7 @@ def _outcome(exit_status: int, output_is_full: bool) -> Outcome:
 
 @cache
 def _readable() -> list[str]:
-    """What Python needs of the file system: itself, its packages, the system's libraries."""
+    """Paths that Python needs: itself, its packages, the system's libraries."""
     paths = sysconfig.get_paths()
     own = [
         *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),

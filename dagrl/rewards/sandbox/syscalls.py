@@ -1,4 +1,4 @@
-"""What the sandbox's process may ask of the kernel: a seccomp filter, as the kernel takes it.
+"""System calls that the sandboxed process may use: a seccomp filter, as the kernel takes it.
 
 Landlock (`dagrl.rewards.sandbox.launcher`) says which files it may open, limits say how much of everything. The filter
 takes away the rest: network, processes, signals to others, and what Landlock does not know of, such as a file's mode.
@@ -38,7 +38,7 @@ type _Code = list[tuple[int, int, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What differs between machines."""
+    """Numbers that differ between machines."""
 
     place: int
     """In the tables of numbers."""
@@ -73,7 +73,7 @@ def filter_program(machine: str, *, write_files: bool) -> bytes:
         raise OSError(f"the sandbox knows the system calls of {' and '.join(_MACHINES)}, not of {machine}")
     known = _MACHINES[machine]
     code = [*_load(_ARCHITECTURE_AT), (_JUMP_EQUAL, 1, 0, known.architecture), *_return(_KILL), *_load(_NUMBER_AT)]
-    # The same calls under other numbers, of a kind of process that nobody has any more.
+    # The same calls under other numbers, of a kind of process that no longer exists.
     code += _when(_JUMP_AT_LEAST, _X32_NUMBERS, _return(_KILL))
     for numbers in {**FORBIDDEN, **({} if write_files else CHANGES_NAMES)}.values():
         number = numbers[known.place]
@@ -102,7 +102,7 @@ def _by_argument(machine: _Machine, write_files: bool) -> list[tuple[int, int, _
         (machine.fcntl, 1, _unless_one_of(_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)),
         # What Python asks for. Others do the same as `fcntl`, or are a file system's own, such as a new subvolume.
         (machine.ioctl, 1, _only_one_of(_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)),
-        # It dies with whoever started it, who sees what it has open.
+        # It dies with the process that started it, which sees its open files.
         (machine.prctl, 0, _unless_one_of(_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE)),
         # Its own limits, which it can only lower.
         (machine.prlimit64, 0, [(_JUMP_EQUAL, 0, 1, 0), *_return(_ALLOW), *_refuse(errno.EPERM)]),

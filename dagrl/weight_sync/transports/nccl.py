@@ -21,7 +21,7 @@ class GroupSetup:
     """An update group, existing or new."""
 
     message: dict[str, Any]
-    """What receivers need to join it."""
+    """Data that receivers need to join the group."""
     join: Callable[[Callable[[], None]], UpdateGroup]
     """Waits for the receivers if the group is new. The argument raises when waiting has become pointless."""
 

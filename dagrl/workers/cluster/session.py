@@ -1,4 +1,4 @@
-"""What a Ray that a run starts needs: a folder for its files, and a process that cleans up after it."""
+"""Resources of a Ray cluster that a run starts: a folder for its files, and a process that cleans up after it."""
 
 from __future__ import annotations
 

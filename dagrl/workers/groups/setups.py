@@ -1,4 +1,4 @@
-"""What each worker of an executor is told to become. Pure."""
+"""The setup of each worker of an executor. Pure."""
 
 from __future__ import annotations
 

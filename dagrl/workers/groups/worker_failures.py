@@ -1,4 +1,4 @@
-"""What a run does when it loses workers: those of a generator are restarted, as often as the policy allows."""
+"""Reactions of a run to lost workers: those of a generator are restarted, as often as the policy allows."""
 
 from __future__ import annotations
 

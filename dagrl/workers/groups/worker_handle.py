@@ -52,7 +52,7 @@ class PendingCall[Result]:
     """Ref of the result, which other workers may read too."""
 
     async def result(self, timeout: Timeout | None = None) -> Result:
-        """What the method returns. Raises RunError."""
+        """Wait for the result of the method. Raises RunError."""
         return await self.worker.wait_for(self.ref, self.waits_for, timeout=timeout)
 
 

@@ -170,7 +170,7 @@ class _Team:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """What the ranks of a team send to its first one."""
+    """Tensors that the ranks of a team send to its first one."""
 
     team: _Team
     senders: list[list[PlannedTensor]]

@@ -56,7 +56,7 @@ class EngineOffloader:
 
     @property
     def residency(self) -> Residency:
-        """What may be on the device now."""
+        """Contents that the device may hold now."""
         return self._residency
 
     @contextmanager
@@ -106,7 +106,7 @@ class EngineOffloader:
         self._residency = residency
 
     def _between(self, lower: Residency, upper: Residency) -> list[OffloadableStorages]:
-        """What is on the device at `upper` but not at `lower`."""
+        """Contents of the device at `upper` but not at `lower`."""
         levels = {Residency.AWAKE: self._training, Residency.WEIGHTS: [self._weights]}
         return [part for level, parts in levels.items() if lower < level <= upper for part in parts]
 

@@ -26,7 +26,7 @@ from dagrl.backends.megatron.engine.micro_batch import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class OutputReader:
-    """What to read; Megatron passes it to `read` with the hidden states of a micro-batch."""
+    """The request of a read; Megatron passes it to `read` with the hidden states of a micro-batch."""
 
     vocab_size: int
     temperature: float = 1.0
