@@ -165,9 +165,9 @@ class RolloutCorrectionSpec(Section):
     rollout_is_batch_normalize: bool = False
     """Divide weights by their mean over the mini-batch; needs the old log-probs."""
     rollout_rs: RejectionCriterion | None = None
-    """Criterion that removes tokens, or whole responses, from the loss: r of the token, its product over the response, or
-    its geometric mean (``geometric``); or the k2 or k3 estimate of the divergence, of the token, or its sum, mean or
-    largest over the response."""
+    """Criterion that removes tokens, or whole responses, from the loss: r of the token, its product over the response,
+    or its geometric mean (``geometric``); or the k2 or k3 estimate of the divergence, of the token, or its sum, mean
+    or largest over the response."""
     rollout_rs_threshold: Threshold | None = None
     """Largest ratio, or divergence, that stays."""
     rollout_rs_threshold_lower: Threshold | None = None
