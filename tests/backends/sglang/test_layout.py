@@ -7,8 +7,9 @@ from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.schema import GroupSpec
 
 
-def engine(**server: object) -> SglangEngineSpec:
-    return SglangEngineSpec(backend="sglang", group="rollout", server=server)
+def engine(**server: object) -> dict[str, object]:
+    """The fields of ServerArgs, as the section keeps them."""
+    return dict(SglangEngineSpec(backend="sglang", group="rollout", server=server).server)
 
 
 @pytest.mark.parametrize(
