@@ -1,1 +1,1 @@
-"""The `code` reward: the program in a response, judged by tests that run in the sandbox."""
+"""The `code` reward: tests the program in a response in the sandbox."""

@@ -1,9 +1,9 @@
-"""Run inside the sandbox, beside `solution.py` and `test_N.py`: runs each test behind the solution.
+"""Runs each test on the solution, inside the sandbox, next to `solution.py` and `test_N.py`.
 
-Reads {"key", "shows", "timeout_s", "stops"} from standard input: ``shows`` says of each test whether it ends with a
-value, `VALUE`, to be looked at outside, and ``stops`` whether the first that raises is the last. Writes ``KEY N JSON``
-for each test that does not raise; a solution that ends the process passes nothing, and without the key its output is no
-reply. Nothing but the standard library.
+Reads {"key", "shows", "timeout_s", "stops"} from standard input. ``shows`` tells for each test whether it sets a value,
+`VALUE`, that is compared outside the sandbox; ``stops`` tells whether to stop at the first test that raises. Writes
+``KEY N JSON`` for each test that does not raise. A solution that ends the process while it is imported passes no test,
+and output without the key is ignored. Imports only the standard library.
 """
 
 import json
@@ -14,18 +14,18 @@ import sys
 from typing import Any
 
 VALUE = "_value_of_the_test"
-"""The name of a test's value."""
+"""The variable that holds a test's value."""
 
 
 def main() -> None:
-    """Run all tests, then end without the solution having a say in it."""
+    """Run all tests, then exit without running exit handlers of the solution."""
     order = json.load(sys.stdin)
-    # What the solution prints is no reply.
+    # Discard what the solution prints.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - pathlib takes longer to import than the rest
 
-    import solution  # type: ignore[import-not-found] # the response, which lies beside this file
+    import solution  # type: ignore[import-not-found] # the response, in the same folder as this file
 
     names = {name: value for name, value in vars(solution).items() if not name.startswith("__")}
     signal.signal(signal.SIGALRM, _too_late)
@@ -34,7 +34,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_REAL, order["timeout_s"])
             scope = runpy.run_path(f"test_{number}.py", init_globals=names)
             reply = json.dumps(encoded(scope[VALUE]) if shows else True)
-        except BaseException:  # noqa: BLE001 - whatever it raises, it has failed
+        except BaseException:  # noqa: BLE001 - the test fails on any exception
             if order["stops"]:
                 break
             continue
@@ -45,9 +45,9 @@ def main() -> None:
 
 
 def encoded(value: Any) -> Any:
-    """A value as JSON that tells Python's own types apart; see `dagrl.rewards.code.values.decoded`.
+    """Encode a value as JSON that keeps Python's built-in types distinct; see `dagrl.rewards.code.values.decoded`.
 
-    Types that only extend one of those count as that one. TypeError for others.
+    A subclass is encoded as its built-in type. Raises TypeError for other types.
     """
     if value is None or isinstance(value, bool):
         return value

@@ -1,8 +1,8 @@
-"""Run inside the sandbox, beside `solution.py`: calls its function and tells what it returns.
+"""Calls the function of the solution, inside the sandbox, next to `solution.py`, and reports what it returns.
 
 Reads {"name", "arguments", "timeout_s", "stops"} from standard input. Writes a line of JSON for each call: ``[value]``,
-or ``null`` where it raised or took too long, which is the last line where ``stops`` says so. What is expected is not
-known in here. Nothing but the standard library.
+or ``null`` if the call raised or timed out. With ``stops``, the first ``null`` is the last line. The expected values
+never enter the sandbox. Imports only the standard library.
 """
 
 import builtins
@@ -15,16 +15,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# What the editors of programming contests have imported already.
+# Modules that the editors of programming contests import by default.
 _NAMES_OF = ("bisect", "collections", "functools", "heapq", "itertools", "math", "typing")
 _MODULES = (*_NAMES_OF, "operator", "random", "re", "string", "sys")
 
 
 def main() -> None:
-    """Serve all calls, then end without the solution having a say in it."""
+    """Make all calls, then exit without running exit handlers of the solution."""
     order = json.load(sys.stdin)
     sys.setrecursionlimit(100_000)
-    # What the solution prints is no reply.
+    # Discard what the solution prints.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     signal.signal(signal.SIGALRM, _too_late)
@@ -49,7 +49,7 @@ def _function(name: str) -> Callable[..., Any]:
     for module in _NAMES_OF:
         known = imported[module]
         names = getattr(known, "__all__", [each for each in vars(known) if not each.startswith("_")])
-        # `pow` stays Python's own.
+        # Keep built-in functions such as `pow`.
         vars(solution).update({each: getattr(known, each) for each in names if not hasattr(builtins, each)})
     vars(solution).update(imported)
     sys.modules["solution"] = solution
@@ -60,7 +60,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy and the like."""
+    """Convert numbers and arrays of numpy and similar libraries."""
     return value.tolist()
 
 

@@ -1,4 +1,4 @@
-"""Whether what a program wrote, or a function returned, is what a test expects."""
+"""Compares the output of a program, or the return value of a function, with what a test expects."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _TOLERANCE = 1e-6
 
 
 def same_output(written: str, expected: str) -> bool:
-    """Word by word, whatever the white space; numbers with a fraction are equal to 1e-6, relative or absolute."""
+    """Whether all words are equal, ignoring whitespace. Floats are equal within 1e-6, relative or absolute."""
     mine, theirs = written.split(), expected.split()
     return len(mine) == len(theirs) and all(map(_same_word, mine, theirs))
 
 
 def same_value(returned: Any, expected: Any) -> bool:
-    """Values of JSON. What is expected may be in a list of its own, as in APPS; fractions are equal to 1e-6."""
+    """Whether JSON values are equal, floats within 1e-6. The expected value may be wrapped in a list, as in APPS."""
     alone = isinstance(expected, list) and len(expected) == 1
     return _same(returned, expected) or (alone and _same(returned, expected[0]))
 

@@ -1,10 +1,10 @@
-"""The program in a response."""
+"""Extracts the program from a response."""
 
 from __future__ import annotations
 
 import re
 
-# Nothing of a line is tried twice: a policy that has got stuck writes very long ones.
+# Possessive quantifiers avoid backtracking within a line: a degenerate policy writes very long lines.
 _BLOCK = re.compile(
     r"^[ \t]*+```[ \t]*+(\w*+)[^\n]*+\n(.*?)(?=^[ \t]*+```|\Z)(?:^[ \t]*+```[ \t]*+$)?", re.MULTILINE | re.DOTALL
 )
@@ -12,9 +12,9 @@ _PYTHON = ("python", "python3", "py")
 
 
 def program_in(response: str) -> str | None:
-    """The last Markdown block of Python in a response, else the last block of no language; None without either.
+    """The last Markdown block of Python in a response, else the last block without a language, else None.
 
-    A block that nothing closes goes to the end of the response.
+    An unclosed block extends to the end of the response.
     """
     blocks = [(language.lower(), code) for language, code in _BLOCK.findall(response)]
     for wanted in (_PYTHON, ("",)):

@@ -1,6 +1,6 @@
-"""The `code` reward: 1 where the program in a response passes all tests of the answer, or the share that it passes.
+"""The `code` reward: 1 if the program in a response passes all tests of the answer, or the share that it passes.
 
-What a test expects stays in this process wherever the program's output says what to compare it with.
+Expected values stay in this process, except those in test code other than ``assert CODE == LITERAL``.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from dagrl.rewards.code.tests import AssertTests, Check, FunctionTests, ProgramT
 from dagrl.rewards.code.values import decoded
 
 _START_S = 5.0
-"""Room for Python to start and to load the solution, where several tests share a process."""
+"""Extra time for Python to start and load the solution if several tests share a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Seconds that all runs for a response may take."""
+    """Limits for all runs of one response."""
 
     timeout_s: float
     memory_mib: int
     hide_files: bool
     deadline: float
-    """On the monotonic clock."""
+    """A time on the monotonic clock."""
     stops: bool
-    """Whether a test that fails decides, so that those behind it need not run."""
+    """Whether to stop at the first test that fails."""
 
     def run(self, code: str, *, stdin: str, timeout_s: float, files: dict[str, str] | None = None) -> sandbox.Result:
-        """Run in the sandbox, as long as there is time left."""
+        """Run in the sandbox, at most until the deadline."""
         return sandbox.run(
             code,
             stdin=stdin,
@@ -61,13 +61,13 @@ def code_reward(
     memory_mib: int = 1024,
     hide_files: bool = True,
 ) -> float:
-    """1.0 where the program in `response` passes all tests in `answer`, else 0.0; `continuous`: the share it passes.
+    """1.0 if the program in `response` passes all tests in `answer`, else 0.0; `continuous`: the share it passes.
 
-    `answer` is JSON, see `read_tests`. The program is the last Markdown block of Python; without one nothing passes.
-    A test may take `timeout_s` seconds, all together `total_timeout_s`; those that have not run by then are not passed.
-    `max_tests` takes only the first so many. Programs run in the sandbox, `dagrl.rewards.sandbox.run`, which explains
-    `memory_mib` and `hide_files`. Raises ValueError for an `answer` without tests and for a limit that is none, OSError
-    where this machine cannot confine programs. May be called from any thread.
+    `answer` is JSON; see `read_tests`. The program is the one that `program_in` finds; without one, the reward is 0.
+    A test may take `timeout_s` seconds, all tests together `total_timeout_s`; tests that have not run by then fail.
+    Only the first `max_tests` tests run. Programs run in the sandbox; see `dagrl.rewards.sandbox.run` for `memory_mib`
+    and `hide_files`. Raises ValueError for an `answer` without tests or a limit that is not above 0, and OSError if
+    this machine cannot confine programs. May be called from any thread.
     """
     limits = {"timeout_s": timeout_s, "total_timeout_s": total_timeout_s, "max_tests": max_tests}
     for name, value in limits.items():
@@ -87,7 +87,7 @@ def code_reward(
 
 
 def _verdicts(program: str, tests: Tests, most: int | None, bounds: _Bounds) -> Iterator[bool]:
-    """Whether the program passes each of the tests, the first ones first."""
+    """Whether the program passes each of the tests, in order."""
     match tests:
         case ProgramTests():
             return _of_programs(program, tests.inputs[:most], tests.outputs[:most], bounds)
@@ -98,7 +98,7 @@ def _verdicts(program: str, tests: Tests, most: int | None, bounds: _Bounds) -> 
 
 
 def _of_programs(program: str, inputs: tuple[str, ...], outputs: tuple[str, ...], bounds: _Bounds) -> Iterator[bool]:
-    """A process for each test, as the judges of contests do it: nothing of one is there in the next."""
+    """Run each test in a separate process, as contest judges do, so that tests share no state."""
     no_program = False
     for given, expected in zip(inputs, outputs, strict=True):
         if no_program or time.monotonic() >= bounds.deadline:
@@ -110,13 +110,13 @@ def _of_programs(program: str, inputs: tuple[str, ...], outputs: tuple[str, ...]
 
 
 def _is_no_python(result: sandbox.Result) -> bool:
-    """Whether Python could not read it, which no other input changes."""
+    """Whether the program has a syntax error, so that it fails for every input."""
     last = result.stderr.rstrip().rpartition("\n")[2]
     return not result.finished and last.startswith(("SyntaxError:", "IndentationError:", "TabError:"))
 
 
 def _of_calls(program: str, tests: FunctionTests, bounds: _Bounds) -> Iterator[bool]:
-    """All calls in one process."""
+    """Run all calls in one process."""
     order = {"name": tests.name, "arguments": tests.arguments, **_how(bounds)}
     result = bounds.run(
         _harness("call"),
@@ -134,7 +134,7 @@ def _how(bounds: _Bounds) -> dict[str, float | bool]:
 
 
 def _returned(reply: str, expected: object) -> bool:
-    """Whether a call's reply, which the program may have forged or bent as it likes, holds what is expected."""
+    """Whether a call's reply contains the expected value. The program may have forged the reply."""
     try:
         said = json.loads(reply)
         return isinstance(said, list) and len(said) == 1 and same_value(said[0], expected)
@@ -143,7 +143,7 @@ def _returned(reply: str, expected: object) -> bool:
 
 
 def _of_asserts(program: str, checks: tuple[Check, ...], bounds: _Bounds) -> Iterator[bool]:
-    """All tests in one process, beside the program. Replies begin with a word that no program of before can know."""
+    """Run all tests in one process with the program. Replies start with a random key, generated for this run."""
     key = secrets.token_hex(16)
     order = {"key": key, "shows": [check.shows for check in checks], **_how(bounds)}
     result = bounds.run(
@@ -163,7 +163,7 @@ def _of_asserts(program: str, checks: tuple[Check, ...], bounds: _Bounds) -> Ite
 
 
 def _holds(check: Check, reply: str | None) -> bool:
-    """Whether a test has passed that replied so, as far as it replied."""
+    """Whether a test passes, given its reply, or None if it did not reply."""
     if reply is None or not check.shows:
         return reply is not None
     try:

@@ -1,4 +1,4 @@
-"""The tests in a reference answer, in the forms that data sets of code have them."""
+"""Reads the tests in a reference answer, in the formats of common code datasets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MADE_OF: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
-    """A program is given each input on its standard input, and has to write the output that belongs to it."""
+    """Tests of a program: it reads each input from standard input and must write the matching output."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -26,7 +26,7 @@ class ProgramTests:
 
 @dataclass(frozen=True, slots=True)
 class FunctionTests:
-    """A function, or a method of that name of a class ``Solution``, is called, and has to return what belongs to it."""
+    """Tests of a function, or a method of a class ``Solution``: each call must return the matching value."""
 
     name: str
     arguments: tuple[list[Any], ...]
@@ -35,17 +35,17 @@ class FunctionTests:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Code that is run behind the response, and raises where that is wrong."""
+    """Code that runs after the response, and raises if the response is wrong."""
 
     code: str
     shows: bool = False
-    """Whether it ends with a value, called `VALUE`, that is to be compared with `expected` outside."""
+    """Whether the code sets `VALUE`, which is compared with `expected` outside the sandbox."""
     expected: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class AssertTests:
-    """An assert each, with the other statements before it; the last with those behind it, too."""
+    """One check for each assert, with the other statements before it. The last also has the statements after it."""
 
     checks: tuple[Check, ...]
 
@@ -54,14 +54,15 @@ type Tests = ProgramTests | FunctionTests | AssertTests
 
 
 def read_tests(answer: str) -> Tests:
-    """The tests in a reference answer, which is JSON. ValueError with a sentence where there are none.
+    """Read the tests in a reference answer, which is JSON. Raises ValueError with an explanation if there are none.
 
-    - ``{"inputs": [...], "outputs": [...]}``, of programs: APPS, TACO, verl's `prime_code`. An input or output that is
-      a list holds lines;
-    - the same with ``"fn_name"``, of functions: an input is a list of arguments, or a text with one in JSON a line;
-    - ``{"functional": CODE}`` or ``{"assert_case": [CODE, ...]}``, of asserts, each of which is a test: verl's with a
+    - ``{"inputs": [...], "outputs": [...]}`` for programs: APPS, TACO, verl's `prime_code`. An input or output that is
+      a list contains lines;
+    - the same with ``"fn_name"`` for functions: an input is a list of arguments, or a string with one JSON argument on
+      each line;
+    - ``{"functional": CODE}`` or ``{"assert_case": [CODE, ...]}`` for asserts, each of which is a test: verl with a
       sandbox;
-    - ``[CODE, ...]``, of asserts: MBPP's ``test_list``.
+    - ``[CODE, ...]`` for asserts: MBPP's ``test_list``.
     """
     try:
         said = json.loads(answer)
@@ -96,14 +97,14 @@ def _asserts(pieces: Any, answer: str) -> AssertTests:
 
 
 def _checks(piece: str) -> list[Check]:
-    """The asserts of a piece of code, each for itself; all of it where it has none on its first level."""
+    """One check for each top-level assert in a piece of code, or one for all of the code if it has none."""
     statements = ast.parse(piece).body
     last = max((place for place, each in enumerate(statements) if isinstance(each, ast.Assert)), default=-1)
     before: list[ast.stmt] = []
     checks = []
     for place, statement in enumerate(statements[: last + 1]):
         if isinstance(statement, ast.Assert):
-            # Nothing is left out that may test something: a loop over further cases, say.
+            # Keep the statements after the last assert: they may also be tests, for example a loop over more cases.
             checks.append(_check(before, statement, statements[last + 1 :] if place == last else ()))
         else:
             before.append(statement)
@@ -111,7 +112,7 @@ def _checks(piece: str) -> list[Check]:
 
 
 def _check(before: Sequence[ast.stmt], statement: ast.Assert, behind: Sequence[ast.stmt]) -> Check:
-    """Runs only the code of ``assert CODE == LITERAL``: who does not know the literal cannot say that it is equal."""
+    """For ``assert CODE == LITERAL``, the check runs only CODE, so that the program cannot see the literal."""
     match statement.test:
         case ast.Compare(left, [ast.Eq()], [right]):
             for code, literal in ((left, right), (right, left)):
@@ -125,7 +126,7 @@ def _check(before: Sequence[ast.stmt], statement: ast.Assert, behind: Sequence[a
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal, or of ``set([1, 2])`` and the like, which MBPP has often. ValueError for others."""
+    """The value of a literal, or of a call such as ``set([1, 2])``, as in MBPP. Raises ValueError for other code."""
     match node:
         case ast.Call(ast.Name(kind), [inner], []) if kind in _MADE_OF:
             return _MADE_OF[kind](_literal(inner))
@@ -146,7 +147,7 @@ def _arguments(given: Any, answer: str) -> list[Any]:
 
 
 def _returned(expected: Any) -> Any:
-    """Where arguments are texts of JSON, so is what is returned; a text that is none stands for itself."""
+    """The expected value: a string is parsed as JSON, or used as it is if it is not JSON."""
     if not isinstance(expected, str):
         return expected
     try:
@@ -156,7 +157,7 @@ def _returned(expected: Any) -> Any:
 
 
 def _text(given: Any) -> str:
-    """Input or output of a program."""
+    """The input or output of a program as one string."""
     return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
 
 

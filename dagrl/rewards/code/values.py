@@ -1,4 +1,4 @@
-"""Values of Python's own types that come out of the sandbox as JSON."""
+"""Decodes values of Python's built-in types that the sandbox returns as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def decoded(data: Any) -> Any:
-    """The value that `encoded` of the harness has written. Forged data raises ValueError or TypeError."""
+    """Decode a value that `encoded` of the harness wrote. Forged data can raise ValueError or TypeError."""
     if not isinstance(data, list):
         if isinstance(data, dict):
             raise ValueError("an object stands for no value")

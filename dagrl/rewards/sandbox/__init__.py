@@ -1,4 +1,4 @@
-"""Runs code that has not been reviewed: a process without network, children, foreign files or much of anything."""
+"""Runs untrusted code in a process without network, child processes or access to other files."""
 
 from dagrl.rewards.sandbox.runner import Outcome, Result, run
 

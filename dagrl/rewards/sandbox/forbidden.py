@@ -1,21 +1,21 @@
-"""System calls that the sandbox forbids: name -> number on x86_64 and on aarch64, which lacks some of the old ones."""
+"""System calls that the sandbox forbids: name -> number on x86_64 and on aarch64, which lacks some old calls."""
 
 from __future__ import annotations
 
 type Numbers = tuple[int | None, int | None]
 
 FORBIDDEN: dict[str, Numbers] = {
-    # Network. A pair of streams, which leads nowhere, is left to asyncio.
+    # Network. `socketpair` stays available for streams: asyncio needs it, and it reaches no other process.
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
     "listen": (50, 201),
     "accept": (43, 202),
     "accept4": (288, 242),
-    # A file that is on its way over a pair of streams is on the disk, out of sight.
+    # A file descriptor in flight over a socket pair keeps a file on the disk that the parent cannot see.
     "sendmsg": (46, 211),
     "sendmmsg": (307, 269),
-    # Processes; threads are `clone`, which only its arguments tell from them.
+    # Processes. Threads use `clone`, so the filter checks its arguments instead.
     "fork": (57, None),
     "vfork": (58, None),
     # Other processes of the same user.
@@ -36,17 +36,17 @@ FORBIDDEN: dict[str, Numbers] = {
     "sched_setattr": (314, 274),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    # What outlives the process, or is not counted in its memory.
+    # Objects that outlive the process, or that its memory limit does not count.
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
     "memfd_create": (319, 279),
-    # What all processes of the user, or of the machine, have so many of together.
+    # Resources with a quota that all processes of the user or the machine share.
     "io_setup": (206, 0),
     "timer_create": (222, 107),
-    # Files, where Landlock does not look.
+    # File operations that Landlock does not check.
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -72,7 +72,7 @@ FORBIDDEN: dict[str, Numbers] = {
     "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27),
     "flock": (73, 32),
-    # Files beyond their bounds: room behind a file's end, and names that hide others among them.
+    # Ways around the file limits: space allocated past a file's end, and links.
     "fallocate": (285, 47),
     "link": (86, None),
     "linkat": (265, 37),
@@ -128,4 +128,4 @@ CHANGES_NAMES: dict[str, Numbers] = {
     "mknod": (133, None),
     "mknodat": (259, 33),
 }
-"""Calls that make and remove files, forbidden where there is no Landlock to say in which folder."""
+"""Calls that create, rename and remove files. Forbidden without Landlock, which otherwise restricts the folder."""

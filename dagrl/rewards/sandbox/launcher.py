@@ -1,7 +1,7 @@
-"""The first half second of the sandbox's process: it gives up all it does not need, then becomes Python with the code.
+"""Entry point of the sandboxed process: drops its privileges, then executes Python with the code.
 
-Run as a file, by ``python -I -S``, with nothing but the standard library: it starts fast, and no foreign modules run in
-it before the walls stand. Its one argument is JSON: see `dagrl.rewards.sandbox.runner`.
+The runner starts this file with ``python -I -S``. It imports only the standard library, so it starts fast and runs no
+third-party module before the restrictions apply. Its one argument is JSON; see `dagrl.rewards.sandbox.runner`.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 READY = b"ready"
-"""Said through the status pipe when all walls stand."""
+"""Sent through the status pipe once all restrictions apply."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -30,13 +30,13 @@ _LANDLOCK_PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_FILE, _MAKE_REGULAR = (1 << bit for bit in (0, 1, 2, 3, 5, 8))
 _TRUNCATE = 1 << 14
 _FOLDERS_ONLY = _READ_DIR | _REMOVE_FILE | _MAKE_REGULAR
-# Rights on files that Landlock of each version, from 1 on, knows: those with a lower bit than these.
+# The number of file rights that each Landlock version knows, starting at version 1: the rights below this bit.
 _RIGHTS_BITS = (13, 14, 15, 15, 16)
 _TCP_BIND_AND_CONNECT, _ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3
 
 
 def main() -> None:
-    """Give up everything, become the program. What fails on the way is told through the pipe ``status_fd``."""
+    """Restrict this process, then execute the program. Errors are sent through the pipe ``status_fd``."""
     order = json.loads(sys.argv[1])
     os.set_inheritable(order["status_fd"], False)
     try:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _confine(order: dict[str, Any]) -> None:
-    """OSError with a sentence where the kernel cannot keep the process in."""
+    """Apply all restrictions. Raises OSError with an explanation if the kernel does not support one."""
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "cannot tie the process to its parent")
     if os.getppid() != order["parent"]:
         os._exit(1)
@@ -66,13 +66,13 @@ def _confine(order: dict[str, Any]) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Root's powers are gone, and with no_new_privs nothing that it executes brings them back."""
+    """Drop all capabilities. With no_new_privs, no program that the process executes can regain them."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     _check(_LIBC.syscall(_SYS_CAPSET[os.uname().machine], header, bytes(24)), "cannot drop capabilities")
 
 
 def _hide_files(readable: list[str], writable: list[str]) -> None:
-    """Nothing but these can be opened; in the writable folders, files can be made, but no folders and no links."""
+    """Allow access to these paths only. In writable folders, the process can create files, but no folders or links."""
     version = _LIBC.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION_FLAG)
     _check(version, "the kernel has no Landlock, which hides the user's files; `hide_files: false` does without")
     known = (1 << _RIGHTS_BITS[min(version, len(_RIGHTS_BITS)) - 1]) - 1

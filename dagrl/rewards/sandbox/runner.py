@@ -1,8 +1,9 @@
-"""`run`: Python code in a process that can compute, read its input, write its output, and little else.
+"""`run`: runs Python code in a process that can compute, read its input, write its output, and little else.
 
-The code is taken for hostile, which what a policy writes under a reward is, sooner or later. The process has no network
-and no children, sees no environment and no files but Python's own and those of an empty folder, and is bounded in time,
-memory, output and threads. The kernel holds that (seccomp, Landlock, resource limits), not Python.
+The sandbox treats the code as hostile, because a policy that optimizes a reward eventually exploits it. The process has
+no network, no child processes and no inherited environment. It sees only Python's own files and an initially empty
+folder. Its time, memory, output and threads are limited. The kernel enforces most of this with seccomp, Landlock and
+resource limits; the parent process checks the number of threads, the size of the folder and the elapsed time.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from dagrl.rewards.sandbox.syscalls import filter_program
 MAX_THREADS = 32
 MAX_FILES = 256
 LEAST_MEMORY_MIB = 64
-"""Python itself needs some."""
+"""The lowest limit: Python itself needs memory."""
 _MIB = 1 << 20
 _BLOCK_BYTES = 512
 """Unit of `os.stat_result.st_blocks`."""
 _LOOK_EVERY_S = 0.05
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""Errors of /proc for a process that ends meanwhile; the last of these to users other than root."""
+"""Errors that /proc raises for a process that has just ended; users other than root get PermissionError."""
 _START_TIMEOUT_S = 60.0
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf")
@@ -49,9 +50,9 @@ class Outcome(Enum):
     """How a process ended."""
 
     FINISHED = "finished"
-    """By itself, with exit status 0."""
+    """The process exited with status 0."""
     FAILED = "failed"
-    """By itself with another one, or by a signal: an uncaught exception, too little memory, a crash."""
+    """The process exited with another status or died from a signal: an uncaught exception, no memory, a crash."""
     TIMED_OUT = "timed out"
     TOO_MUCH = "wrote too much, or started too many threads"
 
@@ -62,13 +63,13 @@ class Result:
 
     outcome: Outcome
     exit_status: int
-    """0, what the code exited with, or minus the signal that ended it."""
+    """The exit status of the process, or the negative number of the signal that ended it."""
     stdout: str
     stderr: str
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end without an error."""
+        """Whether the process ended without an error."""
         return self.outcome is Outcome.FINISHED
 
 
@@ -82,19 +83,19 @@ def run(
     file_mib: int = 16,
     hide_files: bool = True,
 ) -> Result:
-    """Run `code` as a program of its own, with the Python and the packages that this process has.
+    """Run `code` as a separate program, with the Python and the packages of this process.
 
-    `files` (name -> text) lie in its working folder, which is empty otherwise and gone afterwards. `timeout_s` bounds
-    the time from the start of the program, on the clock; `memory_mib` its address space; `file_mib` each of standard
-    output, standard error and its files together. Whatever the code does ends in a result. May be called from any
-    thread.
+    `files` (name -> text) are written to its working folder, which is otherwise empty and is removed afterwards.
+    `timeout_s` limits the wall-clock time from the start of the program and `memory_mib` its address space. `file_mib`
+    limits standard output, standard error and the total of its files, each separately. Failures of the code are
+    returned as a result. May be called from any thread.
 
-    What it writes is the same in each run, as far as that is the code's affair: sets have one order, and the folder's
-    name, another one each time, is left out of the outputs.
+    Deterministic code gives the same output in each run: the hash seed is fixed, and the path of the folder, which is
+    different each time, is removed from the outputs.
 
-    Without `hide_files`, for kernels that have no Landlock, the code can read whatever the user can, and write no file
-    at all, its own folder's included. Raises OSError with a sentence where this machine cannot confine a process, and
-    ValueError for a limit that is not above 0 or a file's name that is a path.
+    Without `hide_files`, for kernels without Landlock, the code can read every file that the user can read, and cannot
+    write any file, not even in its own folder. Raises OSError with an explanation if this machine cannot confine a
+    process, and ValueError for a limit that is not above 0 or a file name that is a path.
     """
     _check_limits(timeout_s=timeout_s, memory_mib=memory_mib, file_mib=file_mib)
     with TemporaryDirectory(prefix="dagrl-sandbox-") as made:
@@ -115,12 +116,12 @@ def run(
 
 
 def _told(output: bytes, folder: Path) -> str:
-    """The output of the program, the same in each run: the folder's name is another one each time."""
+    """The output of the program without the path of the folder, which is different in each run."""
     return output.decode("utf-8", "replace").replace(f"{folder}/", "").replace(str(folder), ".")
 
 
 def _write(path: Path, text: str) -> None:
-    """Lone surrogates, which a model's text may have, are no reason to fail."""
+    """Write text as UTF-8. Replaces lone surrogates, which a model's text may contain."""
     path.write_bytes(text.encode("utf-8", "replace"))
 
 
@@ -133,13 +134,13 @@ def _check_limits(**limits: float) -> None:
 
 
 def _limits(timeout_s: float, memory_mib: int, file_mib: int) -> dict[str, int]:
-    """By their names in `resource`."""
+    """The resource limits, by their names in `resource`."""
     return {
-        "RLIMIT_CPU": int(timeout_s) + 2,  # Where this process dies before it can end the other.
+        "RLIMIT_CPU": int(timeout_s) + 2,  # In case this process dies before it can stop the other.
         "RLIMIT_AS": memory_mib * _MIB,
         "RLIMIT_FSIZE": file_mib * _MIB,
         "RLIMIT_NOFILE": 64,
-        # 0 would still start the program that a machine may have for collecting dumps; 1 is the kernel's word for none.
+        # With 0, the kernel still starts a program that collects core dumps; 1 disables that too.
         "RLIMIT_CORE": 1,
         "RLIMIT_STACK": min(8 * _MIB, memory_mib * _MIB),
         "RLIMIT_MSGQUEUE": 0,
@@ -151,7 +152,7 @@ def _limits(timeout_s: float, memory_mib: int, file_mib: int) -> dict[str, int]:
 def _started(
     outside: Path, folder: Path, limits: Mapping[str, int], hide_files: bool
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The confined process, which has ended when the context has."""
+    """Start the confined process; it is killed when the context exits."""
     status, status_fd = os.pipe()
     try:
         order = {
@@ -161,16 +162,16 @@ def _started(
             "readable": _readable() if hide_files else None,
             "writable": [str(folder), "/dev/null"],
             "filter": filter_program(platform.machine(), write_files=hide_files).hex(),
-            # Nothing of the user's is imported, and there is no other environment than this.
+            # The program imports no user packages, and gets only this environment.
             "command": [sys.executable, "-P", "-s", "-B", "-X", "utf8", "main.py"],
             "environment": {
                 "PATH": "",
                 "HOME": str(folder),
                 "TMPDIR": str(folder),
                 "LANG": "C.UTF-8",
-                # The same order of sets in each run.
+                # Sets have the same order in each run.
                 "PYTHONHASHSEED": "0",
-                # Else numpy's threads alone take the memory up.
+                # Otherwise, numpy's threads alone use up the memory.
                 "OPENBLAS_NUM_THREADS": "1",
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
@@ -198,7 +199,7 @@ def _started(
             _wait_for_walls(status)
             yield process
         finally:
-            # It has no children: with it, everything is gone.
+            # The process has no children, so this stops everything.
             process.kill()
             process.wait()
     finally:
@@ -208,7 +209,7 @@ def _started(
 
 
 def _wait_for_walls(status: int) -> None:
-    """Return when the code begins: the launcher's end of the pipe closes then. OSError with what it says instead."""
+    """Wait until the launcher closes its end of the pipe and the code starts. Raises OSError with its error message."""
     deadline, said = time.monotonic() + _START_TIMEOUT_S, b""
     while True:
         ready, _, _ = select.select([status], [], [], max(deadline - time.monotonic(), 0))
@@ -224,7 +225,7 @@ def _wait_for_walls(status: int) -> None:
 
 
 def _watch(process: subprocess.Popen[bytes], folder: Path, timeout_s: float, most_bytes: int) -> Outcome | None:
-    """Wait for the end of the process. What it has overstepped, if it must be ended."""
+    """Wait for the process to end. Returns the limit that it exceeds if it must be stopped, else None."""
     deadline = time.monotonic() + timeout_s
     while True:
         left = deadline - time.monotonic()
@@ -247,10 +248,10 @@ def _threads(pid: int) -> int:
 
 
 def _holds_too_much(pid: int, folder: Path, most_bytes: int) -> bool:
-    """Whether there is more in the folder than there may be, with files that are removed and open or mapped still.
+    """Whether the folder holds too much, including removed files that are still open or mapped.
 
-    It has no folders in it, and no links: the process can make neither. The size of a file that is removed, closed and
-    only mapped cannot be seen from here, and no program needs one.
+    The folder contains no folders and no links, because the process cannot create them. The size of a file that is
+    removed, closed and still mapped is unknown here; such a file counts as too much, because no program needs one.
     """
     task = _running_task(pid)
     mapped = _removed_and_mapped(task, folder)
@@ -261,7 +262,7 @@ def _holds_too_much(pid: int, folder: Path, most_bytes: int) -> bool:
 
 
 def _running_task(pid: int) -> Path:
-    """In /proc, a thread of the process: all have the same files, and the first one may end before the others."""
+    """The /proc folder of a running thread. All threads share their files; the first may end before the others."""
     with suppress(*_GONE), os.scandir(f"/proc/{pid}/task") as tasks:
         for task in tasks:
             with suppress(*_GONE):
@@ -271,7 +272,7 @@ def _running_task(pid: int) -> Path:
 
 
 def _removed_and_mapped(task: Path, folder: Path) -> set[int]:
-    """The inodes of files of the folder that are removed and in the task's memory."""
+    """The inodes of removed files of the folder that the task still maps."""
     try:
         lines = (task / "maps").read_text(errors="replace").splitlines()
     except _GONE:
@@ -281,7 +282,7 @@ def _removed_and_mapped(task: Path, folder: Path) -> set[int]:
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:
-    """Bytes in a folder at this moment, links followed; a little more than it may hold at most."""
+    """The stat results of the entries in a folder, links followed; at most one more than `MAX_FILES`."""
     with suppress(*_GONE), os.scandir(folder) as entries:
         for entry in islice(entries, MAX_FILES + 1):
             with suppress(*_GONE):

@@ -1,7 +1,8 @@
-"""System calls that the sandboxed process may use: a seccomp filter, as the kernel takes it.
+"""Builds the seccomp filter that restricts the system calls of the sandboxed process.
 
-Landlock (`dagrl.rewards.sandbox.launcher`) says which files it may open, limits say how much of everything. The filter
-takes away the rest: network, processes, signals to others, and what Landlock does not know of, such as a file's mode.
+Landlock (`dagrl.rewards.sandbox.launcher`) restricts the files that the process can open, and resource limits restrict
+how much it uses. The filter blocks the rest: network, new processes, signals to other processes, and file operations
+that Landlock does not check, such as changing a file's mode.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 from dagrl.rewards.sandbox.forbidden import CHANGES_NAMES, FORBIDDEN
 
 _FIRST_COMMON = 424
-"""From here on, a system call has the same number on all machines."""
+"""System calls from this number on have the same number on all machines."""
 _CLOSE_RANGE = 436
 _NEW_AND_HARMLESS = {"faccessat2": 439, "epoll_pwait2": 441, "futex_waitv": 449}
-"""All others from `_FIRST_COMMON` on do not exist in the sandbox, those included that kernels do not have yet. Python
-and the C library do without: ``clone3`` becomes ``clone``, whose arguments the filter can see, ``io_uring`` nothing."""
+"""Allowed calls from `_FIRST_COMMON` on, besides `_CLOSE_RANGE`. All others return ENOSYS, including those of future
+kernels. Python and the C library do not need them: ``clone3`` falls back to ``clone``, whose arguments the filter can
+check, and ``io_uring`` is not used."""
 
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
@@ -33,7 +35,7 @@ _TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5401, 0x5413,
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 type _Code = list[tuple[int, int, int, int]]
-"""Instructions: operation, how many to skip if true and if false, operand."""
+"""Instructions: operation, number of instructions to skip if true and if false, operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class _Machine:
     """Numbers that differ between machines."""
 
     place: int
-    """In the tables of numbers."""
+    """Index into the tables of numbers."""
     architecture: int
     clone: int
     open: int | None
@@ -64,16 +66,15 @@ _MACHINES = {
 
 
 def filter_program(machine: str, *, write_files: bool) -> bytes:
-    """The filter for a `machine`, as ``platform.machine()`` names it: ``struct sock_filter`` by ``struct sock_filter``.
+    """The filter for a `machine`, as ``platform.machine()`` names it: an array of ``struct sock_filter``.
 
-    Without `write_files`, no file can be opened for writing, made or removed. OSError for a machine that it does not
-    know.
+    Without `write_files`, no file can be opened for writing, created or removed. Raises OSError for an unknown machine.
     """
     if machine not in _MACHINES:
         raise OSError(f"the sandbox knows the system calls of {' and '.join(_MACHINES)}, not of {machine}")
     known = _MACHINES[machine]
     code = [*_load(_ARCHITECTURE_AT), (_JUMP_EQUAL, 1, 0, known.architecture), *_return(_KILL), *_load(_NUMBER_AT)]
-    # The same calls under other numbers, of a kind of process that no longer exists.
+    # The x32 ABI has the same calls under other numbers.
     code += _when(_JUMP_AT_LEAST, _X32_NUMBERS, _return(_KILL))
     for numbers in {**FORBIDDEN, **({} if write_files else CHANGES_NAMES)}.values():
         number = numbers[known.place]
@@ -89,22 +90,22 @@ def filter_program(machine: str, *, write_files: bool) -> bytes:
 
 
 def _by_argument(machine: _Machine, write_files: bool) -> list[tuple[int, int, _Code]]:
-    """Calls that one of their arguments decides about: number, which argument, what to do with it."""
+    """Calls that are filtered by one of their arguments: number, index of the argument, rule for its value."""
     opening = _never_cut_short() if write_files else _unless_any_bit(_WRITING, errno.EACCES)
     rules = [
-        # Threads, and no others than those that have their open files in common: one of them is looked at.
+        # Only threads, and only those that share their open files, because the runner inspects only one thread.
         (machine.clone, 0, _only_if_all_bits(_CLONE_THREAD | _CLONE_FILES)),
         (_CLOSE_RANGE, 2, _unless_any_bit(_CLOSE_RANGE_UNSHARE, errno.EPERM)),
         (machine.openat, 2, opening),
         (machine.socketpair, 0, _only_streams()),
-        # Who gets the signals of a file or a socket: anybody of the same user. Who waits for a file, or hears of it.
-        # And the room in pipes, of which a user has so much.
+        # Signals of a file or socket can go to any process of the same user. Leases block other processes, and
+        # directory notifications report their changes. The size of pipes counts against a quota of the user.
         (machine.fcntl, 1, _unless_one_of(_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)),
-        # What Python asks for. Others do the same as `fcntl`, or are a file system's own, such as a new subvolume.
+        # The requests that Python makes. Others do the same as `fcntl`, or are specific to a file system.
         (machine.ioctl, 1, _only_one_of(_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)),
-        # It dies with the process that started it, which sees its open files.
+        # The process must die with its parent, and the parent must be able to see its open files.
         (machine.prctl, 0, _unless_one_of(_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE)),
-        # Its own limits, which it can only lower.
+        # Only its own limits, which it can only lower.
         (machine.prlimit64, 0, [(_JUMP_EQUAL, 0, 1, 0), *_return(_ALLOW), *_refuse(errno.EPERM)]),
     ]
     return rules if machine.open is None else [*rules, (machine.open, 1, opening)]
@@ -114,13 +115,13 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def _never_cut_short() -> _Code:
-    """Not the file that is opened for reading and emptied all the same, which Landlock before its version 3 lets by."""
+    """Refuse to open a file for reading and truncate it, which Landlock allows before version 3."""
     told = [(_AND, 0, 0, os.O_ACCMODE | os.O_TRUNC), *_when(_JUMP_EQUAL, os.O_TRUNC, _refuse(errno.EACCES))]
     return [*told, *_return(_ALLOW)]
 
 
 def _only_streams() -> _Code:
-    """Not a pair of datagram sockets: either could write to any other one that has a name."""
+    """Allow pairs of stream sockets only: a datagram socket could send to any other socket that has a name."""
     kind = [*_load(_ARGUMENTS_AT + 8), (_AND, 0, 0, _SOCK_KINDS), *_when(_JUMP_EQUAL, _SOCK_STREAM, _return(_ALLOW))]
     return [*_when(_JUMP_EQUAL, _AF_UNIX, [*kind, *_refuse(errno.EPERM)]), *_refuse(errno.EPERM)]
 
