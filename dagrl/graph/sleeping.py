@@ -6,7 +6,7 @@ from dagrl.config.schema import Pipeline
 
 
 def neighbours(pipeline: Pipeline, name: str) -> list[str]:
-    """The other engines that live on the slots of this one's group, each on ranks of its own."""
+    """The other engines on the slots of this engine's group, each on its own ranks."""
     group = pipeline.engines[name].group
     return [other for other, spec in pipeline.engines.items() if group and spec.group == group and other != name]
 

@@ -103,7 +103,7 @@ def _check_micro_batch(
 ) -> None:
     engine_of_node = pipeline.engines.get(node.engine)
     if engine_of_node is not None and engine_of_node.reads_messages:
-        return  # It has another tokenizer, and puts a long row in a batch of its own.
+        return  # It has another tokenizer, and puts a long row in a separate batch.
     multiple, engine = _row_alignment(pipeline, node.engine)
     for longest in _longest_of(pipeline, name, node, graph):
         whole, padded = longest.rows * longest.tokens, longest.rows * (-(-longest.tokens // multiple) * multiple)

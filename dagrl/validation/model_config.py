@@ -31,7 +31,7 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
     """Report fields that the config class does not have, values that they cannot have, and sizes that do not fit.
 
     `section` is where the pipeline says the config, ``model.init`` or ``model.path``; `file` is the folder's
-    config.json, which may have fields of its own. Returns whether all values are of the right kind.
+    config.json, which may have extra fields. Returns whether all values are of the right kind.
     """
     family = find_family(config.get("model_type"))
     class_name, types, _ = config_class(family.model_type) if family else NO_CLASS

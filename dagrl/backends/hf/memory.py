@@ -23,8 +23,8 @@ def generator_memory(shape: ModelShape, spec: HfEngineSpec, work: Workload, *, o
 def classifier_memory(engine: PlannedEngine[HfEngineSpec]) -> EngineMemory:
     """Return the memory of a reward model: weights and a forward pass.
 
-    If its model type is unknown, its weight files are counted and a pass is left out. It has tokens of its own: how
-    many are in a pass is taken from the budget of its node.
+    If its model type is unknown, only its weight files count. It has its own tokenizer, so the budget of its node
+    gives the number of tokens in a pass.
     """
     pipeline, on_gpu = engine.pipeline, engine.gpu is not None
     value = 2 if on_gpu else 4

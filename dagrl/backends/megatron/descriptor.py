@@ -56,7 +56,7 @@ class MegatronBackend(Backend):
         return WeightReader(engine.head)
 
     def builds_family_itself(self, engine: EngineSpec) -> bool:
-        """Except with megatron-bridge, which knows families of its own."""
+        """True except with megatron-bridge, which has its own families."""
         assert isinstance(engine, MegatronEngineSpec)
         return engine.bridge == "native"
 

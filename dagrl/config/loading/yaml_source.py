@@ -260,7 +260,7 @@ class _Builder:
         self._allowance.check_level(line, self._level + len(self._open) + 1)
         self._allowance.take(line, characters=len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
         if any(node is other for other in self._open):
-            # The alias has no node of its own; its key has a position.
+            # An alias has no node, but its key has a position.
             line = self._document.positions[place].line
             return self._broken(node, place, "an alias (`*name`) contains itself; write out the value", line)
         if node.tag not in (_PLAIN if isinstance(node, yaml.ScalarNode) else _NESTED):

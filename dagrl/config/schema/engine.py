@@ -65,12 +65,12 @@ class EngineSpec(Section):
     updates_in_flight: ClassVar[bool] = False
     """Whether it can take new weights while responses are being generated."""
     replicas_are_servers: ClassVar[bool] = False
-    """Whether each replica is a server with processes of its own. The worker on the first rank of a server speaks for
+    """Whether each replica is a server with its own processes. The worker on the first rank of a server speaks for
     it; the first one on each machine starts the processes there."""
     holds_frozen_copies: ClassVar[bool] = False
     """Whether another engine can be a ``frozen_copy_of`` it."""
     reads_messages: ClassVar[bool] = False
-    """Whether a reward head reads conversations with a chat template of its own, instead of the policy's tokens."""
+    """Whether a reward head reads conversations with its own chat template, instead of the policy's tokens."""
     reports_routed_experts: ClassVar[bool] = False
     """Whether it can return the experts that tokens were routed to."""
     path_fields: ClassVar[tuple[tuple[str, ...], ...]] = ()

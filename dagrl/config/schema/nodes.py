@@ -177,7 +177,7 @@ class CriticNode(TrainingNode):
     op: Literal["critic"]
     """Names this kind of node."""
     engine: Name
-    """The critic: an engine with ``head: value``, and a model of its own or a copy of the policy's start."""
+    """The critic: an engine with ``head: value``, and its own model or a copy of the policy's start."""
     cliprange_value: Coefficient = 0.5
     """A value that has moved further than this from the one before the update is not drawn further away; 0 for no
     bound."""

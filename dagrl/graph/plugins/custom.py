@@ -64,8 +64,8 @@ def node(
 def reward(*, batched: bool = False, concurrency: int = 1) -> Callable[[Function], Function]:
     """Declare how a reward function is called: once a sample, or once a shard with lists (`batched`).
 
-    One that waits for others, a server or a process, may be called for `concurrency` samples at once, each in a thread
-    of its own. ValueError for a concurrency below 1, or together with `batched`.
+    A function that waits for a server or a process can run for `concurrency` samples at once, each in its own thread.
+    Raises ValueError for a concurrency below 1, or one above 1 together with `batched`.
     """
     if not isinstance(batched, bool):
         raise ValueError(f"a reward's `batched` is True or False; it cannot be {batched!r:.60}")

@@ -103,7 +103,7 @@ def _build(kind: type[TransformerConfig], fields: dict[str, Any]) -> Transformer
 def _pipeline_fields(parallel: ParallelSpec) -> dict[str, Any]:
     if parallel.pipeline_model_parallel_size == 1:
         return {}
-    # Every packed micro-batch has a length of its own.
+    # Packed micro-batches have different lengths.
     fields: dict[str, Any] = {"variable_seq_lengths": True}
     if parallel.virtual_pipeline_model_parallel_size is not None:
         # With two stages and batched messages the interleaved schedule mixes up what it sends, without a word.
