@@ -110,7 +110,7 @@ class Backend(ABC):
 
     @abstractmethod
     def build(self, start: EngineStart) -> Any:
-        """Build one rank: a `dagrl.backends.base.TrainEngine`, `GenerateEngine` or `JudgeEngine`. Runs in a worker."""
+        """Build one rank: a `dagrl.backends.base.TrainEngine`, `GenerateEngine` or `ScoreEngine`. Runs in a worker."""
 
     def validate(self, check: EngineCheck[Any]) -> None:  # noqa: B027 (a backend need not have rules)
         """Report to `check.findings` what the backend cannot do. Runs in ``dagrl validate``, without torch."""
