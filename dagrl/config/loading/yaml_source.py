@@ -38,7 +38,12 @@ _NULL, _BOOL, _INT, _FLOAT, _TEXT = (f"{_STANDARD}{kind}" for kind in ("null", "
 _MERGE = f"{_STANDARD}merge"
 _PLAIN = frozenset({_NULL, _BOOL, _INT, _FLOAT, _TEXT})
 _NESTED = frozenset({f"{_STANDARD}map", f"{_STANDARD}seq"})
-_AMBIGUOUS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_AMBIGUOUS = {
+    spelling: meant
+    for word, meant in (("yes", "true"), ("on", "true"), ("no", "false"), ("off", "false"))
+    for spelling in (word, word.capitalize(), word.upper())
+}
+"""Words that YAML 1.1 reads as booleans, in its spellings, which the dumper quotes, -> what to write instead."""
 _BOOLEANS = {"true": True, "false": False}
 _RESOLVERS = (
     (_BOOL, r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -325,7 +330,7 @@ class _Builder:
 
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> bool | int | float | str | None:
         text = node.value
-        if node.style is None and (meant := _AMBIGUOUS.get(text.lower())):
+        if node.style is None and (meant := _AMBIGUOUS.get(text)):
             return self._broken(node, place, f"a bare `{text}` is ambiguous; write `{meant}`, or quote the word")
         if not encodable(text):
             return self._broken(node, place, HALF)

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from project import told
 
@@ -64,6 +64,7 @@ _TREES = st.recursive(
 
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z]+", fullmatch=True), _TREES, min_size=1))
+@example({"a": ["nO", "No", "oN", "yes", "OFF"]})
 def test_what_is_dumped_reads_back_the_same(tmp_path_factory, tree):
     path = tmp_path_factory.getbasetemp() / "tree.yaml"
     path.write_text(dump_document(tree), encoding="utf-8")
