@@ -1,8 +1,8 @@
-"""Nodes: the stages of a step, and how responses are sampled."""
+"""Nodes: the stages of a step."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag
 
@@ -15,6 +15,7 @@ from dagrl.config.schema.objective import (
     OverlongBufferSpec,
     RolloutCorrectionSpec,
 )
+from dagrl.config.schema.sampling import SamplingSpec, TurnOptions
 from dagrl.config.schema.section import (
     Coefficient,
     Concurrency,
@@ -65,84 +66,6 @@ class TrainingNode(NodeBase):
     def optimizer_steps(self, prompts_per_step: int) -> int:
         """Optimizer steps on one step's batch."""
         return -(-prompts_per_step // (self.mini_batch or prompts_per_step)) * self.epochs
-
-
-_OTHER_POLICY = "changes the logits, and log-probs would be those of another policy; remove it"
-_OF_TEXT = "concerns text, but input and output are token ids; remove it"
-
-
-class SamplingSpec(Section):
-    """How tokens are drawn."""
-
-    refused: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"), _OTHER_POLICY),
-        **dict.fromkeys(("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag"), _OTHER_POLICY),
-        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), _OF_TEXT),
-        **dict.fromkeys(("stop", "stop_regex"), "is text, but output is token ids; use `stop_token_ids`"),
-        "n": "is an option of the node; write it beside `sampling`",
-        "sampling_seed": "follows from run.seed; remove it",
-    }
-    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
-    """0 takes the likeliest token."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Smallest set of tokens with at least this probability."""
-    top_k: int = -1
-    """Likeliest so many tokens; -1 for all."""
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Tokens at least so likely as this part of the likeliest one."""
-    max_new_tokens: Tokens
-    """Longest response, in tokens."""
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """End a response, beside the tokenizer's end-of-sequence token. The token that ends it is part of it."""
-    ignore_eos: bool = False
-    """Go on after the end-of-sequence token."""
-
-
-class TurnOptions(Section):
-    """Several turns: tools or an environment answer the policy, and it continues.
-
-    All of it is one response; tokens that the policy did not sample have ``response_mask`` 0. See `docs/multi_turn.md`.
-    """
-
-    max_turns: PositiveInt = 8
-    """Turns of the policy in a response with `tools` or an `environment`; the last one is not answered."""
-    tools: tuple[str, ...] = ()
-    """Functions that the policy may call: ``calculator``, ``python``, or your own as ``module:function``. The chat
-    template describes them."""
-    tool_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Tool -> arguments that are set here, and hidden from the policy."""
-    tool_format: str = "hermes"
-    """Syntax of the policy's calls: ``hermes``, as in Qwen 2.5 and 3; another backend's parser, for example ``llama3``;
-    or your own parser, ``module:function``."""
-    max_parallel_calls: Concurrency = 4
-    """Calls of one turn that run in parallel; further ones are answered with an error."""
-    tool_timeout_s: Seconds = 30.0
-    """Seconds that a call, or a step of the environment, may take."""
-    tool_concurrency: Concurrency = 32
-    """Calls and steps of the environment at a time, on each worker that samples."""
-    max_observation_tokens: Tokens = 512
-    """Longest answer of a tool or the environment, in tokens; longer ones lose their middle."""
-    environment: OwnFunction | None = None
-    """Your own class, ``module:Class``, that answers and rewards the policy turn by turn."""
-    environment_args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment's constructor, called for each response."""
-    on_environment_error: Literal["stop", "end"] = "stop"
-    """When the environment raises or takes too long: stop the run, or end the response."""
-
-    expected_turns: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    """Turns of a response on average, for `dagrl plan` only. Default: half of `max_turns`."""
-    expected_call_s: Coefficient | None = None
-    """Seconds of the calls of a turn, or of a step of the environment, for `dagrl plan` only. Default: 0."""
-
-    @property
-    def expected_answers(self) -> float:
-        """Answered turns of a response on average, for the plan."""
-        return (self.expected_turns or max(1.0, self.max_turns / 2)) - 1 if self.multi_turn else 0.0
-
-    @property
-    def multi_turn(self) -> bool:
-        """Whether tools or an environment answer the policy."""
-        return bool(self.tools) or self.environment is not None
 
 
 class CovarianceNode(NodeBase):
