@@ -129,7 +129,7 @@ class Backend(ABC):
 
     def tool_parser(self, name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
         """A parser of tool calls in that format, for tools with these JSON schemas. Runs in a worker."""
-        raise NotImplementedError(name)
+        raise ValueError(f"backend {self.name} does not parse tool calls in the format {name}; choose hermes")
 
     def owns_folder(self, folder: Path) -> bool:
         """Whether `folder` holds weights in the backend's own format, for ``dagrl convert --to hf``."""

@@ -30,7 +30,7 @@ def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
     engine = pipeline.engines[follower]
     assert engine.weights_from is not None and engine.group is not None, f"{follower} takes no weights"
     trainer = pipeline.engines[engine.weights_from]
-    assert trainer.group is not None, "an engine that is trained has a group of its own"
+    assert trainer.group is not None, "a trained engine must have a group"
     group, asked = pipeline.groups[engine.group], engine.weight_sync
     chosen = chosen_way(group, pipeline.groups[trainer.group], shared=trainer.group == engine.group)
     if asked.route != "auto":

@@ -93,7 +93,7 @@ def place_of_formula(node: NodeBase) -> tuple[str, ...]:
 def check_formula_at(node: NodeBase, folder: Path | None) -> None:
     """ValueError if the user's own formula in a node cannot be called with the node's arguments."""
     loaded, place = load_formula(node, folder), own_formula(node)
-    assert loaded is not None and place is not None, "a node without a formula of its own"
+    assert loaded is not None and place is not None, "the node uses a built-in formula"
     args = node.loss.args if isinstance(node, UpdateNode) else node.args if isinstance(node, AdvantageNode) else {}
     given = "tokens" if isinstance(node, UpdateNode) else "batch"
     check_call(loaded[0], place, f"it gets the {given} and the node's args, so fix `args`", None, **args)
