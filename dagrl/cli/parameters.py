@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,25 @@ def parse_path(text: str) -> Path:
     return Path(os.path.expanduser(text))  # noqa: PTH111 (an unknown user's `~name` stays as it is)
 
 
+def parse_pipeline(text: str) -> Path:
+    """Return the path of a pipeline file; a name without such a file is that of one of dagrl's templates."""
+    path = parse_path(text)
+    if path.name == text and re.fullmatch(r"\w{1,100}", text) and not path.exists():
+        from dagrl.config.loading.extends import OWN_TEMPLATES
+
+        template = OWN_TEMPLATES / f"{text}.yaml"
+        return template if template.is_file() else path
+    return path
+
+
 Pipeline = Annotated[
-    Path, typer.Argument(parser=parse_path, metavar="PIPELINE", help="the pipeline's YAML file", show_default=False)
+    Path,
+    typer.Argument(
+        parser=parse_pipeline,
+        metavar="PIPELINE",
+        help="the pipeline's YAML file, or the name of a template",
+        show_default=False,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

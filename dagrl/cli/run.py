@@ -16,10 +16,17 @@ def run(pipeline: Pipeline, overrides: Overrides = None, run_dir: NewRunFolder =
 
     Ctrl-C saves and stops. Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines.
     """
+    from dagrl.cli.errors import exit_on
+    from dagrl.config.loading.hub import HubError, download
     from dagrl.validation import check_file
     from dagrl.validation.placing import place_engines
 
-    checked, plan = place_engines(check_file(pipeline, overrides or []))
+    found = check_file(pipeline, overrides or [])
+    with exit_on("run", HubError):
+        if download(found.loaded.pipeline):
+            # Now with the weights.
+            found = check_file(pipeline, overrides or [])
+    checked, plan = place_engines(found)
     for warning in checked.warnings:
         print(f"dagrl run: warning: {warning}", file=sys.stderr)
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name

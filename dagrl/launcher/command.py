@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dagrl.config.errors import PipelineError
+from dagrl.config.loading.hub import HubError, download
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
 from dagrl.launcher.addresses import is_loopback
@@ -53,6 +54,7 @@ def launch_pipeline(pipeline: Path, overrides: Sequence[str], run_dir: Path | No
                 examine(folder, checked.pipeline, checked.resolved)
             except RefusedFolderError as error:
                 raise LaunchError(str(error), code=2) from error
+        fetch_models(loaded)
         machine = offered(node_rank, loaded, visible_gpus(), os.cpu_count() or 1)
     except (PipelineError, LaunchError) as error:
         if node_rank.is_leader:
@@ -63,6 +65,14 @@ def launch_pipeline(pipeline: Path, overrides: Sequence[str], run_dir: Path | No
     arguments = [str(pipeline), *overrides, "--run-dir", str(folder)]
     job = Job(node_rank, machine, loaded, arguments, folder / "logs", variables, note)
     return asyncio.run(lead(job) if node_rank.is_leader else follow(job))
+
+
+def fetch_models(pipeline: Pipeline) -> None:
+    """Fetch the weights of published models, once on each machine. LaunchError where that fails."""
+    try:
+        download(pipeline)
+    except HubError as error:
+        raise LaunchError(str(error), code=2) from error
 
 
 def offered(node_rank: NodeRank, pipeline: Pipeline, gpus: int, cpus: int) -> Machine:

@@ -20,10 +20,13 @@ class TokenizerSpec(Section):
 
 
 class ModelSpec(Section):
-    """The policy that is trained: a Hugging Face folder, or random weights of a stated shape."""
+    """The policy that is trained: a Hugging Face folder, a published model, or random weights of a stated shape."""
 
     path: Path | None = None
-    """A Hugging Face folder with config.json, safetensors and a tokenizer."""
+    """A Hugging Face folder with config.json, safetensors and a tokenizer; or the name of a published model:
+    ``Qwen/Qwen3-8B``, ``Qwen/Qwen3-8B@REVISION``, ``modelscope:Qwen/Qwen3-8B``."""
+    hub: str | None = None
+    """The published model whose folder in the cache `path` is. dagrl sets it, for a run that is resumed elsewhere."""
     init: dict[str, Any] | None = None
     """Random weights instead: the fields of a Hugging Face config, ``model_type`` among them."""
     tokenizer: Path | TokenizerSpec | None = None
