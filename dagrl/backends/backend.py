@@ -135,9 +135,18 @@ class Backend(ABC):
         """Whether `folder` holds weights in the backend's own format, for ``dagrl convert --to hf``."""
         return False
 
-    def write_hf(self, source: Path, model: ModelSpec, output: Path, head: Head = "lm") -> None:
-        """Write weights in the backend's own format as a Hugging Face folder, with `model`'s config and tokenizer."""
+    def write_hf(
+        self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec | None = None, seed: int = 0
+    ) -> None:
+        """Write weights in the backend's own format as a Hugging Face folder, with `model`'s config and tokenizer.
+
+        `engine` is the section of the engine that saved them, and `seed` that of its run.
+        """
         raise ValueError(f"weights of backend {self.name} cannot be converted; choose another engine")
+
+    def write_adapter(self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec) -> None:
+        """Write the low-rank adapters that `engine` saved as a PEFT folder."""
+        raise ValueError(f"backend {self.name} has no low-rank adapters; export whole weights, without --adapter")
 
     def write_own(self, source: Path, output: Path) -> None:
         """Write a Hugging Face folder in the backend's own format."""

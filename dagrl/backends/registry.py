@@ -8,13 +8,14 @@ from importlib import import_module
 
 from dagrl.backends.backend import Backend
 from dagrl.config.schema import EngineSpec
-from dagrl.config.schema.backends import backend_packages
+from dagrl.config.schema.backends import backend_packages, broken_backends
 
 
 @cache
 def backends() -> Mapping[str, Backend]:
-    """Name -> descriptor."""
-    return {name: _descriptor(package) for name, package in backend_packages().items()}
+    """Name -> descriptor, without backends that cannot be imported."""
+    broken = broken_backends()
+    return {name: _descriptor(package) for name, package in backend_packages().items() if name not in broken}
 
 
 def backend_of(engine: EngineSpec) -> Backend:

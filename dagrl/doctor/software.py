@@ -11,7 +11,9 @@ from importlib import metadata
 
 from packaging.requirements import Requirement
 
+from dagrl.backends.environments import faults, made_environments
 from dagrl.backends.registry import backends
+from dagrl.config.schema.backends import broken_backends
 from dagrl.doctor.findings import Finding, hint, missing, ok
 
 _IMPORT_TIMEOUT_S = 180
@@ -30,15 +32,24 @@ def software(*, on_gpus: bool) -> Iterator[Finding]:
         yield missing(name, f"cannot be imported: {errors[name]}") if name in errors else ok(name, "can be imported")
     if on_gpus and "torch" not in errors:
         yield _cuda()
+    for name, why in broken_backends().items():
+        yield missing(f"backend {name}", why)
+    made = made_environments()
     for backend, packages in needs.items():
         name = f"backend {backend.name}"
-        if absent := [package for package in packages if not _is_installed(package)]:
+        ready = [each for each, folder in made.items() if not list(faults(folder, backend))]
+        if not all(map(_is_installed, packages)) and ready:
+            yield ok(name, f"ready with `environment: {ready[0]}`; {backend.summary}")
+        elif absent := [package for package in packages if not _is_installed(package)]:
             judge = missing if set(absent) & set(backend.gpu_requires) else hint
             yield judge(name, f"not ready, {', '.join(absent)} is not installed; {backend.summary}")
         elif broken := next((package for package in packages if package in errors), None):
             yield missing(name, f"not ready, {broken} cannot be imported: {errors[broken]}")
         else:
             yield ok(name, f"ready; {backend.summary}")
+    for each, folder in made.items():
+        lacks = {message for backend in needs for code, message in faults(folder, backend) if code != "package-missing"}
+        yield missing(f"environment {each}", sorted(lacks)[0]) if lacks else ok(f"environment {each}", str(folder))
 
 
 def _import_errors(packages: Iterable[str]) -> dict[str, str]:

@@ -52,7 +52,6 @@ class PendingWeights:
     """Weights that are being sent to a generator."""
 
     sync: int
-    """Number of the weight sync."""
     version: int
 
 
@@ -127,7 +126,6 @@ class RolloutWork(TaskWork):
     round: int = 0
     """Dynamic-sampling round, from 0."""
     attempt: int = 0
-    """See `RolloutId`."""
     weights: PendingWeights | None = None
     """Weights to wait for before sampling. Default: start with the current ones."""
     gather_s: float = 0.0
@@ -137,7 +135,6 @@ class RolloutWork(TaskWork):
 
     @property
     def rollout(self) -> RolloutId:
-        """The rollout that the chunk belongs to."""
         return RolloutId(self.step, self.task, self.round, self.attempt)
 
 
@@ -210,7 +207,6 @@ class Block:
 
     @property
     def span(self) -> Interval:
-        """From `start` to `end`."""
         return Interval(self.start, self.end)
 
 
@@ -258,13 +254,13 @@ class StartEngine:
     folder: Path | None
     """Folder of the user's own modules."""
     run_dir: Path
-    engine: str | None
+    engine: str | None = None
     """The engine to build. None for CPU workers."""
-    rank: int
-    world_size: int
-    replica: int
-    trained: bool
-    keeps_start_weights: bool
+    rank: int = 0
+    world_size: int = 1
+    replica: int = 0
+    trained: bool = False
+    keeps_start_weights: bool = False
     master_addr: str = ""
     """Rendezvous address of the engine's ranks, or of one server's ranks."""
     master_port: int = 0
@@ -296,4 +292,4 @@ class UpdateWeightsRequest:
     send_result: ray.ObjectRef | None = None
     """Through the object store: the first rank's `SendResult`."""
     keep_buffers: bool = False
-    """See `WeightRoute.keeps_room`."""
+    """See `WeightRoute.keep_buffers`."""

@@ -2,18 +2,25 @@
 
 Ray passes bytes and refs through as they are. It would serialize each message for each rank, in Python. A batch in a
 message leaves its worker as a separate object, and the receiver finds the ref in its place.
+
+The sender may run in another environment: the first byte of a message is the version of the protocol, and messages are
+made of dagrl's, its backends', numpy's and Python's own classes.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import ray
 
+from dagrl.config.schema.backends import backend_packages
 from dagrl.data.batch import Batch
+from dagrl.protocol import PROTOCOL, check_protocol
 
 type Serialized = tuple[bytes, list[ray.ObjectRef]]
 """A message, and the refs that it names by their index in the list."""
@@ -21,15 +28,19 @@ type Serialized = tuple[bytes, list[ray.ObjectRef]]
 
 def serialize(message: Any) -> tuple[bytes, list[Any]]:
     """The message as bytes, and the distinct refs and batches in it."""
-    buffer = io.BytesIO()
+    buffer = io.BytesIO(bytes([PROTOCOL]))
+    buffer.seek(1)
     pickler = _Pickler(buffer, protocol=5)
     pickler.dump(message)
     return buffer.getvalue(), pickler.objects
 
 
 def deserialize(data: bytes, refs: Sequence[ray.ObjectRef]) -> Any:
-    """The message. Only for messages of our own processes."""
-    unpickler = _Unpickler(io.BytesIO(data))
+    """The message. Only for messages of our own processes. Raises ValueError if they run another version of dagrl."""
+    check_protocol(data[0])
+    buffer = io.BytesIO(data)
+    buffer.seek(1)
+    unpickler = _Unpickler(buffer)
     unpickler.refs = refs
     return unpickler.load()
 
@@ -61,3 +72,15 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, index: int) -> ray.ObjectRef:
         return self.refs[index]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] not in _packages():
+            raise pickle.UnpicklingError(f"a message names {module}.{name}, which other environments may lack")
+        return super().find_class(module, name)
+
+
+@cache
+def _packages() -> frozenset[str]:
+    """Packages whose classes and functions messages may name: Python's, dagrl's, and those of its backends."""
+    backends = {package.partition(".")[0] for package in backend_packages().values()}
+    return sys.stdlib_module_names | backends | {"dagrl", "numpy", "ray"}

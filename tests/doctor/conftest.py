@@ -23,4 +23,5 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software.metadata, "requires", lambda package: ["ray<2.61,>=2.60", 'x==1; extra == "x"'])
     monkeypatch.setattr(software.metadata, "version", lambda package: "2.60.0")
     monkeypatch.setattr(software, "_is_installed", lambda package: True)
+    monkeypatch.setattr(software, "made_environments", dict)
     monkeypatch.setattr(software, "run_python", lambda code: ("12.9 1", ""))

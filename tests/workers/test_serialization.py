@@ -81,3 +81,16 @@ def test_the_size_of_a_block_does_not_depend_on_its_columns() -> None:
     short, long = block_of([1] * 50), block_of([100_000] * 50)
     assert abs(size_of(long) - size_of(short)) < 16
     assert size_of(block_of([1] * 150)) - size_of(short) == pytest.approx(100 * (8 + 8), rel=0.01)
+
+
+def test_a_message_of_another_version_is_refused() -> None:
+    data, beside = serialize("hello")
+    assert deserialize(data, beside) == "hello"
+    with pytest.raises(ValueError, match=r"protocol version \d+, and this process \d+; install the same dagrl"):
+        deserialize(bytes([data[0] + 1]) + data[1:], beside)
+
+
+def test_a_class_that_other_environments_may_lack_is_refused() -> None:
+    data, beside = serialize([pytest.Package])
+    with pytest.raises(pickle.UnpicklingError, match=r"_pytest\S+Package, which other environments may lack"):
+        deserialize(data, beside)

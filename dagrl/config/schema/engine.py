@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -33,6 +35,14 @@ class WeightSyncSpec(Section):
     cache anew with the new weights; ``in_place`` goes on with the cache of the old ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class SentAdapter:
+    """Low-rank adapters as a generator has to know them before they arrive."""
+
+    rank: int
+    alpha: float
+
+
 class EngineSpec(Section):
     """A model with a layout on a group.
 
@@ -54,6 +64,9 @@ class EngineSpec(Section):
     """Another model than the pipeline's, for example that of a critic, a reward model, a judge or a teacher."""
     head: Head = "lm"
     """Output layer: the language model's, a value for each token, or a score for each row."""
+    environment: Path | None = None
+    """A virtual environment whose Python runs the engine's workers: the NAME of one that ``make NAME`` has built beside
+    the driver's (``vllm``), or a folder with ``bin/python``, written with a slash. Default: the driver's."""
     sleep: Sleep = "auto"
     """Free the GPUs' memory while another engine of the group works. ``auto``: on GPUs that it shares with another
     engine, unless both fit."""
@@ -67,6 +80,8 @@ class EngineSpec(Section):
     replicas_are_servers: ClassVar[bool] = False
     """Whether each replica is a server with its own processes. The worker on the first rank of a server speaks for
     it; the first one on each machine starts the processes there."""
+    takes_adapters: ClassVar[bool] = False
+    """Whether it can load the model itself, and take low-rank adapters instead of weights."""
     holds_frozen_copies: ClassVar[bool] = False
     """Whether another engine can be a ``frozen_copy_of`` it."""
     reads_messages: ClassVar[bool] = False
@@ -74,12 +89,22 @@ class EngineSpec(Section):
     reports_routed_experts: ClassVar[bool] = False
     """Whether it can return the experts that tokens were routed to."""
     path_fields: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Fields that hold a path, relative to the file."""
+    """Further fields that hold a path, relative to the file."""
 
     @property
     def generates(self) -> bool:
         """Whether it writes text."""
         return bool(self.capabilities & {Capability.GENERATE, Capability.REPLY})
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether updates change low-rank adapters, and leave the model's matrices as they are."""
+        return False
+
+    @property
+    def sent_adapter(self) -> SentAdapter | None:
+        """The adapters that it sends to generators instead of weights."""
+        return None
 
     @property
     def replays_routes(self) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Concatenate
@@ -14,13 +15,13 @@ from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
 from dagrl.scheduler.plan import HOST, Executor, Plan
 from dagrl.scheduler.time_sharing import residency_after_start, start_chains
+from dagrl.tracking.base import replace_text
 from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.groups.load_balancer import MAX_OPEN_CHUNKS
-from dagrl.workers.groups.setups import live_together, setups
 from dagrl.workers.groups.slots import SlotAllocator
 from dagrl.workers.groups.task_group import run_all, run_in_daemon_thread
 from dagrl.workers.groups.worker_handle import PendingCall, Timeout, WorkerHandle
-from dagrl.workers.messages import StartEngine
+from dagrl.workers.messages import StartEngine, WorkerInfo
 from dagrl.workers.object_cache import CacheView
 from dagrl.workers.serialization import serialize
 from dagrl.workers.worker import Worker
@@ -81,7 +82,6 @@ class CpuWorkerPool:
         return handle
 
     def give_back(self, handle: WorkerHandle) -> None:
-        """The worker is idle again."""
         self._idle.append(handle)
 
 
@@ -160,7 +160,6 @@ class WorkerGroups:
                 note(f"{name} is ready, after {clock() - begin:.0f} s")
 
     async def _start(self, executor: Executor, setup: StartEngine, ranks: Iterable[int]) -> None:
-        """Start these ranks of an executor."""
         handles = self[executor.name].handles
         rank_setups = setups(executor, [handle.info for handle in handles], setup)
         what = f"engine {executor.name} to start"
@@ -171,9 +170,7 @@ class WorkerGroups:
         """Write ``workers.json``: host and process of each worker. Raises OSError."""
         handles = [handle for name in self._plan.executors for handle in self[name].handles]
         workers = {handle.name: {"host": handle.info.host, "pid": handle.info.pid} for handle in handles}
-        temporary = folder / ".workers.json"
-        temporary.write_text(json.dumps(workers, indent=1))
-        temporary.replace(folder / "workers.json")
+        replace_text(folder / "workers.json", json.dumps(workers, indent=1))
 
     # -- lost workers
 
@@ -231,7 +228,6 @@ class WorkerGroups:
         self.kill()
 
     def kill(self) -> None:
-        """Kill every worker now."""
         for handle in self._handles():
             self._ray.kill(handle.actor)
         self._slots.release()
@@ -244,3 +240,47 @@ class WorkerGroups:
 
     def _handles(self) -> list[WorkerHandle]:
         return [handle for group in self._groups.values() for handle in group.handles]
+
+
+def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine) -> list[StartEngine]:
+    """One for each rank; `where` the ranks' workers are, and what all workers of the run have in `common`.
+
+    The ranks of an engine meet at its first rank, those of a server at the server's. The first rank of a server on each
+    machine gets all of its GPUs there.
+    """
+    engine = executor.engines[0] if executor.engines else None
+    spec = common.pipeline.engines[engine] if engine else None
+    group = common.pipeline.groups[str(spec.group)] if spec and spec.replicas_are_servers else None
+    found = []
+    for rank, place in enumerate(executor.places):
+        leader = where[0]
+        gpus: tuple[str, ...] = ()
+        if group is not None:
+            per_node = group.gpus_per_node or group.cpus_per_node
+            server = [other for other, each in enumerate(executor.places) if each.dp == place.dp]
+            here = [other for other in server if other // per_node == rank // per_node]
+            leader = where[server[0]]
+            gpus = tuple(gpu for other in here for gpu in where[other].gpus) if rank == here[0] else ()
+        found.append(
+            replace(
+                common,
+                engine=engine,
+                rank=rank,
+                world_size=executor.ranks,
+                replica=place.dp,
+                trained=executor.trained,
+                keeps_start_weights=len(executor.engines) > 1,
+                master_addr=leader.address,
+                master_port=leader.port,
+                gpus=gpus,
+            )
+        )
+    return found
+
+
+def live_together(executor: Executor, pipeline: Pipeline, rank: int) -> list[int]:
+    """The ranks of a generator that are of no use without `rank`, including it: those of the same server."""
+    if not pipeline.engines[executor.engines[0]].replicas_are_servers:
+        return [rank]
+    replica = executor.places[rank].dp
+    return [other for other, place in enumerate(executor.places) if place.dp == replica]

@@ -1,0 +1,74 @@
+"""Virtual environments of engines: whether they have what the workers of an engine need. Reads files only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from dagrl.backends.backend import Backend
+from dagrl.config.errors import Place
+from dagrl.config.loading.positions import Findings
+
+_SAME = ("ray", "dagrl")
+"""Distributions whose versions must be those of the driver: workers and driver exchange their objects."""
+
+
+def python_in(environment: Path) -> Path:
+    """The interpreter of an environment. The link is not followed: Python finds its packages by it."""
+    return environment / "bin" / "python"
+
+
+def made_environments() -> dict[str, Path]:
+    """Name -> folder of each environment that was made for the driver's: ``.venv-NAME`` beside ``.venv``."""
+    own = Path(sys.prefix)
+    found = sorted(own.parent.glob(f"{own.name}-*/bin/python"))
+    return {path.parents[1].name.removeprefix(f"{own.name}-"): path.parents[1] for path in found}
+
+
+def check_environment(environment: Path, backend: Backend, place: Place, findings: Findings) -> None:
+    """Report an environment without Python, dagrl, Ray or the backend's packages, or with other versions."""
+    for code, message in faults(environment, backend):
+        findings.error(place, message, code=code)
+
+
+def faults(environment: Path, backend: Backend) -> Iterator[tuple[str, str]]:
+    """Yield what an environment lacks for the workers of a backend: a code and a message."""
+    remedy = "build it with Python {}.{}, as docs/vllm.md describes".format(*sys.version_info)
+    if not python_in(environment).exists():
+        made = ", ".join(made_environments())
+        known = f"; environments with a name are: {made}" if made else ""
+        yield "no-environment", f"there is no {python_in(environment)}; {remedy}{known}"
+        return
+    sites = list(environment.glob("lib/python*/site-packages"))
+    if f"python{sys.version_info.major}.{sys.version_info.minor}" not in {site.parent.name for site in sites}:
+        has = ", ".join(site.parent.name for site in sites) or "no packages"
+        yield "other-python", f"the environment has {has}; {remedy}"
+        return
+    installed = _versions(tuple(map(str, sites)))
+    for name in _SAME:
+        wanted = metadata.version(name)
+        if installed.get(name) != wanted:
+            has = f"{name} {installed[name]}" if name in installed else f"no {name}"
+            yield (
+                "other-version",
+                f"the environment has {has}, and the driver {name} {wanted}; install that version in both",
+            )
+    for package in backend.requires:
+        if not any((site / package).exists() for site in sites):
+            yield (
+                "package-missing",
+                f"the environment lacks {package}, which backend {backend.name} needs; install it there",
+            )
+
+
+def lacks_packages(environment: Path, backend: Backend) -> bool:
+    """Whether a backend's packages are not all in an environment."""
+    return any(code == "package-missing" for code, _ in faults(environment, backend))
+
+
+@cache
+def _versions(sites: tuple[str, ...]) -> dict[str, str]:
+    return {each.name.lower(): each.version for each in metadata.distributions(path=list(sites))}
