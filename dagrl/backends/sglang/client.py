@@ -15,59 +15,19 @@ import contextlib
 import operator
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, ServerError, ServerResponse
 from dagrl.backends.sglang.args import WEIGHT_LOADER
-from dagrl.backends.sglang.layout import kept_of_cache
-from dagrl.backends.sglang.server import ServerError
+from dagrl.backends.sglang.layout import KEPT_BACK, kept_of_cache
+from dagrl.config.schema import SamplingSpec
 
-NO_TOKENS, NO_LOGPROBS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
 _FIRST = operator.itemgetter(0)
 _FLUSH_S = 60.0
 """Timeout until the server is idle."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerResponse:
-    """Result of one request."""
-
-    finish_reason: str
-    """``stop``, ``length`` or ``abort``."""
-    message: str
-    """Reason of an abort."""
-    tokens: np.ndarray
-    """Int64 [tokens]."""
-    logprobs: np.ndarray
-    """Float32 [tokens]."""
-    routed_experts: np.ndarray | None
-    """Int16 [tokens of prompt and response - 1, layers, experts per token]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Capacity of a server."""
-
-    requests: int
-    """Requests that run at the same time."""
-    tokens: int
-    """Tokens in its cache, or in all of its caches: with data-parallel attention each replica has one."""
-    longest: int
-    """Longest prompt with response in tokens. SGLang would silently cut a longer response."""
-
-    @classmethod
-    def of(cls, states: Sequence[Mapping[str, Any]]) -> Capacity:
-        """From the schedulers' states, one for each cache."""
-        caches = [state["memory_usage"]["token_capacity"] for state in states]
-        # With decode context parallelism a context spans several caches.
-        rooms = [
-            cache * state["dcp_size"] - kept_of_cache(state["page_size"])
-            for cache, state in zip(caches, states, strict=True)
-        ]
-        return cls(sum(state["effective_max_running_requests_per_dp"] for state in states), sum(caches), min(rooms))
 
 
 class Client:
@@ -79,6 +39,20 @@ class Client:
         self._routing = routing
 
     # -- generation
+
+    def parameters(self, sampling: SamplingSpec, left: int, seed: int, stops: Sequence[int]) -> dict[str, Any]:
+        """See `ServerClient.parameters`."""
+        return {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "max_new_tokens": left,
+            "stop_token_ids": [*sampling.stop_token_ids, *stops],
+            "ignore_eos": sampling.ignore_eos,
+            # Used with `enable_deterministic_inference`, where all would otherwise draw the same.
+            "sampling_seed": seed % 2**63,
+        }
 
     async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> ServerResponse:
         """Continue after `tokens`; only cache entries with the same `cache_key` are reused."""
@@ -227,7 +201,21 @@ class Client:
 
     async def capacity(self) -> Capacity:
         """The server's capacity; answered between two steps of generation."""
-        return Capacity.of(await self._manager.get_internal_state())
+        config = self._manager.model_config
+        context, vocabulary = config.context_len - KEPT_BACK, config.vocab_size
+        return capacity_of(await self._manager.get_internal_state(), context=context, vocabulary=vocabulary)
+
+
+def capacity_of(states: Sequence[Mapping[str, Any]], *, context: int, vocabulary: int) -> Capacity:
+    """From the schedulers' states, one for each cache."""
+    caches = [state["memory_usage"]["token_capacity"] for state in states]
+    # SGLang would silently cut a longer response. With decode context parallelism a context spans several caches.
+    rooms = [
+        cache * state["dcp_size"] - kept_of_cache(state["page_size"])
+        for cache, state in zip(caches, states, strict=True)
+    ]
+    requests = sum(state["effective_max_running_requests_per_dp"] for state in states)
+    return Capacity(requests, sum(caches), min(rooms), context, vocabulary)
 
 
 class _Bytes:

@@ -21,8 +21,7 @@ from dagrl.backends.sglang.server_rules import check_server
 from dagrl.backends.sglang.tool_parsers import parser_names, tool_parser
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
-from dagrl.graph.router_replay import wants_routed_experts
-from dagrl.graph.sleeping import sleeps
+from dagrl.graph.engines import sleeps, wants_routed_experts
 
 _DRIVER_PATIENCE = 0.95
 """Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
@@ -60,9 +59,10 @@ class SglangBackend(Backend):
     def build(self, start: EngineStart) -> Any:
         """One slot of a server: its first worker speaks for it, the first on a further machine starts processes."""
         spec = section_to_start(start.pipeline, start.name)
+        from dagrl.backends.serving.held_slot import HeldSlot
         from dagrl.backends.sglang.engine import SglangEngine
         from dagrl.backends.sglang.share import ServerShare
-        from dagrl.backends.sglang.slot import HeldSlot, NodeShare
+        from dagrl.backends.sglang.slot import NodeShare
 
         pipeline, ranks = start.pipeline, start.ranks
         group = pipeline.groups[str(spec.group)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from dagrl.backends.serving.slots import ServerSlot, slots_of_servers
 from dagrl.config.schema.model import GroupSpec
 
 TAKEN_OUT_OF_TP = ("ep_size", "attn_cp_size", "moe_dp_size", "dcp_size")
@@ -33,25 +33,6 @@ LARGEST_GRAPH = 512
 half its speed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSlot:
-    """Position of one slot of a group among its servers."""
-
-    server: int
-    """Number of its server."""
-    place: int
-    """Index among the server's slots."""
-    node: int
-    """Index among the server's machines."""
-    starts: bool
-    """Whether it is the server's first slot on that machine, whose worker starts the processes of all of them."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether its worker runs the engine."""
-        return self.place == 0
-
-
 def kept_of_cache(page_size: int) -> int:
     """Tokens of a cache that no sample can use: SGLang rounds a prompt up to whole pages, and keeps one free."""
     return max(KEPT_BACK, 2 * page_size)
@@ -70,13 +51,7 @@ def nodes_per_server(server: Mapping[str, Any], group: GroupSpec) -> int:
 
 def server_slots(server: Mapping[str, Any], group: GroupSpec) -> list[ServerSlot]:
     """The slots of a group in order, machine by machine; servers are known to divide them."""
-    each, per_node = gpus_per_server(server), group.gpus_per_node or group.cpus_per_node
-    assert group.ranks % each == 0, f"servers of {each} slots do not divide {group.ranks}"
-    slots = []
-    for rank in range(group.ranks):
-        number, place = divmod(rank, each)
-        slots.append(ServerSlot(number, place, place // per_node, place % per_node == 0))
-    return slots
+    return slots_of_servers(gpus_per_server(server), group)
 
 
 def _size(server: Mapping[str, Any], field: str) -> int:

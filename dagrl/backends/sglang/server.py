@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from dagrl.backends.base import EngineLostError
+from dagrl.backends.serving.client import ServerError, ServerLostError
 from dagrl.backends.sglang.processes import run_scheduler, without_megatron
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
@@ -37,14 +37,6 @@ _STACKS = "-stacks.log"
 """Suffix of the file with the worker's thread stacks at the time a process failed."""
 _END_S = 10.0
 """Timeout for the loop to stop after its processes have ended."""
-
-
-class ServerError(OSError):
-    """A server did not start, has died, or does not answer."""
-
-
-class ServerLostError(ServerError, EngineLostError):
-    """A running server has died or stopped responding."""
 
 
 class ServerProcess:

@@ -1,56 +1,13 @@
-"""Further slots of a server: they reserve a GPU, and may run the processes of another machine."""
+"""The first slot of a server on a further machine, whose worker runs the processes there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from dagrl.backends.backend import RankContext
-from dagrl.backends.base import Completion, GenerationRequest, RequestLimits, SleepReport
+from dagrl.backends.serving.held_slot import HeldSlot
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.backends.sglang.start import start_server
-from dagrl.config.residency import Residency
-from dagrl.config.schema import ModelSpec, SamplingSpec
-from dagrl.weight_sync.manifest import Bucket
-from dagrl.weight_sync.receiver import Route
-
-
-class HeldSlot:
-    """A slot without work: the server's first slot serves all. See `GenerateEngine`."""
-
-    serializes_calls = False
-    policy_version = 0
-    sampled_tokens = 0
-
-    def request_limits(self, longest: int) -> RequestLimits:
-        """It takes no requests."""
-        return RequestLimits(0, 0)
-
-    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
-        """Nothing: it receives no requests."""
-        assert not requests, "only the first slot of a server receives requests"
-        return iter(())
-
-    def abort(self) -> None:
-        """Do nothing."""
-
-    def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
-        """Do nothing: the first slot updates all."""
-        self.policy_version = version
-
-    def update_weights(self, route: Route, version: int) -> None:
-        """Do nothing: the first slot updates all."""
-        self.policy_version = version
-
-    def sleep(self, residency: Residency) -> SleepReport:
-        """Do nothing: the first slot releases and reports the memory of all."""
-        return SleepReport(0.0, 0.0)
-
-    def wake(self, residency: Residency) -> None:
-        """Do nothing: the first slot wakes all."""
-
-    def close(self) -> None:
-        """Do nothing."""
+from dagrl.config.schema import ModelSpec
 
 
 class NodeShare(HeldSlot):

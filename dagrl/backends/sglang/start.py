@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 
 from dagrl.backends.model_source import load_hf_config
+from dagrl.backends.serving.client import ServerError
+from dagrl.backends.serving.gpu_memory import gpu_memory
+from dagrl.backends.serving.model_folder import model_folder
 from dagrl.backends.sglang.args import server_arguments
-from dagrl.backends.sglang.gpu_memory import gpu_memory
-from dagrl.backends.sglang.model_folder import model_folder
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.backends.sglang.server import ServerError, ServerProcess
+from dagrl.backends.sglang.server import ServerProcess
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema import ModelSpec
 

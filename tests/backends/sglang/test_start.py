@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from dagrl.backends.serving.client import ServerError
+from dagrl.backends.serving.gpu_memory import GpuMemory, gpu_memory
 from dagrl.backends.sglang import start
-from dagrl.backends.sglang.gpu_memory import GpuMemory, gpu_memory
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.backends.sglang.server import ServerError
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema import ModelSpec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.backends.sglang.client import ServerResponse
-from dagrl.backends.sglang.responses import ResponseReader
-from dagrl.backends.sglang.server import ServerError
+from dagrl.backends.serving.client import ServerError, ServerResponse
+from dagrl.backends.serving.responses import ResponseReader
+from dagrl.backends.sglang.client import Client
 from dagrl.config.schema import SamplingSpec
 
 SAMPLING = SamplingSpec(max_new_tokens=6, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop_token_ids=(9,))
@@ -24,6 +24,9 @@ class FakeClient:
     """A server that samples 100, 101, ... until it is told how a request ends."""
 
     shares_prompts = True
+
+    def parameters(self, sampling: SamplingSpec, left: int, seed: int, stops: Sequence[int]) -> dict[str, Any]:
+        return Client.parameters(self, sampling, left, seed, stops)  # type: ignore[arg-type]
 
     def __init__(self) -> None:
         self.remembered: list[tuple[list[int], str]] = []

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from dagrl.backends.model_source import weight_source
-from dagrl.backends.sglang.model_folder import model_folder
+from dagrl.backends.serving.model_folder import model_folder
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 
 MODEL = ModelSpec(

@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.backends.sglang.client import NO_LOGPROBS, NO_TOKENS, Client
-from dagrl.backends.sglang.server import ServerError
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, ServerClient, ServerError
 from dagrl.config.schema import SamplingSpec
 
 _AGAIN_S = 0.5
@@ -48,7 +47,7 @@ class _Response:
 class ResponseReader:
     """Samples responses, and can be paused. `version` returns that of the weights."""
 
-    def __init__(self, client: Client, version: Callable[[], int], stops: Sequence[int]) -> None:
+    def __init__(self, client: ServerClient, version: Callable[[], int], stops: Sequence[int]) -> None:
         """`stops` are tokens that end a response, in addition to those of the model's config."""
         self._client = client
         self._version = version
@@ -147,7 +146,8 @@ class ResponseReader:
             elif left <= 0:
                 response.finish_reason = "length"
             else:
-                await self._go_on_with(response, self._parameters(sampling, left, response.request.seed), born)
+                parameters = self._client.parameters(sampling, left, response.request.seed, self._stops)
+                await self._go_on_with(response, parameters, born)
         deliver(
             Completion(
                 response.index,
@@ -159,7 +159,7 @@ class ResponseReader:
             )
         )
 
-    async def _go_on_with(self, response: _Response, parameters: dict[str, object], born: int) -> None:
+    async def _go_on_with(self, response: _Response, parameters: object, born: int) -> None:
         """Run one request of a response until it ends, or is aborted or retracted."""
         version, retracts = self._version(), self._retracts
         prompt = response.context.tolist()
@@ -177,12 +177,12 @@ class ResponseReader:
         if answer.finish_reason != "abort" or self._aborts != born:
             response.finish_reason = answer.finish_reason
         elif self._retracts == retracts:
-            raise ServerError(f"SGLang aborted a response: {answer.message}")
+            raise ServerError(f"the server aborted a response: {answer.message}")
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[str]:
         """Context with the id of a request in the server, which is aborted if the call is cancelled."""
-        # SGLang aborts all ids that begin with the given one, so no id may be a prefix of another.
+        # A server may abort all ids that begin with the given one, so none may be a prefix of another.
         rid = f"dagrl-{next(self._names)}."
         self._under_way.add(rid)
         self._nothing_under_way.clear()
@@ -195,19 +195,6 @@ class ResponseReader:
             self._under_way.discard(rid)
             if not self._under_way:
                 self._nothing_under_way.set()
-
-    def _parameters(self, sampling: SamplingSpec, left: int, seed: int) -> dict[str, object]:
-        return {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "max_new_tokens": left,
-            "stop_token_ids": [*sampling.stop_token_ids, *self._stops],
-            "ignore_eos": sampling.ignore_eos,
-            # Used with `enable_deterministic_inference`, where all would otherwise draw the same.
-            "sampling_seed": seed % 2**63,
-        }
 
 
 def _alike(responses: Sequence[_Response]) -> list[list[_Response]]:

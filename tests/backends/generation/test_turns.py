@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dagrl.backends.base import GenerationRequest
-from dagrl.backends.sglang.engine import SglangEngine
-from dagrl.config.schema import ModelSpec, Pipeline, SamplingSpec
+from dagrl.config.schema import ModelSpec, Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.ops.base import Context, OpInput, Output, Resources
@@ -48,18 +45,7 @@ def wait_for_others(*, extra_info: dict) -> str:
 OPTIONS = {"tools": ["patience:wait_for_others"], "tool_format": "patience:every_turn", "max_turns": 3}
 
 
-@pytest.fixture(scope="module")
-def server(
-    start_engine: Callable[..., SglangEngine], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SglangEngine]:
-    """One that tells where it sent each token."""
-    logs = tmp_path_factory.mktemp("sglang-logs")
-    engine = start_engine(logs, max_running_requests=8, enable_return_routed_experts=True)
-    yield engine
-    engine.close()
-
-
-def played(server: SglangEngine, folder: Path, **sampling: Any) -> list[Output]:
+def played(server: Any, backend: str, folder: Path, **sampling: Any) -> list[Output]:
     """A rollout of `PROMPTS`, two to a group."""
     node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 200, **sampling}, **OPTIONS}
     pipeline = Pipeline.model_validate(
@@ -68,7 +54,7 @@ def played(server: SglangEngine, folder: Path, **sampling: Any) -> list[Output]:
             "model": {"init": INIT, "tokenizer": TOKENIZER},
             "data": {"train": "train.parquet", "prompts_per_step": 3, "max_prompt_tokens": 8},
             "groups": {"rollout": {"cpus_per_node": 1}},
-            "engines": {"generator": {"backend": "sglang", "group": "rollout"}},
+            "engines": {"generator": {"backend": backend, "group": "rollout"}},
             "nodes": {"rollout": node, "reward": {"op": "reward", "fn": "exact"}},
             "run": {"steps": 1},
         }
@@ -94,9 +80,9 @@ def played(server: SglangEngine, folder: Path, **sampling: Any) -> list[Output]:
     return list(rollout([OpInput(0, Batch(rows, columns))], context))
 
 
-def test_responses_go_on_by_themselves_and_know_what_was_said(server, model_of, tmp_path: Path) -> None:
+def test_responses_go_on_by_themselves_and_know_what_was_said(server, server_backend, model_of, tmp_path: Path) -> None:
     # Half of the characters end a turn, so that turns are short.
-    outputs = played(server, tmp_path, stop_token_ids=[*range(3, 10)])
+    outputs = played(server, server_backend, tmp_path, stop_token_ids=[*range(3, 10)])
     whole = Batch.concat([Batch(output.rows, output.columns) for output in outputs]).in_order(np.arange(len(PROMPTS)))
     assert whole["turns"].values.tolist() == [3] * len(PROMPTS)
     tokenizer = load_tokenizer(ModelSpec.model_validate({"init": INIT, "tokenizer": TOKENIZER}))
@@ -111,22 +97,3 @@ def test_responses_go_on_by_themselves_and_know_what_was_said(server, model_of, 
         places = torch.arange(len(prompt), len(tokens))
         expected = logprobs[places - 1, tokens[places]].numpy() * whole["response_mask"][row]
         np.testing.assert_allclose(whole["rollout_logprob"][row], expected, atol=1e-4)
-        assert whole["routed_experts"].lengths[row] == len(tokens) - 1
-
-
-def test_a_group_that_shares_its_prompt_is_told_all_routes(server, model_of) -> None:
-    """The prompt is computed once, by a request that nobody reads: what it was routed by is everybody's."""
-    generator = np.random.default_rng(1)
-    prompt = generator.integers(3, 15, 100)
-    sampling = SamplingSpec(max_new_tokens=12, ignore_eos=True)
-    group = list(server.generate([GenerationRequest(prompt, seed) for seed in range(4)], sampling))
-    assert len({tuple(each.tokens) for each in group}) > 1
-    for each in group:
-        tokens = torch.tensor([*prompt, *each.tokens])
-        with torch.no_grad():
-            told = model_of(5)(tokens[None], output_router_logits=True)
-        places = torch.arange(len(prompt), len(tokens))
-        logprobs = told.logits[0].log_softmax(-1)[places - 1, tokens[places]]
-        np.testing.assert_allclose(each.logprobs, logprobs.numpy(), atol=1e-4)
-        chosen = torch.stack([layer[:-1].topk(2).indices for layer in told.router_logits], dim=1)
-        np.testing.assert_array_equal(np.sort(each.routed_experts), chosen.sort().values.numpy())

@@ -1,0 +1,142 @@
+"""What `ServerEngine` asks of an inference server: its requests, and the process or thread that runs it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dagrl.backends.base import EngineLostError
+from dagrl.config.schema import SamplingSpec
+
+NO_TOKENS, NO_LOGPROBS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+
+
+class ServerError(OSError):
+    """A server did not start, has died, or does not answer."""
+
+
+class ServerLostError(ServerError, EngineLostError):
+    """A running server has died or stopped responding."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerResponse:
+    """Result of one request."""
+
+    finish_reason: str
+    """``stop``, ``length`` or ``abort``."""
+    message: str
+    """Reason of an abort."""
+    tokens: np.ndarray
+    """Int64 [tokens]."""
+    logprobs: np.ndarray
+    """Float32 [tokens]."""
+    routed_experts: np.ndarray | None
+    """Int16 [tokens of prompt and response - 1, layers, experts per token]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Capacity of a server."""
+
+    requests: int
+    """Requests that run at the same time."""
+    tokens: int
+    """Tokens in its cache, or in all of its caches: with data-parallel attention each replica has one."""
+    longest: int
+    """Longest prompt with response in tokens that its cache can hold."""
+    context: int
+    """Longest prompt with response in tokens that the model can have."""
+    vocabulary: int
+
+
+class ServerClient(Protocol):
+    """Requests to one server. All methods run on its event loop."""
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether requests share the cache of a common prompt."""
+        ...
+
+    def parameters(self, sampling: SamplingSpec, left: int, seed: int, stops: Sequence[int]) -> Any:
+        """Sampling parameters of a request for up to `left` tokens; `stops` end a response, too."""
+        ...
+
+    async def generate(self, rid: str, tokens: list[int], sampling: Any, cache_key: str) -> ServerResponse:
+        """Continue after `tokens`; only cache entries with the same `cache_key` are reused."""
+        ...
+
+    async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
+        """Fill the cache with `tokens` for requests with that `cache_key`. An abort ends it early."""
+        ...
+
+    def tokens_of(self, rid: str) -> int:
+        """Tokens of a running request received so far."""
+        ...
+
+    def abort(self, rid: str) -> None:
+        """Abort a request."""
+        ...
+
+    def abort_all(self) -> None:
+        """Abort all requests."""
+        ...
+
+    async def pause(self) -> None:
+        """Pause generation in place."""
+        ...
+
+    async def go_on(self) -> None:
+        """End a pause."""
+        ...
+
+    async def update(self, payload: bytes, version: int, *, flush: bool) -> None:
+        """Have each process that holds a part of the model receive weights; with `flush`, drop the cache before.
+
+        `payload` is a `dagrl.weight_sync.receiver.Route` as JSON.
+        """
+        ...
+
+    async def flush(self, timeout_s: float) -> None:
+        """Drop the cache as soon as the server is idle."""
+        ...
+
+    async def release(self, kinds: Sequence[str]) -> None:
+        """Release memory of these kinds on all GPUs; it is free when this returns."""
+        ...
+
+    async def resume(self, kinds: Sequence[str]) -> None:
+        """Allocate released memory of these kinds again."""
+        ...
+
+    async def capacity(self) -> Capacity:
+        """The server's capacity."""
+        ...
+
+
+class RunningServer(Protocol):
+    """The thread with a server's event loop, and the server's processes."""
+
+    def run[Result](self, coroutine: Coroutine[Any, Any, Result], what: str, timeout_s: float) -> Result:
+        """Run a coroutine on the server's loop and wait for it. Raises ServerError on timeout."""
+        ...
+
+    def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        """Start a coroutine on the server's loop. It ends with ServerError if the server dies."""
+        ...
+
+    def check(self) -> None:
+        """Raise ServerError if the server has died."""
+        ...
+
+    def silent_s(self, since: float) -> float:
+        """Seconds without any message from the server; at most those `since`, a `time.time()`."""
+        ...
+
+    def close(self) -> None:
+        """Stop the server; may be called again."""
+        ...

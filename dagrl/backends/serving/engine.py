@@ -1,0 +1,218 @@
+"""A generator on an inference server, held by the worker on the server's first slot.
+
+Implements `dagrl.backends.base.GenerateEngine`. `responses.py` has the running requests; a backend has the server.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import ClassVar
+
+from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
+from dagrl.backends.serving.client import RunningServer, ServerClient, ServerLostError
+from dagrl.backends.serving.gpu_memory import gpu_memory
+from dagrl.backends.serving.responses import ResponseReader
+from dagrl.config.residency import Residency
+from dagrl.config.schema import EngineSpec, SamplingSpec
+from dagrl.weight_sync.channel import PeerError
+from dagrl.weight_sync.exporter import BucketExporter
+from dagrl.weight_sync.manifest import Bucket
+from dagrl.weight_sync.protocol import refuse_unknown_names
+from dagrl.weight_sync.receiver import Route
+from dagrl.weight_sync.sender import WeightSender
+
+_POLL_S = 5.0
+
+
+class ServerEngine:
+    """One server: float32 on a CPU, bfloat16 on GPUs, unless the pipeline sets another dtype.
+
+    With ``weights_from`` it has no weights before the first update; otherwise it has the initial weights as version 0.
+    """
+
+    serializes_calls = False
+    kinds: ClassVar[Mapping[Residency, frozenset[str]]]
+    """Kinds of memory, by the server's names, that are released at each residency."""
+    more_room: ClassVar[str]
+    """How to give its cache more room, for messages."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        server: RunningServer,
+        client: ServerClient,
+        *,
+        waves: Sequence[int],
+        gpus: Sequence[str],
+        eos: int | None,
+        timeout_s: float,
+    ) -> None:
+        """`waves` are the processes that take an update together, wave after wave; `eos` ends a response."""
+        self.pause = spec.weight_sync.pause
+        """Treatment of running requests in an update."""
+        self._passes = 2 if spec.weight_sync.checksum else 1
+        self._waves = list(waves)
+        self._follows = spec.weights_from is not None
+        self._timeout_s = timeout_s
+        self._gpus = gpus
+        self._gone: frozenset[str] = self.kinds[Residency.AWAKE]
+        """Kinds of memory that are released."""
+        self.policy_version = NO_WEIGHTS if spec.weights_from else 0
+        self._server, self._client = server, client
+        self._capacity = server.run(client.capacity(), "tell what it can hold", timeout_s)
+        self._responses = ResponseReader(client, lambda: self.policy_version, [] if eos is None else [eos])
+
+    # -- generation
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self._responses.sampled
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        """Sample one response per request, yielded as they finish. Calls from several threads share the server.
+
+        Raises ValueError for an empty prompt, or one too long for ``max_new_tokens``; ServerError if the server fails
+        or is silent for the timeout of collectives.
+        """
+        assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
+        assert not self._gone, "generate while asleep"
+        self._check(requests, sampling)
+        return self._completions(requests, sampling, self._responses.born)
+
+    def abort(self) -> None:
+        self._server.run(_called(self._responses.abort), "abort", self._timeout_s)
+
+    def _completions(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, born: int
+    ) -> Iterator[Completion]:
+        finished: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        sampled = self._server.submit(self._responses.sample(requests, sampling, born, finished.put))
+        sampled.add_done_callback(lambda _: finished.put(None))
+        try:
+            while (completion := self._next(finished)) is not None:
+                yield completion
+            sampled.result()
+        finally:
+            sampled.cancel()
+
+    def _next(self, finished: queue.SimpleQueue[Completion | None]) -> Completion | None:
+        begun = time.time()
+        while True:
+            try:
+                return finished.get(timeout=_POLL_S)
+            except queue.Empty:
+                if self._server.silent_s(begun) > self._timeout_s:
+                    raise ServerLostError(f"the server has not responded for {self._timeout_s:g} s") from None
+
+    def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
+        """Raise ValueError for requests that a server would reject without a reason, or die of."""
+        vocabulary, context = self._capacity.vocabulary, self._capacity.context
+        for index, request in enumerate(requests):
+            if not len(request.prompt):
+                raise ValueError(f"prompt {index} is empty; a model needs at least one token")
+            for tokens in (request.prompt, request.begun):
+                if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+                    raise ValueError(
+                        f"prompt {index} has tokens that the model does not know: they are from {tokens.min()} to "
+                        f"{tokens.max()}, and its vocabulary has {vocabulary}; is the tokenizer the model's?"
+                    )
+        longest = max((len(request.prompt) for request in requests), default=0)
+        if longest + sampling.max_new_tokens > context:
+            raise ValueError(
+                f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
+                f"server's context of {context}; lower data.max_prompt_tokens or sampling.max_new_tokens"
+            )
+        self._check_room(longest + sampling.max_new_tokens)
+
+    def _check_room(self, longest: int) -> None:
+        if longest > self._capacity.longest:
+            raise ValueError(
+                f"a sample of up to {longest} tokens does not fit into the server's cache, which holds "
+                f"{self._capacity.tokens} and takes one of {self._capacity.longest}; {self.more_room}, or lower "
+                "data.max_prompt_tokens or sampling.max_new_tokens"
+            )
+
+    # -- weights
+
+    def update_weights(self, route: Route, version: int) -> None:
+        """See `GenerateEngine.update_weights`. ServerError if the server fails. Generation pauses as in `pause`."""
+        self._server.run(self._update(route, version), "take weights", self._timeout_s)
+
+    def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
+        """See `GenerateEngine.load_weights`, with shared host memory to the server's processes.
+
+        Raises ServerError if the server fails. After an error the engine must not be used.
+        """
+        with closing(
+            WeightSender(BucketExporter(list(buckets)), "cuda_ipc", host="", timeout_s=self._timeout_s)
+        ) as sender:
+            offer = sender.offer()
+            assert offer is not None, "a sender that is near has an address"
+            update = self._server.submit(self._update(Route(version, {"": offer.address}, self._timeout_s), version))
+            # Receivers of a dead server never connect.
+            update.add_done_callback(lambda ended: sender.close() if ended.cancelled() or ended.exception() else None)
+            try:
+                refuse_unknown_names([sender.send(version, self._waves, passes=self._passes)])
+            except PeerError as error:
+                self._server.check()
+                raise ServerLostError(str(error)) from error
+            except ValueError:
+                update.result(self._timeout_s)
+                self.policy_version = NO_WEIGHTS
+                raise
+            update.result(self._timeout_s)
+
+    async def _update(self, route: Route, version: int) -> None:
+        """Update weights while generation is paused, on the server's event loop."""
+        how = self.pause
+        await self._responses.stand_still(how)
+        try:
+            flush = how != "in_place" and not self._gone
+            await self._client.update(route.to_json().encode(), version, flush=flush)
+            self.policy_version = version
+        finally:
+            await self._responses.go_on(how)
+
+    # -- sleep and close
+
+    def request_limits(self, longest: int) -> RequestLimits:
+        """See `GenerateEngine.request_limits`: as many as fit in the cache at half their longest length.
+
+        Raises ValueError if the cache cannot hold one request of the longest length.
+        """
+        self._check_room(longest)
+        running = max(1, min(self._capacity.requests, self._capacity.tokens // max(1, longest // 2)))
+        return RequestLimits(chunk=max(1, running // 4), max_inflight=running + -(-running // 4))
+
+    def sleep(self, residency: Residency) -> SleepReport:
+        """See `GenerateEngine.sleep`. Without a GPU no memory is released."""
+        before = gpu_memory(self._gpus[:1])
+        going = self.kinds[residency] - self._gone
+        if going and self._gpus:
+            if "kv_cache" in going:
+                # Releasing memory during a request would kill the server.
+                self._server.run(self._client.flush(self._timeout_s), "be idle", self._timeout_s)
+            self._server.run(self._client.release(sorted(going)), "give memory back", self._timeout_s)
+        self._gone |= going
+        if "weights" in going and self._follows:
+            self.policy_version = NO_WEIGHTS
+        held = before[0].used_gib if before else 0.0
+        after = gpu_memory(self._gpus[:1])
+        return SleepReport(held - after[0].used_gib if after else 0.0, held)
+
+    def wake(self, residency: Residency) -> None:
+        coming = self._gone - self.kinds[residency]
+        if coming and self._gpus:
+            self._server.run(self._client.resume(sorted(coming)), "take memory again", self._timeout_s)
+        self._gone -= coming
+
+    def close(self) -> None:
+        """Stop the server and all its processes."""
+        self._server.close()
+
+
+async def _called(function: Callable[[], None]) -> None:
+    function()

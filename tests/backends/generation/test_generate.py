@@ -1,0 +1,133 @@
+"""What every engine that generates does: tokens and log-probs are the model's, in each installed backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from completions import GREEDY, LONG, NEW, OLD, POSITIONS, complete, deviation, is_greedy, kept, log_probs_of
+from transformers import PreTrainedModel
+
+from dagrl.backends.base import GenerationRequest
+from dagrl.config.residency import Residency
+from dagrl.config.schema import SamplingSpec
+
+pytestmark = pytest.mark.slow
+
+ModelOf = Callable[[int], PreTrainedModel]
+TWELVE = LONG.model_copy(update={"max_new_tokens": 12})
+
+
+def test_greedy_tokens_and_log_probs_are_the_models(engine, requests, model_of: ModelOf) -> None:
+    for request, completion in zip(requests, complete(engine, requests, GREEDY), strict=True):
+        assert is_greedy(model_of(OLD), request, completion)
+        assert deviation(model_of(OLD), request, completion).max() <= 1e-5
+        assert completion.tokens.dtype == np.int64 and completion.logprobs.dtype == np.float32
+        assert completion.policy_version == 0 and completion.routed_experts is None
+        stopped = completion.tokens[-1] == 1
+        assert (completion.finish_reason == "stop") == stopped and (stopped or len(completion.tokens) == 16)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingSpec(max_new_tokens=12, temperature=0.6),
+        SamplingSpec(max_new_tokens=12, temperature=0.6, top_p=0.8, top_k=4),
+        SamplingSpec(max_new_tokens=12, min_p=0.4),
+    ],
+    ids=["temperature", "top-p and top-k", "min-p"],
+)
+def test_sampled_tokens_and_their_log_probs(engine, backend, requests, model_of: ModelOf, sampling) -> None:
+    """vLLM's log-probs are those after top-p, top-k and min-p, the others' those before them.
+
+    SGLang applies top-p and top-k together, the others one after the other.
+    """
+    for request, completion in zip(requests, complete(engine, requests, sampling), strict=True):
+        assert deviation(model_of(OLD), request, completion, sampling, cut=backend == "vllm").max() <= 1e-5
+        expected = (log_probs_of(model_of(OLD), request, completion) / sampling.temperature).log_softmax(-1)
+        assert kept(expected, sampling, together=backend == "sglang")[
+            range(len(completion.tokens)), completion.tokens
+        ].all()
+
+
+def test_the_token_that_stops_a_response_is_part_of_it(engine, requests) -> None:
+    free = complete(engine, requests, TWELVE)
+    stop = int(free[4].tokens[3])
+    stopping = SamplingSpec(max_new_tokens=12, temperature=0, stop_token_ids=(stop,))
+    for whole, completion in zip(free, complete(engine, requests, stopping), strict=True):
+        ends = [place for place, token in enumerate(whole.tokens) if token in (stop, 1)]
+        expected = whole.tokens[: ends[0] + 1] if ends else whole.tokens
+        assert completion.tokens.tolist() == expected.tolist()
+        assert completion.finish_reason == ("stop" if ends else "length")
+
+
+def test_a_response_may_use_all_positions_and_continue_within_the_last(engine, model_of: ModelOf) -> None:
+    prompt = np.random.default_rng(8).integers(3, 15, size=POSITIONS - 12)
+    (whole,) = complete(engine, [GenerationRequest(prompt, 0)], TWELVE)
+    assert (len(whole.tokens), whole.finish_reason) == (12, "length")
+    assert deviation(model_of(OLD), GenerationRequest(prompt, 0), whole).max() <= 1e-5
+    for there in (6, 11):
+        begun = GenerationRequest(prompt, 0, whole.tokens[:there])
+        (rest,) = complete(engine, [begun], TWELVE)
+        assert rest.tokens.tolist() == whole.tokens[there:].tolist()
+
+
+def test_a_response_continues_after_its_beginning(engine, requests) -> None:
+    whole = complete(engine, requests, TWELVE)
+    begun = [
+        GenerationRequest(each.prompt, each.seed, done.tokens[:5]) for each, done in zip(requests, whole, strict=True)
+    ]
+    for all_, later in zip(whole, complete(engine, begun, TWELVE), strict=True):
+        assert later.tokens.tolist() == all_.tokens[5:].tolist()
+        np.testing.assert_allclose(later.logprobs, all_.logprobs[5:], atol=1e-5)
+
+
+def test_calls_from_several_threads_share_the_engine(engine, requests) -> None:
+    alone = [each.tokens.tolist() for each in complete(engine, requests, GREEDY)]
+    found: dict[int, list[list[int]]] = {}
+
+    def call(number: int) -> None:
+        found[number] = [each.tokens.tolist() for each in complete(engine, requests, GREEDY)]
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert found == dict.fromkeys(range(3), alone)
+
+
+def test_later_samples_are_of_the_new_weights_and_version(engine, requests, model_of: ModelOf, weights_of) -> None:
+    complete(engine, requests, GREEDY)  # fills the cache of the old weights
+    engine.load_weights(iter([weights_of(NEW)]), 7)
+    assert engine.policy_version == 7
+    for request, completion in zip(requests, complete(engine, requests, GREEDY), strict=True):
+        assert completion.policy_version == 7
+        assert deviation(model_of(NEW), request, completion).max() <= 1e-5
+
+
+def test_an_abort_is_only_for_what_is_running(engine, requests) -> None:
+    engine.abort()
+    assert "abort" not in {each.finish_reason for each in complete(engine, requests, GREEDY)}
+
+
+def test_prompts_that_cannot_be_answered_are_refused(engine) -> None:
+    with pytest.raises(ValueError, match="prompt 1 is empty; a model needs at least one token"):
+        engine.generate([GenerationRequest(np.array([3]), 0), GenerationRequest(np.array([], dtype=int), 0)], GREEDY)
+    with pytest.raises(ValueError, match=r"500 tokens and max_new_tokens 16 do not fit into .* 512"):
+        engine.generate([GenerationRequest(np.full(500, 4), 0)], GREEDY)
+
+
+def test_no_prompts_give_no_responses(engine) -> None:
+    assert complete(engine, [], GREEDY) == []
+
+
+def test_an_engine_generates_the_same_after_a_sleep(engine, requests) -> None:
+    before = [each.tokens.tolist() for each in complete(engine, requests, GREEDY)]
+    for depth in (Residency.WEIGHTS, Residency.ASLEEP):
+        assert engine.sleep(depth).freed_gib == 0
+        engine.wake(Residency.WEIGHTS)
+        engine.wake(Residency.AWAKE)
+    assert [each.tokens.tolist() for each in complete(engine, requests, GREEDY)] == before
