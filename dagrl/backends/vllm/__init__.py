@@ -1,0 +1,1 @@
+"""``backend: vllm``: servers that generate."""

@@ -1,0 +1,153 @@
+"""Requests to one vLLM engine, in vLLM 0.26.0's API. All of it runs on the engine's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, ServerError, ServerResponse
+from dagrl.backends.vllm.adapters import adapter_request
+from dagrl.config.schema import SamplingSpec
+from dagrl.config.schema.engine import SentAdapter
+
+
+class Client:
+    """Requests to `engine`, a vllm.v1.engine.async_llm.AsyncLLM.
+
+    `keeps_weights`: whether a sleep must keep them. `adapter`: what arrives in their place.
+    """
+
+    def __init__(self, engine: Any, *, keeps_weights: bool, adapter: SentAdapter | None = None) -> None:
+        self._engine = engine
+        self._adapter, self._request = adapter, adapter and adapter_request()
+        self._keeps_weights = keeps_weights
+        self._tokens: dict[str, int] = {}
+        """Id of each running request -> tokens received so far."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.heard = time.time()
+        """When the engine sent something last."""
+
+    @property
+    def shares_prompts(self) -> bool:
+        """See `ServerClient.shares_prompts`."""
+        return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
+
+    def parameters(self, sampling: SamplingSpec, left: int, seed: int, stops: Sequence[int]) -> Any:
+        """See `ServerClient.parameters`. Each request draws by its seed."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            max_tokens=left,
+            stop_token_ids=[*sampling.stop_token_ids, *stops] if not sampling.ignore_eos else [],
+            ignore_eos=sampling.ignore_eos,
+            seed=seed % 2**63,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    async def generate(self, rid: str, tokens: list[int], sampling: Any, cache_key: str) -> ServerResponse:
+        """See `ServerClient.generate`."""
+        sampled: list[int] = []
+        logprobs: list[float] = []
+        reason = "abort"
+        self._tokens[rid] = 0
+        try:
+            prompt = {"prompt_token_ids": tokens, "cache_salt": cache_key}
+            async for output in self._engine.generate(prompt, sampling, rid, lora_request=self._request):
+                self.heard = time.time()
+                (part,) = output.outputs
+                if part.token_ids:
+                    sampled += part.token_ids
+                    # One entry per token, because no others were asked for.
+                    logprobs += part.logprobs.logprobs[-len(part.token_ids) :]
+                self._tokens[rid] = len(sampled)
+                reason = part.finish_reason or reason
+        finally:
+            self._tokens.pop(rid, None)
+        if not sampled:
+            return ServerResponse(reason, "", NO_TOKENS, NO_LOGPROBS, None)
+        assert len(logprobs) == len(sampled), "a log-prob for each token"
+        return ServerResponse(reason, "", np.array(sampled, np.int64), np.array(logprobs, np.float32), None)
+
+    async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
+        """See `ServerClient.remember`. vLLM samples at least one token."""
+        once = self.parameters(SamplingSpec(max_new_tokens=1, temperature=0.0), 1, 0, ())
+        await self.generate(rid, tokens, once, cache_key)
+
+    def tokens_of(self, rid: str) -> int:
+        """See `ServerClient.tokens_of`."""
+        return self._tokens.get(rid, 0)
+
+    def abort(self, rid: str) -> None:
+        """See `ServerClient.abort`."""
+        self._start(self._engine.abort(rid))
+
+    def abort_all(self) -> None:
+        """See `ServerClient.abort_all`."""
+        if self._tokens:
+            self._start(self._engine.abort(list(self._tokens)))
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- pauses, weights and memory
+
+    async def pause(self) -> None:
+        """See `ServerClient.pause`."""
+        await self._engine.pause_generation(mode="keep", clear_cache=False)
+
+    async def go_on(self) -> None:
+        """See `ServerClient.go_on`."""
+        await self._engine.resume_generation()
+
+    async def flush(self, timeout_s: float) -> None:
+        """See `ServerClient.flush`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not await self._engine.reset_prefix_cache():
+                    await asyncio.sleep(0.01)
+                return
+        raise ServerError(f"vLLM could not flush its cache within {timeout_s:g} s: requests are running")
+
+    async def update(self, payload: bytes, version: int, *, flush: bool) -> None:
+        """See `ServerClient.update`."""
+        if flush:
+            await self._engine.reset_prefix_cache()
+        alpha = self._adapter and self._adapter.alpha
+        await self._engine.collective_rpc("dagrl_update_weights", args=(payload.decode(), alpha))
+        self.heard = time.time()
+
+    async def release(self, kinds: Sequence[str]) -> None:
+        """See `ServerClient.release`. vLLM frees both kinds together; weights that have to stay come back at once."""
+        both = "weights" in kinds
+        await self._engine.sleep(level=2 if both and not self._keeps_weights else 1, mode="abort")
+        if not both:
+            await self._engine.wake_up(["weights"])
+
+    async def resume(self, kinds: Sequence[str]) -> None:
+        """See `ServerClient.resume`."""
+        await self._engine.wake_up(sorted(kinds))
+        if "kv_cache" in kinds:
+            await self._engine.reset_prefix_cache()
+
+    async def capacity(self) -> Capacity:
+        """See `ServerClient.capacity`."""
+        config = self._engine.vllm_config
+        cache, longest = config.cache_config, config.model_config.max_model_len
+        tokens = cache.num_gpu_blocks * cache.block_size
+        vocabulary = config.model_config.get_vocab_size()
+        return Capacity(config.scheduler_config.max_num_seqs, tokens, min(tokens, longest), longest, vocabulary)

@@ -1,0 +1,82 @@
+"""Descriptor of ``backend: vllm``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
+from dagrl.backends.extra_fields import check_extra
+from dagrl.backends.memory import EngineMemory
+from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.serving.slots import slots_of_servers
+from dagrl.backends.vllm.costs import VllmCosts
+from dagrl.backends.vllm.memory import server_memory
+from dagrl.backends.vllm.rules import check_servers
+from dagrl.backends.vllm.section import VllmEngineSpec
+from dagrl.config.schema import EngineSpec, GroupSpec
+from dagrl.graph.engines import sleeps
+
+_DRIVER_PATIENCE = 0.95
+"""Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
+
+
+class VllmBackend(Backend):
+    """vLLM servers."""
+
+    name = "vllm"
+    summary = "vLLM servers: generates and judges; see docs/vllm.md for its environment"
+    requires = ("vllm",)
+
+    def validate(self, check: EngineCheck[Any]) -> None:
+        """Engine arguments, the place of servers, and the length of samples."""
+        check_extra(check)
+        check_servers(check)
+
+    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+        """Servers read their model's folder unless they take another engine's weights."""
+        assert isinstance(engine, VllmEngineSpec)
+        if engine.weights_from is not None:
+            return None
+        checked = not {"load_format", "quantization"} & engine.server.keys()
+        return WeightReader(strict=False, quantised=True, checked=checked)
+
+    def build(self, start: EngineStart) -> Any:
+        """One slot of a server: its first worker runs vLLM's engine."""
+        spec = start.section(VllmEngineSpec)
+        slot = slots_of_servers(spec.gpus_per_server, start.pipeline.groups[str(spec.group)])[start.ranks.rank]
+        if start.ranks.listen_fd is not None:
+            # vLLM chooses ports itself.
+            os.close(start.ranks.listen_fd)
+        if not slot.leads:
+            from dagrl.backends.serving.held_slot import HeldSlot
+
+            return HeldSlot()
+        if start.gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(start.gpus)
+        from dagrl.backends.vllm.engine import VllmEngine
+
+        return VllmEngine(
+            start.model,
+            spec,
+            start.ranks,
+            name=f"{start.name}/{slot.server}",
+            gpus=start.gpus,
+            log=start.run_dir / "logs" / f"{start.name}-{slot.server}.log",
+            start_timeout_s=_DRIVER_PATIENCE * start.pipeline.run.start_timeout_s,
+            sleeps=sleeps(start.pipeline, start.name),
+            adapter=start.pipeline.engines[spec.weights_from].sent_adapter if spec.weights_from else None,
+        )
+
+    def memory(self, engine: PlannedEngine[VllmEngineSpec]) -> EngineMemory:
+        return server_memory(engine)
+
+    def costs(self, engine: PlannedEngine[VllmEngineSpec]) -> VllmCosts:
+        return VllmCosts(engine)
+
+    def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
+        assert isinstance(engine, VllmEngineSpec)
+        return (group.gpus_per_node or group.cpus_per_node) % engine.gpus_per_server == 0
+
+
+BACKEND = VllmBackend()

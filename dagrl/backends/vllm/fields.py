@@ -1,0 +1,57 @@
+"""Fields of vLLM's AsyncEngineArgs that are tested with dagrl, and those that dagrl sets itself.
+
+Checked against vLLM 0.26.0. Other fields go under ``extra:`` of an engine.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from dagrl.config.schema.library_fields import UNSET, LibraryFields
+from dagrl.config.schema.section import PositiveInt
+
+
+class VllmFields(LibraryFields):
+    """Fields of vLLM's engine arguments that are tested with dagrl; others go under ``extra``."""
+
+    max_model_len: PositiveInt = UNSET
+    """Longest sample. Default: the model's longest."""
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = UNSET
+    """Default: bfloat16, on CPUs float32."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] = UNSET
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = UNSET
+    """Share of a GPU's memory for weights, activations, graphs and cache. Default: vLLM's, 0.8 for a server that
+    sleeps."""
+    kv_cache_memory_bytes: Annotated[int, Field(gt=0)] = UNSET
+    """Bytes of a GPU's cache. Default: what `gpu_memory_utilization` leaves."""
+    tensor_parallel_size: PositiveInt = UNSET
+    enable_expert_parallel: bool = UNSET
+    """Distribute experts over the GPUs of a server instead of splitting each."""
+    max_num_seqs: PositiveInt = UNSET
+    max_num_batched_tokens: PositiveInt = UNSET
+    block_size: PositiveInt = UNSET
+    num_gpu_blocks_override: PositiveInt = UNSET
+    enforce_eager: bool = UNSET
+    """Decode without CUDA graphs and compilation. Default on CPUs: true."""
+    enable_prefix_caching: bool = UNSET
+    enable_chunked_prefill: bool = UNSET
+    stream_interval: PositiveInt = UNSET
+    """Tokens of a request that arrive together. Default: 16."""
+
+    refused: ClassVar = {
+        **dict.fromkeys(("model", "revision", "tokenizer", "hf_overrides"), "follows from `model`; remove it"),
+        **dict.fromkeys(
+            ("nnodes", "node_rank", "master_addr", "master_port", "distributed_executor_backend"),
+            "follows from the group; remove it",
+        ),
+        "seed": "follows from `run.seed`; remove it",
+        "generation_config": "follows from `sampling` of the rollout; remove it",
+        "logprobs_mode": "is processed_logprobs: a log-prob belongs to the distribution that was sampled; remove it",
+        "skip_tokenizer_init": "is true: tokens go in and out by their ids; remove it",
+        **dict.fromkeys(
+            ("worker_extension_cls", "weight_transfer_config"), "belongs to dagrl's weight sync; remove it"
+        ),
+        "enable_sleep_mode": "follows from `sleep` of the engine; remove it",
+    }

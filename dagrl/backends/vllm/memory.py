@@ -1,0 +1,41 @@
+"""Memory of vLLM's servers: they fill ``gpu_memory_utilization`` of each GPU, or have a cache of given size."""
+
+from __future__ import annotations
+
+from dagrl.backends.memory import CONTEXT, GIB, EngineMemory
+from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.vllm.section import CPU_CACHE_GIB, VllmEngineSpec, utilization_of
+
+_RUNTIME = CONTEXT + 3 * GIB
+"""CUDA's context, libraries, activations and graphs; half of it stays in a sleep, as seen with 1.7B on an H200."""
+_LEAST_CACHE_TOKENS = 16384
+"""With fewer a server spends its time waiting for space in the cache."""
+
+
+def server_memory(engine: PlannedEngine[VllmEngineSpec]) -> EngineMemory:
+    """Return the memory of a server's fullest GPU; without a GPU that of the host."""
+    shape, spec, sleeps = engine.shape, engine.spec, engine.executor.sleeps
+    gpus = spec.gpus_per_server
+    if engine.gpu is None:
+        weights = 4 * shape.parameters
+        return EngineMemory({"weights": weights, "cache": CPU_CACHE_GIB * GIB}, "rollout", weights, 0)
+    weights = 2 * shape.parameters // gpus
+    filled = int(engine.gpu.memory_bytes * utilization_of(spec, sleeps=sleeps))
+    cache = spec.server.get("kv_cache_memory_bytes", max(filled - weights - _RUNTIME, 0))
+    least = max(engine.work.longest, _LEAST_CACHE_TOKENS) * cache_bytes_per_token(engine)
+    return EngineMemory(
+        awake={"weights": weights, "cache": cache, "runtime": _RUNTIME},
+        moment="rollout",
+        weights_alone=weights + 2 * engine.work.bucket_bytes + CONTEXT,
+        asleep=CONTEXT + GIB,
+        # Weights that no other engine sends again wait on the host.
+        host=weights if sleeps and spec.weights_from is None else 0,
+        needs=weights + least + _RUNTIME,
+        filled_by="kv_cache_memory_bytes" if "kv_cache_memory_bytes" in spec.server else "gpu_memory_utilization",
+    )
+
+
+def cache_bytes_per_token(engine: PlannedEngine[VllmEngineSpec]) -> int:
+    """Bytes of one token's keys and values on one GPU of a server."""
+    value = 4 if engine.gpu is None else 1 if str(engine.spec.server.get("kv_cache_dtype")).startswith("fp8") else 2
+    return value * engine.shape.cache_values_per_token * engine.shape.layers // engine.spec.gpus_per_server

@@ -1,0 +1,62 @@
+"""Rules of vLLM servers: that they fit their group and the model, and that samples fit into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.vllm.section import VllmEngineSpec
+from dagrl.config.schema import RolloutNode
+from dagrl.graph.engines import wants_routed_experts
+from dagrl.graph.rollouts import longest_by_key
+
+
+def check_servers(check: EngineCheck[VllmEngineSpec]) -> None:
+    """Report servers that cannot be placed, and samples that they cannot hold."""
+    engine, group, each = (
+        check.engine,
+        check.pipeline.groups.get(check.engine.group or ""),
+        check.engine.gpus_per_server,
+    )
+
+    def error(field: str, message: str, code: str) -> None:
+        place = (*check.place, "server", field)
+        # One mistake in a field is enough.
+        check.findings.error(place, message, code=code, depends_on=[place, ("groups",), ("model",)])
+
+    if group is not None and group.ranks:
+        per_node = group.gpus_per_node or group.cpus_per_node
+        if group.is_cpu and each > 1:
+            error("tensor_parallel_size", "a server on CPU slots takes one of them; leave it at 1", "server-on-cpus")
+        elif per_node % each:
+            message = f"a server takes {each} GPUs, which do not divide the {per_node} of a machine; choose a divisor"
+            error("tensor_parallel_size", message, "servers-do-not-divide")
+    heads, keys = check.sizes.heads, check.sizes.key_value_heads
+    if heads and heads.value % each:
+        message = f"{each} GPUs do not share the model's {heads.name}, {heads.value}, evenly; choose a divisor of it"
+        error("tensor_parallel_size", message, "heads-do-not-divide")
+    if keys and keys.value % each and each % keys.value:
+        message = f"{each} GPUs do not share the model's {keys.name}, {keys.value}, evenly"
+        error("tensor_parallel_size", f"{message}; choose a divisor or a multiple of it", "heads-do-not-divide")
+    _check_lengths(check, error)
+    if wants_routed_experts(check.pipeline, check.name):
+        message = "vLLM servers do not report routed experts to dagrl; remove `router_replay`, or use another backend"
+        check.findings.error((*check.place, "backend"), message, code="no-routed-experts")
+    if engine.weight_sync.route == "cuda_ipc" and engine.weights_from is not None:
+        trainer = check.pipeline.engines.get(engine.weights_from)
+        if trainer is not None and trainer.group != engine.group:
+            message = f"cuda_ipc needs both engines on the same GPUs, and `{engine.weights_from}` is on group "
+            message += f"`{trainer.group}`; choose broadcast"
+            check.findings.error((*check.place, "weight_sync", "route"), message, code="route-apart")
+
+
+def _check_lengths(check: EngineCheck[VllmEngineSpec], error: Any) -> None:
+    longest = check.engine.server.get("max_model_len")
+    if longest is None:
+        return
+    for name, node in check.pipeline.nodes.items():
+        if isinstance(node, RolloutNode) and node.engine == check.name:
+            wanted = max(longest_by_key(check.pipeline, name, validated=check.pipeline.run.validates).values())
+            if wanted > longest:
+                message = f"{longest} tokens cannot hold the longest sample of `{name}`, {wanted}; set {wanted} or more"
+                error("max_model_len", message, "context-too-short")

@@ -1,0 +1,198 @@
+"""A server: vLLM's AsyncLLM on a thread with its event loop, and its processes.
+
+Every wait has a timeout, and a dead process ends all waits with the last lines of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dagrl.backends.serving.client import ServerError, ServerLostError
+
+_WATCH_S = 0.5
+_END_S = 10.0
+_LAST_LINES = 4
+
+
+class VllmServer:
+    """vLLM in this worker, with the processes that it starts."""
+
+    def __init__(self, name: str, arguments: Mapping[str, Any], log: Path, start_timeout_s: float) -> None:
+        """Start it with AsyncEngineArgs' `arguments`; its processes write to `log`.
+
+        Raises ServerError with the cause if it does not start in time.
+        """
+        self._name, self._arguments, self._log = name, dict(arguments), log
+        self._failure: ServerError | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._others = set(_children())
+        """Processes that are not this server's."""
+        self._is_given_up = False
+        self._loop = asyncio.new_event_loop()
+        self.heard: Callable[[], float] = time.time
+        """When the engine sent something last; the client knows."""
+        self._started: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._thread = threading.Thread(target=self._live, name=f"vllm {name}", daemon=True)
+        self._thread.start()
+        done, _ = concurrent.futures.wait([self._started], timeout=start_timeout_s)
+        failure = self._started.exception() if done else None
+        if not done or failure is not None:
+            self._is_given_up = True
+            self._end_processes()
+            what = f"did not start: {failure}" if failure else f"was not ready after {start_timeout_s:g} s"
+            raise ServerError(f"vLLM server {name} {what}{self._last_words()}") from failure
+        self.engine: Any = self._started.result()
+        """vLLM's AsyncLLM; use it only on its own loop."""
+        self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+
+    def run[Result](self, coroutine: Coroutine[Any, Any, Result], what: str, timeout_s: float) -> Result:
+        """See `RunningServer.run`."""
+        future = self.submit(coroutine)
+        done, _ = concurrent.futures.wait([future], timeout=timeout_s)
+        if not done:
+            future.cancel()
+            raise ServerLostError(f"waited {timeout_s:g} s for vLLM server {self._name} to {what}{self._last_words()}")
+        return future.result()
+
+    def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        """See `RunningServer.submit`."""
+        return asyncio.run_coroutine_threadsafe(self._while_it_lives(coroutine), self._loop)
+
+    def check(self) -> None:
+        """See `RunningServer.check`."""
+        if self._failure is not None:
+            raise self._failure
+
+    def silent_s(self, since: float) -> float:
+        """See `RunningServer.silent_s`."""
+        return time.time() - max(since, self.heard())
+
+    def close(self) -> None:
+        """See `RunningServer.close`."""
+        if self._thread.is_alive():
+            self._failure = self._failure or ServerError(f"vLLM server {self._name} is closed")
+            with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+                asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result(_END_S)
+            self._end_processes()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=_END_S)
+
+    # -- on the server's thread
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._start())
+        except BaseException as failure:  # noqa: BLE001 - raised in the thread that waits for the start
+            self._started.set_exception(failure)
+            return
+        self._loop.run_forever()
+
+    async def _start(self) -> None:
+        with _output_to(self._log):
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.usage.usage_lib import UsageContext
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            if self._is_given_up:
+                return
+            # The defaults for batches: 16384 tokens at once instead of 2048, on an H200.
+            batches = UsageContext.LLM_CLASS
+            engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments), usage_context=batches)
+        if self._is_given_up:
+            engine.shutdown()
+        self._started.set_result(engine)
+
+    async def _while_it_lives[Result](self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            self.check()
+            return await coroutine
+        except asyncio.CancelledError:
+            self.check()
+            raise
+        except EngineDeadError as error:
+            raise self._lost() from error
+        finally:
+            coroutine.close()
+            self._tasks.discard(task)
+
+    async def _watch(self) -> None:
+        """Cancel all waits when a process has died."""
+        processes = self._own_processes()
+        while self._failure is None:
+            await asyncio.sleep(_WATCH_S)
+            if self.engine.errored or any(not _is_alive(process) for process in processes):
+                self._lost()
+        for task in self._tasks:
+            task.cancel()
+
+    def _lost(self) -> ServerError:
+        self._failure = self._failure or ServerLostError(
+            f"a process of vLLM server {self._name} has died{self._last_words()}"
+        )
+        return self._failure
+
+    async def _wind_up(self) -> None:
+        self._watching.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self.engine.shutdown()
+
+    def _end_processes(self) -> None:
+        """Kill the processes and wait for them, which frees their GPU memory."""
+        processes = self._own_processes()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=_END_S)
+
+    def _own_processes(self) -> list[psutil.Process]:
+        return [each for each in _children() if each not in self._others]
+
+    def _last_words(self) -> str:
+        lines = (
+            [line.strip() for line in self._log.read_text(errors="replace").splitlines()] if self._log.exists() else []
+        )
+        told = [line for line in lines if "ERROR" in line or "Error" in line] or lines
+        last = f"; its last output: {' | '.join(told[-_LAST_LINES:])}" if told else ""
+        return f"{last}; the whole log is {self._log}"
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@contextlib.contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Context in which this process and those that it starts write their output to a file."""
+    kept = [os.dup(standard) for standard in (1, 2)]
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        for standard in (1, 2):
+            os.dup2(descriptor, standard)
+        yield
+    finally:
+        for standard, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, standard)
+            os.close(original)
+        os.close(descriptor)
