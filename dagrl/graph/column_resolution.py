@@ -10,19 +10,13 @@ from typing import NamedTuple
 
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import NodeBase, RolloutNode
+from dagrl.config.schema import ROLLOUT_WRITES, TURN_COLUMNS, NodeBase, OpContract, RolloutNode
 from dagrl.graph.columns import COLUMN_NAME, CORE_COLUMNS
-from dagrl.graph.op_contracts import OF_TURNS, OpContract
 
 _ALL_NODES: Place = ("nodes",)
 _ROLLOUT = "op: rollout"
 _USUAL_WRITERS = {
-    "response_tokens": _ROLLOUT,
-    "response_mask": _ROLLOUT,
-    "rollout_logprob": _ROLLOUT,
-    "policy_version": _ROLLOUT,
-    "finish_reason": _ROLLOUT,
-    "routed_experts": _ROLLOUT,
+    **dict.fromkeys(ROLLOUT_WRITES, _ROLLOUT),
     "turns": f"{_ROLLOUT}, tools: [...]",
     "token_turn": f"{_ROLLOUT}, tools: [...]",
     "token_reward": f"{_ROLLOUT}, environment: ...",
@@ -77,10 +71,9 @@ class ColumnResolver:
         named: set[str] = set()
         missing: dict[str, list[tuple[str, str]]] = {}
         for reader, contract in self._contracts.items():
-            renames = self._renames_of(reader)
-            self._check_read_from(reader)
-            for op_column in (*contract.reads, *contract.reads_if_written):
-                source = renames.get(op_column, op_column)
+            sources = self._sources(reader)
+            self._check_options(reader, sources)
+            for op_column, source in sources.items():
                 if "." in source:
                     readings = self._from_named_node(reader, op_column, source)
                     found += readings
@@ -91,27 +84,24 @@ class ColumnResolver:
                 elif source in self._writers and not self._replaces_its_own(reader, op_column, source):
                     bare.setdefault(source, []).append(reader)
                     found.append(Reading(reader, op_column, self._writers[source][0], source))
-                elif op_column in contract.reads or op_column in renames:
+                elif op_column in contract.reads or source != op_column:
                     missing.setdefault(source, []).append((reader, op_column))
         if complete:
             for column, readers in missing.items():
                 self._report_missing(column, readers)
             self._report_doubles(bare, named)
-        found = self._without_foreign_turns(found)
+        # Optional columns about turns belong to the responses that a node reads.
+        responses = {each.reader: each.writer for each in found if each.op_column == "response_tokens"}
+        found = [
+            each
+            for each in found
+            if each.op_column not in TURN_COLUMNS
+            or each.op_column in self._contracts[each.reader].reads
+            or each.writer == responses.get(each.reader, each.writer)
+        ]
         for reading in found:
             self._check_reading(reading)
         return found
-
-    def _without_foreign_turns(self, found: list[Reading]) -> list[Reading]:
-        """Drop optional columns about the turns of other responses than those that a node reads."""
-        responses = {each.reader: each.writer for each in found if each.op_column == "response_tokens"}
-
-        def foreign(each: Reading) -> bool:
-            if each.op_column not in OF_TURNS or each.op_column in self._contracts[each.reader].reads:
-                return False
-            return each.reader in responses and each.writer != responses[each.reader]
-
-        return [each for each in found if not foreign(each)]
 
     def warn_of_unread(self, readings: list[Reading]) -> None:
         """Warn of nodes without readers: their work is wasted."""
@@ -125,22 +115,17 @@ class ColumnResolver:
 
     def _outputs_of(self, name: str) -> dict[str, str]:
         writes = self._contracts[name].writes
-        spec = self._specs.get(name)
         outputs = {column: column for column in writes}
         place: Place = ("nodes", name, "write")
-        if spec is None or spec.write is None:
+        given = self._specs[name].write if name in self._specs else None
+        if isinstance(given, str) and len(writes) != 1:
+            what = f"{len(writes)} columns ({listed(writes)})" if writes else "no column"
+            example = f"write a mapping, `{{{writes[0]}: ...}}`" if writes else "remove `write`"
+            self._findings.error(place, f"the op writes {what}; {example}", code="wrong-number-of-columns")
             return outputs
-        if isinstance(spec.write, str):
-            if len(writes) != 1:
-                what = f"{len(writes)} columns ({listed(writes)})" if writes else "no column"
-                example = f"write a mapping, `{{{writes[0]}: ...}}`" if writes else "remove `write`"
-                self._findings.error(place, f"the op writes {what}; {example}", code="wrong-number-of-columns")
-                return outputs
-            renames = {writes[0]: spec.write}
-        else:
-            renames = spec.write
+        renames = {writes[0]: given} if isinstance(given, str) else given or {}
         for column, new_name in renames.items():
-            inner = place if isinstance(spec.write, str) else (*place, column)
+            inner = place if isinstance(given, str) else (*place, column)
             if column not in writes:
                 message = f"the op writes no column `{column}`; {suggest(column, writes)}"
                 self._findings.error(inner, message, code="unknown-column")
@@ -151,40 +136,33 @@ class ColumnResolver:
             else:
                 outputs[column] = new_name
                 self._check_kind(inner, column, new_name, f"`{name}` writes `{column}`, which is")
-        self._check_own_doubles(place, outputs)
-        return outputs
-
-    def _check_own_doubles(self, place: Place, outputs: dict[str, str]) -> None:
         for new_name in dict.fromkeys(outputs.values()):
             columns = [column for column, name in outputs.items() if name == new_name]
             if len(columns) > 1:
                 message = f"{listed(columns)} would both be `{new_name}`; give them different names"
                 self._findings.error(place, message, code="duplicate-column")
+        return outputs
 
-    def _renames_of(self, reader: str) -> dict[str, str]:
-        spec = self._specs.get(reader)
-        if spec is None:
-            return {}
-        contract = self._contracts[reader]
-        known = (*contract.reads, *contract.reads_if_written)
-        for column in spec.read:
-            if column not in known:
-                message = f"the op reads no column `{column}`; {suggest(column, known)}"
-                self._findings.error(("nodes", reader, "read", column), message, code="unknown-column")
-        return {column: source for column, source in spec.read.items() if column in known}
+    def _sources(self, reader: str) -> dict[str, str]:
+        """Column that a node reads, by the op's own name -> its source: a column, or ``node.column``."""
+        contract, spec = self._contracts[reader], self._specs.get(reader)
+        renames = spec.read if spec else {}
+        return {
+            column: renames.get(column, column)
+            for column in dict.fromkeys((*contract.reads, *contract.reads_if_written))
+        }
 
     def _from_named_node(self, reader: str, op_column: str, source: str) -> list[Reading]:
-        place: Place = ("nodes", reader, "read", op_column)
         writer, _, column = source.partition(".")
-        if writer not in self._contracts:
-            message = f"there is no node `{writer}`; {suggest(writer, self._contracts)}"
-            self._findings.error(place, message, code="unknown-node", depends_on=[("nodes", writer)])
-            return []
-        if column not in self.outputs[writer].values():
-            message = f"`{writer}` writes no column `{column}`; {suggest(column, self.outputs[writer].values())}"
-            self._findings.error(place, message, code="unknown-column", depends_on=[("nodes", writer)])
-            return []
-        return [Reading(reader, op_column, writer, column)]
+        written = list(self.outputs[writer].values()) if writer in self._contracts else []
+        if column in written:
+            return [Reading(reader, op_column, writer, column)]
+        if writer in self._contracts:
+            message, code = f"`{writer}` writes no column `{column}`; {suggest(column, written)}", "unknown-column"
+        else:
+            message, code = f"there is no node `{writer}`; {suggest(writer, self._contracts)}", "unknown-node"
+        self._findings.error(("nodes", reader, "read", op_column), message, code=code, depends_on=[("nodes", writer)])
+        return []
 
     def _meant(self, reader: str, column: str) -> str | None:
         """The writer of `column` that `reader` selects by ``read_from``, or by default."""
@@ -209,23 +187,24 @@ class ColumnResolver:
         """Whether a node that replaces a column finds no other writer of it."""
         return op_column in self._contracts[reader].replaces and self._writers[column] == [reader]
 
-    def _check_read_from(self, reader: str) -> None:
+    def _check_options(self, reader: str, sources: Mapping[str, str]) -> None:
+        """Report columns of ``read`` that the op does not read, and nodes of ``read_from`` that write none of them."""
         spec = self._specs.get(reader)
-        for place, node in enumerate(spec.read_from if spec else ()):
+        if spec is None:
+            return
+        for column in spec.read.keys() - sources.keys():
+            message = f"the op reads no column `{column}`; {suggest(column, sources)}"
+            self._findings.error(("nodes", reader, "read", column), message, code="unknown-column")
+        for index, node in enumerate(spec.read_from):
             if node not in self._contracts or node == reader:
                 others = [name for name in self._contracts if name != reader]
-                message = f"there is no other node `{node}`; {suggest(node, others)}"
-                where: Place = ("nodes", reader, "read_from", place)
-                self._findings.error(where, message, code="unknown-node", depends_on=[("nodes", node)])
-            elif not self._reads_of(reader) & set(self.outputs[node].values()):
-                message = f"`{reader}` reads no column that `{node}` writes; remove it"
-                where = ("nodes", reader, "read_from", place)
-                self._findings.error(where, message, code="option-without-effect", depends_on=[("nodes", node)])
-
-    def _reads_of(self, reader: str) -> set[str]:
-        """Columns of the pipeline that a node reads, or would read if they were written."""
-        contract, renames = self._contracts[reader], self._renames_of(reader)
-        return {renames.get(column, column) for column in (*contract.reads, *contract.reads_if_written)}
+                message, code = f"there is no other node `{node}`; {suggest(node, others)}", "unknown-node"
+            elif not set(sources.values()) & set(self.outputs[node].values()):
+                message, code = f"`{reader}` reads no column that `{node}` writes; remove it", "option-without-effect"
+            else:
+                continue
+            where: Place = ("nodes", reader, "read_from", index)
+            self._findings.error(where, message, code=code, depends_on=[("nodes", node)])
 
     def _report_missing(self, column: str, readers: list[tuple[str, str]]) -> None:
         samples = any(isinstance(spec, RolloutNode) for spec in self._specs.values())

@@ -6,38 +6,37 @@ A column is identified by its writer and its name in the pipeline, after ``write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from heapq import heappop, heappush
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from dagrl.config.capability import Capability
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings, Positions
 from dagrl.config.schema import (
+    TURN_COLUMNS,
     CustomNode,
     DemonstrationNode,
     FilterNode,
     JudgeNode,
     NodeBase,
+    OpContract,
     Pipeline,
     RewardModelNode,
     RewardNode,
     RolloutNode,
+    Scope,
 )
 from dagrl.graph.column_resolution import ColumnResolver, Reading
-from dagrl.graph.filtering import filter_contract
-from dagrl.graph.op_contracts import OpContract, contract_of, sink_contract, source_contract
-from dagrl.graph.plugins.custom import contract_at
-from dagrl.graph.plugins.formulas import formula_of, own_formula, place_of_formula
+from dagrl.graph.columns import SOURCE_COLUMNS
+from dagrl.graph.plugins.declarations import declaration_of
 from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.redundant import redundant_nodes
-from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts
+from dagrl.graph.updates import redundant_nodes
 
 PROMPTS_NODE = "prompts"
 """Name of the implicit source."""
@@ -81,7 +80,7 @@ class Graph:
     nodes: Mapping[str, GraphNode]
     """By name, in topological order; among nodes that are ready alike, in the order of the file."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that need not run, and why; see `dagrl.graph.redundant`."""
+    """Nodes that need not run, and why; see `redundant_nodes`."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -95,7 +94,7 @@ class Graph:
         for node in self.nodes.values():
             for wire in dict.fromkeys(node.inputs.values()):
                 columns.setdefault((wire.node, node.name), []).append(wire.column)
-        return MappingProxyType({edge: tuple(names) for edge, names in columns.items()})
+        return {edge: tuple(names) for edge, names in columns.items()}
 
     def producers(self, name: str) -> tuple[str, ...]:
         """Nodes that `name` reads from, in topological order."""
@@ -153,12 +152,16 @@ class Graph:
 
         Empty if something is trained on the samples of a rollout.
         """
-        sampling = {name for name, node in self.nodes.items() if isinstance(node.spec, RolloutNode)}
+        sampling = self._rollouts
         trained = [name for name, node in self.nodes.items() if node.contract.needs is Capability.TRAIN]
-        if not trained or any(sampling & self.ancestors(name) for name in trained):
+        behind = {name for name in self.nodes if sampling & self.ancestors(name)}
+        if not trained or behind.intersection(trained):
             return frozenset()
-        behind = {name for name in self.nodes if sampling & self.ancestors(name)} - {SAMPLES_NODE}
-        return frozenset(sampling | behind)
+        return frozenset(sampling | behind - {SAMPLES_NODE})
+
+    @property
+    def _rollouts(self) -> set[str]:
+        return {name for name, node in self.nodes.items() if isinstance(node.spec, RolloutNode)}
 
     @cached_property
     def working(self) -> Graph:
@@ -178,13 +181,14 @@ class Graph:
         """
         graph = self._without_replacing()
         sink = graph.nodes[SAMPLES_NODE]
-        told = {sink.inputs["reward"].node} if "reward" in sink.inputs else set()
+        offline = self._rollouts <= self.validates_only
+        reported = {sink.inputs["reward"].node} if "reward" in sink.inputs else set()
         for name, node in graph.nodes.items():
             learns = isinstance(node.spec, DemonstrationNode) and node.spec.val_loss
             scores = isinstance(node.spec, RewardNode | RewardModelNode | JudgeNode) and not graph._is_baseline(name)
-            if scores or (learns and self._is_offline):
-                told.add(name)
-        needed = told.union(*map(graph.ancestors, told), {PROMPTS_NODE})
+            if scores or (learns and offline):
+                reported.add(name)
+        needed = reported.union(*map(graph.ancestors, reported), {PROMPTS_NODE})
         kept = {name: _validating(node) for name, node in graph.nodes.items() if name in needed}
         # Without a loss on them, validation sets need no responses.
         with_loss = any(isinstance(node.spec, DemonstrationNode) for node in kept.values())
@@ -193,18 +197,13 @@ class Graph:
             for column, wire in sink.inputs.items()
             if wire.node in needed and (with_loss or column != "demonstration")
         }
-        kept[SAMPLES_NODE] = replace(sink, inputs=MappingProxyType(seen))
-        return Graph(MappingProxyType(kept))
+        kept[SAMPLES_NODE] = replace(sink, inputs=seen)
+        return Graph(kept)
 
     def _is_baseline(self, name: str) -> bool:
         """Whether the node's only column is read as ``baseline_reward``."""
         read = {column for node in self.nodes.values() for column, wire in node.inputs.items() if wire.node == name}
         return read == {"baseline_reward"}
-
-    @property
-    def _is_offline(self) -> bool:
-        sampling = {name for name, node in self.nodes.items() if isinstance(node.spec, RolloutNode)}
-        return sampling <= self.validates_only
 
     def _without(self, left_out: Collection[str]) -> Graph:
         """The graph without some nodes and their columns."""
@@ -230,8 +229,8 @@ class Graph:
             if name not in left_out:
                 wires = {column: source(wire) for column, wire in node.inputs.items()}
                 kept = {column: wire for column, wire in wires.items() if wire is not None}
-                nodes[name] = replace(node, inputs=MappingProxyType(kept))
-        return Graph(MappingProxyType(nodes))
+                nodes[name] = replace(node, inputs=kept)
+        return Graph(nodes)
 
 
 def _validating(node: GraphNode) -> GraphNode:
@@ -267,7 +266,7 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
             "data set's with `data.responses` and a node `{op: sft}` or `{op: dpo}`"
         )
         findings.error(_ALL_NODES, message, code="missing-rollout")
-    _report_cycles(readings, findings)
+    _report_cycle(readings, findings)
     columns.warn_of_unread(readings)
     if len(findings.problems) > before or not findings.trusted(_ALL_NODES):
         return None
@@ -276,75 +275,60 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
 
 def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> dict[str, OpContract]:
     """Contracts of all nodes whose contract is known, `prompts` first and `samples` last."""
-    contracts = {PROMPTS_NODE: source_contract(pipeline)}
+    contracts = {PROMPTS_NODE: _source_contract(pipeline)}
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)
         if name in _TAKEN:
             message = f"`{name}` is the name of {_TAKEN[name]} of every pipeline; choose another name"
             findings.error(place, message, code="reserved-name")
             continue
-        if isinstance(node, CustomNode):
+        declared = None
+        if node.user_function is not None:
+            key, function = node.user_function
             try:
-                contracts[name] = ask(node.op, contract_at, node.op, folder=folder)
-                if not contracts[name].reads:
-                    message = f"`{node.op}` reads no column, so it has no rows to work on; read `sample_id` at least"
-                    findings.error((*place, "op"), message, code="invalid-op")
+                declared = ask(function, declaration_of, node, folder=folder)
             except ValueError as error:
-                findings.error((*place, "op"), str(error), code="invalid-op")
-        elif isinstance(node, FilterNode):
-            try:
-                contracts[name] = (
-                    ask(node.fn, filter_contract, node, folder=folder) if node.fn else filter_contract(node, folder)
-                )
-            except ValueError as error:
-                findings.error((*place, "fn"), str(error), code="invalid-filter")
-        else:
-            try:
-                own = own_formula(node)
-                formula = ask(own, formula_of, node, folder=folder) if own else None
-            except ValueError as error:
-                formula = None
-                findings.error((*place, *place_of_formula(node)), str(error), code="invalid-formula")
-            contracts[name] = contract_of(node, pipeline.engines, formula)
-    contracts[SAMPLES_NODE] = sink_contract(pipeline)
+                kind = {CustomNode: "op", FilterNode: "filter"}.get(type(node), "formula")
+                findings.error((*place, *key), str(error), code=f"invalid-{kind}")
+                continue
+        contracts[name] = node.contract(pipeline.engines.get(getattr(node, "engine", None) or ""), declared)
+    contracts[SAMPLES_NODE] = _sink_contract(pipeline)
     return contracts
 
 
-def _report_cycles(readings: list[Reading], findings: Findings) -> None:
-    """Report cycles that have no node in common."""
+def _source_contract(pipeline: Pipeline) -> OpContract:
+    """The contract of `prompts`: the step's prompts, each repeated for its n samples."""
+    demonstration = ("demonstration",) if pipeline.data.responses else ()
+    return OpContract(reads=(), writes=SOURCE_COLUMNS + demonstration, scope=Scope.BATCH)
+
+
+def _sink_contract(pipeline: Pipeline) -> OpContract:
+    """The contract of `samples`, which writes ``samples/step_N.parquet``."""
+    sampled = ("response_tokens", "reward") if rollouts(pipeline) else ()
+    given = ("demonstration",) if is_offline(pipeline) else ()
+    return OpContract(
+        reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),
+        writes=(),
+        scope=Scope.BATCH,
+        reads_if_written=("advantage", "policy_version", "finish_reason", "is_expert", *TURN_COLUMNS, *given),
+    )
+
+
+def _report_cycle(readings: list[Reading], findings: Findings) -> None:
+    """Report a cycle, beginning with its node that the file declares first."""
     columns = {(each.writer, each.reader): each.column for each in readings if each.writer != each.reader}
-    while columns:
-        sorter: TopologicalSorter[str] = TopologicalSorter()
-        for writer, reader in columns:
-            sorter.add(reader, writer)
-        try:
-            sorter.prepare()
-        except CycleError as error:
-            cycle = error.args[1][:-1]
-        else:
-            return
-        # Starts the cycle with its node that the file declares first.
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for writer, reader in columns:
+        sorter.add(reader, writer)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = error.args[1][:-1]
         first = next(cycle.index(each.reader) for each in readings if each.reader in cycle)
         cycle = [*cycle[first:], *cycle[: first + 1]]
         path = "".join(f" -> {reader} (`{columns[writer, reader]}`)" for writer, reader in pairwise(cycle))
         message = f"nodes wait for each other in a cycle: {cycle[0]}{path}; let one of them read another column"
         findings.error(("nodes", cycle[0]), message, code="cycle")
-        columns = {edge: column for edge, column in columns.items() if not set(edge) & set(cycle)}
-
-
-def _topological_order(waits_for: Mapping[str, set[str]]) -> Iterator[str]:
-    """Names after all that they wait for; the first key among those that are ready."""
-    names = list(waits_for)
-    rank = {name: index for index, name in enumerate(names)}
-    sorter = TopologicalSorter(waits_for)
-    sorter.prepare()
-    ready: list[int] = []
-    while sorter.is_active():
-        for name in sorter.get_ready():
-            heappush(ready, rank[name])
-        first = names[heappop(ready)]
-        sorter.done(first)
-        yield first
 
 
 def _graph(
@@ -353,20 +337,18 @@ def _graph(
     inputs: dict[str, dict[str, Wire]] = {name: {} for name in contracts}
     for reading in readings:
         inputs[reading.reader][reading.op_column] = Wire(reading.writer, reading.column)
-    nodes = {
-        name: GraphNode(
-            name,
-            pipeline.nodes.get(name),
-            contract,
-            MappingProxyType(inputs[name]),
-            MappingProxyType(columns.outputs[name]),
-        )
-        for name, contract in contracts.items()
-    }
-    unordered = Graph(MappingProxyType(nodes))
-    waits_for = {name: {*unordered.producers(name)} for name in nodes}
-    if unordered.filter:
-        for name in unordered.select_from:
-            waits_for[name].add(unordered.filter)
-    ordered = MappingProxyType({name: nodes[name] for name in _topological_order(waits_for)})
-    return Graph(ordered, MappingProxyType(redundant_nodes(pipeline, ordered)))
+    unordered = Graph(
+        {
+            name: GraphNode(name, pipeline.nodes.get(name), contract, inputs[name], columns.outputs[name])
+            for name, contract in contracts.items()
+        }
+    )
+    waits_for = {name: {*unordered.producers(name)} for name in contracts}
+    for name in unordered.select_from:
+        waits_for[name].add(unordered.filter or "")
+    ordered: dict[str, GraphNode] = {}
+    while len(ordered) < len(contracts):
+        # The first node of the file among those that are ready.
+        name = next(name for name in contracts if name not in ordered and waits_for[name] <= ordered.keys())
+        ordered[name] = unordered.nodes[name]
+    return Graph(ordered, redundant_nodes(pipeline, ordered))

@@ -1,8 +1,14 @@
-"""The rollouts of a pipeline: most have one; where several agents answer each other, each has its own."""
+"""Data of a step: its rollouts, the rows of a prompt and their lengths, the rounds of a filter.
+
+Where nothing is trained on samples, a pipeline is *offline*: it may do without a rollout, and one that it has is for
+validation alone.
+"""
 
 from __future__ import annotations
 
-from dagrl.config.schema import Pipeline, RolloutNode
+import math
+
+from dagrl.config.schema import DemonstrationNode, FilterNode, Pipeline, RolloutNode, TrainingNode
 
 
 def rollouts(pipeline: Pipeline) -> dict[str, RolloutNode]:
@@ -35,3 +41,78 @@ def longest_by_key(pipeline: Pipeline, name: str, *, validated: bool) -> dict[st
     if validated and node.val_sampling is not None:
         longest["val_sampling"] = prompt + node.val_sampling.max_new_tokens
     return longest
+
+
+def is_offline(pipeline: Pipeline) -> bool:
+    """Whether no step samples anything: there is no rollout, or all that is trained learns from the data set."""
+    trained = [node for node in pipeline.nodes.values() if isinstance(node, TrainingNode)]
+    from_data = [isinstance(node, DemonstrationNode) and node.learns_from_data for node in trained]
+    return not rollouts(pipeline) or (bool(trained) and all(from_data))
+
+
+def tells_val_loss(pipeline: Pipeline) -> bool:
+    """Whether validations tell the loss on the validation sets' responses."""
+    nodes = pipeline.nodes.values()
+    return is_offline(pipeline) and any(isinstance(node, DemonstrationNode) and node.val_loss for node in nodes)
+
+
+def columns_read(pipeline: Pipeline, *, validation: bool = False) -> tuple[str, ...]:
+    """Columns of the training file, or of the validation files, that responses are read from."""
+    return pipeline.data.responses if not validation or tells_val_loss(pipeline) else ()
+
+
+def needs_answers(pipeline: Pipeline, *, validation: bool = False) -> bool:
+    """Whether the file must have reference answers: whether responses to its prompts are sampled, and scored."""
+    return bool(rollouts(pipeline)) and (validation or not is_offline(pipeline))
+
+
+def rows_per_prompt(pipeline: Pipeline, *, validation: bool = False) -> int:
+    """Rows of a group: the responses that are sampled for a prompt, or those that the data set has for it."""
+    if not rollouts(pipeline) or (is_offline(pipeline) and not validation):
+        return max(1, len(pipeline.data.responses))
+    leading = rollouts(pipeline)[leading_rollout(pipeline)]
+    return leading.val_n if validation else leading.n
+
+
+def longest_row(pipeline: Pipeline) -> int:
+    """Tokens of the longest row that anything works on; 0 where nothing is sampled or given."""
+    given = [longest_demonstration(pipeline)] if pipeline.data.responses else []
+    return max([*given, *(longest_sample(pipeline, name) for name in rollouts(pipeline))], default=0)
+
+
+def longest_demonstration(pipeline: Pipeline) -> int:
+    """Tokens of the longest prompt with a response of the data set."""
+    return pipeline.data.max_prompt_tokens + (pipeline.data.max_response_tokens or 0)
+
+
+def filter_of(pipeline: Pipeline) -> FilterNode | None:
+    """The filter; a pipeline has one at most."""
+    return next((node for node in pipeline.nodes.values() if isinstance(node, FilterNode)), None)
+
+
+def prompts_per_round(pipeline: Pipeline) -> int:
+    """Prompts whose responses the first round of a step takes; without a filter the only round."""
+    node = filter_of(pipeline)
+    return (node.prompts_per_round if node else None) or pipeline.data.prompts_per_step
+
+
+def over_sampled(pipeline: Pipeline) -> int:
+    """Prompts that a round starts in excess of those it takes."""
+    found = rollouts(pipeline)
+    begun = found[leading_rollout(pipeline)].over_sampling_batch_size if found else None
+    return begun - prompts_per_round(pipeline) if begun else 0
+
+
+def prompts_begun(pipeline: Pipeline, taken: int | None = None) -> int:
+    """Prompts that a round starts to take `taken`; by default a first round."""
+    return (taken or prompts_per_round(pipeline)) + over_sampled(pipeline)
+
+
+def expected_rounds(pipeline: Pipeline) -> int:
+    """Expected rounds of a step, by ``expected_kept_fraction`` of the filter; 1 by default."""
+    node = filter_of(pipeline)
+    if node is None or node.expected_kept_fraction is None:
+        return 1
+    kept = node.expected_kept_fraction * prompts_per_round(pipeline)
+    # Rounded: 0.15 of 48 is a little less than 7.2 in floats, and no round more is needed for that.
+    return min(node.max_rounds, math.ceil(round(pipeline.data.prompts_per_step / kept, 9)))

@@ -15,8 +15,7 @@ from dagrl.backends.base import NO_WEIGHTS
 from dagrl.config.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
-from dagrl.graph.offline import is_offline, rows_per_prompt
-from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,8 @@ import numpy as np
 from dagrl.config.schema import CustomNode
 from dagrl.data.batch import Column
 from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.graph.plugins.custom import contract_of_function, load_function, located, raised_by
+from dagrl.graph.plugins.custom import load_function, located, raised_by
+from dagrl.graph.plugins.declarations import declared
 from dagrl.ops.base import Context, Op, OpInput, Output
 from dagrl.ops.view import view_of
 
@@ -19,7 +20,7 @@ from dagrl.ops.view import view_of
 def custom_op(place: str, folder: Path | None) -> Op:
     """Wrap the function at ``module:function`` as an op. Raises ValueError if it cannot be loaded."""
     function = load_function(place, folder)
-    contract = contract_of_function(function, place)
+    contract = declared(function, place, "node")
     where = located(function, place)
 
     def run(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:

@@ -10,8 +10,8 @@ import numpy as np
 from dagrl.config.schema import FilterNode
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
-from dagrl.graph.filtering import rule_columns
 from dagrl.graph.plugins.custom import load_function, located, raised_by
+from dagrl.graph.plugins.declarations import rule_columns
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.view import view_of
 

@@ -9,7 +9,7 @@ import numpy as np
 from dagrl.config.schema import AdvantageNode
 from dagrl.data.batch import Batch, Column
 from dagrl.graph.plugins.custom import located, raised_by
-from dagrl.graph.plugins.formulas import load_formula
+from dagrl.graph.plugins.declarations import load_formula
 from dagrl.ops.base import Context
 from dagrl.ops.view import view_of
 

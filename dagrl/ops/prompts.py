@@ -14,8 +14,7 @@ from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.read_ahead import ReadAhead
 from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
-from dagrl.graph.filtering import prompts_begun
-from dagrl.graph.offline import columns_read, is_offline, needs_answers
+from dagrl.graph.rollouts import columns_read, is_offline, needs_answers, prompts_begun
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.turns.settings import rollout_tools
 

@@ -7,29 +7,10 @@ from pathlib import Path
 
 from dagrl.ops.base import Op
 
-_BUILT_IN = (
-    "prompts",
-    "rollout",
-    "reward",
-    "logprob",
-    "advantage",
-    "update",
-    "values",
-    "critic",
-    "reward_model",
-    "judge",
-    "filter",
-    "covariance",
-    "sft",
-    "dpo",
-    "mix",
-    "samples",
-)
-
 
 def load_op(name: str, folder: Path | None) -> Op:
-    """The function of a built-in op, or the user's ``module:function`` (also searched in `folder`) as an op."""
-    if name in _BUILT_IN:
+    """The function of `dagrl.ops.NAME`, or the user's ``module:function`` (also searched in `folder`) as an op."""
+    if ":" not in name:
         return getattr(import_module(f"dagrl.ops.{name}"), name)
     from dagrl.ops.custom import custom_op
 

@@ -12,7 +12,7 @@ from dagrl.algorithms.sft import MixedObjective
 from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import UpdateNode
 from dagrl.data.batch import Batch
-from dagrl.graph.plugins.formulas import load_formula
+from dagrl.graph.plugins.declarations import load_formula
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.stale import without_stale
 

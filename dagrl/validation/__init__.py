@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dagrl.backends.backend import EngineCheck
+from dagrl.backends.environments import check_environment
 from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Problem
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
@@ -61,6 +62,9 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
         check_tokenizers(pipeline, findings)
     check_engines(pipeline, findings)
     for name, engine in pipeline.engines.items():
+        if engine.environment is not None:
+            place = ("engines", name, "environment")
+            check_environment(engine.environment, backend_of(engine), place, findings)
         backend_of(engine).validate(EngineCheck(pipeline, name, engine, sizes[name], findings))
     check_rewards(pipeline, folder, sizes, findings)
     check_rollouts(pipeline, folder, findings)

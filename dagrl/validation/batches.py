@@ -11,8 +11,7 @@ from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import DemonstrationNode, DpoNode, NodeBase, PackingNode, Pipeline, TrainingNode, UpdateNode
 from dagrl.graph.dag import Graph, GraphNode
-from dagrl.graph.offline import longest_demonstration
-from dagrl.graph.rollouts import leading_rollout, longest_by_key, rollouts
+from dagrl.graph.rollouts import leading_rollout, longest_by_key, longest_demonstration, rollouts
 
 _PROMPTS: Place = ("data", "prompts_per_step")
 _MOST_SAMPLES = 10**7

@@ -15,10 +15,10 @@ from dagrl.config.loading.positions import Findings
 from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
-from dagrl.graph.offline import columns_read, needs_answers
-from dagrl.graph.plugins.custom import parameters_at
+from dagrl.graph.plugins.custom import parameters_of
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.judging import fields_in, is_function
+from dagrl.graph.rollouts import columns_read, needs_answers
 from dagrl.validation.data_rows import BLANK_ANSWER, EMPTY_RESPONSE, NO_ANSWER, Columns, RowFaults, row_faults
 
 if TYPE_CHECKING:
@@ -316,6 +316,6 @@ def _uses_answer(node: GraphNode, folder: Path) -> bool:
 
 def _has_parameter(place: str, method: str, folder: Path) -> bool:
     try:
-        return _ANSWER in ask(place, parameters_at, place, method, folder=folder)
+        return _ANSWER in ask(place, parameters_of, place, method, folder=folder)
     except ValueError:
         return False  # Other checks report it.

@@ -7,7 +7,6 @@ from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import CustomNode, EngineSpec, Pipeline, RolloutNode, TrainingNode
 from dagrl.config.schema.backends import engine_sections
-from dagrl.graph.op_contracts import contract_of
 from dagrl.models.gpus import gpu_named
 
 _HOST = "host"
@@ -150,6 +149,11 @@ def _check_weights_from(pipeline: Pipeline, name: str, engine: EngineSpec, sourc
         message = f"no update node trains `{source}`, so its weights never change; {remedy}"
         depends: list[Place] = [("nodes", update, "engine") for update in updates]
         findings.error(place, message, code="untrained-source", depends_on=depends)
+    elif pipeline.engines[source].sent_adapter and not engine.takes_adapters:
+        able = [key for key, section in engine_sections().items() if section.takes_adapters]
+        message = f"`{source}` sends its adapters alone, which {engine.backend} does not take; let it merge them"
+        message += f", or use {' or '.join(able)}" if able else ""
+        findings.error(place, message, code="takes-no-adapters", depends_on=[("engines", source)])
 
 
 def _check_use(pipeline: Pipeline, findings: Findings) -> None:
@@ -157,7 +161,7 @@ def _check_use(pipeline: Pipeline, findings: Findings) -> None:
         engine_name = getattr(node, "engine", None)
         if engine_name is None or isinstance(node, CustomNode):
             continue
-        need = contract_of(node).needs
+        need = node.contract().needs
         assert need is not None, f"op {node.op} has an engine and asks nothing of it"
         place: Place = ("nodes", name, "engine")
         able = [other for other, spec in pipeline.engines.items() if need in spec.capabilities]

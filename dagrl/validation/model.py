@@ -15,6 +15,7 @@ from typing import Any
 from dagrl.backends.families.config_fields import is_size
 from dagrl.backends.families.sizes import ModelSizes, sizes_of
 from dagrl.config.errors import Place
+from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
 from dagrl.models.hf_config import folder_config, read_json
@@ -103,10 +104,18 @@ class _Model:
         return config
 
     def _check_files(self, folder: Path, config: Mapping[str, Any] | None) -> None:
-        try:
-            check_weights(folder, config, readers_of(self.pipeline, self.engines))
-        except ValueError as error:
-            self.findings.error(self.source, str(error))
+        if has_config_only(folder):
+            message = f"the files of `{self.model.hub}` are not in the cache, and the hub cannot be reached"
+            self.findings.error(
+                self.source, f"{message}; connect this machine, or name a folder", code="hub-unreachable"
+            )
+            return
+        # `dagrl run` fetches the weights of a published model.
+        if self.model.hub is None or any(folder.glob("*.safetensors")):
+            try:
+                check_weights(folder, config, readers_of(self.pipeline, self.engines))
+            except ValueError as error:
+                self.findings.error(self.source, str(error))
         specs = [self.pipeline.engines[name] for name in self.engines]
         reads_text = len(self.section) == 1 or any(spec.generates or spec.reads_messages for spec in specs)
         if reads_text and self.model.tokenizer is None:

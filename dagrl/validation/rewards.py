@@ -23,9 +23,10 @@ from dagrl.config.schema import (
     TokenizerSpec,
     TrainingNode,
 )
-from dagrl.graph.plugins.custom import check_arguments_at, contract_at, reward_fields_at, reward_traits_at
+from dagrl.graph.plugins.custom import check_call
+from dagrl.graph.plugins.declarations import checked_traits, declaration_of, fields_of
 from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.plugins.judging import FIELDS, fields_in, is_function, parser_arguments_at
+from dagrl.graph.plugins.judging import FIELDS, fields_in, is_function, parser_arguments
 from dagrl.models.hf_config import token_ids
 
 _LEAST_TEMPERATURE = 1e-3
@@ -67,9 +68,9 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
         return
     name = BUILT_IN_REWARDS.get(node.fn, node.fn)
     try:
-        traits = ask(name, reward_traits_at, name, folder=folder)
+        traits = ask(name, checked_traits, name, folder=folder)
         where = (*place, "args") if node.args else where
-        ask(name, reward_fields_at, name, node.args, folder=folder)
+        ask(name, fields_of, node.args, folder=folder)
     except ValueError as error:
         findings.error(where, str(error), code="invalid-reward")
         return
@@ -80,11 +81,12 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
 
 def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) -> None:
     try:
-        ask(node.op, contract_at, node.op, folder=folder)
+        ask(node.op, declaration_of, node, folder=folder)
     except ValueError:
         return  # `infer_graph` reports it.
     try:
-        ask(node.op, check_arguments_at, node.op, node.args, folder=folder)
+        remedy = "it gets the batch and the node's args, so fix `args`"
+        ask(node.op, check_call, node.op, remedy, (None,), node.args, folder=folder)
     except ValueError as error:
         findings.error((*place, "args") if node.args else (*place, "op"), str(error), code="invalid-op")
 
@@ -195,7 +197,7 @@ def _check_question(place: Place, node: JudgeNode, folder: Path, findings: Findi
         findings.warning((*place, "prompt"), message, code="unknown-field")
     try:
         if is_function(node.parser):
-            ask(node.parser, parser_arguments_at, node.parser, folder=folder)
+            ask(node.parser, parser_arguments, folder=folder)
         else:
             re.compile(node.parser)
     except re.error as error:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from dagrl.backends.environments import lacks_packages
 from dagrl.backends.registry import backends
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import FilterNode, MixNode, Pipeline, RolloutNode, TurnOptions, UpdateNode
 from dagrl.graph.columns import CORE_COLUMNS, Shape
 from dagrl.graph.dag import PROMPTS_NODE, Graph
-from dagrl.graph.filtering import prompts_per_round
-from dagrl.graph.plugins.custom import check_function
+from dagrl.graph.plugins.custom import parameters_of
 from dagrl.graph.plugins.environment import environment_fields
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.tool import check_tool, load_tool, tool_name
-from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.graph.rollouts import leading_rollout, prompts_per_round, rollouts
 
 _ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
 _ONLY_ALONE = ("over_sampling_batch_size", "partial_rollout")
@@ -28,7 +29,7 @@ def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None
     for name, node in found.items():
         _check_prompts_begun(pipeline, name, node, findings, alone=len(found) == 1)
         if node.multi_turn:
-            _check_tools(name, node, folder, findings)
+            _check_tools(name, node, folder, findings, _tool_formats(pipeline, node))
             _check_environment(pipeline, name, node, folder, findings)
         elif unused := [key for key in TurnOptions.model_fields if key in node.model_fields_set]:
             message = f"nothing answers the policy, so {listed(unused)} has no effect; set `tools` or `environment`"
@@ -79,7 +80,15 @@ def _check_prompts_begun(pipeline: Pipeline, name: str, node: RolloutNode, findi
             findings.error((*place, option), message, code="several-rollouts")
 
 
-def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
+def _tool_formats(pipeline: Pipeline, node: RolloutNode) -> list[str]:
+    """The formats of tool calls that the workers of a rollout can read, which may run in another environment."""
+    engine = pipeline.engines.get(node.engine)
+    environment = engine.environment if engine else None
+    there = [each for each in backends().values() if environment is None or not lacks_packages(environment, each)]
+    return ["hermes", *(name for backend in there for name in backend.tool_formats())]
+
+
+def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings, known: Sequence[str]) -> None:
     place: Place = ("nodes", name)
     names: list[str] = []
     for number, tool in enumerate(node.tools):
@@ -104,12 +113,10 @@ def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings)
     where, tool_format = (*place, "tool_format"), node.tool_format
     if ":" in tool_format:
         try:
-            ask(tool_format, check_function, tool_format, folder=folder)
+            ask(tool_format, parameters_of, tool_format, folder=folder)
         except ValueError as error:
             findings.error(where, str(error), code="invalid-tool-format")
-    elif tool_format not in (
-        known := ["hermes", *(name for backend in backends().values() for name in backend.tool_formats())]
-    ):
+    elif tool_format not in known:
         message = f"there is no format `{tool_format}` (write your own as `module:function`)"
         findings.error(where, f"{message}; {suggest(tool_format, known)}", code="invalid-tool-format")
 

@@ -22,10 +22,9 @@ from dagrl.config.schema import (
     SftNode,
 )
 from dagrl.graph.dag import Graph
-from dagrl.graph.offline import is_offline, tells_val_loss
-from dagrl.graph.plugins.custom import check_vote_at
+from dagrl.graph.plugins.custom import check_call
 from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, tells_val_loss
 from dagrl.graph.val_metrics import VOTES, names_at_k, set_prefixes, val_n, vote_of
 
 _VOTE: Place = ("data", "val_vote")
@@ -102,7 +101,7 @@ def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     vote = pipeline.data.val_vote
     try:
         if vote is not None and ":" in vote:
-            ask(vote, check_vote_at, vote, folder=folder)
+            ask(vote, check_call, vote, "it gets the response alone", ("response",), {}, folder=folder)
         elif vote is not None and vote not in VOTES:
             raise ValueError(f"there is no vote `{vote}` (write your own as `module:function`); {suggest(vote, VOTES)}")
     except ValueError as error:

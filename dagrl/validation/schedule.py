@@ -7,7 +7,7 @@ from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import EngineSpec, Pipeline, UpdateNode
 from dagrl.graph.dag import Graph
 from dagrl.graph.rollouts import rollouts
-from dagrl.graph.streaming import hindrances
+from dagrl.graph.updates import hindrance
 
 _STALENESS: Place = ("schedule", "max_staleness")
 _IN_FLIGHT: Place = ("schedule", "in_flight_weight_update")
@@ -31,7 +31,7 @@ def check_schedule(pipeline: Pipeline, graph: Graph | None, findings: Findings) 
             message = "the next rollout has no weights until the update ends; add `in_flight_weight_update: true`"
             findings.warning(_STREAM, message, code="rollout-waits-for-update")
         for name, node in pipeline.nodes.items():
-            if isinstance(node, UpdateNode) and (message := next(hindrances(pipeline, name, node, graph), "")):
+            if isinstance(node, UpdateNode) and (message := hindrance(pipeline, name, node, graph)):
                 findings.error(_STREAM, message, code="update-cannot-stream")
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, TokenizerSpec
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import executor_of
-from dagrl.graph.sleeping import sleeps
+from dagrl.graph.engines import sleeps
 from dagrl.tables import HEADING, render, table
 from dagrl.validation import CheckedPipeline
 
@@ -62,7 +62,9 @@ def _path(path: Path) -> str:
 
 
 def _model(model: ModelSpec) -> str:
-    if model.path is not None:
+    if model.hub is not None:
+        text = model.hub
+    elif model.path is not None:
         text = _path(model.path)
     else:
         assert model.init is not None

@@ -21,8 +21,7 @@ from dagrl.config.schema import (
     TrainingNode,
     ValuesNode,
 )
-from dagrl.graph.offline import columns_read
-from dagrl.graph.rollouts import rollouts
+from dagrl.graph.rollouts import columns_read, rollouts
 from dagrl.models.hf_config import read_config, token_ids
 from dagrl.validation.data_files import holds_chats
 from dagrl.validation.tokenizer_files import has_end_token, has_tokenizer, template_problem

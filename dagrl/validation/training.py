@@ -23,11 +23,10 @@ from dagrl.config.schema import (
     ValuesNode,
 )
 from dagrl.graph.dag import Graph
-from dagrl.graph.offline import is_offline, rows_per_prompt, tells_val_loss
-from dagrl.graph.op_contracts import contract_of
-from dagrl.graph.plugins.formulas import check_formula_at, formula_of, own_formula, place_of_formula
+from dagrl.graph.plugins.custom import check_call
+from dagrl.graph.plugins.declarations import declaration_of
 from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, tells_val_loss
 
 _OF_ESTIMATORS = {
     "normalize_by_std": ("grpo",),
@@ -131,17 +130,18 @@ def _check_options(
 
 
 def _check_own(place: Place, node: AdvantageNode | UpdateNode, folder: Path, findings: Findings) -> None:
-    name = own_formula(node)
-    if name is None:
+    if node.user_function is None:
         return
+    key, name = node.user_function
     try:
-        ask(name, formula_of, node, folder=folder)
+        ask(name, declaration_of, node, folder=folder)
     except ValueError:
         return  # `infer_graph` reports it.
-    where = (*place, *place_of_formula(node))
-    args = node.loss.args if isinstance(node, UpdateNode) else node.args
+    where = (*place, *key)
+    args, given = (node.loss.args, "tokens") if isinstance(node, UpdateNode) else (node.args, "batch")
     try:
-        ask(name, check_formula_at, node, folder=folder)
+        remedy = f"it gets the {given} and the node's args, so fix `args`"
+        ask(name, check_call, name, remedy, (None,), args, folder=folder)
     except ValueError as error:
         findings.error((*where[:-1], "args") if args else where, str(error), code="invalid-formula")
 
@@ -163,7 +163,7 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
         return
     leading = leading_rollout(pipeline)
     compares = (
-        own_formula(node) is None and "group_id" in contract_of(node.model_copy(update={"length_reward": None})).reads
+        node.user_function is None and "group_id" in node.model_copy(update={"length_reward": None}).contract().reads
     )
     if (compares or node.length_reward) and found[leading].n < 2:
         what = node.estimator if compares else "length_reward"

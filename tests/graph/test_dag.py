@@ -12,7 +12,7 @@ from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import CustomNode, Pipeline
 from dagrl.graph.dag import Wire, build_graph
-from dagrl.graph.plugins.custom import node
+from dagrl.graph.plugins.declarations import node
 from dagrl.validation import check_file
 
 
@@ -87,15 +87,6 @@ class TestInference:
             "policy_version",
             "finish_reason",
         }
-
-    def test_the_graph_cannot_be_changed(self, project):
-        graph = graph_of(project.folder / "p.yaml")
-        with pytest.raises(TypeError):
-            graph.nodes["x"] = graph.nodes["ref"]
-        with pytest.raises(TypeError):
-            graph.nodes["ref"].inputs["x"] = Wire("ref", "x")
-        with pytest.raises(TypeError):
-            graph.edges["ref", "reward"] = ("ref_logprob",)
 
     def test_order_does_not_depend_on_the_hash_seed(self, project):
         code = (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagrl.graph.op_contracts import Scope, contract_of
+from dagrl.config.schema import Scope
 from dagrl.ops.advantage import advantage
 from dagrl.ops.base import OpInput
 
@@ -168,7 +168,7 @@ def test_tokens_whose_charge_has_reached_its_bound_are_counted(bench, part, esti
     ],
 )
 def test_what_is_whitened_is_seen_at_once(bench, estimator, scope) -> None:
-    contract = contract_of(bench.context("advantage", nodes=node(estimator=estimator)).node)
+    contract = bench.context("advantage", nodes=node(estimator=estimator)).node.contract()
     assert contract.scope is scope
     assert ("group_id" in contract.reads) == (estimator != "reinforce_plus_plus")
 

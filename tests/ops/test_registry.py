@@ -6,13 +6,10 @@ from typing import get_args
 
 import pytest
 
-from dagrl.config.schema import AdvantageNode, LogprobNode, RewardNode, RolloutNode, UpdateNode
+from dagrl.config.schema import CustomNode, NodeSpec
 from dagrl.ops.registry import load_op
 
-DECLARED = [
-    get_args(node.model_fields["op"].annotation)[0]
-    for node in (RolloutNode, RewardNode, LogprobNode, AdvantageNode, UpdateNode)
-]
+DECLARED = [each.__metadata__[0].tag for each in get_args(get_args(NodeSpec)[0]) if get_args(each)[0] is not CustomNode]
 
 
 @pytest.mark.parametrize("name", ["prompts", *DECLARED, "samples"])
@@ -31,7 +28,7 @@ def test_a_users_op_is_found_beside_the_pipeline(bench) -> None:
     ("place", "message"),
     [
         ("no_such_ops:run", r"there is no module 'no_such_ops'.*beside the pipeline file"),
-        ("ops_bare:bare", r"`ops_bare:bare` does not say its columns"),
+        ("ops_bare:bare", r"`ops_bare:bare` does not declare its columns"),
         ("ops_bare:gone", r"module 'ops_bare' has no function 'gone'"),
     ],
 )

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import SamplingSpec
 from dagrl.data.batch import Batch
-from dagrl.graph.op_contracts import contract_of
 from dagrl.ops.base import OpInput, Output
 from dagrl.ops.rollout import rollout, sample_seed
 
@@ -84,7 +83,7 @@ def test_a_group_comes_as_soon_as_its_last_response_has(clean_bench, order: list
 def test_responses_come_with_all_that_the_contract_promises(bench) -> None:
     context = bench.context("rollout", engine=Generator(routes=True))
     (output,) = rollout([part_of(bench, [0, 4], group_size=8)], context)
-    assert set(output.columns) == set(contract_of(context.node).writes)
+    assert set(output.columns) == set(context.node.contract().writes)
     assert output.rows.tolist() == [0, 4]
     tokens, logprob = output.columns["response_tokens"], output.columns["rollout_logprob"]
     assert tokens.lengths.tolist() == logprob.lengths.tolist() == [2, 3]

@@ -37,17 +37,17 @@ def test_a_guest_has_its_owners_head(project):
 
 
 def test_a_bridge_that_is_not_installed(project, monkeypatch):
-    monkeypatch.setattr(options, "_has_bridge", lambda: False)
+    monkeypatch.setattr(options, "has_bridge", lambda: False)
     path = project.pipeline((ACTOR, f"{ACTOR}    bridge: megatron-bridge #!\n"))
     project.assert_problem(
         path, "engines.actor.bridge", "megatron-bridge is not installed; install it with `uv pip install"
     )
-    monkeypatch.setattr(options, "_has_bridge", lambda: True)
+    monkeypatch.setattr(options, "has_bridge", lambda: True)
     check_file(path)
 
 
 def test_a_bridge_that_knows_no_heads(project, monkeypatch):
-    monkeypatch.setattr(options, "_has_bridge", lambda: True)
+    monkeypatch.setattr(options, "has_bridge", lambda: True)
     critic = "  critic: {backend: megatron, group: train, head: value, bridge: megatron-bridge} #!\n  reference:"
     path = project.pipeline(("  reference:", critic))
     project.assert_problem(path, "engines.critic.bridge", "megatron-bridge has no value head; set bridge: native")
@@ -87,7 +87,7 @@ class TestStart:
 
     def test_a_torn_one(self, project, folder, path):
         (folder / ".metadata").unlink()
-        self.assert_told(project, path, "has no .metadata, which says where each tensor lies; copy it again")
+        self.assert_told(project, path, "has no .metadata, which says where each tensor is stored; copy it again")
 
     @pytest.mark.parametrize(
         ("content", "kind"),

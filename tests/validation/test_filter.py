@@ -104,7 +104,7 @@ def test_an_update_in_pieces_has_nothing_to_begin_with(project) -> None:
         ("  ref: {op: logprob, engine: reference, write: ref_logprob}\n", ""),
         ("run: {steps: 10}\n", "run: {steps: 10}\nschedule: {stream_update: true} #!\n"),
     )
-    project.assert_problem(path, "schedule.stream_update", "update-cannot-stream", "take one of the two out")
+    project.assert_problem(path, "schedule.stream_update", "update-cannot-stream", "remove one of the two")
 
 
 def test_over_sampling_begins_more_than_a_round_takes(project) -> None:

@@ -13,7 +13,12 @@ TOKENIZER = '  tokenizer: {kind: characters, alphabet: "0123456789+= "}'
 CASES = {
     "nothing": (f"model:\n{INIT}\n{TOKENIZER}", f"model: #!\n{TOKENIZER}", "model", "says no model; add `path:`"),
     "both": (INIT, f"{INIT}\n  path: somewhere #!", "model.path", "has `path` and `init`; keep one"),
-    "no folder": (INIT, "  path: Qwen/Qwen3-8B #!", "model.path", "Qwen/Qwen3-8B does not exist; give a Hugging Face"),
+    "no folder": (
+        INIT,
+        "  path: ./Qwen/Qwen3-8B #!",
+        "model.path",
+        "Qwen/Qwen3-8B does not exist; give a Hugging Face",
+    ),
     "a file": (INIT, "  path: train.parquet #!", "model.path", "train.parquet is a file, not a folder"),
     "no model type": ("model_type: qwen3, ", "", "model.init.model_type", "does not say which architecture; add"),
     "no tokenizer": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.streaming import update_pieces
+from dagrl.graph.updates import update_pieces
 from dagrl.validation import check_file
 
 CORRECTED = "nodes.update.rollout_correction={rollout_is: token}"

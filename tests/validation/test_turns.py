@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import metadata
+
 import pytest
 
 from dagrl.validation import check_file
@@ -62,7 +65,7 @@ CASES = {
         "tools: [calculator], tool_args: {calculator: {expression: '1'}}",
         "tools[0]",
         "invalid-tool",
-        "is the policy's; remove it from `tool_args`",
+        "cannot be set by `tool_args` of the tool",
     ),
     "no such argument": (
         "tools: [python], tool_args: {python: {memory_mb: 3}}",
@@ -161,3 +164,20 @@ def test_rollouts_that_share_prompts_share_tools(project) -> None:
     path = project.pipeline(("  ref: {op", f"  {other}{judged}  ref: {{op"))
     problem = project.only_problem(path)
     assert (problem.place, problem.code) == ("nodes.other.tools", "different-tools")
+
+
+def test_a_format_that_the_generators_environment_lacks_is_refused(project) -> None:
+    (project.folder / "env" / "bin").mkdir(parents=True)
+    (project.folder / "env" / "bin" / "python").touch()
+    site = project.folder / "env" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (site / "transformers").mkdir(parents=True)
+    for name in ("ray", "dagrl"):
+        (site / f"{name}.dist-info").mkdir()
+        text = f"Name: {name}\nVersion: {metadata.version(name)}\n"
+        (site / f"{name}.dist-info" / "METADATA").write_text(text)
+    generator = "  generator: {backend: hf, group: rollout, weights_from: actor}"
+    path = project.pipeline(
+        (ROLLOUT, f"{ROLLOUT[:-1]}, tools: [calculator], tool_format: llama3}} #!"),
+        (generator, f"{generator[:-1]}, environment: ./env}}"),
+    )
+    project.assert_problem(path, "nodes.rollout.tool_format", "invalid-tool-format", "there is no format `llama3`")

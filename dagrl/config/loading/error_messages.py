@@ -71,7 +71,7 @@ def _place_of(details: ErrorDetails, tree: dict[str, Any]) -> Place:
 
 
 def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> Fault:
-    details, key, value = several[0], str(place[-1]), _value_at(tree, place)
+    details, key, value = several[0], str(place[-1]), value_at(tree, place)
     match details["type"]:
         case "extra_forbidden":
             return _unknown_key(place, tree)
@@ -89,6 +89,8 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
             own = _OWN if len(several) > 1 else ""
             message = f"{shown(details['input'])} is not one of the options{own}; {suggest(str(value), options)}"
             return Fault(place, "unknown-option", message)
+        case "value_error":
+            return Fault(place, "invalid-value", str(details["ctx"]["error"]))
     wanted = " or ".join(dict.fromkeys(_wanted(each) for each in several)).replace(" or be ", " or ")
     return Fault(place, "invalid-value", f"got {shown(value)}; it must {wanted}")
 
@@ -129,7 +131,8 @@ def _instead(place: Place, tree: dict[str, Any]) -> str:
     return f"rename `{name}` to `{near}`" if near else f"remove `{name}`"
 
 
-def _value_at(tree: Any, place: Place) -> Any:
+def value_at(tree: Any, place: Place) -> Any:
+    """The value at a place; None if there is none."""
     for key in place:
         if isinstance(tree, list) and isinstance(key, int):
             tree = tree[key]
@@ -148,7 +151,7 @@ def _sections_at(place: Place, tree: dict[str, Any] | None = None) -> list[type[
     kinds: list[Any] = [Pipeline]
     for depth, key in enumerate(place, start=1):
         kinds = [inner for kind in kinds for inner in _below(kind, key)]
-        if tree is not None and len(kinds) > 1 and isinstance(value := _value_at(tree, place[:depth]), dict):
+        if tree is not None and len(kinds) > 1 and isinstance(value := value_at(tree, place[:depth]), dict):
             kinds = [kind for kind in kinds if _has_tag(kind, value)] or kinds
     return [] if any(get_origin(kind) is dict for kind in kinds) else [kind for kind in kinds if _is_section(kind)]
 

@@ -24,13 +24,10 @@ OWN_TEMPLATES = Path(__file__).resolve().parents[3] / "dag_templates"
 
 
 def read_with_parents(path: Path, allowance: Allowance | None = None) -> Document:
-    """Read a pipeline file and the files that it extends, which count against `allowance`.
-
-    PipelineError if one of them cannot be read at all.
-    """
+    """Read a pipeline file and the files that it extends. PipelineError if one of them cannot be read at all."""
     if not path.name.endswith((".yaml", ".yml")) and not os.path.lexists(str(path).replace("\0", "")):
-        own = OWN_TEMPLATES / f"{path}.yaml"
-        if "=" in str(path) or (len(str(path)) < 100 and own.is_file()):
+        own = OWN_TEMPLATES / f"{str(path)[:100]}.yaml"
+        if "=" in str(path) or own.is_file():
             remedy = "the pipeline file comes first, then KEY=VALUE" if "=" in str(path) else f"the template is {own}"
             raise PipelineError([Problem(str(path), 1, "file", f"does not exist; {remedy}", "unreadable-file")])
     layers: dict[str, Document] = {}
@@ -82,15 +79,17 @@ def _add_layers(path: Path, children: dict[str, Path], layers: dict[str, Documen
     for place, parent in _parents(document):
         try:
             found = _find_parent(parent, path)
-            _check_no_circle(found, family)
+            if _real(found) in family:
+                circle = " -> ".join(str(member) for member in (*family.values(), found))
+                raise ValueError(f"the files extend each other in a circle ({circle}); remove one `extends`")
             if len(layers) + len(family) >= MOST_FILES:
                 raise ValueError(f"a pipeline may extend {MOST_FILES - 1} files; put some of them into one")
         except (ValueError, OSError) as error:
+            message = str(error)
             if isinstance(error, OSError):  # For example a name that is too long.
-                error = ValueError(f"{shown(parent)} cannot be read: {error.strerror}; check the path")
+                message = f"{shown(parent)} cannot be read: {error.strerror}; check the path"
             position = document.positions[place]
-            problem = Problem(position.file, position.line, dotted(place), str(error), "unknown-template")
-            document.problems.append(problem)
+            document.problems.append(Problem(position.file, position.line, dotted(place), message, "unknown-template"))
             document.broken.add(())  # A missing key may be inherited.
         else:
             _add_layers(found, family, layers, allowance)
@@ -116,14 +115,9 @@ def _parents(document: Document) -> list[tuple[Place, Any]]:
         position = document.positions["extends",]
         message = f"extends {len(said):,} files, of which {MOST_FILES} are the most; put some of them into one"
         raise PipelineError([Problem(position.file, position.line, "extends", message, "too-large")])
-    places: list[Place] = [("extends", index) for index in range(len(said))]
-    return [(place, parent) for place, parent in zip(places, said, strict=True) if place not in document.broken]
-
-
-def _check_no_circle(parent: Path, family: dict[str, Path]) -> None:
-    if _real(parent) in family:
-        circle = " -> ".join(str(member) for member in (*family.values(), parent))
-        raise ValueError(f"the files extend each other in a circle ({circle}); remove one `extends`")
+    return [
+        (("extends", index), parent) for index, parent in enumerate(said) if ("extends", index) not in document.broken
+    ]
 
 
 def _find_parent(parent: Any, path: Path) -> Path:

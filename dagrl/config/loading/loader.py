@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +22,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from dagrl.config.errors import PipelineError, Place, Problem, dotted, suggest
-from dagrl.config.loading.error_messages import MOST_FAULTS, faults_of, known_keys
+from dagrl.config.loading.error_messages import MOST_FAULTS, faults_of, known_keys, value_at
 from dagrl.config.loading.extends import expanded, forget, keeps_nulls, read_with_parents, takes_away
+from dagrl.config.loading.hub import HubError, hub_model, locate
 from dagrl.config.loading.positions import COMMAND_LINE, Position, Positions
 from dagrl.config.loading.yaml_source import (
     HALF,
@@ -106,14 +109,13 @@ def _apply_override(document: Document, override: str, number: int, allowance: A
             raise ValueError("only a file can extend others; write a file that begins with `extends: NAME`")
         if not encodable(key):
             raise ValueError(f"the key {HALF}")
-        allowance.take(number, len(place))
+        allowance.take(number, len(place), values=len(place))
         value = parse_value(text, allowance, level=len(place))
         section = _section_for(document, place, position)
     except TooLargeError as error:
         raise PipelineError([Problem(COMMAND_LINE, number, f"override {override}", str(error), "too-large")]) from error
     except ValueError as error:
-        problem = Problem(COMMAND_LINE, number, f"override {override}", str(error), "invalid-override")
-        document.problems.append(problem)
+        document.problems.append(Problem(COMMAND_LINE, number, f"override {override}", str(error), "invalid-override"))
         return
     forget(document.positions, place, section.get(place[-1]))
     if takes_away(value, place) and place[-1] in section:
@@ -189,19 +191,39 @@ def _resolve_paths(document: Document, positions: Positions) -> None:
     engines: list[Place] = []
     for name, engine in _sections(tree, "engines").items():
         spec = engine_sections().get(str(engine.get("backend")), EngineSpec)
-        engines += [("engines", name, *path) for path in (*spec.path_fields, *_MODEL_PATHS)]
-    sets = [("data", "val", name) for name in _mapping(_mapping(tree.get("data")).get("val"))]
+        engines += [("engines", name, *path) for path in (("environment",), *spec.path_fields, *_MODEL_PATHS)]
+    sets = [("data", "val", name) for name in _mapping(value_at(tree, ("data", "val")))]
     for place in (*_PATHS, *sets, *engines):
-        holder = _mapping(tree)
-        for key in place[:-1]:
-            holder = _mapping(holder.get(str(key)))
+        holder = _mapping(value_at(tree, place[:-1]))
         value = holder.get(str(place[-1]))
         if isinstance(value, str) and "\0" in value:
             problem = positions.problem(place, "a path cannot contain a NUL character; remove it", "invalid-value")
             document.problems.append(problem)
+        elif place[-1] == "environment" and isinstance(value, str) and re.fullmatch(r"\w[\w-]*", value):
+            holder["environment"] = f"{sys.prefix}-{value}"
+        elif isinstance(value, str) and value and place[-2:] == ("model", "path"):
+            _resolve_model(document, positions, place, holder, value)
         elif isinstance(value, str) and value:
             # Unlike `Path.resolve`, this accepts circular links.
             holder[str(place[-1])] = os.path.realpath(positions.at(place).folder / expanded(value))
+
+
+def _resolve_model(document: Document, positions: Positions, place: Place, holder: Tree, value: str) -> None:
+    """Replace ``model.path`` by a folder: the one that it names, or that of a published model in the cache."""
+    folder = positions.at(place).folder / expanded(value)
+    holder["path"] = os.path.realpath(folder)
+    hub = holder.pop("hub", None)
+    # The path of a resumed run is that of its machine's cache.
+    resumed = hub_model(hub) if isinstance(hub, str) and folder.name in hub else None
+    if resumed is not None and folder.is_dir():
+        holder["hub"] = hub
+    elif (named := resumed or hub_model(value)) is not None and not folder.exists():
+        try:
+            found, holder["hub"] = locate(named)
+        except HubError as error:
+            document.problems.append(positions.problem(place, str(error), "no-such-model"))
+        else:
+            holder["path"] = str(found)
 
 
 def _mapping(value: Any) -> Tree:

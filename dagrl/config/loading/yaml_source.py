@@ -11,9 +11,9 @@ YAML can stand for billions of values.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dagrl.config.loading.positions import Position
 
 MOST_BYTES = 512 * 1024
 MOST_VALUES = 10_000
-"""Keys and values with aliases expanded; a large pipeline has some hundreds."""
+"""Keys and values; a large pipeline has some hundreds."""
 MOST_LEVELS = 50
 MOST_FILES = 32
 """Files of one pipeline, and entries of one `extends`."""
@@ -33,33 +33,23 @@ _MOST_DIGITS = 100
 """No setting takes a longer number, and Python and JSON refuse to write numbers with thousands of digits."""
 
 Tree = dict[str, Any]
+_Entries = dict[str | int, tuple[yaml.Node, yaml.Node]]
+"""Key or index -> the node with its position, and the value's node."""
 _STANDARD = "tag:yaml.org,2002:"
-_NULL, _BOOL, _INT, _FLOAT, _TEXT = (f"{_STANDARD}{kind}" for kind in ("null", "bool", "int", "float", "str"))
-_MERGE = f"{_STANDARD}merge"
-_PLAIN = frozenset({_NULL, _BOOL, _INT, _FLOAT, _TEXT})
-_NESTED = frozenset({f"{_STANDARD}map", f"{_STANDARD}seq"})
 _AMBIGUOUS = {
     spelling: meant
     for word, meant in (("yes", "true"), ("on", "true"), ("no", "false"), ("off", "false"))
     for spelling in (word, word.capitalize(), word.upper())
 }
 """Words that YAML 1.1 reads as booleans, in its spellings, which the dumper quotes, -> what to write instead."""
-_BOOLEANS = {"true": True, "false": False}
 _RESOLVERS = (
-    (_BOOL, r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    (_INT, r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+", "-+0123456789"),
-    (_FLOAT, r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-    (_FLOAT, r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
-    (_NULL, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    (_MERGE, r"<<", "<"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("merge", r"<<", "<"),
 )
-_KINDS = {
-    stat.S_IFDIR: "folder",
-    stat.S_IFIFO: "pipe",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-}
 HALF = "contains half of a surrogate pair; write the character itself"
 
 
@@ -76,13 +66,17 @@ class Allowance:
     """The remaining size of a pipeline, over all its files and overrides."""
 
     bytes: int = MOST_BYTES
-    values: int = MOST_VALUES
+    values: int = 2 * MOST_VALUES
+    """Each value counts twice: when it is composed, and when it is built, with aliases expanded."""
     characters: int = MOST_BYTES
 
-    def take(self, line: int, values: int = 1, characters: int = 0) -> None:
-        """Count values and their characters. TooLargeError if the allowance is used up."""
+    def take(self, line: int, level: int, values: int = 1, characters: int = 0) -> None:
+        """Count values and their characters. TooLargeError if the allowance is used up, or `level` is too deep."""
         self.values -= values
         self.characters -= characters
+        if level > MOST_LEVELS:
+            message = f"is nested more than {MOST_LEVELS} levels deep, or an alias (`*name`) contains itself"
+            raise TooLargeError(line, f"{message}; close all open brackets, and write such a value out")
         if self.values < 0:
             message = f"a pipeline may hold {MOST_VALUES:,} values with aliases (`*name`) expanded"
             raise TooLargeError(line, f"{message}; shorten the longest list or section")
@@ -90,11 +84,6 @@ class Allowance:
             raise TooLargeError(
                 line, f"aliases (`*name`) repeat more than {MOST_BYTES // 1024} KiB of text; repeat less"
             )
-
-    def check_level(self, line: int, level: int) -> None:
-        """TooLargeError if a value is nested too deeply."""
-        if level > MOST_LEVELS:
-            raise TooLargeError(line, f"is nested more than {MOST_LEVELS} levels deep; close all open brackets")
 
 
 @dataclass(slots=True)
@@ -113,15 +102,11 @@ class _Loader(yaml.BaseLoader):
 
     def __init__(self, text: str, allowance: Allowance, level: int) -> None:
         super().__init__(text)
-        self._allowance, self._level, self._nodes = allowance, level, 0
+        self._allowance, self._level = allowance, level
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        line = self.peek_event().start_mark.line + 1
         self._level += 1
-        self._nodes += 1
-        self._allowance.check_level(line, self._level)
-        if self._nodes > self._allowance.values:
-            self._allowance.take(line, self._nodes)
+        self._allowance.take(self.peek_event().start_mark.line + 1, self._level)
         node = super().compose_node(parent, index)
         self._level -= 1
         return node
@@ -131,9 +116,9 @@ class _Dumper(yaml.SafeDumper):
     """Keeps PyYAML's resolvers beside ours, so that it quotes every text that either dialect would misread."""
 
 
-for _tag, _pattern, _first in _RESOLVERS:
+for _kind, _pattern, _first in _RESOLVERS:
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
+        _class.add_implicit_resolver(_STANDARD + _kind, re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 def read_document(path: Path, allowance: Allowance | None = None) -> Document:
@@ -151,7 +136,7 @@ def read_document(path: Path, allowance: Allowance | None = None) -> Document:
         if not isinstance(root, yaml.MappingNode):
             kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
             raise _unreadable(path, f"holds {kind}, not a mapping; begin with lines such as `name: my-run`")
-        document.tree = _Builder(str(path), document, allowance, 0).value(root, ()) or {}
+        document.tree = _Builder(str(path), document, allowance).value(root, (), 1) or {}
     except TooLargeError as error:
         raise PipelineError([Problem(str(path), error.line, "file", str(error), "too-large")]) from error
     except yaml.YAMLError as error:
@@ -176,7 +161,7 @@ def parse_value(text: str, allowance: Allowance | None = None, level: int = 0) -
     if node is None:
         raise ValueError("there is no value; write `KEY=null` to remove the key")
     document = Document({}, {})
-    value = _Builder("", document, allowance, level).value(node, ())
+    value = _Builder("", document, allowance).value(node, (), level + 1)
     if document.problems:
         raise ValueError(document.problems[0].message)
     return value
@@ -188,16 +173,17 @@ def dump_document(tree: Tree) -> str:
 
 
 def why_no_file(path: Path) -> str | None:
-    """The reason why a path names no regular file, as the rest of a sentence; None if it names one."""
+    """The reason why a path names no readable file, as the rest of a sentence; None if it names one."""
     try:
-        kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            path.open("rb").close()
+            return None
     except FileNotFoundError:
         return "does not exist; check the path"
-    except ValueError:
-        return "contains a NUL character; remove it"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}; check the path and the file's permissions"
-    return f"is a {kind}; give the pipeline's YAML file" if kind else None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character.
+        return f"cannot be read: {getattr(error, 'strerror', error)}; check the path and the file's permissions"
+    return f"is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}; give the pipeline's YAML file"
 
 
 def encodable(text: str) -> bool:
@@ -212,13 +198,8 @@ def _unreadable(path: Path, message: str) -> PipelineError:
 def _text_of(path: Path, allowance: Allowance) -> str:
     if why := why_no_file(path):
         raise _unreadable(path, why)
-    try:
-        # O_NONBLOCK: do not wait for a writer if a named pipe has just replaced the file.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            content = file.read(allowance.bytes + 1)
-    except OSError as error:
-        message = f"cannot be read: {error.strerror}; check the path and the file's permissions"
-        raise _unreadable(path, message) from error
+    with path.open("rb") as file:
+        content = file.read(allowance.bytes + 1)
     allowance.bytes -= len(content)
     if allowance.bytes < 0:
         message = f"is too large: a pipeline and the files that it extends may have {MOST_BYTES // 1024} KiB"
@@ -251,116 +232,86 @@ def _syntax_problem(file: str, text: str, error: yaml.YAMLError) -> Problem:
 class _Builder:
     """Turns composed nodes into plain values, and notes positions and problems in the document."""
 
-    def __init__(self, file: str, document: Document, allowance: Allowance, level: int) -> None:
-        self._file = file
-        self._document = document
-        self._allowance = allowance
-        self._level = level
-        self._open: list[yaml.Node] = []
-        """Nodes that are being built; one inside itself comes from an alias to a node around it."""
+    def __init__(self, file: str, document: Document, allowance: Allowance) -> None:
+        self._file, self._document, self._allowance = file, document, allowance
 
-    def value(self, node: yaml.Node, place: Place) -> Any:
+    def value(self, node: yaml.Node, place: Place, level: int) -> Any:
         """The node's value; None where it cannot be read."""
-        line = node.start_mark.line + 1
-        self._allowance.check_level(line, self._level + len(self._open) + 1)
-        self._allowance.take(line, characters=len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-        if any(node is other for other in self._open):
-            # An alias has no node, but its key has a position.
-            line = self._document.positions[place].line
-            return self._broken(node, place, "an alias (`*name`) contains itself; write out the value", line)
-        if node.tag not in (_PLAIN if isinstance(node, yaml.ScalarNode) else _NESTED):
-            return self._wrong_tag(node, place)
+        characters = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        self._allowance.take(node.start_mark.line + 1, level, characters=characters)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, place)
-        self._open.append(node)
-        try:
-            return self._mapping(node, place) if isinstance(node, yaml.MappingNode) else self._sequence(node, place)
-        finally:
-            self._open.pop()
+        if node.tag not in (f"{_STANDARD}map", f"{_STANDARD}seq"):
+            return self._wrong_tag(node, place)
+        if isinstance(node, yaml.MappingNode):
+            inner = self._entries(node, place, level)
+        else:
+            inner = {index: (item, item) for index, item in enumerate(node.value)}
+        built = {}
+        for key, (named, item) in inner.items():
+            self._document.positions[(*place, key)] = Position(self._file, named.start_mark.line + 1)
+            built[key] = self.value(item, (*place, key), level + 1)
+        return built if isinstance(node, yaml.MappingNode) else list(built.values())
 
-    def _mapping(self, node: yaml.MappingNode, place: Place) -> Tree | None:
-        entries = self._entries(node, place)
-        if entries is None:
-            return self._broken(node, place, "`<<` must name another mapping; write `<<: *name`, or write out the keys")
-        tree: Tree = {}
-        for name, (key, value) in entries.items():
-            self._document.positions[(*place, name)] = Position(self._file, key.start_mark.line + 1)
-            tree[name] = self.value(value, (*place, name))
-        return tree
+    def _entries(self, node: yaml.MappingNode, place: Place | None, level: int) -> _Entries:
+        """Keys and values, with those that `<<` merges.
 
-    def _entries(
-        self, node: yaml.MappingNode, place: Place | None
-    ) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]] | None:
-        """Keys and values, with those that `<<` merges; None if it merges anything but mappings.
-
-        `place` is None for a merged mapping, whose problems are reported where it stands.
+        `place` is None for a merged mapping, whose problems are reported where it is written.
         """
-        own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
-        merged: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+        own: _Entries = {}
+        merged: _Entries = {}
         for key, value in node.value:
-            self._allowance.take(key.start_mark.line + 1)
-            if key.tag == _MERGE:
+            line = key.start_mark.line + 1
+            self._allowance.take(line, level)
+            if key.tag == f"{_STANDARD}merge":
                 for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                    if not isinstance(source, yaml.MappingNode) or any(source is other for other in self._open):
-                        return None
-                    self._open.append(source)
-                    entries = self._entries(source, None)
-                    self._open.pop()
-                    if entries is None:
-                        return None
-                    merged = {**entries, **merged}
+                    if isinstance(source, yaml.MappingNode):
+                        merged = self._entries(source, None, level + 1) | merged
+                    elif place is not None:
+                        self._broken(node, place, "`<<` must name mappings; write `<<: *name`, or write out the keys")
             elif not isinstance(key, yaml.ScalarNode):
-                self._problem(key, place, "a key is a list or a mapping; write a plain name before the colon")
+                self._problem(line, place, "a key is a list or a mapping; write a plain name before the colon")
             elif not encodable(key.value):
-                self._problem(key, place, f"the key {key.value!r} {HALF}")
+                self._problem(line, place, f"the key {key.value!r} {HALF}")
+            elif key.value in own:
+                first = own[key.value][0].start_mark.line + 1
+                message = f"the key is repeated, first in line {first}; keep one of them"
+                self._problem(line, (*(place or ()), key.value), message, "duplicate-key")
             else:
-                if key.value in own and place is not None:
-                    first = own[key.value][0].start_mark.line + 1
-                    message = f"the key is repeated, first in line {first}; keep one of them"
-                    self._problem(key, (*place, key.value), message, "duplicate-key")
-                own.setdefault(key.value, (key, value))
+                own[key.value] = (key, value)
         return merged | own
 
-    def _sequence(self, node: yaml.Node, place: Place) -> list[Any]:
-        items = []
-        for index, item in enumerate(node.value):
-            self._document.positions[(*place, index)] = Position(self._file, item.start_mark.line + 1)
-            items.append(self.value(item, (*place, index)))
-        return items
-
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> bool | int | float | str | None:
-        text = node.value
+        text, kind = node.value, node.tag.removeprefix(_STANDARD)
         if node.style is None and (meant := _AMBIGUOUS.get(text)):
             return self._broken(node, place, f"a bare `{text}` is ambiguous; write `{meant}`, or quote the word")
         if not encodable(text):
             return self._broken(node, place, HALF)
-        if node.tag in (_INT, _FLOAT) and len(text) > _MOST_DIGITS:
+        if kind in ("int", "float") and len(text) > _MOST_DIGITS:
             message = f"a number of {len(text):,} characters is out of range; write a shorter one, or quote a text"
             return self._broken(node, place, message)
-        try:
-            match node.tag.removeprefix(_STANDARD):
+        with suppress(ValueError, KeyError):
+            match kind:
+                case "str":
+                    return text
                 case "null":
                     return None
                 case "bool":
-                    return _BOOLEANS[text.lower()]
+                    return {"true": True, "false": False}[text.lower()]
                 case "int":
                     return int(text.replace("_", ""), 16 if "x" in text else 10)
                 case "float":
                     return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
-        except (ValueError, KeyError):
-            return self._wrong_tag(node, place)
-        return text
+        return self._wrong_tag(node, place)
 
     def _wrong_tag(self, node: yaml.Node, place: Place) -> Any:
         tag = node.tag.removeprefix(_STANDARD)
         return self._broken(node, place, f"cannot be read as `{tag}`; write a plain value without a `!` tag")
 
-    def _broken(self, node: yaml.Node, place: Place, message: str, line: int | None = None) -> Any:
-        line = line or node.start_mark.line + 1
-        self._document.problems.append(Problem(self._file, line, dotted(place), message, "unreadable-value"))
+    def _broken(self, node: yaml.Node, place: Place, message: str) -> Any:
+        self._problem(node.start_mark.line + 1, place, message, "unreadable-value")
         self._document.broken.add(place)
 
-    def _problem(self, node: yaml.Node, place: Place | None, message: str, code: str = "unreadable-key") -> None:
+    def _problem(self, line: int, place: Place | None, message: str, code: str = "unreadable-key") -> None:
         if place is not None:
-            line = node.start_mark.line + 1
             self._document.problems.append(Problem(self._file, line, dotted(place), message, code))

@@ -2,44 +2,43 @@
 
 from dagrl.config.schema.engine import EngineSpec, Sleep, WeightSyncSpec
 from dagrl.config.schema.model import DataSpec, GroupSpec, ModelSpec, TokenizerSpec
-from dagrl.config.schema.nodes import (
+from dagrl.config.schema.nodes import CustomNode, NodeSpec
+from dagrl.config.schema.nodes.advantage import (
     AdvantageNode,
-    CovarianceNode,
-    CriticNode,
-    CustomNode,
-    DemonstrationNode,
-    DpoNode,
-    Estimator,
-    FilterNode,
-    JudgeNode,
-    LogprobNode,
-    MixNode,
-    NodeBase,
-    NodeSpec,
-    PackingNode,
-    RewardModelNode,
-    RewardNode,
-    RolloutNode,
-    SamplingSpec,
-    SftNode,
-    TrainingNode,
-    TurnOptions,
-    UpdateNode,
-    ValuesNode,
-)
-from dagrl.config.schema.objective import (
-    Aggregation,
     CosineRewardSpec,
-    DivergenceCriterion,
-    ImportanceLevel,
+    Estimator,
     KlInRewardSpec,
     LengthRewardSpec,
-    LossSpec,
     OverlongBufferSpec,
+)
+from dagrl.config.schema.nodes.base import (
+    TURN_COLUMNS,
+    Aggregation,
+    NodeBase,
+    OpContract,
+    PackingNode,
+    Scope,
+    TrainingNode,
+)
+from dagrl.config.schema.nodes.covariance import CovarianceNode
+from dagrl.config.schema.nodes.critic import CriticNode, ValuesNode
+from dagrl.config.schema.nodes.demonstrations import DemonstrationNode, DpoNode, SftNode
+from dagrl.config.schema.nodes.filter import FilterNode
+from dagrl.config.schema.nodes.judge import JudgeNode
+from dagrl.config.schema.nodes.logprob import LogprobNode
+from dagrl.config.schema.nodes.mix import MixNode
+from dagrl.config.schema.nodes.reward import RewardNode
+from dagrl.config.schema.nodes.reward_model import RewardModelNode
+from dagrl.config.schema.nodes.rollout import ROLLOUT_WRITES, RolloutNode, SamplingSpec, TurnOptions
+from dagrl.config.schema.nodes.update import (
+    DivergenceCriterion,
+    ImportanceLevel,
+    LossSpec,
     PolicyForm,
     RatioCriterion,
     RejectionCriterion,
     RolloutCorrectionSpec,
+    UpdateNode,
 )
 from dagrl.config.schema.pipeline import Pipeline
 from dagrl.config.schema.run import KeepBestSpec, ProfileSpec, RunSpec, ScheduleSpec

@@ -12,9 +12,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import Field
+from pydantic import Field, create_model, model_validator
 
 from dagrl.config.schema.engine import EngineSpec
 
@@ -35,13 +35,40 @@ def backend_packages() -> dict[str, str]:
 @cache
 def engine_sections() -> dict[str, type[EngineSpec]]:
     """Name of each backend -> its section."""
-    return {
-        name: _section(name, importlib.import_module(f"{package}.section"))
-        for name, package in backend_packages().items()
-    }
+    return {name: _section(name, package) for name, package in backend_packages().items()}
 
 
-def _section(name: str, module: Any) -> type[EngineSpec]:
+def broken_backends() -> dict[str, str]:
+    """Name of each backend that cannot be imported -> why."""
+    return {name: section.broken for name, section in engine_sections().items() if issubclass(section, _BrokenSection)}
+
+
+def why_broken(name: str, package: str, error: Exception) -> str:
+    """The sentence about a backend that cannot be imported."""
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"the backend `{name}` cannot be imported ({what}); update or uninstall the package `{package}`"
+
+
+class _BrokenSection(EngineSpec):
+    """Takes the place of the section of a backend that cannot be imported: an error in files that use it."""
+
+    broken: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        raise ValueError(cls.broken)
+
+
+def _section(name: str, package: str) -> type[EngineSpec]:
+    try:
+        module = importlib.import_module(f"{package}.section")
+    except Exception as error:  # The code of another package may raise anything.
+        if package.startswith(f"{_PACKAGE}."):
+            raise
+        section = create_model(f"Broken{name.title()}", __base__=_BrokenSection, backend=(Literal[name], ...))  # type: ignore[arg-type]
+        section.broken = why_broken(name, package, error)
+        return section
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, EngineSpec) and value.__module__ == module.__name__:
             return value

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dagrl.graph.plugins.custom import check_call, check_returns, known_parameters, load_function
+from dagrl.graph.plugins.custom import check_call, known_parameters, load_function
 
 RESET_FIELDS = ("prompt", "answer", "data_source", "extra_info", "seed")
 """Arguments that ``reset`` can take, by name."""
@@ -71,21 +71,20 @@ class EnvironmentClass:
 
 
 def load_environment(place: str, args: Mapping[str, Any], folder: Path | None = None) -> EnvironmentClass:
-    """The class at ``module:Class``. ValueError if it is no class, or a method does not fit."""
+    """The class at ``module:Class``. ValueError as in `environment_fields`."""
     made = load_function(place, folder)
+    return EnvironmentClass(place, made, args, environment_fields(made, place, args))
+
+
+def environment_fields(made: Callable[..., Any], place: str, args: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that the ``reset`` of a class takes. ValueError if it is no class, or a method does not fit."""
     if not inspect.isclass(made):
         raise ValueError(f"`{place}` is no class; an environment is one with reset(...) and step(response)")
     methods: dict[str, Any] = {name: getattr(made, name, None) for name in ("reset", "step")}
     for name, method in methods.items():
         if not callable(method):
             raise ValueError(f"`{place}` has no method {name}; an environment has reset(...) and step(response)")
-        check_returns(method, f"{place}.{name}")
-    check_call(made, place, "fix environment_args", **args)
-    check_call(methods["step"], f"{place}.step", "fix the method", None, "")
+    check_call(made, place, "fix environment_args", (), args)
     fields = known_parameters(functools.partial(methods["reset"], None), f"{place}.reset", RESET_FIELDS)
-    return EnvironmentClass(place, made, args, fields)
-
-
-def environment_fields(place: str, args: Mapping[str, Any], folder: Path | None = None) -> tuple[str, ...]:
-    """The fields that ``reset`` of the class at ``module:Class`` takes. ValueError like `load_environment`."""
-    return load_environment(place, args, folder).fields
+    check_call(methods["step"], f"{place}.step", "fix the method", (None, ""), {})
+    return fields

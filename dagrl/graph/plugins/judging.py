@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from dagrl.graph.plugins.custom import known_parameters, load_plain_function, name_of
+from dagrl.graph.plugins.custom import known_parameters, name_of
 
 _SHOWN_CHARACTERS = 300
 _LARGEST = 3.4e38
@@ -80,11 +79,6 @@ def parser_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
     if "reply" not in taken:
         raise ValueError(f"the parser {name_of(function)} does not take `reply`, the judge's answer; add it")
     return taken
-
-
-def parser_arguments_at(place: str, folder: Path | None) -> tuple[str, ...]:
-    """The arguments of the parser at ``module:function``. ValueError as in `parser_arguments`."""
-    return parser_arguments(load_plain_function(place, folder))
 
 
 def shown(text: str) -> str:

@@ -100,15 +100,19 @@ def load_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -
             message = f"there is no tool `{place}` (your own is written `module:function`); {suggest(place, BUILT_IN)}"
             raise ValueError(message)
         return Tool(load_function(BUILT_IN[place]), args)
-    function = load_function(place, folder)
+    return tool_of(load_function(place, folder), place, args)
+
+
+def tool_of(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> Tool:
+    """The user's function at `place` as a tool. ValueError if it is not declared as one, or `args` do not fit."""
     if not getattr(function, "dagrl_tool", False):
         raise ValueError(f"`{place}` is not declared as a tool; decorate it with @dagrl.tool")
     return Tool(function, args)
 
 
-def check_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -> None:
-    """ValueError like `load_tool`."""
-    load_tool(place, args, folder)
+def check_tool(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
+    """ValueError as in `tool_of`."""
+    tool_of(function, place, args)
 
 
 def offered[Item](tools: Mapping[str, Item], extra_info: Any) -> dict[str, Item]:
@@ -148,11 +152,9 @@ def _check_parameters(
             raise ValueError(f"the tool {name} does not say what {each.name!r} is; give it a type hint")
     settable = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY and each.name != OF_THE_ROW]
     for key in args:
-        if key in parameters and key not in settable:
-            whose = "the row's" if key == OF_THE_ROW else "the policy's"
-            raise ValueError(f"{key!r} of the tool {name} is {whose}; remove it from `tool_args`")
-        if key not in parameters:
-            raise ValueError(f"the tool {name} has no parameter {key!r} behind a `*`; {suggest(key, settable)}")
+        if key not in settable:
+            what = f"{key!r} cannot be set by `tool_args` of the tool {name}"
+            raise ValueError(f"{what}, which sets parameters after a `*`; {suggest(key, settable)}")
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:

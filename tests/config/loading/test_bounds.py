@@ -62,7 +62,7 @@ CONTENTS: dict[str, tuple[str | bytes, str]] = {
         TINY + "a: [" + ",".join(f"&a{number} x" for number in range(40_000)) + "]\n",
         "a pipeline may hold 10,000 values",
     ),
-    "100,000 open brackets": ("a: " + "[" * 100_000, "is nested more than 50 levels deep; close all open brackets"),
+    "100,000 open brackets": ("a: " + "[" * 100_000, "; close all open brackets"),
     "100,000 closed brackets": ("a: " + "[" * 100_000 + "]" * 100_000, "is nested more than 50 levels deep"),
     "100,000 open braces": ("a: " + "{a: " * 100_000, "is nested more than 50 levels deep"),
     "100,000 dashes": ("a:\n " + "- " * 100_000, "is nested more than 50 levels deep"),
@@ -84,13 +84,13 @@ CONTENTS: dict[str, tuple[str | bytes, str]] = {
     "a short sexagesimal number": (TINY + "run: {steps: 1:30}\n", "run.steps: got '1:30'; it must be an integer"),
     "an exponent": (TINY + "run: {steps: 1e999999999}\n", "run.steps"),
     "duplicate anchors": (TINY + "a: &x 1\nb: &x 2\n", "duplicate anchor"),
-    "a list within itself": (TINY + "track: &a [*a]\n", "track[0]: an alias (`*name`) contains itself"),
+    "a list within itself": (TINY + "track: &a [*a]\n", "an alias (`*name`) contains itself"),
     "lists within each other": (TINY + "track: &a [&b [*a, *b]]\n", "an alias (`*name`) contains itself"),
-    "a document within itself": ("&a\nname: *a\nextends: tiny_grpo\n", "name: an alias (`*name`) contains itself"),
-    "a merge of itself": (TINY + "run: &a {<<: *a}\n", "run: `<<` must name another mapping"),
-    "a merge of a number": (TINY + "run: {<<: 3}\n", "run: `<<` must name another mapping"),
-    "a merge of a list of texts": (TINY + "run: {<<: [a, b]}\n", "run: `<<` must name another mapping"),
-    "a merge of lists": (TINY + "run: {<<: [[{steps: 1}]]}\n", "run: `<<` must name another mapping"),
+    "a document within itself": ("&a\nname: *a\nextends: tiny_grpo\n", "an alias (`*name`) contains itself"),
+    "a merge of itself": (TINY + "run: &a {<<: *a}\n", "an alias (`*name`) contains itself"),
+    "a merge of a number": (TINY + "run: {<<: 3}\n", "run: `<<` must name mappings"),
+    "a merge of a list of texts": (TINY + "run: {<<: [a, b]}\n", "run: `<<` must name mappings"),
+    "a merge of lists": (TINY + "run: {<<: [[{steps: 1}]]}\n", "run: `<<` must name mappings"),
     "many documents": ("---\na: 1\n" * 5_000, "found another document"),
     "no document": ("---\n...\n", "holds a single value, not a mapping"),
     "another version of YAML": ("%YAML 3.0\n---\na: 1\n", "is not valid YAML"),
@@ -131,7 +131,6 @@ CONTENTS: dict[str, tuple[str | bytes, str]] = {
 }
 """Name -> a file, and a part of what is said of it."""
 LINES = {name: 101 for name, (_, said) in CONTENTS.items() if said.startswith("has more faults")}
-LINES["lists within each other"] = 3
 
 
 def check(ended, fragment: str, *, lines: int = 1) -> None:
@@ -196,12 +195,12 @@ def make_file_as_folder(folder: Path) -> Path:
 
 
 PATHS: dict[str, tuple[Callable[[Path], Path | str], str]] = {
-    "a named pipe": (make_fifo, "is a pipe; give the pipeline's YAML file"),
-    "a link to a named pipe": (lambda folder: make_link(folder, make_fifo(folder).name), "is a pipe"),
-    "a socket": (make_socket, "is a socket"),
-    "/dev/zero": (lambda _: "/dev/zero", "is a device"),
-    "/dev/null": (lambda _: "/dev/null", "is a device"),
-    "a link to /dev/zero": (lambda folder: make_link(folder, "/dev/zero"), "is a device"),
+    "a named pipe": (make_fifo, "is no regular file; give the pipeline's YAML file"),
+    "a link to a named pipe": (lambda folder: make_link(folder, make_fifo(folder).name), "is no regular file"),
+    "a socket": (make_socket, "is no regular file"),
+    "/dev/zero": (lambda _: "/dev/zero", "is no regular file"),
+    "/dev/null": (lambda _: "/dev/null", "is no regular file"),
+    "a link to /dev/zero": (lambda folder: make_link(folder, "/dev/zero"), "is no regular file"),
     "a folder": (make_folder, "is a folder; give the pipeline's YAML file"),
     "links that loop": (make_loop, "cannot be read: Too many levels of symbolic links"),
     "a link to itself": (lambda folder: make_link(folder, "link.yaml"), "Too many levels of symbolic links"),
@@ -287,7 +286,7 @@ PARENTS: dict[str, tuple[Callable[[Path], str], str]] = {
     "itself under a second name": (lambda f: write_itself(f, lambda to, at: at.hardlink_to(to)), "in a circle"),
     "a bomb": (write_bomb, "bomb.yaml:"),
     "two files that are too large together": (write_halves, "a pipeline may hold 10,000 values"),
-    "a bomb of its own": (lambda _: "&a [[*a, *a]]", "extends[0]: expected a template's name"),
+    "a bomb of its own": (lambda _: "&a [[*a, *a]]", "an alias (`*name`) contains itself"),
     "a number": (lambda _: "3", "expected a template's name or a file's path"),
     "a list of lists": (lambda _: "[[grpo]]", "expected a template's name or a file's path"),
     "null": (lambda _: "~", "expected a template's name or a file's path"),
@@ -308,7 +307,7 @@ def test_what_a_file_extends_is_bounded(tmp_path, bounded_dagrl, name: str) -> N
 
 
 OVERRIDES = {
-    "100,000 parts": (".".join(["a"] * 60_000) + "=1", "a pipeline may hold 10,000 values"),
+    "100,000 parts": (".".join(["a"] * 60_000) + "=1", "is nested more than 50 levels deep"),
     "2,000 parts": (".".join(["a"] * 2_000) + "=1", "is nested more than 50 levels deep"),
     "2,000 parts of a section that is free": ("model.init." + ".".join(["a"] * 2_000) + "=1", "50 levels deep"),
     "60 parts": (".".join(["a"] * 60) + "=1", "is nested more than 50 levels deep"),

@@ -139,7 +139,8 @@ class TestNulls:
         child = project.write(
             "child.yaml", "extends: p\nengines: {generator: {server: null}}\nnodes: {reward: {engine: null, n: null}}\n"
         )
-        load_pipeline(child)
+        loaded = load_pipeline(child).pipeline
+        assert loaded == load_pipeline(project.folder / "p.yaml").pipeline
 
     @pytest.mark.parametrize(
         ("said", "place", "message"),

@@ -2,29 +2,22 @@ import sys
 
 import pytest
 
-from dagrl.graph.op_contracts import Scope
-from dagrl.graph.plugins.custom import (
-    contract_of_function,
-    importable_from,
-    load_function,
-    node,
-    raised_by,
-    reward,
-    reward_traits,
-)
+from dagrl.config.schema import Scope
+from dagrl.graph.plugins.custom import importable_from, load_function, raised_by
+from dagrl.graph.plugins.declarations import declared, node, reward, reward_traits
 
 
 def test_a_decorated_function_says_its_columns(project):
     project.write(
         "my_ops.py", "import dagrl\n@dagrl.node(reads=['reward'], writes=['bonus'], scope='group')\ndef f(batch): ...\n"
     )
-    contract = contract_of_function(load_function("my_ops:f", project.folder), "my_ops:f")
+    contract = declared(load_function("my_ops:f", project.folder), "my_ops:f", "node")
     assert (contract.reads, contract.writes, contract.scope) == (("reward",), ("bonus",), Scope.GROUP)
 
 
 def test_an_undecorated_function_is_refused():
-    with pytest.raises(ValueError, match=r"`m:f` does not say its columns; decorate it"):
-        contract_of_function(print, "m:f")
+    with pytest.raises(ValueError, match=r"`m:f` does not declare its columns; decorate it"):
+        declared(print, "m:f", "node")
 
 
 def test_a_long_complaint_is_shortened():
@@ -64,7 +57,7 @@ def test_decorator_refuses_an_unknown_scope_and_columns_given_as_text():
         ("dagrl.node(reads=['reward'], writes=['Bonus'])", "'Bonus' is not the name of a column"),
         ("dagrl.node(reads=['reward'], writes=['bonus', 'bonus'])", "the node writes `bonus` twice; write each column"),
         ("dagrl.node(reads=None, writes=['bonus'])", "the columns that the node reads are a list of names, not None"),
-        ("dagrl.node(reads=['reward'], writes=['bonus'], scope=['row'])", "a node's scope cannot be ['row']; "),
+        ("dagrl.node(reads=['reward'], writes=['bonus'], scope=['row'])", "the scope cannot be ['row']; "),
         ("dagrl.estimator(reads={'reward': 'float12'})", "the columns that the estimator reads are a list of names"),
         (
             "dagrl.loss(reads=['old_logprob:float12'])",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.graph.plugins.custom import name_of
 from dagrl.graph.plugins.isolation import ask, isolated_imports
 from dagrl.validation import check_file
 
@@ -286,7 +287,7 @@ ROLES = [
         "import dagrl\n@dagrl.estimator(reads=[None])\ndef f(batch): ...",
         "None is not the name of a column",
     ),
-    (ESTIMATOR, "nodes.advantage.estimator", "f = print", "does not declare what it reads; decorate it"),
+    (ESTIMATOR, "nodes.advantage.estimator", "f = print", "does not declare its columns; decorate it"),
     (LOSS, "nodes.update.loss.policy", "import dagrl\n@dagrl.loss()\nasync def f(tokens): ...", "`m:f` is async"),
     (LOSS, "nodes.update.loss.policy", "import dagrl\n@dagrl.loss()\ndef f(): ...", "`m:f` cannot be called"),
     (JUDGE, "nodes.reward.parser", "async def f(reply): ...", "`m:f` is async"),
@@ -337,18 +338,12 @@ def test_a_module_that_leaves_a_bomb_is_told_and_another_one_is_not_blamed(proje
     project.write("slow.py", "import time; time.sleep(0.5)\n" + GOOD)
 
     def found(module):
-        return ask(f"{module}:f", function_name, f"{module}:f", folder=project.folder)
+        return ask(f"{module}:f", name_of, folder=project.folder)
 
     with isolated_imports():
-        assert found("bomb") == "f"
+        assert found("bomb") == "bomb:f"
         time.sleep(0.3)
-        assert found("slow") == "f"
-
-
-def function_name(place, folder):
-    from dagrl.graph.plugins.custom import load_function
-
-    return load_function(place, folder).__name__
+        assert found("slow") == "slow:f"
 
 
 def test_a_module_is_imported_once_for_all_questions_and_checks(project, module):

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.backends.tool_calls import Call
-from dagrl.config.schema import RolloutNode, SamplingSpec
-from dagrl.graph.op_contracts import OF_TURNS
+from dagrl.config.schema import TURN_COLUMNS, RolloutNode, SamplingSpec
 from dagrl.graph.plugins.environment import load_environment
 from dagrl.graph.plugins.tool import BUILT_IN, load_tool
 from dagrl.ops.turns.calls import parser_of
@@ -66,6 +65,6 @@ def test_examples_are_short() -> None:
 def test_all_that_there_is_stands_on_the_page() -> None:
     sampling = SamplingSpec(max_new_tokens=1)
     node = RolloutNode(op="rollout", engine="e", sampling=sampling, tools=("python",), environment="a:B")
-    names = [*BUILT_IN, *OF_TURNS, *turn_stats([], node)]
+    names = [*BUILT_IN, *TURN_COLUMNS, *turn_stats([], node)]
     # Some have a mean and more.
     assert [name for name in names if f"`{name}`" not in PAGE and f"`{name}/mean`" not in PAGE] == []

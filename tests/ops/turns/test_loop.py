@@ -19,7 +19,6 @@ from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
-from dagrl.graph.op_contracts import contract_of
 from dagrl.ops.base import OpInput, Output
 from dagrl.ops.rollout import rollout
 from dagrl.ops.turns.passages import passages
@@ -113,7 +112,7 @@ def play(bench) -> Callable[..., list[Output]]:
         outputs = list(rollout([OpInput(0, batch)], context))
         for output in outputs:
             if not output.unfinished:
-                assert set(output.columns) | {"routed_experts"} == set(contract_of(context.node).writes)
+                assert set(output.columns) | {"routed_experts"} == set(context.node.contract().writes)
         return outputs
 
     return play

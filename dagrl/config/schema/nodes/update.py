@@ -1,69 +1,18 @@
-"""Options of advantages and losses."""
+"""`update`: trains a policy on samples."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
-from dagrl.config.schema.section import Coefficient, OwnFunction, PositiveInt, Reward, Section, Threshold, Weight
+from dagrl.config.capability import Capability
+from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.nodes.advantage import KlValue
+from dagrl.config.schema.nodes.base import Aggregation, OpContract, Scope, TrainingNode, routes_read
+from dagrl.config.schema.section import Coefficient, OwnFunction, Section, Threshold, Weight
 
-KlValue = Literal["k1", "k2", "k3", "abs"]
 KlEstimator = Literal[KlValue, "k1+", "k3+", "abs+"]
-
-
-class KlInRewardSpec(Section):
-    """Charge the divergence from the reference to the reward, before advantages."""
-
-    coef: Weight
-    """Weight of the penalty."""
-    estimator: KlValue = "k1"
-    """Schulman's estimators of the divergence, or the mere distance of the log-probs."""
-    target_kl: Threshold | None = None
-    """Divergence of a token to steer for: after each step the weight grows where there was more, and shrinks where
-    there was less. Default: the weight stays as it is."""
-    horizon: PositiveInt = 10000
-    """With `target_kl`: samples over which the weight may grow or shrink by a fifth."""
-
-
-class OverlongBufferSpec(Section):
-    """Penalty for responses near the maximum length: DAPO's soft overlong punishment."""
-
-    len: PositiveInt
-    """Tokens before the rollout's ``max_new_tokens`` in which the penalty grows, from 0 to `penalty_factor`."""
-    penalty_factor: Weight = 1.0
-    """The penalty of a response of ``max_new_tokens``."""
-
-
-class LengthRewardSpec(Section):
-    """Give short answers more than long ones of the same group: Kimi k1.5's length penalty.
-
-    The shortest response of a group gets 0.5, the longest -0.5, those between in proportion; a wrong one never gets
-    more than 0.
-    """
-
-    coef: Weight = 1.0
-    """Weight of it, beside the reward that it is added to."""
-    right_above: FiniteFloat = 0.0
-    """Rewards above this belong to right answers."""
-
-
-class CosineRewardSpec(Section):
-    """A reward by correctness and length, in place of the node's own: the cosine reward of "Demystifying long CoT".
-
-    From a response of no tokens to one of ``max_new_tokens`` it falls or rises along half a cosine.
-    """
-
-    right: tuple[Reward, Reward] = (2.0, 1.0)
-    """Rewards of a right answer: the shortest and the longest."""
-    wrong: tuple[Reward, Reward] = (-10.0, 0.0)
-    """Rewards of a wrong answer: the shortest and the longest."""
-    exceeded: Reward = -10.0
-    """Reward of a response with ``max_new_tokens``."""
-    right_above: FiniteFloat = 0.0
-    """Rewards above this belong to right answers."""
-
-
 PolicyForm = Literal[
     "ppo_clip",
     "gspo",
@@ -79,9 +28,19 @@ PolicyForm = Literal[
     "clip_cov",
     "kl_cov",
 ]
+ImportanceLevel = Literal["token", "sequence"]
+RatioCriterion = Literal["token", "sequence", "geometric"]
+DivergenceCriterion = Literal[
+    "token_k2", "token_k3", "seq_sum_k2", "seq_sum_k3", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"
+]
+RejectionCriterion = RatioCriterion | DivergenceCriterion
 
-
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+_WITH_OLD = OpContract(("old_logprob",), scope=Scope.BATCH)
+_LOSSES = {
+    **dict.fromkeys(("clip_cov", "kl_cov"), OpContract(("old_logprob", "clip_cov_mask"), scope=Scope.BATCH)),
+    "opmd_pairwise": OpContract(("old_logprob", "group_id"), scope=Scope.BATCH),
+}
+"""Losses with other inputs than the old log-probs."""
 
 
 class LossSpec(Section):
@@ -136,20 +95,6 @@ class LossSpec(Section):
         return self.aggregation or ("seq-mean-token-mean" if of_responses else "token-mean")
 
 
-ImportanceLevel = Literal["token", "sequence"]
-
-
-RatioCriterion = Literal["token", "sequence", "geometric"]
-
-
-DivergenceCriterion = Literal[
-    "token_k2", "token_k3", "seq_sum_k2", "seq_sum_k3", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"
-]
-
-
-RejectionCriterion = RatioCriterion | DivergenceCriterion
-
-
 class RolloutCorrectionSpec(Section):
     """Weigh or reject samples by how far the trainer's log-probs are from those that they were drawn with.
 
@@ -174,3 +119,48 @@ class RolloutCorrectionSpec(Section):
     """Smallest ratio that stays. Default: 1 / `rollout_rs_threshold`."""
     rollout_token_veto_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Takes whole responses out of the loss that have a token with r below this, such as 1.0e-4."""
+
+
+class UpdateNode(TrainingNode):
+    """Trains a policy on the step's samples."""
+
+    op: Literal["update"]
+    loss: LossSpec = LossSpec()
+    """The objective."""
+    rollout_correction: RolloutCorrectionSpec | None = None
+    """Correction of samples whose log-probs differ between generator and trainer. Default: report only."""
+    critic_warmup: Annotated[int, Field(ge=0)] = 0
+    """Steps, from the first, in which the policy is left as it is while a critic learns."""
+
+    @property
+    def takes_rollout_for_old(self) -> bool:
+        """Whether it reads the generator's log-probs as the old ones: verl's ``bypass_mode``."""
+        old, rollout = (self.read.get(name, name).rpartition(".")[2] for name in ("old_logprob", "rollout_logprob"))
+        return old == rollout
+
+    @property
+    def user_function(self) -> tuple[tuple[str, ...], str] | None:
+        return (("loss", "policy"), self.loss.policy) if ":" in self.loss.policy else None
+
+    def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
+        reads: tuple[str, ...] = ("prompt_tokens", "response_tokens", "response_mask", "advantage", "policy_version")
+        needed = {
+            "ref_logprob": self.loss.kl_coef > 0,
+            "rollout_logprob": self.rollout_correction is not None,
+            "is_expert": self.loss.sft_coef > 0,
+        }
+        formula = declared or _LOSSES.get(self.loss.policy, _WITH_OLD)
+        needed |= dict.fromkeys(formula.reads, True)
+        if "old_logprob" in formula.reads:
+            # Without the old log-probs, those of the weights that are trained stand in for them.
+            needed["old_logprob"] = False
+        reads += tuple(column for column, must in needed.items() if must) + routes_read(engine)
+        return OpContract(
+            tuple(dict.fromkeys(reads)),
+            (),
+            Scope.BATCH,
+            reads_if_written=tuple(column for column, must in needed.items() if not must),
+            needs=Capability.TRAIN,
+            # A loss that knows groups compares their responses.
+            whole_groups="group_id" in formula.reads,
+        )

@@ -1,4 +1,4 @@
-"""How responses are sampled: tokens, and turns with tools or an environment."""
+"""`rollout`: samples responses, in turns with tools or an environment."""
 
 from __future__ import annotations
 
@@ -6,10 +6,33 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from dagrl.config.schema.section import Coefficient, Concurrency, OwnFunction, PositiveInt, Seconds, Section, Tokens
+from dagrl.config.capability import Capability
+from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.nodes.base import TURN_COLUMNS, NodeBase, OpContract
+from dagrl.config.schema.section import (
+    Coefficient,
+    Concurrency,
+    Name,
+    OwnFunction,
+    PositiveInt,
+    Responses,
+    Seconds,
+    Section,
+    Tokens,
+)
 
 _OTHER_POLICY = "changes the logits, and log-probs would be those of another policy; remove it"
 _OF_TEXT = "concerns text, but input and output are token ids; remove it"
+
+ROLLOUT_WRITES = (
+    "response_tokens",
+    "response_mask",
+    "rollout_logprob",
+    "policy_version",
+    "finish_reason",
+    "routed_experts",
+)
+"""Columns of a rollout; the last one only if the engine reports it."""
 
 
 class SamplingSpec(Section):
@@ -84,3 +107,46 @@ class TurnOptions(Section):
     def multi_turn(self) -> bool:
         """Whether tools or an environment answer the policy."""
         return bool(self.tools) or self.environment is not None
+
+
+class RolloutNode(NodeBase, TurnOptions):
+    """Samples `n` responses to each prompt."""
+
+    op: Literal["rollout"]
+    engine: Name
+    """The engine that generates."""
+    n: Responses = 1
+    """Responses for each prompt; together they are a group. A rollout behind another one answers each row once."""
+    sampling: SamplingSpec
+    """Sampling in training."""
+    val_sampling: SamplingSpec | None = None
+    """Sampling in validation. Default: as in training, with temperature 0."""
+    val_n: Responses = 1
+    """Responses for each prompt in validation; several need a `val_sampling` with a temperature."""
+    over_sampling_batch_size: PositiveInt | None = None
+    """Prompts that a training step begins, more than it needs: the first ``data.prompts_per_step`` whose responses are
+    complete make the step, the slowest are aborted. Default: no more than it needs."""
+    partial_rollout: bool = False
+    """Continue aborted responses in the next step. Default: they are discarded, and their prompts come again in the
+    next epoch."""
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Mask tokens that older weights sampled: their ``response_mask`` is 0."""
+    partial_rollout_max_age: PositiveInt = 4
+    """Policy versions that sampled tokens may be behind; a response with older ones starts again."""
+    max_prompt_tokens: Tokens | None = None
+    """Longest prompt where a node of the pipeline makes the prompts: a longer one ends the run.
+    Default: ``data.max_prompt_tokens``."""
+
+    def prompts_begun(self, prompts_per_step: int) -> int:
+        """Prompts that a training step begins."""
+        return self.over_sampling_batch_size or prompts_per_step
+
+    def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
+        reads: tuple[str, ...] = ("group_id", "prompt_tokens")
+        writes = ROLLOUT_WRITES
+        if self.multi_turn:
+            reads += ("extra_info",)
+            writes += ("turns", *(TURN_COLUMNS if self.environment else TURN_COLUMNS[:-1]))
+        if self.environment:
+            reads += ("answer", "data_source")
+        return OpContract(reads, writes, needs=Capability.GENERATE)

@@ -1,8 +1,8 @@
-"""Which engines give their devices' memory back while another engine of their group works."""
+"""Engines that depend on each other: sleep beside others of their group, and replay of a generator's routes."""
 
 from __future__ import annotations
 
-from dagrl.config.schema import Pipeline
+from dagrl.config.schema import Pipeline, RolloutNode
 
 
 def neighbours(pipeline: Pipeline, name: str) -> list[str]:
@@ -23,3 +23,9 @@ def sleeps(pipeline: Pipeline, name: str) -> bool:
 def stays_beside_sleepers(pipeline: Pipeline, name: str) -> bool:
     """Whether the engine keeps its place on its devices while others of its group come and go."""
     return not sleeps(pipeline, name) and any(sleeps(pipeline, other) for other in neighbours(pipeline, name))
+
+
+def wants_routed_experts(pipeline: Pipeline, name: str) -> bool:
+    """Whether the engine samples responses whose routes another engine replays."""
+    samples = any(isinstance(node, RolloutNode) and node.engine == name for node in pipeline.nodes.values())
+    return samples and any(engine.replays_routes for engine in pipeline.engines.values())

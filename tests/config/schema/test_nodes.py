@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from dagrl.config.schema import NodeSpec
+from dagrl.config.schema import NodeSpec, OpContract, Scope
 from dagrl.config.schema.backends import AnyEngineSpec
-from dagrl.graph.op_contracts import OpContract, Scope, contract_of
 
 ENGINES = {
     "actor": {"backend": "megatron", "group": "g", "router_replay": True},
@@ -20,8 +19,8 @@ ENGINES = {
 
 def contract(op: str, options: dict[str, Any]) -> OpContract:
     node: Any = TypeAdapter(NodeSpec).validate_python({"op": op, **options})
-    engine: TypeAdapter[Any] = TypeAdapter(AnyEngineSpec)
-    return contract_of(node, {name: engine.validate_python(each) for name, each in ENGINES.items()})
+    engine = ENGINES.get(options.get("engine", ""))
+    return node.contract(engine and TypeAdapter(AnyEngineSpec).validate_python(engine))
 
 
 UPDATE = {"engine": "plain"}

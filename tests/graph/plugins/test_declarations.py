@@ -2,9 +2,8 @@
 
 import pytest
 
-from dagrl.config.schema import AdvantageNode, UpdateNode
-from dagrl.graph.op_contracts import Scope, contract_of
-from dagrl.graph.plugins.formulas import estimator, formula_of, loss
+from dagrl.config.schema import AdvantageNode, Scope, UpdateNode
+from dagrl.graph.plugins.declarations import estimator, load_formula, loss
 
 SOURCE = """
 import dagrl
@@ -36,7 +35,7 @@ def contract(project):
             if kind is AdvantageNode
             else UpdateNode(op="update", engine="actor", loss={"policy": place, **options})
         )
-        return contract_of(node, formula=formula_of(node, project.folder))
+        return node.contract(declared=load_formula(node, project.folder)[1])
 
     return of
 
@@ -66,8 +65,8 @@ def test_a_loss_reads_its_columns_beside_the_samples(contract):
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        (AdvantageNode, "bare", r"does not declare what it reads; decorate it with @dagrl.estimator\(reads="),
-        (UpdateNode, "bare", r"does not declare what it reads; decorate it with @dagrl.loss\(reads="),
+        (AdvantageNode, "bare", r"does not declare its columns; decorate it with @dagrl.estimator\(reads="),
+        (UpdateNode, "bare", r"does not declare its columns; decorate it with @dagrl.loss\(reads="),
         (UpdateNode, "best", "is decorated with @dagrl.estimator; decorate it with @dagrl.loss"),
         (AdvantageNode, "plain", "is decorated with @dagrl.loss; decorate it with @dagrl.estimator"),
         (AdvantageNode, "besd", "has no function 'besd'; did you mean `best`?"),
@@ -93,12 +92,12 @@ def test_decorators_refuse_an_unknown_scope_and_columns_given_as_text():
 
 
 def test_formulas_of_dagrls_own_need_none(project):
-    assert formula_of(AdvantageNode(op="advantage", estimator="grpo"), project.folder) is None
-    assert formula_of(UpdateNode(op="update", engine="actor"), project.folder) is None
+    assert load_formula(AdvantageNode(op="advantage", estimator="grpo"), project.folder) is None
+    assert load_formula(UpdateNode(op="update", engine="actor"), project.folder) is None
 
 
 def test_a_loss_that_knows_groups_gets_them_whole(contract, project):
     project.write("of_groups.py", 'import dagrl\n@dagrl.loss(reads=["advantage", "group_id"])\ndef f(tokens): ...\n')
     node = UpdateNode(op="update", engine="actor", loss={"policy": "of_groups:f"})
-    assert contract_of(node, formula=formula_of(node, project.folder)).whole_groups
+    assert node.contract(declared=load_formula(node, project.folder)[1]).whole_groups
     assert not contract(UpdateNode, "plain").whole_groups

@@ -1,0 +1,142 @@
+"""`advantage`: turns rewards into advantages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.nodes.base import NodeBase, OpContract, Scope
+from dagrl.config.schema.section import OwnFunction, PositiveInt, Reward, Section, Threshold, Weight
+
+KlValue = Literal["k1", "k2", "k3", "abs"]
+Estimator = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "gae",
+    "remax",
+    "opmd",
+    "gpg",
+]
+
+_IN_GROUPS = OpContract(("group_id",), scope=Scope.GROUP)
+_ESTIMATORS = {
+    "reinforce_plus_plus": OpContract((), scope=Scope.BATCH),
+    "reinforce_plus_plus_baseline": OpContract(("group_id",), scope=Scope.BATCH),
+    "gae": OpContract(("value",), scope=Scope.BATCH),
+    "remax": OpContract(("baseline_reward",), scope=Scope.ROW),
+    "gpg": OpContract(("group_id",), scope=Scope.BATCH),
+}
+"""Estimators that do not just compare within groups."""
+
+
+class KlInRewardSpec(Section):
+    """Charge the divergence from the reference to the reward, before advantages."""
+
+    coef: Weight
+    """Weight of the penalty."""
+    estimator: KlValue = "k1"
+    """Schulman's estimators of the divergence, or the mere distance of the log-probs."""
+    target_kl: Threshold | None = None
+    """Divergence of a token to steer for: after each step the weight grows where there was more, and shrinks where
+    there was less. Default: the weight stays as it is."""
+    horizon: PositiveInt = 10000
+    """With `target_kl`: samples over which the weight may grow or shrink by a fifth."""
+
+
+class OverlongBufferSpec(Section):
+    """Penalty for responses near the maximum length: DAPO's soft overlong punishment."""
+
+    len: PositiveInt
+    """Tokens before the rollout's ``max_new_tokens`` in which the penalty grows, from 0 to `penalty_factor`."""
+    penalty_factor: Weight = 1.0
+    """The penalty of a response of ``max_new_tokens``."""
+
+
+class LengthRewardSpec(Section):
+    """Give short answers more than long ones of the same group: Kimi k1.5's length penalty.
+
+    The shortest response of a group gets 0.5, the longest -0.5, those between in proportion; a wrong one never gets
+    more than 0.
+    """
+
+    coef: Weight = 1.0
+    """Weight of it, beside the reward that it is added to."""
+    right_above: FiniteFloat = 0.0
+    """Rewards above this belong to right answers."""
+
+
+class CosineRewardSpec(Section):
+    """A reward by correctness and length, in place of the node's own: the cosine reward of "Demystifying long CoT".
+
+    From a response of no tokens to one of ``max_new_tokens`` it falls or rises along half a cosine.
+    """
+
+    right: tuple[Reward, Reward] = (2.0, 1.0)
+    """Rewards of a right answer: the shortest and the longest."""
+    wrong: tuple[Reward, Reward] = (-10.0, 0.0)
+    """Rewards of a wrong answer: the shortest and the longest."""
+    exceeded: Reward = -10.0
+    """Reward of a response with ``max_new_tokens``."""
+    right_above: FiniteFloat = 0.0
+    """Rewards above this belong to right answers."""
+
+
+class AdvantageNode(NodeBase):
+    """Turns rewards into advantages."""
+
+    op: Literal["advantage"]
+    estimator: Estimator | OwnFunction
+    """How. The first four compare within a prompt's group: by mean and deviation, by mean alone, with the mean of the
+    others, with the mean weighted by length. The next two are whitened over the whole step, as rewards or as deviations
+    from their group's mean. ``gae`` compares with what a critic expects, token by token, whitened too, and writes the
+    critic's targets, ``return``, beside. ``remax`` compares with ``baseline_reward``, that of the likeliest response;
+    ``opmd`` within the group, by the `baseline` of mirror descent; ``gpg`` by mean, scaled up for the groups without
+    signal. Or your own, ``module:function``, decorated with `dagrl.estimator`: see docs/your_own.md."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of your own estimator."""
+    baseline: Literal["mean", "logavgexp"] = "mean"
+    """``opmd`` only: what a reward is compared with, its group's mean or tau log(mean(exp(reward / tau)))."""
+    tau: Threshold = 1.0
+    """``opmd`` with ``logavgexp`` only: the `tau` of the loss."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """``gae`` only: weight of a reward one token later."""
+    lam: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """``gae`` only: 1 takes rewards as they come; below, the critic's word for what is still to come counts for more:
+    less variance, and more of the critic's own mistakes."""
+    normalize_by_std: bool = True
+    """``grpo`` only: divide a group's advantages by its standard deviation."""
+    kl_in_reward: KlInRewardSpec | None = None
+    """Penalty taken off the reward first; with ``reinforce_plus_plus``, ``remax`` and ``gae`` token by token, off what
+    is still to come."""
+    overlong_buffer: OverlongBufferSpec | None = None
+    """Penalty on length, added to the reward first."""
+    length_reward: LengthRewardSpec | None = None
+    """Points for being shorter than the others of the group, added to the reward first."""
+    cosine_reward: CosineRewardSpec | None = None
+    """A reward by correctness and length, in place of the node's."""
+
+    @property
+    def user_function(self) -> tuple[tuple[str, ...], str] | None:
+        return (("estimator",), self.estimator) if ":" in self.estimator else None
+
+    def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
+        critic = self.estimator == "gae"
+        formula = declared or _ESTIMATORS.get(self.estimator, _IN_GROUPS)
+        reads, scope = ("reward", "response_mask", *formula.reads), formula.scope
+        if self.length_reward:
+            reads += ("group_id",)
+            scope = Scope.GROUP if scope is Scope.ROW else scope
+        if self.kl_in_reward:
+            reads += ("old_logprob", "ref_logprob")
+        return OpContract(
+            tuple(dict.fromkeys(reads)),
+            ("advantage", "return") if critic else ("advantage",),
+            scope,
+            reads_if_written=("is_expert", *(("token_reward",) if critic else ())),
+        )

@@ -1,0 +1,101 @@
+"""Base classes of the nodes, and the contract of an op: columns in and out, scope, needed capability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dagrl.config.capability import Capability
+from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.section import Name, PositiveInt, Section
+
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+TURN_COLUMNS = ("token_turn", "token_reward")
+"""Token columns of a rollout with several turns; the last one only with an environment, which gives the rewards."""
+
+
+class Scope(Enum):
+    """The part of a step's batch that an op processes at once."""
+
+    ROW = "row"
+    """Each row alone: starts on finished shards."""
+    GROUP = "group"
+    """All responses to a prompt: starts on finished shards too, for a shard holds whole groups."""
+    BATCH = "batch"
+    """The whole step."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpContract:
+    """Columns in and out of an op, by the op's own names."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...] = ()
+    scope: Scope = Scope.ROW
+    reads_if_written: tuple[str, ...] = ()
+    """Optional columns, read if a node writes them."""
+    needs: Capability | None = None
+    """The capability that its engine needs; None: runs on the host, without an engine."""
+    whole_groups: bool = False
+    """Whether an engine's rank that gets a row gets all of its group."""
+    replaces: tuple[str, ...] = ()
+    """Columns that it reads from one node and replaces for all others."""
+
+
+class NodeBase(Section):
+    """Options of every node."""
+
+    op: str
+    """The op that the node runs."""
+    read: dict[str, str] = Field(default_factory=dict)
+    """Column the op reads -> where it comes from: another column, or ``node.column``."""
+    read_from: tuple[Name, ...] = ()
+    """Nodes to read from where several write a column, instead of naming them column by column."""
+    write: str | dict[str, str] | None = None
+    """Name of the column it writes, or (op's name -> name in this pipeline) where it writes several."""
+
+    @property
+    def user_function(self) -> tuple[tuple[str, ...], str] | None:
+        """Key and ``module:function`` of the user's function that declares columns; None for built-in ones."""
+        return None
+
+    def written_as(self, column: str) -> str:
+        """The pipeline's name of the only column of an op, `column`."""
+        return self.write.get(column, column) if isinstance(self.write, dict) else self.write or column
+
+    def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
+        """The op's columns, scope and needed capability. `declared`: the declaration of its `user_function`."""
+        raise NotImplementedError(type(self).__name__)
+
+
+class PackingNode(NodeBase):
+    """Options of every node that takes whole samples through a model, packed into micro-batches."""
+
+    engine: Name
+    """The engine that computes, or is trained."""
+    tokens_per_micro_batch: PositiveInt = 16384
+    """Packed tokens in one pass of a model replica; in training, forward and backward."""
+
+
+class TrainingNode(PackingNode):
+    """Options of every node that trains an engine, in optimizer steps of one mini-batch each."""
+
+    mini_batch: PositiveInt | None = None
+    """Prompts in one optimizer step. Default: all of the step."""
+    mini_batch_per_node: PositiveInt | None = None
+    """Instead of `mini_batch`: prompts in one optimizer step for each machine, as with ``data.prompts_per_node``."""
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Passes over the step's samples."""
+
+    def optimizer_steps(self, prompts_per_step: int) -> int:
+        """Optimizer steps on one step's batch."""
+        return -(-prompts_per_step // (self.mini_batch or prompts_per_step)) * self.epochs
+
+
+def routes_read(engine: EngineSpec | None) -> tuple[str, ...]:
+    """The column of routes, if the engine replays them."""
+    return ("routed_experts",) if engine is not None and engine.replays_routes else ()

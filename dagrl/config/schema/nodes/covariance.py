@@ -1,0 +1,27 @@
+"""`covariance`: marks the tokens that an update holds back to keep entropy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.nodes.base import NodeBase, OpContract, Scope
+
+
+class CovarianceNode(NodeBase):
+    """Marks the tokens through which an update would cost most of the entropy, for ``policy: clip_cov`` or ``kl_cov``.
+
+    Those are the ones whose log-prob, before the update, and advantage are both far above the mean, or both far below.
+    """
+
+    op: Literal["covariance"]
+    share: Annotated[float, Field(gt=0, le=1)] = 2.0e-4
+    """Part of the step's tokens that are marked, one at least."""
+    between: tuple[FiniteFloat, FiniteFloat] | None = None
+    """Draw them from all tokens whose product of the two deviations is between these bounds, as Clip-Cov does with 1.0
+    and 5.0. Default: those with the largest, as KL-Cov does."""
+
+    def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
+        return OpContract(("old_logprob", "advantage", "response_mask"), ("clip_cov_mask",), Scope.BATCH)

@@ -1,0 +1,63 @@
+"""`judge`: scores responses with a language model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dagrl.config.capability import Capability
+from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.nodes.base import NodeBase, OpContract
+from dagrl.config.schema.nodes.rollout import SamplingSpec
+from dagrl.config.schema.section import Concurrency, Name, Reward, Seconds, Tokens
+
+
+class JudgeNode(NodeBase):
+    """Asks a language model about each response, and finds a score in its reply."""
+
+    op: Literal["judge"]
+    engine: Name | None = None
+    """An engine of this pipeline that generates, asked by the chat template of its model. One that follows a trained
+    engine judges with the weights that it has for the step's samples."""
+    endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """Instead of an engine: the address of a server that speaks OpenAI's protocol, as ``http://host:8000/v1``."""
+    model: str | None = None
+    """The model's name there."""
+    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Environment variable that holds the key for the endpoint. The key itself is written nowhere. Default: no key."""
+    prompt: str
+    """The question. ``{prompt}``, ``{response}``, ``{answer}`` and ``{data_source}`` are filled in; other braces
+    stay."""
+    system: str | None = None
+    """A system message before it, as it is. Default: none."""
+    parser: str = r"-?\d+(?:\.\d+)?"
+    """Finds the score in the reply: a regular expression, whose last match counts (or its first group), or your own
+    function as ``module:function``."""
+    scores: Annotated[dict[str, Reward], Field(min_length=1)] | None = None
+    """Scores of the words that the regular expression finds, as ``{GOOD: 1, BAD: 0}``. Default: it finds a number."""
+    sampling: SamplingSpec = SamplingSpec(temperature=0.0, max_new_tokens=1024)
+    """Sampling of the reply."""
+    max_prompt_tokens: Tokens = 8192
+    """Engines only: longest question, chat template applied; a sample with a longer one fails."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Engines only: further arguments of the chat template, as ``{enable_thinking: false}``."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Endpoints only: further fields of the request, or others instead; ``null`` leaves one out."""
+    concurrency: Concurrency = 32
+    """Endpoints only: questions at once, for each worker."""
+    retries: Annotated[int, Field(ge=0, le=1000)] = 5
+    """Endpoints only: how often a question is asked again that is not answered, with growing pauses."""
+    timeout_s: Seconds = 120.0
+    """Endpoints only: how long an answer may take."""
+    expected_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Endpoints only: seconds that an answer takes, for `dagrl plan` alone. Default: 15 ms for each token of the reply,
+    which is taken to be half as long as it may be."""
+    on_error: Literal["stop"] | Reward = "stop"
+    """When there is no reply, or no score in it: stop the run and name the sample, or give it this reward. A refused
+    key or address always stops the run."""
+
+    def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
+        reads = ("messages", "response_tokens", "answer", "data_source")
+        needs = Capability.REPLY if self.engine else None
+        return OpContract(reads, ("reward",), reads_if_written=("token_turn",), needs=needs)

@@ -1,0 +1,93 @@
+"""Updates: the old log-probs that they do without, and those that train on mini-batches as soon as shards are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dagrl.config.schema import LogprobNode, Pipeline, Scope, UpdateNode
+
+if TYPE_CHECKING:
+    from dagrl.graph.dag import Graph, GraphNode
+
+
+def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[str, str]:
+    """Nodes that do not change the result -> why. The plan skips them.
+
+    Old log-probs are redundant if only updates of the same engine read them, with one optimizer step for each batch:
+    they are those of the weights that the update begins with, however old the samples are, so its own log-probs are the
+    same, at the same temperature, and the ratio is 1. (The checks refuse dropout, which would make them differ. How far
+    older samples are from these weights is for `rollout_correction`.)
+    """
+    found = {}
+    for name, node in nodes.items():
+        if not isinstance(node.spec, LogprobNode):
+            continue
+        readers = [
+            (other.spec, column, other.name)
+            for other in nodes.values()
+            for column, wire in other.inputs.items()
+            if wire.node == name
+        ]
+        if readers and all(
+            column == "old_logprob"
+            and isinstance(reader, UpdateNode)
+            and reader.engine == node.spec.engine
+            and _takes_one_step(pipeline, reader)
+            for reader, column, _ in readers
+        ):
+            updates = " and ".join(f"`{reader}`" for *_, reader in readers)
+            found[name] = f"{updates} takes one optimizer step for each batch, so the ratio is 1"
+    return found
+
+
+def _takes_one_step(pipeline: Pipeline, update: UpdateNode) -> bool:
+    """Whether an update trains once on a step's batch, and needs no old log-probs before its first micro-batch."""
+    correction = update.rollout_correction
+    normalizes = correction is not None and correction.rollout_is_batch_normalize
+    return update.optimizer_steps(pipeline.data.prompts_per_step) == 1 and not normalizes
+
+
+def update_pieces(pipeline: Pipeline, node: UpdateNode) -> tuple[tuple[int, ...], ...]:
+    """Shards of each mini-batch of an update, in the order of training; none if it does not stream.
+
+    The pipeline has passed its checks, so mini-batches end where shards do.
+    """
+    count = node.optimizer_steps(pipeline.data.prompts_per_step)
+    if not pipeline.schedule.stream_update or count == 1:
+        return ()
+    each = pipeline.schedule.shards_per_step // count
+    return tuple(tuple(range(each * piece, each * (piece + 1))) for piece in range(count))
+
+
+def hindrance(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | None) -> str:
+    """Why the update `name` cannot train on its mini-batches one by one, and the remedy; empty if it can.
+
+    `graph` is None if it has problems: then only numbers are checked.
+    """
+    prompts, shards = pipeline.data.prompts_per_step, pipeline.schedule.shards_per_step
+    count = node.optimizer_steps(prompts)
+    if node.epochs > 1:
+        return f"`{name}` takes {node.epochs} epochs, and the second needs the whole step; set `epochs: 1`"
+    if count > 1 and (shards % count or prompts % shards):
+        return (
+            f"`{name}` takes {count} mini-batches from {shards} shards of {prompts} prompts, which do not end "
+            f"together; set schedule.shards_per_step to a multiple of {count} that divides {prompts}, such as {count}"
+        )
+    if graph is None:
+        return ""
+    graph = graph.working
+    if graph.filter:
+        return f"the groups that `{name}` trains on are known when `{graph.filter}` ends; remove one of the two"
+    for other in graph.ancestors(name):
+        before = graph.nodes[other]
+        if before.spec is None:
+            continue  # The data set is complete at once.
+        if before.contract.scope is Scope.BATCH:
+            return f"`{other}` needs the whole step before `{name}` can begin; choose one that works on groups or rows"
+        if isinstance(before.spec, LogprobNode) and before.spec.engine == node.engine:
+            return (
+                f"`{other}` computes log-probs of the whole step with the weights from before its first mini-batch; "
+                f"take those of the rollout, `read: {{old_logprob: rollout_logprob}}` in `{name}`, without `{other}`"
+            )
+    return ""
