@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.config.errors import Place, dotted
 from dagrl.config.schema import DpoNode, EngineSpec, NodeBase, PackingNode, Pipeline, UpdateNode
-from dagrl.graph.offline import longest_row
-from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.graph.rollouts import leading_rollout, longest_row, rollouts
 
 
 @dataclass(frozen=True, slots=True)

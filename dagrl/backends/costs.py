@@ -95,6 +95,16 @@ class EngineCosts:
         return 0.0
 
     @property
+    def sent_parameters(self) -> float:
+        """Parameters that a weight sync sends."""
+        return self.parameters
+
+    @property
+    def load_to_send_s(self) -> float:
+        """Seconds of `load_s` in a weight sync."""
+        return self.load_s
+
+    @property
     def swap_s(self) -> float:
         """Seconds in which the weights change places with start weights on the host, and change back."""
         return 2 * self.weight_bytes * (1 / self.device.to_host + 1 / self.device.from_host) / _SWAP_SHARE

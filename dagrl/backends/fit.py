@@ -14,7 +14,7 @@ from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import Graph
-from dagrl.graph.sleeping import neighbours
+from dagrl.graph.engines import neighbours
 from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_of_group
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Executor, Plan

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from dagrl.backends.families.registry import buildable
 from dagrl.backends.families.tensors import OUTPUT, SCORE
+from dagrl.backends.families.tensors import published_tensors as published_tensors_of
 from dagrl.config.schema import ModelSpec
 from dagrl.imports import UNUSED, import_transformers, without_packages
 from dagrl.models.library_classes import UNDECLARED
@@ -174,7 +176,18 @@ def check_finite(weights: torch.Tensor, place: str) -> None:
 
 def published_shapes(config: PretrainedConfig) -> Mapping[str, tuple[int, ...]]:
     """Shapes of a causal language model's tensors by the names of published checkpoints; tied ones once."""
-    return _published_shapes(config.model_type, json.dumps(config.to_dict(), sort_keys=True, default=str))
+    fields = config.to_dict()
+    try:
+        family, known = buildable(fields)
+    except ValueError:
+        return library_shapes(config)
+    # Without the library's model class, whose import takes seconds.
+    return dict(published_tensors_of(family.shape(known)))
+
+
+def library_shapes(config: PretrainedConfig) -> Mapping[str, tuple[int, ...]]:
+    """`published_shapes` of the Hugging Face model."""
+    return _library_shapes(config.model_type, json.dumps(config.to_dict(), sort_keys=True, default=str))
 
 
 def published_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -233,7 +246,7 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
 
 
 @lru_cache(maxsize=4)
-def _published_shapes(model_type: str, fields: str) -> Mapping[str, tuple[int, ...]]:
+def _library_shapes(model_type: str, fields: str) -> Mapping[str, tuple[int, ...]]:
     with _imports(stored=False):
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 

@@ -11,8 +11,7 @@ from dagrl.backends.device_rates import DeviceRates, rates_of
 from dagrl.backends.families.registry import engine_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.config.schema import EngineSpec, GroupSpec, JudgeNode, PackingNode, Pipeline, TrainingNode
-from dagrl.graph.offline import longest_row
-from dagrl.graph.rollouts import longest_by_key, rollouts
+from dagrl.graph.rollouts import longest_by_key, longest_row, rollouts
 from dagrl.models.gpus import Gpu
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.scheduler.weight_route import weight_route

@@ -176,10 +176,10 @@ def export_chunks() -> Callable[..., list[Any]]:
     def export(chunks: list[Any], hf_model: Any, bucket_bytes: int, head: str = "lm") -> list[Any]:
         import torch.distributed as dist
 
-        from dagrl.backends.megatron.engine.export import NativeExporter
+        from dagrl.backends.megatron.engine.export import make_exporter
         from dagrl.weight_sync.exporter import exported
 
-        exporter = NativeExporter(chunks, hf_model.config, bucket_bytes, head=head)
+        exporter = make_exporter(chunks, hf_model.config, bucket_bytes, head=head)
         return list(exported(exporter, is_root=dist.get_rank() == 0))
 
     return export

@@ -63,3 +63,24 @@ def test_it_runs(dagrl, pipeline, tmp_path) -> None:
 
 def test_doctor_lists_it(dagrl) -> None:
     assert "repeat" in dagrl("doctor").stdout
+
+
+def test_one_that_cannot_be_imported_is_an_error_where_it_is_used(tmp_path: Path) -> None:
+    info = tmp_path / "torn-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torn\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dagrl.backends]\ntorn = torn\n")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "section.py").write_text("from dagrl.config.schema.engine import NoSuchThing\n")
+    pipeline = write_pipeline(tmp_path, tiny_pipeline())
+    command = [sys.executable, "-m", "dagrl.cli", "validate", str(pipeline)]
+
+    def call(*overrides: str) -> subprocess.CompletedProcess[str]:
+        variables = os.environ | {"PYTHONPATH": str(tmp_path)}
+        return subprocess.run([*command, *overrides], env=variables, capture_output=True, text=True, timeout=60)
+
+    assert call().returncode == 0
+    wrong = call("engines.generator.backend=torn")
+    (line,) = wrong.stderr.splitlines()
+    assert wrong.returncode == 2 and "engines.generator" in line
+    assert "the backend `torn` cannot be imported" in line and "NoSuchThing" in line

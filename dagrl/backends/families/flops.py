@@ -14,7 +14,7 @@ Recomputation, padding, embedding look-ups, norms, rotary embeddings, softmax an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagrl.backends.families.shape import ModelShape, attention_weights, mlp_weights
@@ -43,9 +43,14 @@ class ModelFlops:
         squares = sum(length * length for length in lengths.tolist())
         return self.per_token * tokens + self.per_pair * squares // 2 + self.per_prediction * predictions
 
-    def train(self, lengths: np.ndarray, predictions: int) -> int:
-        """Count a forward and a backward pass: each product has two in the backward pass, one for each factor."""
-        return 3 * self.forward(lengths, predictions)
+    def train(self, lengths: np.ndarray, predictions: int, *, frozen: bool = False) -> int:
+        """Count a forward and a backward pass: each product has two in the backward pass, one for each factor.
+
+        With `frozen` matrices only attention has both. Low-rank adapters do not count.
+        """
+        if not frozen:
+            return 3 * self.forward(lengths, predictions)
+        return 2 * self.forward(lengths, predictions) + replace(self, per_token=0, per_prediction=0).forward(lengths, 0)
 
 
 def model_flops(shape: ModelShape, *, outputs: int | None = None) -> ModelFlops:

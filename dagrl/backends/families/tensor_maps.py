@@ -59,8 +59,10 @@ class MappedTensor:
 class TensorMap(Protocol):
     """The relation of one parameter to the Hugging Face tensors that it holds."""
 
-    split: bool
-    """Whether tensor-parallel ranks hold parts of it; if not, each holds all of it."""
+    @property
+    def split(self) -> bool:
+        """Whether tensor-parallel ranks hold parts of it; if not, each holds all of it."""
+        ...
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
         """Return the parameter of rank `part` of `parts`, made from the full Hugging Face tensors."""
@@ -121,6 +123,31 @@ class Parallel:
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
         """Return the shape of all parts together."""
         return _stacked(full, parts, self.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Several equal tensors of which the parameter holds one: adapters of layers that Megatron fuses share a side."""
+
+    one: TensorMap
+
+    @property
+    def split(self) -> bool:
+        """As of one."""
+        return self.one.split
+
+    def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
+        """The part of the first."""
+        return self.one.shard(full[:1], part, parts)
+
+    def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
+        """Pair each tensor with the same shards."""
+        for tensor in full:
+            yield from self.one.pieces([tensor], shards)
+
+    def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
+        """As of the first."""
+        return self.one.shard_shape(full[:1], parts)
 
 
 @dataclass(frozen=True, slots=True)

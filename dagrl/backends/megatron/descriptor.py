@@ -12,10 +12,10 @@ from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.field_rules import check_field_rules
 from dagrl.backends.megatron.layout_rules import check_layout
+from dagrl.backends.megatron.lora_rules import check_lora
 from dagrl.backends.megatron.options import check_learning_rate, check_options
-from dagrl.backends.megatron.planning.changes import ladders
 from dagrl.backends.megatron.planning.costs import MegatronCosts
-from dagrl.backends.megatron.planning.layouts import ANY_LAYOUT, MegatronLayout, layouts
+from dagrl.backends.megatron.planning.layouts import ANY_LAYOUT, MegatronLayout, ladders, layouts
 from dagrl.backends.megatron.planning.memory import trainer_memory
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import CONFIG, LATEST
@@ -23,8 +23,7 @@ from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.backends.memory import EngineMemory
 from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline, TrainingNode
-from dagrl.config.schema.engine import Head
-from dagrl.graph.sleeping import stays_beside_sleepers
+from dagrl.graph.engines import stays_beside_sleepers
 
 
 class MegatronBackend(Backend):
@@ -45,6 +44,7 @@ class MegatronBackend(Backend):
             if trained:
                 check_learning_rate(check)
         check_options(check)
+        check_lora(check)
         check_extra(check)
         check_field_rules(check)
 
@@ -69,11 +69,27 @@ class MegatronBackend(Backend):
         """Whether `folder` is a checkpoint in Megatron's distributed format, or names the newest one in it."""
         return (folder / CONFIG).is_file() or (folder / LATEST).is_file()
 
-    def write_hf(self, source: Path, model: ModelSpec, output: Path, head: Head = "lm") -> None:
-        """Write a checkpoint as a Hugging Face folder, one tensor at a time."""
+    def write_hf(
+        self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec | None = None, seed: int = 0
+    ) -> None:
+        """Write a checkpoint as a Hugging Face folder, one tensor at a time; adapters are merged."""
         from dagrl.backends.megatron.engine.convert import write_hf
 
-        write_hf(source, model, output, head)
+        assert engine is None or isinstance(engine, MegatronEngineSpec)
+        write_hf(source, model, output, engine, seed)
+
+    def write_adapter(self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec) -> None:
+        """Write the adapters of a checkpoint as a PEFT folder."""
+        from dagrl.backends.megatron.engine.convert import write_adapter
+
+        assert isinstance(engine, MegatronEngineSpec)
+        if engine.lora is None:
+            raise ValueError("the engine has no `lora`; export whole weights, without --adapter")
+        if engine.head != "lm":
+            raise ValueError(
+                f"a {engine.head} head is no part of a PEFT folder; export whole weights, without --adapter"
+            )
+        write_adapter(source, model, output, engine.lora)
 
     def write_own(self, source: Path, output: Path) -> None:
         """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it."""

@@ -143,7 +143,7 @@ class _Layout:
         widths = [size for size in (model.heads, model.dense_width, model.shared_width, keys) if size is not None]
 
         def shares(ranks: int, size: Size) -> bool:
-            # Of more ranks than key heads, several hold the same one.
+            # With more ranks than key heads, several ranks hold the same head.
             return size.value % ranks == 0 or (size is keys and ranks % size.value == 0)
 
         if wrong := [size for size in widths if not shares(tensor, size)]:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 from dagrl.backends.backend import EngineCheck
+from dagrl.backends.megatron.lora_rules import BRIDGE_INSTALL, has_bridge
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.backends.megatron.stored_folder import CONFIG, format_of, newest_checkpoint
+from dagrl.backends.megatron.stored_folder import check_folder, newest_checkpoint
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
-from dagrl.graph.router_replay import wants_routed_experts
-from dagrl.graph.sleeping import neighbours, sleeps
-
-_BRIDGE_PACKAGES = ("omegaconf", "einops")
-"""Further packages that megatron-bridge needs."""
-_BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
+from dagrl.graph.engines import neighbours, sleeps, wants_routed_experts
 
 
 def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report options that cannot work here."""
     engine, place, findings = check.engine, check.place, check.findings
-    if engine.bridge == "megatron-bridge" and not _has_bridge():
-        message = f"megatron-bridge is not installed; install it with `{_BRIDGE_INSTALL}`, or say `bridge: native`"
+    if engine.bridge == "megatron-bridge" and not has_bridge():
+        message = f"megatron-bridge is not installed; install it with `{BRIDGE_INSTALL}`, or say `bridge: native`"
         findings.error((*place, "bridge"), message)
     elif engine.bridge == "megatron-bridge" and engine.head != "lm":
         message = f"megatron-bridge has no {engine.head} head; set bridge: native"
@@ -106,32 +101,11 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
             findings.error(place, message, depends_on=[place, ("engines", name)])
 
 
-def _has_bridge() -> bool:
-    # Not find_spec("megatron.bridge"), which would import the package around it.
-    package = importlib.util.find_spec("megatron")
-    locations = package.submodule_search_locations if package else None
-    found = any((Path(location) / "bridge" / "__init__.py").is_file() for location in locations or ())
-    return found and all(importlib.util.find_spec(name) for name in _BRIDGE_PACKAGES)
-
-
 def _check_start(folder: Path, place: Place, findings: Findings) -> None:
     """Report a folder that holds no checkpoint in Megatron's distributed format."""
     try:
         folder = newest_checkpoint(folder)
-        if not folder.is_dir():
-            what = "is a file, not a folder" if folder.exists() else "does not exist"
-            findings.error(place, f"{folder} {what}; give a folder in Megatron's distributed format")
-        elif not (folder / CONFIG).is_file():
-            message = f"{folder} has no {CONFIG}, so it is no checkpoint in Megatron's distributed format, or a "
-            findings.error(place, f"{message}torn one; give a whole one, or make it with `dagrl convert`")
-        elif (kind := format_of(folder)) != "torch_dist":
-            kind = kind or f"of no readable {CONFIG}"
-            message = f"{folder} is in the format {kind}; save it as torch_dist (Megatron's `--ckpt-format`)"
-            findings.error(place, message)
-        elif not (folder / ".metadata").is_file():
-            findings.error(place, f"{folder} has no .metadata, which says where each tensor lies; copy it again")
-        elif not any(file.stat().st_size for file in folder.glob("*.distcp")):
-            findings.error(place, f"{folder} has no *.distcp files with tensors; copy it again")
+        check_folder(folder)
     except ValueError as error:
         findings.error(place, str(error))
     except OSError as error:

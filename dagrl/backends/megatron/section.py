@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dagrl.backends.megatron.fields import DdpFields, OptimizerFields, TransformerFields
+from dagrl.backends.megatron.lora import LoraSpec
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
-from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.engine import EngineSpec, SentAdapter
 from dagrl.config.schema.library_fields import GivenFields, add_extra
 from dagrl.config.schema.model import GroupSpec
 from dagrl.config.schema.section import Coefficient, PositiveInt, Section
@@ -93,6 +94,8 @@ class MegatronEngineSpec(EngineSpec):
     """The output layer: the language model's output, a value for each token, or a score for each row."""
     bridge: Literal["native", "megatron-bridge"] = "native"
     """Who converts weights between Hugging Face and Megatron."""
+    lora: LoraSpec | None = None
+    """Train low-rank adapters instead of the weights; ``lora: {}`` takes the defaults."""
     dist_checkpointing_path: Path | None = None
     """Start weights from a folder in Megatron's distributed format, instead of the model's own."""
     fused_linear_cross_entropy: bool = False
@@ -110,6 +113,16 @@ class MegatronEngineSpec(EngineSpec):
     capabilities: ClassVar = frozenset({Capability.SCORE, Capability.JUDGE, Capability.TRAIN})
     holds_frozen_copies: ClassVar = True
     path_fields: ClassVar = (("dist_checkpointing_path",),)
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether there is ``lora``."""
+        return self.lora is not None
+
+    @property
+    def sent_adapter(self) -> SentAdapter | None:
+        """The adapters of ``lora``, unless they are merged."""
+        return None if self.lora is None or self.lora.merge else SentAdapter(self.lora.rank, self.lora.alpha)
 
     @property
     def replays_routes(self) -> bool:

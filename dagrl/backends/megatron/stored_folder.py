@@ -1,4 +1,4 @@
-"""Recognise folders in Megatron's distributed format by their small text files."""
+"""Recognise folders in Megatron's distributed format by their small text files, without torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ LATEST = "latest_checkpointed_iteration.txt"
 """In the folder above checkpoints of Megatron-LM: the newest one's iteration, or ``release``."""
 CONFIG = "metadata.json"
 """Names the format; it is written last."""
+BACKEND = "torch_dist"
+"""Name of the format."""
+METADATA = ".metadata"
+"""Lists the tensors."""
 
 _LONGEST_NUMBER = 18
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return `folder`, or the newest checkpoint in it if Megatron-LM saved to it.
+    """Return `folder`, or the newest checkpoint in it if Megatron-LM saved to it, without ``~``.
 
     ValueError where the file that names the newest one does not, OSError where it cannot be read.
     """
+    folder = folder.expanduser()
     latest = folder / LATEST
     if not latest.is_file():
         return folder
@@ -30,10 +35,25 @@ def newest_checkpoint(folder: Path) -> Path:
     return folder / name
 
 
-def format_of(folder: Path) -> str | None:
-    """Return the format that a checkpoint's metadata.json names; None where it names none."""
+def check_folder(folder: Path) -> None:
+    """Raise ValueError for a folder without the files of a checkpoint in this format, OSError for an unreadable one."""
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {what}; give a folder in Megatron's distributed format")
+    if not (folder / CONFIG).is_file():
+        raise ValueError(
+            f"{folder} has no {CONFIG}, so it is no checkpoint in Megatron's distributed format, or a torn one; give "
+            "the folder of one step, for example iter_0000100 or checkpoints/step_10/ENGINE, or make one with "
+            "`dagrl convert`"
+        )
     try:
         named = read_json(folder / CONFIG).get("sharded_backend")
     except ValueError:
-        return None
-    return named if isinstance(named, str) else None
+        named = None
+    if named != BACKEND:
+        kind = named if isinstance(named, str) else f"of no readable {CONFIG}"
+        raise ValueError(f"{folder} is in the format {kind}; save it as {BACKEND} (Megatron's `--ckpt-format`)")
+    if not (folder / METADATA).is_file():
+        raise ValueError(f"{folder} has no {METADATA}, which says where each tensor is stored; copy it again")
+    if not any(file.stat().st_size for file in folder.glob("*.distcp")):
+        raise ValueError(f"{folder} has no *.distcp files with tensors; copy it again")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from dagrl.backends.families.tensor_maps import (
     GroupedQkv,
     Parallel,
+    Repeated,
     Replicated,
     TensorMap,
     VocabParallel,
@@ -50,7 +51,9 @@ def maps(draw) -> tuple[TensorMap, list[torch.Tensor], int]:
     parts, each, width = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     head_dim, queries = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     groups, rest = parts * each, draw(st.sampled_from([(), (width,)]))
-    kind = draw(st.sampled_from(["replicated", "column", "row", "gate-up", "qkv", "shared keys", "vocabulary"]))
+    kind = draw(
+        st.sampled_from(["replicated", "column", "row", "gate-up", "qkv", "shared keys", "vocabulary", "repeated"])
+    )
     vocabulary = draw(st.integers(1, parts * each))
     tensor_map, shapes = {
         "replicated": (Replicated(), [(each, *rest)]),
@@ -61,8 +64,10 @@ def maps(draw) -> tuple[TensorMap, list[torch.Tensor], int]:
         # As many ranks as there are channels in a head, for one group.
         "shared keys": (GroupedQkv(each, parts), [(each * n * parts, *rest) for n in (queries, 1, 1)]),
         "vocabulary": (VocabParallel(vocabulary, parts * each), [(vocabulary, width)]),
+        "repeated": (Repeated(Parallel(dim=0)), [(parts * each, width)]),
     }[kind]
-    return tensor_map, [torch.randn(shape) for shape in shapes], parts
+    full = [torch.randn(shape) for shape in shapes]
+    return tensor_map, full * 3 if kind == "repeated" else full, parts
 
 
 @given(maps())

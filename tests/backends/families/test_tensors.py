@@ -15,25 +15,25 @@ from dagrl.backends.families.tensors import is_prediction_layer, published_tenso
 @pytest.mark.parametrize("name", [*DENSE, *MIXTURES])
 def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
 
-    from dagrl.backends.model_source import published_shapes
+    from dagrl.backends.model_source import library_shapes
 
     config = tiny_hf_model(name).config
     fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    assert dict(published_tensors(shape_of(fields))) == dict(published_shapes(config))
+    assert dict(published_tensors(shape_of(fields))) == dict(library_shapes(config))
 
 
 @pytest.mark.parametrize("family", family_names())
 def test_fields_that_a_config_leaves_out_are_those_of_its_class(family: str) -> None:
     from transformers import CONFIG_MAPPING
 
-    from dagrl.backends.model_source import published_shapes
+    from dagrl.backends.model_source import library_shapes
 
     # The defaults of some classes are models of thousands of tensors.
     few = {"num_hidden_layers": 2}
     if family == "deepseek_v3":
         few |= {"first_k_dense_replace": 1, "n_routed_experts": 8}
     config = CONFIG_MAPPING[family](**few)
-    assert dict(published_tensors(shape_of({"model_type": family, **few}))) == dict(published_shapes(config))
+    assert dict(published_tensors(shape_of({"model_type": family, **few}))) == dict(library_shapes(config))
 
 
 def test_layers_behind_the_models_own_predict_further_tokens() -> None:

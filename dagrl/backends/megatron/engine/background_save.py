@@ -1,4 +1,4 @@
-"""Writes a sharded state in Megatron's distributed format, synchronously or in a background thread.
+"""Writes a sharded state in Megatron's distributed format in a background thread.
 
 Megatron's own callers of its asynchronous writer do not suit a Ray worker: one forks the process, with CUDA, NCCL and
 Ray's threads in it, the other starts a second process that requires a GPU. A thread suffices, because copying to files
@@ -21,27 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.core import CheckpointingConfig, CheckpointingException, save_config
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
-from torch.distributed.checkpoint import CheckpointException
 
 FILES = "files.json"
 """Size of each file of a finished checkpoint; written last."""
-
-
-def write_now(folder: Path, content: dict[str, Any]) -> None:
-    """Write `content` to the existing `folder`. Collective. Raises OSError if it cannot be written."""
-    _keep_results_in_the_process()
-    try:
-        dist_checkpointing.save(content, str(folder))
-    except (CheckpointingException, CheckpointException) as error:
-        raise _cannot_write(folder) from error
-    if dist.get_rank() == 0:
-        _write_file_sizes(folder)
-    dist.barrier()
 
 
 class BackgroundWriter:
@@ -64,8 +51,11 @@ class BackgroundWriter:
         if self._group is None:
             timeout = datetime.timedelta(seconds=self._timeout_s)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
-        _keep_results_in_the_process()
-        live = {data.untyped_storage().data_ptr() for data in _tensors_in(content)}
+        # Megatron's default is a queue of another process, which takes seconds to start and runs ``__main__`` again, in
+        # a worker Ray's.
+        filesystem_async._results_queue = queue.Queue()
+        values = (getattr(value, "data", None) for value in nested_values(content))
+        live = {value.untyped_storage().data_ptr() for value in values if isinstance(value, torch.Tensor)}
         strategy = _Strategy()
         request = dist_checkpointing.save(
             content, str(folder), sharded_strategy=strategy, async_sharded_save=True, async_strategy="mcore"
@@ -93,7 +83,12 @@ class BackgroundWriter:
             return False
         self._thread = None
         if isinstance(self._failure, OSError):
-            raise _cannot_write(self._folder) from self._failure
+            # Megatron's message is a traceback without the system's error, which is nearly always a full disk.
+            free = shutil.disk_usage(self._folder).free / 2**20
+            raise OSError(
+                f"cannot write the checkpoint to {self._folder}, where {free:.0f} MiB are free; make room, or lower "
+                "run.keep"
+            ) from self._failure
         if self._failure is not None:
             raise self._failure
         return True
@@ -146,11 +141,6 @@ class _Strategy(TorchDistSaveShardedStrategy):
         return super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret, async_strategy)
 
 
-def _tensors_in(content: dict[str, Any]) -> list[torch.Tensor]:
-    values = (getattr(value, "data", None) for value in nested_values(content))
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
 def _on_the_host(request: AsyncRequest, live: set[int]) -> list[Any]:
     """The arguments of the request's writing function, with copies of all tensors in host memory.
 
@@ -168,26 +158,9 @@ def _on_the_host(request: AsyncRequest, live: set[int]) -> list[Any]:
     return arguments
 
 
-def _keep_results_in_the_process() -> None:
-    """Let Megatron's writer report through a plain queue, also on a GPU.
-
-    Its default is a queue of another process, which takes seconds to start and runs ``__main__`` again, in a worker
-    Ray's. Here the writer runs in this process.
-    """
-    filesystem_async._results_queue = queue.Queue()
-
-
 def _write_file_sizes(folder: Path) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != FILES)
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     aside = folder / f".{FILES}"
     aside.write_text(json.dumps(sizes, indent=1))
     aside.rename(folder / FILES)
-
-
-def _cannot_write(folder: Path) -> OSError:
-    # Megatron's message is a traceback without the system's error, which is nearly always a full disk.
-    free = shutil.disk_usage(folder).free / 2**20
-    return OSError(
-        f"cannot write the checkpoint to {folder}, where {free:.0f} MiB are free; make room, or lower run.keep"
-    )

@@ -17,7 +17,6 @@ from megatron.core import parallel_state
 
 from dagrl.backends.megatron.engine.bridge_library import import_bridge
 from dagrl.backends.megatron.engine.model import unwrap
-from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.backends.model_source import WeightSource, published_shapes
 from dagrl.backends.weight_names import check_names
@@ -29,10 +28,8 @@ if TYPE_CHECKING:
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def check_bridge(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> None:
-    """Raise ValueError if megatron-bridge is not installed, or cannot convert this model."""
-    if spec.head != "lm":
-        raise ValueError(f"bridge: megatron-bridge has no {spec.head} head; set bridge: native")
+def check_bridge(hf_config: PretrainedConfig) -> None:
+    """Raise ValueError if megatron-bridge cannot convert this model."""
     if not import_bridge().knows(hf_config):
         raise ValueError(
             f"bridge: megatron-bridge does not know model type {hf_config.model_type!r}; set bridge: native"

@@ -18,8 +18,6 @@ import torch
 
 from dagrl.backends.megatron.engine.quiet import Without
 
-_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
-_PACKAGES = ("megatron.bridge", "omegaconf", "einops")
 _NOISE = (
     # Logs a traceback for each optional kernel library.
     ("megatron.bridge.utils.import_utils", "failed with: Traceback"),
@@ -35,16 +33,20 @@ _LOOK_FOR_TRANSFORMER_ENGINE = (
 
 
 def import_bridge() -> ModuleType:
-    """Import `bridge_source` and megatron-bridge. Raises ValueError if megatron-bridge is not installed."""
-    if not all(find_spec(package) for package in _PACKAGES):
-        raise ValueError(
-            f"bridge: megatron-bridge is not installed; install it in dagrl's folder with `{_INSTALL}`, "
-            "or set bridge: native"
-        )
+    """Import `bridge_source` and megatron-bridge."""
+    return _import("dagrl.backends.megatron.engine.bridge_source")
+
+
+def import_peft() -> ModuleType:
+    """Import megatron-bridge's module of low-rank adapters."""
+    return _import("megatron.bridge.peft.lora")
+
+
+def _import(module: str) -> ModuleType:
     for logger, text in _NOISE:
         logging.getLogger(logger).addFilter(Without(text))
     with _quiet(), _transformer_engine_importable():
-        return importlib.import_module("dagrl.backends.megatron.engine.bridge_source")
+        return importlib.import_module(module)
 
 
 @contextmanager

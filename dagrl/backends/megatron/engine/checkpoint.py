@@ -26,7 +26,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer import MegatronModule
 from torch.distributed.checkpoint import CheckpointException
 
-from dagrl.backends.megatron.engine.background_save import FILES, BackgroundWriter, write_now
+from dagrl.backends.megatron.engine.background_save import FILES, BackgroundWriter
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 from dagrl.backends.megatron.engine.stored_weights import check_fit
@@ -44,20 +44,11 @@ class TrainingState:
 
 
 @torch.no_grad()
-def save(folder: Path, state: TrainingState, *, policy_version: int) -> None:
-    """Write the state to `folder`. Collective. Raises OSError if it cannot be written.
+def save(folder: Path, state: TrainingState, writer: BackgroundWriter, *, policy_version: int) -> None:
+    """Copy the state to the host and let `writer` write it to `folder` in the background. Collective.
 
     Raises RuntimeError on all ranks if the optimizer has no state yet: Megatron's hybrid optimizer creates its moments
     and float32 weights only in a step.
-    """
-    write_now(folder, _content(folder, state, policy_version))
-
-
-@torch.no_grad()
-def save_in_background(folder: Path, state: TrainingState, writer: BackgroundWriter, *, policy_version: int) -> None:
-    """Copy the state to the host and let `writer` write it to `folder` in the background. Collective.
-
-    Raises RuntimeError as `save` does.
     """
     writer.start(folder, _content(folder, state, policy_version))
 
@@ -72,7 +63,11 @@ def load(folder: Path, state: TrainingState) -> int:
     """
     _check_files(folder)
     saved = dist_checkpointing.load_common_state_dict(str(folder))
-    _check_optimizer(folder, saved["layout"], _layout(state))
+    name = "distributed_optimizer"
+    if (setting := saved["layout"][name]) != _layout(state)[name]:
+        raise ValueError(
+            f"checkpoint {folder} was saved with optimizer.use_{name}: {setting}; load it with the same setting"
+        )
     wanted, options = _tensors(state, loading=True)
     check_fit(StoredTensors(folder), load_preprocess(wanted)[0])
     if saved["layout"] == _layout(state):
@@ -82,7 +77,9 @@ def load(folder: Path, state: TrainingState) -> int:
     except (CheckpointingException, CheckpointException) as error:
         raise ValueError(f"cannot read checkpoint {folder}; resume from an earlier one") from error
     for i, chunk in enumerate(state.chunks):
-        unwrap(chunk).load_state_dict(loaded[f"model_{i}"])
+        model = unwrap(chunk)
+        frozen = any(not parameter.requires_grad for parameter in model.parameters())
+        model.load_state_dict(loaded[f"model_{i}"], strict=not frozen)
     _set_steps(options, saved["optimizer_steps"])
     state.optimizer.load_state_dict(merge(options, loaded["optimizer"]))
     state.schedule.num_steps = saved["schedule_steps"]
@@ -118,10 +115,19 @@ def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], di
     optimizer, pipeline stages other groups), so they are not saved. Tensor names on disk do not depend on the layout.
     """
     models = [cast(MegatronModule, unwrap(chunk)) for chunk in state.chunks]
-    model = {f"model_{i}": chunk.sharded_state_dict() for i, chunk in enumerate(models)}
+    model = {f"model_{i}": _trained(chunk) for i, chunk in enumerate(models)}
     optimizer = state.optimizer.sharded_state_dict(model, loading, metadata=dict(_ANY_LAYOUT))
     tensors, options = extract_sharded_base(optimizer)
     return model | {"optimizer": tensors}, _unwrapped(options)
+
+
+def _trained(chunk: MegatronModule) -> dict[str, Any]:
+    """The chunk's state, without frozen weights, which have the values of the start."""
+    whole: dict[str, Any] = chunk.sharded_state_dict()
+    parameters = dict(chunk.named_parameters())
+    if all(parameter.requires_grad for parameter in parameters.values()):
+        return whole
+    return {name: state for name, state in whole.items() if name in parameters and parameters[name].requires_grad}
 
 
 _ANY_LAYOUT = {
@@ -176,14 +182,6 @@ def _complete(optimizer: MegatronOptimizer) -> None:
 def _layout(state: TrainingState) -> dict[str, Any]:
     distributed = state.optimizer.config.use_distributed_optimizer
     return {"ranks": dist.get_world_size(), "distributed_optimizer": distributed} | state.parallel.model_dump()
-
-
-def _check_optimizer(folder: Path, saved: dict[str, Any], own: dict[str, Any]) -> None:
-    name = "distributed_optimizer"
-    if saved[name] != own[name]:
-        raise ValueError(
-            f"checkpoint {folder} was saved with optimizer.use_{name}: {saved[name]}; load it with the same setting"
-        )
 
 
 def _check_files(folder: Path) -> None:

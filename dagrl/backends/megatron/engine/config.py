@@ -24,11 +24,10 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     """Megatron's config: the model's fields, the engine's own, and those of ``spec.transformer``.
 
     Weights and activations are bfloat16 on a GPU and float32 without one, unless ``transformer.bf16`` says otherwise.
-    ValueError for fields that Megatron does not have or refuses, and where the layout does not divide the model.
+    ValueError for fields that Megatron does not have or refuses. `layout_rules` has checked the layout.
     """
     from_model = transformer_fields(hf_config)
     family, _ = buildable(hf_config.to_dict())
-    _check_parallel(spec.parallel, mixture=from_model["num_moe_experts"] is not None)
     on_gpu = torch.cuda.is_available()
     defaults = {
         "bf16": on_gpu,
@@ -62,7 +61,6 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
             f"transformer.pipeline_model_parallel_layout: it has {config.virtual_pipeline_model_parallel_size} virtual "
             f"stages; say so in parallel.virtual_pipeline_model_parallel_size, which is {stages}"
         )
-    _check_sizes(config, spec.parallel)
     return config
 
 
@@ -109,41 +107,3 @@ def _pipeline_fields(parallel: ParallelSpec) -> dict[str, Any]:
         # With two stages and batched messages the interleaved schedule mixes up what it sends, without a word.
         fields |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     return fields
-
-
-def _check_parallel(parallel: ParallelSpec, *, mixture: bool) -> None:
-    """Refuse what Megatron's config would refuse too, in words that do not lead here."""
-    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
-        raise ValueError("parallel.sequence_parallel: needs tensor_model_parallel_size above 1; set it to false")
-    for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
-        if not mixture and getattr(parallel, name) > 1:
-            raise ValueError(f"parallel.{name}: the model has no experts; leave it at 1")
-
-
-def _check_sizes(config: TransformerConfig, parallel: ParallelSpec) -> None:
-    """Refuse a layout that does not divide the model; megatron would fail deep within, or not at all."""
-    tensor, expert_tensor = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
-    mixture = config.num_moe_experts is not None
-    if tensor > 1 and not parallel.sequence_parallel and (mixture or config.multi_latent_attention):
-        kind = "experts" if mixture else "latent attention"
-        raise ValueError(
-            f"parallel.sequence_parallel: Megatron trains a model with {kind} over tensor-parallel ranks with it only; "
-            "set it to true"
-        )
-    # Ranks beyond the number of key heads hold parts of one; Megatron has seen that heads and ranks fit.
-    rows = (config.num_attention_heads + 2 * config.num_query_groups) * config.kv_channels
-    sizes = [
-        ("tensor_model_parallel_size", tensor, "num_attention_heads", config.num_attention_heads),
-        ("tensor_model_parallel_size", tensor, "rows of queries, keys and values", rows),
-    ]
-    if mixture:
-        experts = parallel.expert_model_parallel_size
-        sizes.append(("expert_model_parallel_size", experts, "number of experts", config.num_moe_experts))
-        sizes.append(("expert_tensor_parallel_size", expert_tensor, "expert width", config.moe_ffn_hidden_size))
-    else:
-        sizes.append(("tensor_model_parallel_size", tensor, "intermediate_size", config.ffn_hidden_size))
-    for name, parts, what, size in sizes:
-        if size % parts:
-            raise ValueError(
-                f"parallel.{name}: {parts} does not divide the model's {what}, {size}; take a divisor of it"
-            )

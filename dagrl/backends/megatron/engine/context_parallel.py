@@ -24,4 +24,9 @@ def zigzag_index(lengths: np.ndarray, rank: int, size: int) -> np.ndarray:
     start = lengths.cumsum() - lengths
     first = np.stack([start + rank * chunk, start + (2 * size - 1 - rank) * chunk], axis=1).ravel()
     counts = chunk.repeat(2)
-    return first.repeat(counts) + np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
+    return first.repeat(counts) + counting(counts)
+
+
+def counting(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, ... for each length, one after the other: [2, 3] gives [0, 1, 0, 1, 2]."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -6,7 +6,8 @@ as on a single rank. Works with `stored_tensors` and `stored_writer`, which know
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,32 +18,32 @@ import torch
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.tensor_maps import MappedTensor, join
-from dagrl.backends.families.tensors import model_tensors
-from dagrl.backends.megatron.engine.stored_tensors import StoredTensors, is_layer, resolve
+from dagrl.backends.families.tensors import SCORE, model_tensors
+from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 from dagrl.backends.megatron.engine.stored_writer import TensorToWrite, write_tensors
-from dagrl.backends.megatron.stored_folder import LATEST
-from dagrl.backends.model_source import WeightSource
+from dagrl.backends.megatron.lora import LoraSpec, adapters
+from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.stored_folder import LATEST, newest_checkpoint
+from dagrl.backends.model_source import WeightSource, weight_source
 from dagrl.backends.weight_names import check_names
 from dagrl.config.schema import ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Shape = tuple[int, ...]
-
 _RELEASE = "release"
 """Megatron-LM's name for weights without a training state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a parameter lies on disk: within `key`, at `index` along the first axes."""
+class _Place:
+    """Where a parameter is stored: within `key`, at `index` along the first axes."""
 
     key: str
     index: tuple[int, ...]
 
 
-def place_of(mapped: MappedTensor, *, stacked: bool) -> Place:
+def _place_of(mapped: MappedTensor, *, stacked: bool) -> _Place:
     """Where Megatron puts a parameter.
 
     Layers that are all alike are `stacked`: one key for all, the layer being its first axis. A layer's experts share
@@ -54,35 +55,29 @@ def place_of(mapped: MappedTensor, *, stacked: bool) -> Place:
     if mapped.expert is not None:
         key = key.removesuffix(str(mapped.expert)).replace(".mlp.experts.", ".mlp.experts.experts.", 1)
         index = (*index, mapped.expert)
-    return Place(key, index)
+    return _Place(key, index)
 
 
-class StoredModel:
-    """A model in a Megatron folder, by the names of published checkpoints."""
+class _Stored:
+    """Tensors of a Megatron folder."""
 
-    def __init__(self, folder: Path, hf_config: PretrainedConfig, head: str = "lm") -> None:
-        """Look at the folder. ValueError where it is no checkpoint, or not that of a model of `hf_config`."""
-        self._stored = StoredTensors(resolve(folder))
-        rows = self._stored.vocabulary_rows(hf_config.vocab_size)
-        # The folder may be of a Megatron that fills vocabularies up to other sizes.
-        mapped = model_tensors(_shape_of(hf_config), rows, head)
-        stacked = not any(map(is_layer, self._stored.tensors))
-        self._pairs = [(tensor, place_of(tensor, stacked=stacked)) for tensor in mapped]
+    def __init__(self, stored: StoredTensors, mapped: Iterable[MappedTensor]) -> None:
+        """`mapped` are all weights that are there; ValueError where they are not."""
+        self._stored = stored
+        stacked = not stored.layer_by_layer
+        self.pairs = [(tensor, _place_of(tensor, stacked=stacked)) for tensor in mapped]
+        self._places = {tensor.megatron: place for tensor, place in self.pairs}
         self._check()
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor of the Hugging Face model, in its stored dtype; one parameter is in memory at a time.
-
-        An output layer tied to the embedding is not among them. ValueError where a file cannot be read.
-        """
-        for mapped, place in self._pairs:
-            parameter = self._stored.read(place.key, place.index)
-            yield from zip(mapped.hf, join(mapped.map, [parameter], mapped.shapes), strict=True)
+    def full(self, mapped: MappedTensor) -> list[torch.Tensor]:
+        """The Hugging Face tensors of a parameter, in the stored dtype. ValueError where a file cannot be read."""
+        place = self._places[mapped.megatron]
+        return join(mapped.map, [self._stored.read(place.key, place.index)], mapped.shapes)
 
     def _check(self) -> None:
         found = self._stored.weights()
         last: dict[str, tuple[int, ...]] = {}
-        for mapped, place in self._pairs:
+        for mapped, place in self.pairs:
             if place.key not in found:
                 raise self._misfit(f"it has no tensor {place.key!r}")
             shape, wanted = found[place.key].shape[len(place.index) :], _whole_shape(mapped)
@@ -105,6 +100,58 @@ class StoredModel:
         )
 
 
+class StoredModel(_Stored):
+    """A model in a Megatron folder, by the names of published checkpoints."""
+
+    def __init__(self, folder: Path, hf_config: PretrainedConfig, head: str = "lm") -> None:
+        """Look at the folder. ValueError where it is no checkpoint, or not that of a model of `hf_config`."""
+        stored = StoredTensors(newest_checkpoint(folder))
+        # The folder may be of a Megatron that fills vocabularies up to other sizes.
+        rows = stored.vocabulary_rows(hf_config.vocab_size)
+        super().__init__(stored, model_tensors(_shape_of(hf_config), rows, head))
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor of the Hugging Face model, in its stored dtype; one parameter is in memory at a time.
+
+        An output layer tied to the embedding is not among them. ValueError where a file cannot be read.
+        """
+        for mapped, _ in self.pairs:
+            yield from zip(mapped.hf, self.full(mapped), strict=True)
+
+
+class StoredAdapters(_Stored):
+    """The low-rank adapters in a Megatron folder, and a head that was trained with them."""
+
+    def __init__(self, folder: Path, hf_config: PretrainedConfig, lora: LoraSpec, head: str = "lm") -> None:
+        """Look at the folder. ValueError where it does not hold the adapters `lora` of a model of `hf_config`."""
+        base = list(model_tensors(_shape_of(hf_config), hf_config.vocab_size, head))
+        self._lora = lora
+        self._adapters = {adapter.base.megatron: adapter for adapter in adapters(base, lora)}
+        self._base = base
+        self._head = {tensor.megatron for tensor in base if tensor.hf == (SCORE,)}
+        mapped = [part for adapter in self._adapters.values() for part in (adapter.a, adapter.b)]
+        super().__init__(
+            StoredTensors(newest_checkpoint(folder)), [*mapped, *(each for each in base if each.megatron in self._head)]
+        )
+
+    def merged(self, source: dict[str, Callable[[], torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor of the Hugging Face model, adapters added, in their dtype; `source` gives those of the base."""
+        for base in self._base:
+            if base.megatron in self._head:
+                yield base.hf[0], self.full(base)[0]
+            elif (adapter := self._adapters.get(base.megatron)) is None:
+                yield from ((name, source[name]()) for name in base.hf)
+            else:
+                for name, a, b in zip(base.hf, self.full(adapter.a), self.full(adapter.b), strict=True):
+                    yield name, torch.addmm(source[name]().to(b.dtype), b, a, alpha=self._lora.scale)
+
+    def peft(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor of the adapters by PEFT's name."""
+        for adapter in self._adapters.values():
+            for part in (adapter.a, adapter.b):
+                yield from zip((f"base_model.model.{name}" for name in part.hf), self.full(part), strict=True)
+
+
 def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_rows: int, folder: Path) -> None:
     """Write Hugging Face weights to `folder`, which exists, as Megatron-LM keeps released models; dtypes stay.
 
@@ -118,7 +165,7 @@ def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_row
     stacked = shape.experts is None or all(shape.mixture_layers)
     by_key: dict[str, dict[tuple[int, ...], MappedTensor]] = {}
     for mapped in pairs:
-        place = place_of(mapped, stacked=stacked)
+        place = _place_of(mapped, stacked=stacked)
         by_key.setdefault(place.key, {})[place.index] = mapped
     content = {}
     for key, parts in by_key.items():
@@ -137,7 +184,7 @@ def _shape_of(hf_config: PretrainedConfig) -> ModelShape:
     return family.shape(fields)
 
 
-def _whole_shape(mapped: MappedTensor) -> Shape:
+def _whole_shape(mapped: MappedTensor) -> tuple[int, ...]:
     """Return the shape of the parameter where a single rank holds it."""
     return mapped.map.shard_shape(mapped.shapes, 1)
 
@@ -155,9 +202,10 @@ def _check_source(pairs: Sequence[MappedTensor], hf_config: PretrainedConfig, so
             raise ValueError(f"tensor {name!r} is {list(source.shape(name))}, but its config says {list(shape)}")
 
 
-def write_hf(source: Path, model: ModelSpec, folder: Path, head: str = "lm") -> None:
+def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngineSpec | None, seed: int) -> None:
     """Write a Megatron checkpoint as a Hugging Face folder with the config and tokenizer of `model`.
 
+    `engine` and `seed` are those of the run that trained it; the adapters of an engine with ``lora`` are merged.
     ValueError if Hugging Face has no class for the model with that head.
     """
     from transformers.models.auto import modeling_auto
@@ -165,8 +213,12 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, head: str = "lm") -> 
     from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
     from dagrl.backends.model_source import load_hf_config
 
+    head, lora = (engine.head, engine.lora) if engine else ("lm", None)
     config = load_hf_config(model)
-    stored = StoredModel(source, config, head)
+    if lora is None or engine is None:
+        tensors = StoredModel(source, config, head).tensors()
+    else:
+        tensors = StoredAdapters(source, config, lora, head).merged(base_of(engine, model, seed, config))
     if head == "lm":
         classes = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     else:
@@ -175,5 +227,44 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, head: str = "lm") -> 
         config.num_labels = 1
     if config.model_type not in classes:
         raise ValueError(f"Hugging Face has no class for a {config.model_type} with a {head} head")
-    write_hf_folder(folder, config, classes[config.model_type], stored.tensors())
+    write_hf_folder(folder, config, classes[config.model_type], tensors)
     copy_tokenizer(model, folder)
+
+
+def write_adapter(source: Path, model: ModelSpec, folder: Path, lora: LoraSpec) -> None:
+    """Write the adapters of a checkpoint as PEFT does. Layers that Megatron fuses get the same `A`."""
+    from safetensors.torch import save_file
+
+    from dagrl.backends.model_source import load_hf_config
+
+    stored = StoredAdapters(source, load_hf_config(model), lora)
+    tensors = dict(stored.peft())
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(model.hub or model.path or ""),
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def base_of(
+    engine: MegatronEngineSpec, model: ModelSpec, seed: int, config: PretrainedConfig
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """Functions that read the weights that the engine started from."""
+    if engine.dist_checkpointing_path is None:
+        weights = weight_source(model, seed)
+        return {name: partial(weights.get, name) for name in weights.names()}
+    stored = StoredModel(engine.dist_checkpointing_path, config)
+
+    def read(mapped: MappedTensor, index: int) -> torch.Tensor:
+        return stored.full(mapped)[index]
+
+    return {name: partial(read, mapped, i) for mapped, _ in stored.pairs for i, name in enumerate(mapped.hf)}

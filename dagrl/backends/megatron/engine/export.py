@@ -14,14 +14,37 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from dagrl.backends.megatron.engine.adapters import adapter_plan
 from dagrl.backends.megatron.engine.gather import Gatherer
+from dagrl.backends.megatron.engine.merge import Merger
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, held_tensors, plan
+from dagrl.backends.megatron.lora import LoraSpec
 from dagrl.weight_sync.copies import CopyPlan, storage_of
 from dagrl.weight_sync.manifest import Described, Manifest
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+def make_exporter(
+    chunks: Sequence[torch.nn.Module],
+    hf_config: PretrainedConfig,
+    bucket_bytes: int,
+    present: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    head: str = "lm",
+    lora: LoraSpec | None = None,
+) -> NativeExporter:
+    """An exporter of all weights, adapters added, or of what `lora` says to send. See `NativeExporter`.
+
+    A tied output layer is left out.
+    """
+    config = unwrap(chunks[0]).config
+    planned = plan(hf_config, config, head)
+    if lora is not None and not lora.merge:
+        return NativeExporter(chunks, adapter_plan(planned, config, lora), bucket_bytes, present)
+    return NativeExporter(chunks, planned, bucket_bytes, present, lora)
 
 
 class NativeExporter:
@@ -30,24 +53,26 @@ class NativeExporter:
     def __init__(
         self,
         chunks: Sequence[torch.nn.Module],
-        hf_config: PretrainedConfig,
+        planned: Sequence[PlannedTensor],
         bucket_bytes: int,
         present: Callable[[], AbstractContextManager[None]] = nullcontext,
-        head: str = "lm",
+        merge: LoraSpec | None = None,
     ) -> None:
-        """Buckets hold whole parameters of Megatron's model, at most `bucket_bytes` unless one is larger.
+        """Export the `planned` tensors: the model's own, with the adapters of `merge` added, or all of its adapters.
 
-        Weights keep their dtype. A tied output layer is left out. The weights are on the device within the context
-        `present`. Not collective; the buckets do not depend on the layout.
+        Buckets hold whole parameters of Megatron's model, at most `bucket_bytes` unless one is larger. Weights keep
+        their dtype. The weights are on the device within the context `present`. Not collective; the buckets do not
+        depend on the layout.
         """
-        self._chunks, self._present = chunks, present
-        self._planned = plan(hf_config, unwrap(chunks[0]).config, head)
+        self._chunks, self._present, self._planned = chunks, present, planned
         parameter = next(chunks[0].parameters())
         self.device, self.process_group = parameter.device, _group_of_all()
-        described = [_described(tensor, parameter.dtype) for tensor in self._planned]
-        self.manifest = Manifest.cut(_undivided(self._planned, described), bucket_bytes)
+        self.manifest = Manifest.cut(_undivided(self._planned, parameter.dtype), bucket_bytes)
         self._buckets = _cut_alike(self._planned, self.manifest)
+        self._lora = merge
+        self._adapters = adapter_plan(planned, unwrap(chunks[0]).config, merge) if merge else []
         self._gatherer: Gatherer | None = None
+        self._merger: Merger | None = None
         self._held: dict[str, torch.Tensor] = {}
         self._memories: list[int] = []
         self._packs: dict[int, tuple[torch.Tensor, CopyPlan]] = {}
@@ -57,16 +82,22 @@ class NativeExporter:
         with self._present():
             gatherer = self._ready()
             gatherer.allocate()
+            if self._merger is not None:
+                self._merger.allocate()
             try:
                 yield
             finally:
                 if self.device.type == "cuda":
                     torch.cuda.current_stream().synchronize()
                 gatherer.release()
+                if self._merger is not None:
+                    self._merger.release()
 
     @torch.no_grad()
     def fill(self, index: int, buffer: torch.Tensor | None) -> None:
         assert self._gatherer is not None, "fill outside of exporting()"
+        if self._merger is not None:
+            self._merger.merge(index)
         parts = self._gatherer.gather(index)
         if buffer is None or dist.get_rank():
             return
@@ -81,7 +112,12 @@ class NativeExporter:
         if self._gatherer is None or memories != self._memories:
             self._held = held_tensors(self._chunks, self._planned)
             self._memories = [storage_of(tensor) for tensor in self._held.values()]
-            self._gatherer, self._packs = Gatherer(self._held, self._buckets), {}
+            sent = self._held
+            if self._lora is not None:
+                held = held_tensors(self._chunks, self._adapters)
+                self._merger = Merger(self._held, held, self._buckets, self._lora)
+                sent = self._merger.merged
+            self._gatherer, self._packs = Gatherer(sent, self._buckets), {}
         return self._gatherer
 
     def _pack(self, index: int, parts: Sequence[Sequence[torch.Tensor]], buffer: torch.Tensor) -> CopyPlan:
@@ -104,20 +140,14 @@ def _group_of_all() -> dist.ProcessGroup | None:
     return whole if ranks > 1 else None
 
 
-def _described(tensor: PlannedTensor, dtype: torch.dtype) -> list[Described]:
-    return [
-        (name, tensor.dtype(dtype), shape) for name, shape in zip(tensor.mapped.hf, tensor.mapped.shapes, strict=True)
-    ]
-
-
-def _undivided(planned: Sequence[PlannedTensor], described: Sequence[list[Described]]) -> list[list[Described]]:
-    """Groups of tensors that must be in one bucket."""
+def _undivided(planned: Sequence[PlannedTensor], dtype: torch.dtype) -> list[list[Described]]:
+    """Groups of Hugging Face tensors that must be in one bucket, of a model with parameters of `dtype`."""
     groups: list[list[Described]] = []
-    for tensor, names in zip(planned, described, strict=True):
-        if tensor.mapped.with_the_one_before:
-            groups[-1].extend(names)
-        else:
-            groups.append(list(names))
+    for tensor in planned:
+        if not tensor.mapped.with_the_one_before:
+            groups.append([])
+        names = zip(tensor.mapped.hf, tensor.mapped.shapes, strict=True)
+        groups[-1].extend((name, tensor.dtype(dtype), shape) for name, shape in names)
     return groups
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dagrl.backends.megatron.engine.weight_plan import PlannedTensor
 from dagrl.weight_sync.copies import CopyPlan
-from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
+from dagrl.weight_sync.staging import ReleasableBuffer
 
 _ALIGNMENT = 16
 """Alignment of each part in bytes, so that it can be viewed in its own dtype."""
@@ -53,7 +53,8 @@ class Gatherer:
         )
         received = (sum(each.received for each in bucket) for bucket in exchanges)
         self._received = ReleasableBuffer(max(received, default=0), self._device)
-        self._planned: dict[int, _Gathering] = {}
+        self._planned: dict[int, tuple[list[_Hop], list[list[Tensor]]]] = {}
+        """For each bucket used so far, its exchanges with their buffers, and the gathered parts."""
 
     def allocate(self) -> None:
         """Allocate the buffers of `gather`."""
@@ -72,10 +73,10 @@ class Gatherer:
         """
         if index not in self._planned:
             self._planned[index] = self._plan(self._buckets[index])
-        gathering = self._planned[index]
-        for hop in gathering.hops:
+        hops, parts = self._planned[index]
+        for hop in hops:
             hop.run()
-        return gathering.parts
+        return parts
 
     def _exchanges(self, bucket: Sequence[PlannedTensor]) -> Iterator[_Exchange]:
         """The exchanges for a bucket in this rank's teams, in order."""
@@ -86,13 +87,13 @@ class Gatherer:
         ):
             if team.takes_part:
                 senders = [[tensor for tensor in tensors if rank in self._holders(tensor)] for rank in range(team.size)]
-                yield _Exchange(team, senders, self._strides(team, senders))
+                yield _Exchange(team, senders, self._bytes_sent(senders))
         if self._pipeline.takes_part and any(tensor.stage for tensor in bucket):
             stages = range(self._pipeline.size)
             senders = [[t for t in bucket if t.stage == stage for _ in range(t.parts)] for stage in stages]
-            yield _Exchange(self._pipeline, senders, self._strides(self._pipeline, senders))
+            yield _Exchange(self._pipeline, senders, self._bytes_sent(senders))
 
-    def _plan(self, bucket: Sequence[PlannedTensor]) -> _Gathering:
+    def _plan(self, bucket: Sequence[PlannedTensor]) -> tuple[list[_Hop], list[list[Tensor]]]:
         hops = []
         gathered: dict[str, list[Tensor]] = {}
         begin = 0
@@ -114,7 +115,7 @@ class Gatherer:
                         continue  # Already gathered.
                     for tensor, part in zip(tensors, parts, strict=True):
                         gathered.setdefault(tensor.mapped.megatron, []).append(part)
-        return _Gathering(hops, [gathered[tensor.mapped.megatron] for tensor in bucket] if self._is_root else [])
+        return hops, [gathered[tensor.mapped.megatron] for tensor in bucket] if self._is_root else []
 
     def _hop(self, exchange: _Exchange, own: Sequence[Tensor], received: Tensor) -> _Hop:
         sent = self._sent.bytes[: exchange.sent]
@@ -132,12 +133,12 @@ class Gatherer:
         first = tensor.expert_rank * parallel_state.get_expert_tensor_parallel_world_size()
         return range(first, first + tensor.parts)
 
-    def _strides(self, team: _Team, senders: Sequence[Sequence[PlannedTensor]]) -> list[int]:
+    def _bytes_sent(self, senders: Sequence[Sequence[PlannedTensor]]) -> list[int]:
         """Bytes that each rank of the team sends."""
         return [0, *(sum(map(self._stride, tensors)) for tensors in senders[1:])]
 
     def _stride(self, tensor: PlannedTensor) -> int:
-        return _aligned(self._nbytes(tensor))
+        return -(-self._nbytes(tensor) // _ALIGNMENT) * _ALIGNMENT
 
     def _nbytes(self, tensor: PlannedTensor) -> int:
         return torch.Size(tensor.shape).numel() * tensor.dtype(self._dtype).itemsize
@@ -209,15 +210,3 @@ class _Hop:
         self.pack.run()
         # The only collective with parts of any size on both NCCL and gloo.
         dist.all_to_all_single(self.received, self.sent, self.taken, self.given, group=self.group)
-
-
-@dataclass(frozen=True, slots=True)
-class _Gathering:
-    """A rank's hops for a bucket, and the gathered parts."""
-
-    hops: list[_Hop]
-    parts: list[list[Tensor]]
-
-
-def _aligned(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from megatron.core import parallel_state
 
 from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.backends.megatron.engine.model import unwrap
-from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, local_tensors, plan
+from dagrl.backends.megatron.engine.weight_plan import local_tensors, part_of, plan
 from dagrl.backends.model_source import WeightSource
 from dagrl.backends.weight_names import check_names
 
@@ -45,7 +44,7 @@ def load_hf_weights(
             if (found := _shape(source, name)) != shape:
                 raise ValueError(f"tensor {name!r} is {list(found)}, but its config says {list(shape)}")
         full = [source.get(name) for name in tensor.mapped.hf]
-        parameter.copy_(tensor.mapped.map.shard(full, _part(tensor), tensor.parts))
+        parameter.copy_(tensor.mapped.map.shard(full, part_of(tensor), tensor.parts))
 
 
 def _shape(source: WeightSource, name: str) -> tuple[int, ...]:
@@ -58,12 +57,3 @@ def _shape(source: WeightSource, name: str) -> tuple[int, ...]:
             f"head: reward needs the weights of a reward model, and these have no {SCORE}; "
             "name a folder of a sequence classifier with one label"
         ) from error
-
-
-def _part(tensor: PlannedTensor) -> int:
-    """Which of the tensor's parts this rank holds."""
-    if tensor.parts == 1:
-        return 0
-    if tensor.expert_rank is None:
-        return parallel_state.get_tensor_model_parallel_rank()
-    return parallel_state.get_expert_tensor_parallel_rank()

@@ -40,7 +40,7 @@ def token_logprobs(
     of a rank's logits needs no communication.
     """
     assert logits.shape[:1] == targets.shape, "one row of logits for each target"
-    columns = _Columns.of_rank(logits.shape[1], vocab_size, group, temperature, with_entropy, chunk_elements)
+    columns = _Columns(logits.shape[1], vocab_size, group, temperature, with_entropy, chunk_elements)
     logprob, entropy = _OfLogits.apply(logits, targets, columns)
     return logprob, entropy
 
@@ -62,7 +62,7 @@ def linear_token_logprobs(
     computed by chunk, and again in the backward pass. The gradient of `hidden` is this rank's part: the caller sums it
     over `group`.
     """
-    columns = _Columns.of_rank(weight.shape[0], vocab_size, group, temperature, with_entropy, chunk_elements)
+    columns = _Columns(weight.shape[0], vocab_size, group, temperature, with_entropy, chunk_elements)
     logprob, entropy = _OfLinear.apply(hidden, weight, targets, columns)
     return logprob, entropy
 
@@ -71,28 +71,21 @@ def linear_token_logprobs(
 class _Columns:
     """The rank's part of the vocabulary, and parameters."""
 
-    first: int
-    count: int
-    """Columns of tokens; the rank's further columns are padding."""
     width: int
+    vocab_size: int
     group: dist.ProcessGroup | None
     temperature: float
     with_entropy: bool
     chunk_elements: int
 
-    @staticmethod
-    def of_rank(
-        width: int,
-        vocab_size: int,
-        group: dist.ProcessGroup | None,
-        temperature: float,
-        with_entropy: bool,
-        chunk_elements: int,
-    ) -> _Columns:
-        assert temperature > 0, "logits are divided by the temperature"
-        first = width * (dist.get_rank(group) if group else 0)
-        count = min(max(vocab_size - first, 0), width)
-        return _Columns(first, count, width, group, temperature, with_entropy, chunk_elements)
+    @property
+    def first(self) -> int:
+        return self.width * (dist.get_rank(self.group) if self.group else 0)
+
+    @property
+    def count(self) -> int:
+        """Columns of tokens; the rank's further columns are padding."""
+        return min(max(self.vocab_size - self.first, 0), self.width)
 
     def chunks(self, rows: int) -> Iterator[slice]:
         each = max(1, self.chunk_elements // max(1, self.width))
@@ -146,15 +139,18 @@ class _OfLinear(torch.autograd.Function):
         hidden, weight, targets, log_sum, entropy = ctx.saved_tensors
         slopes = _Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
         grad_hidden = torch.empty_like(hidden)
-        # Summed over chunks in float32, because rounding each chunk would add up.
-        grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        grad_weight = None
+        if ctx.needs_input_grad[1]:  # not below low-rank adapters
+            # Summed over chunks in float32, because rounding each chunk would add up.
+            grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in ctx.columns.chunks(len(hidden)):
             logits = hidden[part] @ weight.t()
             slope = torch.empty_like(logits)
             slopes.write(slope, logits, part)
             grad_hidden[part] = slope @ weight
-            grad_weight += slope.t() @ hidden[part]
-        return grad_hidden, grad_weight.to(weight.dtype), None, None
+            if grad_weight is not None:
+                grad_weight += slope.t() @ hidden[part]
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
 def _forward(

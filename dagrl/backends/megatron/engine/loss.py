@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,12 +41,12 @@ class GlobalLoss:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         totals = torch.tensor(shares, dtype=torch.float64, device=device)
         dist.all_reduce(totals, group=parallel_state.get_data_parallel_group())
-        normalizer, *_ = told = tuple(totals.tolist())
+        summed = tuple(totals.tolist())
         # If no rank has anything to train on, all weights and the loss are 0.
         normalized = Column(
-            (weights.values.astype(np.float64) / (normalizer or 1.0)).astype(np.float32), weights.offsets
+            (weights.values.astype(np.float64) / (summed[0] or 1.0)).astype(np.float32), weights.offsets
         )
-        return GlobalLoss(objective, batch, normalized, told, of_values)
+        return GlobalLoss(objective, batch, normalized, summed, of_values)
 
     def of(self, micro_batch: MicroBatch) -> LossFunction:
         """The loss function for a micro-batch.
@@ -80,11 +80,6 @@ class GlobalLoss:
             tokens = ResponseTokens(output[0], entropy, weight, columns, row, self.totals)
         loss, metrics = self.objective(tokens)
         return loss, nothing, metrics
-
-
-def loss_is_elsewhere(output: torch.Tensor) -> NoReturn:
-    """Placeholder for the loss on other than the last pipeline stage, where it is not called."""
-    raise AssertionError("only the last pipeline stage has a loss")
 
 
 def join_replicas(metrics: Mapping[str, Stat]) -> dict[str, Stat]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import Objective, SleepReport
 from dagrl.backends.device_memory import device_gib_used
-from dagrl.backends.megatron.engine import checkpoint, communicators, distributed
+from dagrl.backends.megatron.engine import bridge, checkpoint, communicators, distributed, export, hf_weights
+from dagrl.backends.megatron.engine.adapters import add_adapters, with_dropout, without_adapters
 from dagrl.backends.megatron.engine.background_save import BackgroundWriter
 from dagrl.backends.megatron.engine.config import transformer_config
-from dagrl.backends.megatron.engine.converters import choose_converter
 from dagrl.backends.megatron.engine.loss import join_replicas
 from dagrl.backends.megatron.engine.memory import EngineOffloader, release_caches
 from dagrl.backends.megatron.engine.model import build_model
@@ -41,6 +42,9 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
 from dagrl.weight_sync.exporter import WeightExporter, exported
 from dagrl.weight_sync.manifest import Bucket
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class MegatronEngine:
@@ -70,7 +74,7 @@ class MegatronEngine:
         dtype = transformer_config(self._hf_config, spec).params_dtype
         optimizer_config(spec, dtype)
         ddp_config(spec)
-        self._converter = choose_converter(self._hf_config, spec)
+        load_hf_weights, self._make_exporter = _converter(self._hf_config, spec)
         distributed.start(ranks, spec.parallel)
         self._timeout_s, self._gib_used_by_others = ranks.timeout_s, device_gib_used()
         self._keeps_no_cache, self._keeps_communicators = keeps_no_cache, spec.keep_communicators
@@ -78,8 +82,12 @@ class MegatronEngine:
         if spec.dist_checkpointing_path is not None:
             load_start_weights(chunks, self._hf_config, spec.dist_checkpointing_path, spec.head)
         else:
-            self._converter.load_hf_weights(chunks, self._hf_config, weight_source(model, ranks.seed))
-        self._start_weights = StartWeights(chunks) if keep_start_weights else None
+            load_hf_weights(chunks, self._hf_config, weight_source(model, ranks.seed))
+        self._has_adapters = spec.lora is not None
+        if spec.lora is not None:
+            add_adapters(chunks, self._hf_config, spec.lora, head=spec.head, seed=ranks.seed, trainable=trainable)
+        # The adapters leave the initial weights as they are.
+        self._start_weights = StartWeights(chunks) if keep_start_weights and not self._has_adapters else None
         self._training: checkpoint.TrainingState | None = None
         self._writer = BackgroundWriter(ranks.timeout_s)
         if trainable:
@@ -87,7 +95,12 @@ class MegatronEngine:
             optimizer = make_optimizer(chunks, spec)
             schedule = make_schedule(optimizer, spec.lr_schedule, train_steps=train_steps)
             self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel)
-        self._memory = EngineOffloader(chunks, self._training.optimizer if self._training else None, spec.offload)
+        self._memory = EngineOffloader(
+            chunks,
+            self._training.optimizer if self._training else None,
+            spec.offload,
+            sends_trained=spec.sent_adapter is not None,
+        )
         self._model = PackedModel(
             chunks,
             self._hf_config.vocab_size,
@@ -145,9 +158,9 @@ class MegatronEngine:
         metrics, norms = [], []
         for mini_batch in mini_batches:
             clear_gradients(training.chunks, training.optimizer)
-            metrics.append(
-                self._model.accumulate_gradient(mini_batch, objective, tokens_per_micro_batch=tokens_per_micro_batch)
-            )
+            with with_dropout(training.chunks) if self._has_adapters else nullcontext():
+                budget = tokens_per_micro_batch
+                metrics.append(self._model.accumulate_gradient(mini_batch, objective, tokens_per_micro_batch=budget))
             try:
                 with self._memory.optimizer():
                     norms.append(apply_gradient(training.optimizer))
@@ -186,8 +199,13 @@ class MegatronEngine:
     @contextmanager
     def start_weights(self) -> Iterator[None]:
         """See `TrainEngine.start_weights`; a trainable engine must have been built with `keep_start_weights`."""
-        assert self._training is None or self._start_weights, "the engine was not built to keep its start weights"
+        keeps = self._training is None or self._start_weights or self._has_adapters
+        assert keeps, "the engine was not built to keep its start weights"
         with self._memory.weights():
+            if self._has_adapters:
+                with without_adapters(self._model.chunks):
+                    yield
+                return
             if self._start_weights is None:
                 yield
                 return
@@ -196,12 +214,12 @@ class MegatronEngine:
 
     def weight_exporter(self, bucket_bytes: int) -> WeightExporter:
         chunks = self._model.chunks
-        return self._converter.make_exporter(chunks, self._hf_config, bucket_bytes, present=self._weights_alone)
+        return self._make_exporter(chunks, self._hf_config, bucket_bytes, present=self._weights_alone)
 
     @contextmanager
     def _weights_alone(self) -> Iterator[None]:
         """Frees the device memory of an exporter and its sender when they return."""
-        with self._at_work(), self._memory.weights_alone():
+        with self._at_work(), self._memory.sent():
             yield
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
@@ -211,11 +229,9 @@ class MegatronEngine:
         """See `TrainEngine.save`. Raises OSError if the state cannot be written."""
         training = self._own_training()
         with self._at_work(), self._memory.optimizer():
-            if asynchronous:
-                checkpoint.save_in_background(folder, training, self._writer, policy_version=self.policy_version)
-            else:
+            checkpoint.save(folder, training, self._writer, policy_version=self.policy_version)
+            if not asynchronous:
                 self._writer.finish(wait=True)
-                checkpoint.save(folder, training, policy_version=self.policy_version)
 
     def finish_save(self, *, wait: bool) -> bool:
         """See `TrainEngine.finish_save`. Raises OSError if the state could not be written."""
@@ -233,6 +249,17 @@ class MegatronEngine:
     def _own_training(self) -> checkpoint.TrainingState:
         assert self._training is not None, "the engine was not built to train"
         return self._training
+
+
+def _converter(
+    hf_config: PretrainedConfig, spec: MegatronEngineSpec
+) -> tuple[Callable[..., None], Callable[..., WeightExporter]]:
+    """The functions of ``spec.bridge`` that load and export Hugging Face weights. ValueError for an unknown model."""
+    if spec.bridge == "native":
+        exporter = partial(export.make_exporter, head=spec.head, lora=spec.lora)
+        return partial(hf_weights.load_hf_weights, head=spec.head), exporter
+    bridge.check_bridge(hf_config)
+    return bridge.load_hf_weights, bridge.make_exporter
 
 
 def _readable(stats: Mapping[str, Stat]) -> str:

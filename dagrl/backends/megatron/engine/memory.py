@@ -12,7 +12,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -34,17 +34,32 @@ class EngineOffloader:
     """Controls which memory of one rank's model and optimizer is on the device."""
 
     def __init__(
-        self, chunks: Sequence[MegatronModule], optimizer: MegatronOptimizer | None, offload: OffloadSpec
+        self,
+        chunks: Sequence[MegatronModule],
+        optimizer: MegatronOptimizer | None,
+        offload: OffloadSpec,
+        *,
+        sends_trained: bool = False,
     ) -> None:
         """`chunks` are wrapped for training if there is an `optimizer`; without one there are only weights.
 
-        Offloads what `offload` names at once. Raises ValueError if it cannot be offloaded.
+        `sends_trained`: a sync needs the trained parameters alone, and not the frozen ones. Offloads what `offload`
+        names at once. Raises ValueError if it cannot be offloaded.
         """
         self._residency = Residency.AWAKE
         self._cannot_leave = _needs_its_addresses(chunks)
         if self._cannot_leave and (offload.param or offload.grad or offload.optimizer):
             raise ValueError(f"offload: {self._cannot_leave}; turn one of the two off")
-        self._weights = OffloadableStorages(lambda: weight_storages(chunks), keep=True, rests_away=offload.param)
+
+        def frozen() -> Storages:
+            return _without(weight_storages(chunks), trained_storages(chunks) if sends_trained else {})
+
+        def sent() -> Storages:
+            return trained_storages(chunks) if sends_trained else {}
+
+        self._weights = OffloadableStorages(frozen, keep=True, rests_away=offload.param)
+        self._sent = OffloadableStorages(sent, keep=True, rests_away=False)
+        self._sends_trained = sends_trained
         self._training: list[OffloadableStorages] = []
         if optimizer is not None:
             self._training = [
@@ -59,29 +74,22 @@ class EngineOffloader:
         """Contents that the device may hold now."""
         return self._residency
 
-    @contextmanager
-    def weights(self) -> Iterator[None]:
-        """Context with the weights on the device. All contexts raise RuntimeError if the engine is not awake."""
-        with self._in_use(self._weights):
-            yield
+    def weights(self) -> AbstractContextManager[None]:
+        """Context with the weights on the device. Such contexts raise RuntimeError for an engine that is not awake."""
+        return self._in_use(self._weights, self._sent)
 
-    @contextmanager
-    def weights_alone(self) -> Iterator[None]:
-        """As `weights`, also for an engine at residency WEIGHTS."""
-        with self._in_use(self._weights, least=Residency.WEIGHTS):
-            yield
+    def sent(self) -> AbstractContextManager[None]:
+        """Context with what a sync sends on the device."""
+        parts = [self._sent] if self._sends_trained else [self._weights]
+        return self._in_use(*parts, least=Residency.WEIGHTS)
 
-    @contextmanager
-    def gradients(self) -> Iterator[None]:
+    def gradients(self) -> AbstractContextManager[None]:
         """Context with weights and gradient buffers on the device; the buffers may be zeroed."""
-        with self._in_use(self._weights, *self._training[:1]):
-            yield
+        return self._in_use(self._weights, self._sent, *self._training[:1])
 
-    @contextmanager
-    def optimizer(self) -> Iterator[None]:
+    def optimizer(self) -> AbstractContextManager[None]:
         """Context with weights, the optimizer's float32 weights and moments on the device."""
-        with self._in_use(self._weights, *self._training[1:]):
-            yield
+        return self._in_use(self._weights, self._sent, *self._training[1:])
 
     def sleep(self, residency: Residency) -> None:
         """Release the device down to `residency`. Raises RuntimeError if it is there already, or cannot be."""
@@ -107,7 +115,7 @@ class EngineOffloader:
 
     def _between(self, lower: Residency, upper: Residency) -> list[OffloadableStorages]:
         """Contents of the device at `upper` but not at `lower`."""
-        levels = {Residency.AWAKE: self._training, Residency.WEIGHTS: [self._weights]}
+        levels = {Residency.AWAKE: self._training, Residency.WEIGHTS: [self._weights, self._sent]}
         return [part for level, parts in levels.items() if lower < level <= upper for part in parts]
 
     @contextmanager
@@ -124,6 +132,11 @@ class EngineOffloader:
 def weight_storages(chunks: Sequence[torch.nn.Module]) -> Storages:
     """The parameters' storages, or buffers that many of them share."""
     return storages_of(parameter for chunk in chunks for parameter in chunk.parameters())
+
+
+def trained_storages(chunks: Sequence[torch.nn.Module]) -> Storages:
+    """The storages of parameters that an update changes."""
+    return storages_of(each for chunk in chunks for each in chunk.parameters() if each.requires_grad)
 
 
 def gradient_storages(chunks: Sequence[Any]) -> Storages:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from dagrl.backends.megatron.engine.context_parallel import zigzag_index
+from dagrl.backends.megatron.engine.context_parallel import counting, zigzag_index
 from dagrl.data.batch import Batch
 from dagrl.data.packing import pack
 
@@ -64,14 +64,14 @@ class Routes:
         column, lengths = batch["routed_experts"], _lengths(batch)
         packed = np.full((tokens, len(self.layers), column.values.shape[2]), -1, dtype=np.int16)
         for start, row in zip(starts, rows, strict=True):
-            told = column[row]
+            recorded = column[row]
             # The last token was never sent through the model. Rows may have no routes.
-            if len(told) not in (0, lengths[row] - 1):
+            if len(recorded) not in (0, lengths[row] - 1):
                 raise ValueError(
-                    f"row {batch.rows[row]} has {lengths[row]} tokens, but routes for {len(told)}; the generator must "
-                    "record all but the last"
+                    f"row {batch.rows[row]} has {lengths[row]} tokens, but routes for {len(recorded)}; the generator "
+                    "must record all but the last"
                 )
-            packed[start : start + len(told)] = told[:, self.layers]
+            packed[start : start + len(recorded)] = recorded[:, self.layers]
         # Between tensor-parallel regions each rank has a part of the sequence, in rank order.
         return packed[held.reshape(self.sequence_ranks, -1)[self.sequence_rank]]
 
@@ -133,7 +133,7 @@ class Packing:
         else:
             # The output at the previous position predicts a token.
             counts, first = lengths - prompts, starts + prompts - 1
-        places = np.repeat(first, counts) + _counting(counts)
+        places = np.repeat(first, counts) + counting(counts)
         held = zigzag_index(padded, self.context_rank, self.context_ranks)
         reading, own = _held_places(places, held, len(token_ids))
         followers = np.append(token_ids[1:], 0)
@@ -145,7 +145,7 @@ class Packing:
             rows=rows,
             tokens=len(token_ids),
             input_ids=on_device(token_ids[held])[None],
-            position_ids=on_device(_counting(padded)[held])[None],
+            position_ids=on_device(counting(padded)[held])[None],
             sequences=_sequences(padded, device),
             reading=on_device(reading),
             targets=on_device(followers[places[own]]),
@@ -186,8 +186,3 @@ def _sequences(padded: np.ndarray, device: torch.device) -> PackedSeqParams:
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
     )
-
-
-def _counting(lengths: np.ndarray) -> np.ndarray:
-    """0, 1, ... for each length, one after the other: [2, 3] gives [0, 1, 0, 1, 2]."""
-    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)

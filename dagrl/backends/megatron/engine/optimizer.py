@@ -19,7 +19,6 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
-from dagrl.backends.megatron.engine import hybrid_optimizer
 from dagrl.backends.megatron.engine.fields import arguments_of, build_config
 from dagrl.backends.megatron.section import LearningRateSpec, MegatronEngineSpec
 
@@ -27,6 +26,12 @@ OPTIMIZER_DEFAULTS: dict[str, Any] = {"lr": 1e-6, "use_distributed_optimizer": T
 """Defaults that differ from Megatron's, whose others are Adam, betas 0.9 and 0.999, weight decay 0.01, clipping at 1.0.
 
 The distributed optimizer is on for a single replica too, so that a checkpoint fits any number of replicas.
+"""
+
+HYBRID_DEFAULTS: dict[str, Any] = {"optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": True}
+"""Further defaults with ``optimizer_cpu_offload``, as in Megatron's command line; `field_rules` has its requirements.
+
+Without the precision-aware optimizer, the float32 weights would also stay on the GPU.
 """
 
 DDP_DEFAULTS: dict[str, Any] = {"grad_reduce_in_fp32": True}
@@ -41,13 +46,8 @@ def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerC
         "min_lr": spec.lr_schedule.min_lr,
         "overlap_param_gather": spec.ddp.get("overlap_param_gather", False),
     }
-    defaults = OPTIMIZER_DEFAULTS | hybrid_optimizer.defaults_for(spec.optimizer)
+    defaults = OPTIMIZER_DEFAULTS | (HYBRID_DEFAULTS if spec.optimizer.get("optimizer_cpu_offload") else {})
     fields = arguments_of(OptimizerConfig, "optimizer", spec.optimizer, defaults=defaults, fixed=fixed)
-    hybrid_optimizer.check_hybrid_fields(fields, dtype)
-    if fields["lr"] < spec.lr_schedule.min_lr:
-        raise ValueError(
-            f"lr_schedule.min_lr: {spec.lr_schedule.min_lr} is above the peak, optimizer.lr {fields['lr']}"
-        )
     return build_config(OptimizerConfig, "optimizer", fields)
 
 
@@ -91,16 +91,11 @@ def make_schedule(optimizer: MegatronOptimizer, spec: LearningRateSpec, *, train
     """The learning-rate schedule in pipeline steps: ``step(1)`` precedes a step's optimizer steps.
 
     The first step of a warmup over W steps has 1/W of the peak, step W the peak, and step ``lr_decay_steps`` has
-    ``min_lr``. Raises ValueError if the warmup leaves no steps for the decay.
+    ``min_lr``.
     """
     config = optimizer.config
     # A run shorter than its warmup never decays, but the scheduler requires decay steps.
     decay_steps = spec.lr_decay_steps or max(train_steps, spec.lr_warmup_steps + 1)
-    if spec.lr_warmup_steps >= decay_steps:
-        raise ValueError(
-            f"lr_schedule.lr_warmup_steps {spec.lr_warmup_steps} leaves none of {decay_steps} steps for the decay; "
-            "shorten the warmup or raise lr_decay_steps"
-        )
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -142,13 +137,10 @@ def gather_parameters(chunks: list[MegatronModule]) -> None:
         if not chunk.ddp_config.overlap_param_gather:
             continue
         # Waiting for a gather in flight would give the weights from before the step.
-        waited_for = (group.param_gather_handle is None for group in _bucket_groups(chunk))
-        assert all(waited_for), "the forward pass has not waited for all of its weights"
+        groups = (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
+        in_flight = any(group.param_gather_handle is not None for group in groups)
+        assert not in_flight, "the forward pass has not waited for all of its weights"
         chunk.start_param_sync(force_sync=True)
-
-
-def _bucket_groups(chunk: MegatronModule) -> list[Any]:
-    return [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]
 
 
 def _reduce_gradients(chunks: list[MegatronModule], num_tokens: torch.Tensor | None, **options: Any) -> None:

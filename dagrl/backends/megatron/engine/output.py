@@ -6,7 +6,7 @@ are read go through that layer. `step` runs the model and joins the ranks' outpu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,10 +37,6 @@ class OutputReader:
     """The output layer is a `ScalarHead`."""
     micro_batch: MicroBatch | None = None
 
-    def on(self, micro_batch: MicroBatch) -> OutputReader:
-        """A copy for a micro-batch."""
-        return replace(self, micro_batch=micro_batch)
-
 
 def read(
     *,
@@ -65,19 +61,13 @@ def read(
     hidden = hidden.index_select(0, micro_batch.reading)
     if context.scalar:
         return _join_context(output_layer(hidden).t(), micro_batch)
-    _complete_weights(output_layer)
+    # Wait for weights that are being gathered over replicas. Megatron does in a pre-forward hook of the layer, which
+    # would not run, because only the layer's weight is used.
+    for hook in output_layer._forward_pre_hooks.values():
+        hook(output_layer, ())
     weight = output_layer.weight if output_weight is None else output_weight
     logprob, entropy = _logprobs(hidden, weight, config, context, micro_batch.targets)
     return _join_context(logprob[None] if entropy is None else torch.stack([logprob, entropy]), micro_batch)
-
-
-def _complete_weights(layer: MegatronModule) -> None:
-    """Wait for weights that are being gathered over replicas, by Megatron's pre-forward hook.
-
-    The hook would not run, because the output layer is never called: only its weight is used.
-    """
-    for hook in layer._forward_pre_hooks.values():
-        hook(layer, ())
 
 
 class ScalarHead(torch.nn.Linear):
@@ -88,18 +78,14 @@ class ScalarHead(torch.nn.Linear):
     """
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config.hidden_size, 1, bias=False, dtype=config.params_dtype, device=config_device())
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+        super().__init__(config.hidden_size, 1, bias=False, dtype=config.params_dtype, device=device)
         # Megatron's mark of output layers, which some optimizers treat differently.
         self.weight.is_embedding_or_output_parameter = True  # type: ignore[attr-defined]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, hidden size] to float32 [N, 1]."""
         return torch.nn.functional.linear(hidden.float(), self.weight.float())
-
-
-def config_device() -> torch.device:
-    """Device of a rank's parameters."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _logprobs(

@@ -121,14 +121,14 @@ class _Guide:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores and indices of the chosen experts, [tokens, topk]; Megatron's interface."""
         assert default_compute_topk is not None
-        of_own_choice = default_compute_topk(scores, topk, num_groups, group_topk)
+        own_choice = default_compute_topk(scores, topk, num_groups, group_topk)
         routes = self._of_this_call()
         if routes is None:
-            return of_own_choice
-        told = routes[:, self._place].long()
-        assert len(told) == len(scores), f"routes of {len(told)} tokens for {len(scores)}"
+            return own_choice
+        recorded = routes[:, self._place].long()
+        assert len(recorded) == len(scores), f"routes of {len(recorded)} tokens for {len(scores)}"
         # Padding and a row's last token have no recorded routes.
-        chosen = torch.where(told >= 0, told, of_own_choice[1])
+        chosen = torch.where(recorded >= 0, recorded, own_choice[1])
         return scores.gather(1, chosen), chosen
 
     def _of_this_call(self) -> torch.Tensor | None:

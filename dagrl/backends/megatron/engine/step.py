@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
 from dagrl.backends.base import Objective
-from dagrl.backends.megatron.engine.loss import GlobalLoss, LossFunction, loss_is_elsewhere
+from dagrl.backends.megatron.engine.loss import GlobalLoss, LossFunction
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch, Packing
 from dagrl.backends.megatron.engine.moe_losses import MoeLosses
 from dagrl.backends.megatron.engine.output import OutputReader, read
@@ -78,7 +78,8 @@ class PackedModel:
         losses = MoeLosses(get_model_config(self.chunks[0]))
         loss = GlobalLoss.over_all_ranks(objective, batch, of_values=reader.scalar)
         is_last = parallel_state.is_pipeline_last_stage()
-        shares = [loss.of(micro_batch) if is_last else loss_is_elsewhere for micro_batch in micro_batches]
+        # Megatron calls it on the last stage only.
+        shares = [loss.of(micro_batch) if is_last else None for micro_batch in micro_batches]
         with losses.scaled_by(micro_batches):
             metrics = self._run(micro_batches, reader, shares, forward_only=False)
         return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
@@ -152,7 +153,7 @@ class PackedModel:
         self,
         micro_batches: Sequence[MicroBatch],
         reader: OutputReader,
-        endings: Sequence[LossFunction],
+        endings: Sequence[LossFunction | None],
         *,
         forward_only: bool,
     ) -> list[Any]:
@@ -162,8 +163,8 @@ class PackedModel:
         """
 
         def forward(
-            waiting: Iterator[tuple[MicroBatch, LossFunction]], model: MegatronModule
-        ) -> tuple[torch.Tensor, LossFunction]:
+            waiting: Iterator[tuple[MicroBatch, LossFunction | None]], model: MegatronModule
+        ) -> tuple[torch.Tensor, LossFunction | None]:
             micro_batch, ending = next(waiting)
             if self.replay:
                 self.replay.begin(model, micro_batch)
@@ -173,7 +174,7 @@ class PackedModel:
                 attention_mask=None,
                 packed_seq_params=micro_batch.sequences,
                 output_processor=read,
-                output_processor_context=reader.on(micro_batch),
+                output_processor_context=replace(reader, micro_batch=micro_batch),
             )
             return output, ending
 
@@ -201,10 +202,10 @@ def _from_last_stage(metrics: dict[str, Stat]) -> dict[str, Stat]:
     """Metrics of the last pipeline stage, which computes them, on every stage."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return metrics
-    told: list[Any] = [metrics]
+    shared: list[Any] = [metrics]
     last = parallel_state.get_pipeline_model_parallel_last_rank()
-    dist.broadcast_object_list(told, src=last, group=parallel_state.get_pipeline_model_parallel_group())
-    return told[0]
+    dist.broadcast_object_list(shared, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+    return shared[0]
 
 
 def _broadcast_from_last_stage(values: torch.Tensor) -> None:

@@ -23,13 +23,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from dagrl.backends.megatron.stored_folder import CONFIG, format_of, newest_checkpoint
-
-BACKEND = "torch_dist"
+from dagrl.backends.megatron.stored_folder import METADATA, check_folder
 
 EMBEDDING = "embedding.word_embeddings.weight"
 
-_METADATA = ".metadata"
 _NOT_WEIGHTS = ("optimizer.", "rng", "common_state", "rerun_state_machine_state", "mtp.")
 """Key prefixes of a checkpoint's contents other than the model, and of multi-token prediction layers."""
 _LAYER = re.compile(r"decoder\.layers\.\d+\.")
@@ -60,6 +57,11 @@ class StoredTensors:
     def weights(self) -> dict[str, StoredTensor]:
         """The model's own tensors."""
         return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(_NOT_WEIGHTS)}
+
+    @property
+    def layer_by_layer(self) -> bool:
+        """Whether keys belong to single layers. If all layers are alike, a key holds all of them, stacked."""
+        return any(map(_LAYER.match, self.tensors))
 
     def vocabulary_rows(self, vocab_size: int) -> int:
         """Rows of the model's embedding with padding. Raises ValueError for a folder without a model."""
@@ -126,44 +128,19 @@ class _Reader(FileSystemReader):
         return self.metadata
 
 
-def is_layer(key: str) -> bool:
-    """Whether the key belongs to a single layer. If all layers are alike, a key holds all of them, stacked."""
-    return _LAYER.match(key) is not None
-
-
-def resolve(folder: Path) -> Path:
-    """The checkpoint that `folder` names: itself, or the newest in a folder saved by Megatron-LM.
-
-    Raises ValueError if the file that names the newest one is invalid.
-    """
-    return newest_checkpoint(folder.expanduser())
-
-
 def _read_metadata(folder: Path) -> tuple[Metadata, dict[str, StoredTensor]]:
     """The folder's metadata, and its tensors' shapes and dtypes."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; name the folder of a Megatron checkpoint")
-    if not (folder / CONFIG).is_file():
-        raise ValueError(
-            f"{folder} is not a checkpoint in Megatron's distributed format: it has no {CONFIG}; name the folder of "
-            "one step, for example iter_0000100 or checkpoints/step_10/ENGINE"
-        )
-    if (backend := format_of(folder)) is None:
-        raise ValueError(f"cannot read {folder / CONFIG}: it names no format; copy the folder again")
-    if backend != BACKEND:
-        raise ValueError(f"{folder} is in Megatron's format {backend!r}; save it as {BACKEND!r}")
-    if not (folder / _METADATA).is_file():
-        raise ValueError(f"{folder} is torn: it has no {_METADATA}; use another checkpoint")
+    check_folder(folder)
     try:
-        found = _DescriptionUnpickler(io.BytesIO((folder / _METADATA).read_bytes())).load()
+        found = _DescriptionUnpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
         if not isinstance(found, Metadata):
             raise TypeError(f"it holds a {type(found).__name__}")
         return found, _tensors_of(found)
     except _ForbiddenError as error:
-        raise ValueError(f"{folder / _METADATA} would run code when read ({error}); do not use this folder") from error
+        raise ValueError(f"{folder / METADATA} would run code when read ({error}); do not use this folder") from error
     except _TORN as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"cannot read {folder / _METADATA}: {reason}; copy the folder again") from error
+        raise ValueError(f"cannot read {folder / METADATA}: {reason}; copy the folder again") from error
 
 
 _TORN = (

@@ -23,7 +23,8 @@ from megatron.core.transformer import MegatronModule
 from torch.distributed.checkpoint import CheckpointException
 
 from dagrl.backends.megatron.engine.model import unwrap
-from dagrl.backends.megatron.engine.stored_tensors import StoredTensors, is_layer, resolve
+from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+from dagrl.backends.megatron.stored_folder import newest_checkpoint
 from dagrl.backends.model_source import check_finite
 
 if TYPE_CHECKING:
@@ -41,18 +42,17 @@ def load_start_weights(
     A value head starts as zeros if the folder has none. Raises ValueError for a folder that is not a checkpoint of this
     model, for a missing reward head, and for NaN or infinite weights.
     """
-    folder = resolve(folder)
+    folder = newest_checkpoint(folder)
     stored = StoredTensors(folder)
     stored.vocabulary_rows(hf_config.vocab_size)
     own_head = head != "lm" and _has_head(stored, hf_config)
     if head == "reward" and not own_head:
         raise ValueError(f"head: reward needs the weights of a reward model, and {folder} has none")
-    layer_by_layer = any(map(is_layer, stored.tensors))
     wanted: dict[str, Any] = {}
     passed_over: set[str] = set()
     for i, chunk in enumerate(chunks):
         model = cast(MegatronModule, unwrap(chunk))
-        everything = model.sharded_state_dict(metadata={"non_homogeneous_layers": layer_by_layer})
+        everything = model.sharded_state_dict(metadata={"non_homogeneous_layers": stored.layer_by_layer})
         wanted[f"model_{i}"], _ = extract_sharded_tensors_and_factories(everything)
         if head != "lm" and not own_head:
             for name in [name for name in wanted[f"model_{i}"] if name.startswith(_HEAD)]:

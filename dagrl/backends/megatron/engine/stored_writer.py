@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from dagrl.backends.megatron.engine.stored_tensors import BACKEND
-from dagrl.backends.megatron.stored_folder import CONFIG
+from dagrl.backends.megatron.stored_folder import BACKEND, CONFIG
 
 _COMMON = "common_state/shard_0_1"
 """Key of Megatron's state other than tensors, a list of one object."""
@@ -49,9 +48,6 @@ class TensorToWrite:
             place = MetadataIndex(fqn, chunk.offsets, number)
             items.append(WriteItem(place, WriteItemType.SHARD, tensor_data=data))
         return items
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        raise AssertionError("tensors to write are not read into")
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         """Make a part."""

@@ -6,7 +6,7 @@ Used by `hf_weights`. Megatron's parallel state must be initialised.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from dagrl.backends.families.registry import buildable
 from dagrl.backends.families.tensor_maps import MappedTensor
 from dagrl.backends.families.tensors import model_tensors
 from dagrl.backends.megatron.engine.model import unwrap
+from dagrl.backends.megatron.lora import ADAPTER
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _GROUPED_EXPERT = re.compile(r"(mlp\.experts\.linear_fc[12]\.weight)(\d+)")
+_GROUPED_ADAPTER = re.compile(r"mlp\.experts\.linear_fc[12]\.adapter\.linear_(in|out)\.weight$")
 _SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12]\.weight)")
 
 
@@ -46,11 +48,6 @@ class PlannedTensor:
     expert_rank: int | None
     """Expert-parallel rank of its holders; None for what is no expert's, which all of them hold."""
 
-    @property
-    def numel(self) -> int:
-        """Elements of its Hugging Face tensors together."""
-        return self.mapped.numel
-
     def dtype(self, parameters: torch.dtype) -> torch.dtype:
         """Its dtype on every rank, in a model whose parameters are of that one."""
         return torch.float32 if self.mapped.buffer else parameters
@@ -59,12 +56,17 @@ class PlannedTensor:
 def plan(hf_config: PretrainedConfig, config: TransformerConfig, head: str) -> list[PlannedTensor]:
     """All tensors of the model in the order of its layers, the same list on every rank."""
     family, fields = buildable(hf_config.to_dict())
+    vocabulary = padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size)
+    return place(model_tensors(family.shape(fields), vocabulary, head), config)
+
+
+def place(tensors: Iterable[MappedTensor], config: TransformerConfig) -> list[PlannedTensor]:
+    """Add the ranks that hold each tensor."""
     stages = _stages_of_layers(config)
     last = config.pipeline_model_parallel_size - 1
-    vocabulary = padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size)
     planned = []
-    for mapped in model_tensors(family.shape(fields), vocabulary, head):
-        ranks = config.tensor_model_parallel_size if mapped.expert is None else _expert_tensor_size(config)
+    for mapped in tensors:
+        ranks = config.tensor_model_parallel_size if mapped.expert is None else config.expert_tensor_parallel_size or 1
         parts = ranks if mapped.map.split else 1
         at_the_end = 0 if mapped.megatron == _EMBEDDING else last
         stage = at_the_end if mapped.layer is None else stages[mapped.layer]
@@ -77,23 +79,26 @@ def plan(hf_config: PretrainedConfig, config: TransformerConfig, head: str) -> l
 def held_tensors(chunks: Sequence[torch.nn.Module], planned: Sequence[PlannedTensor]) -> dict[str, torch.Tensor]:
     """The rank's parts, by the whole model's Megatron names: parameters, and the buffers that are weights.
 
-    The last pipeline stage's copy of a tied embedding is there as the output layer.
+    `planned` is all of the model, or all of its adapters. The last pipeline stage's copy of a tied embedding is there
+    as the output layer.
     """
+    of_adapters = bool(planned) and ADAPTER in planned[0].mapped.megatron
     wanted = {tensor.mapped.megatron: tensor for tensor in planned}
     stage = parallel_state.get_pipeline_model_parallel_rank()
     expert_rank = parallel_state.get_expert_model_parallel_rank()
     held: dict[str, torch.Tensor] = {}
     for chunk in chunks:
         for name, tensor, buffer in _named_tensors(unwrap(chunk)):
+            if (ADAPTER in name) != of_adapters:
+                continue
             if not buffer or (name in wanted and wanted[name].mapped.buffer):
                 assert name not in held, f"{name} is in the model twice"
                 held[name] = tensor
     own = {
         name for name, tensor in wanted.items() if tensor.stage == stage and tensor.expert_rank in (None, expert_rank)
     }
-    copies = (
-        {_OUTPUT} - wanted.keys() if stage == parallel_state.get_pipeline_model_parallel_world_size() - 1 else set()
-    )
+    is_last = stage == parallel_state.get_pipeline_model_parallel_world_size() - 1
+    copies = {_OUTPUT} - wanted.keys() if is_last and not of_adapters else set()
     difference = (held.keys() - copies) ^ own
     assert not difference, f"the tables of this model and the model disagree about {sorted(difference)}"
     for name in own:
@@ -112,6 +117,15 @@ def local_tensors(
     return [*pairs, *((embedding, copy) for copy in held.values())]
 
 
+def part_of(tensor: PlannedTensor) -> int:
+    """Which of the tensor's parts this rank holds."""
+    if tensor.parts == 1:
+        return 0
+    if tensor.expert_rank is None:
+        return parallel_state.get_tensor_model_parallel_rank()
+    return parallel_state.get_expert_tensor_parallel_rank()
+
+
 def _named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Parameters and buffers (then True) by the whole model's names, whatever the names in this chunk."""
     layers = getattr(model.decoder, "layers", ())
@@ -121,10 +135,16 @@ def _named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
         first_expert = parallel_state.get_expert_model_parallel_rank() * _experts_of_a_rank(model.config)
     for buffer, named in ((False, model.named_parameters()), (True, model.named_buffers())):
         for name, tensor in named:
+            # A layer with an adapter holds the module that it wraps under this name.
+            name = name.replace(".to_wrap.", ".")
             if layer := _LAYER.fullmatch(name):
                 rest = _global_expert(layer[2], first_expert)
                 name = f"decoder.layers.{numbers[int(layer[1])]}.{rest}"
-            yield name, tensor, buffer
+            if _GROUPED_ADAPTER.search(name):
+                # One parameter holds the adapters of all of the rank's experts.
+                yield from ((f"{name}{first_expert + i}", each, buffer) for i, each in enumerate(tensor))
+            else:
+                yield name, tensor, buffer
 
 
 def _global_expert(name: str, first: int) -> str:
@@ -159,7 +179,3 @@ def _stages_of_layers(config: TransformerConfig) -> dict[int, int]:
 def _experts_of_a_rank(config: TransformerConfig) -> int:
     assert config.num_moe_experts
     return config.num_moe_experts // config.expert_model_parallel_size
-
-
-def _expert_tensor_size(config: TransformerConfig) -> int:
-    return config.expert_tensor_parallel_size or 1

@@ -6,8 +6,8 @@ from functools import cached_property
 
 from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts, PlannedBatch
 from dagrl.backends.device_rates import DeviceRates
+from dagrl.backends.megatron.lora import adapters
 from dagrl.backends.megatron.planning.communicators import closing_seconds, connecting_seconds, gathering_seconds
-from dagrl.backends.megatron.planning.optimizer import OptimizerSteps
 from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.planned_engine import PlannedEngine
@@ -33,34 +33,47 @@ class MegatronCosts(EngineCosts):
         engine = self.engine
         return Passes(engine.shape, engine.spec, engine.group.ranks, engine.per_node, self.device)
 
-    @cached_property
-    def optimizer(self) -> OptimizerSteps:
-        engine = self.engine
-        return OptimizerSteps(self.passes.held, engine.spec, engine.group.ranks, engine.per_node, self.device)
-
     @property
     def weight_bytes(self) -> float:
         return self.passes.held.total * WEIGHT_BYTES
 
     @property
     def state_bytes(self) -> float:
-        return self.optimizer.state_bytes if self.engine.executor.trained else 0.0
+        return self.passes.states.on_device if self.engine.executor.trained else 0.0
 
     @property
     def state_bytes_on_host(self) -> float:
-        return self.optimizer.state_bytes_on_host if self.engine.executor.trained else 0.0
+        return self.passes.states.on_host if self.engine.executor.trained else 0.0
 
     def forward(self, batch: PlannedBatch) -> float:
         return self.passes.forward(batch)
 
     def update(self, batch: PlannedBatch) -> float:
-        return self.passes.train(batch) + self.optimizer.seconds()
+        return self.passes.train(batch) + self.passes.optimizer_step()
 
     @property
     def load_s(self) -> float:
         if not self.engine.spec.offload.param:
             return 0.0
         return self.weight_bytes * (1 / self.device.from_host + 1 / self.device.to_host)
+
+    @property
+    def sent_parameters(self) -> float:
+        if self.engine.spec.sent_adapter is None:
+            return self.parameters
+        lora, shape = self.engine.spec.lora, self.engine.shape
+        assert lora is not None
+        tensors = (tensor for layer in shape.positions for tensor in shape.layer_tensors(layer))
+        return sum(adapter.numel for adapter in adapters(tensors, lora))
+
+    @property
+    def load_to_send_s(self) -> float:
+        return 0.0 if self.engine.spec.sent_adapter else self.load_s
+
+    @property
+    def swap_s(self) -> float:
+        """None with adapters, without which the model is that of the start."""
+        return 0.0 if self.engine.spec.lora else super().swap_s
 
     def reconnect_s(self, *, updates: bool) -> float:
         engine = self.engine

@@ -102,18 +102,20 @@ class LayerSeconds:
     per_node: int
     """Ranks on a machine."""
     recompute: Recompute = field(default_factory=Recompute)
+    frozen: bool = False
+    """Whether the matrices have no gradients, as below adapters, whose own time is not counted."""
 
     def of(self, pack: Pack, layer: int) -> Seconds:
         """Return the seconds of that layer on one of the ranks that share it."""
         mixture = self.shape.is_mixture(layer)
         products = self._attention_products(pack) + self._mlp_products(pack, mixture)
         attention, moved = self._attention(pack), self._moved(pack, mixture)
-        told = self._tensor_parallel(pack)
+        reduced = self._tensor_parallel(pack)
         exchanged = self._experts_exchange(pack) if mixture else 0.0
         ring = self._ring(pack)
         to_launch, to_launch_back = self._launches(mixture)
-        forward = max(products + max(attention, ring) + moved + told + exchanged, to_launch)
-        backward = products * _BACKWARD_PRODUCTS + moved * _BACKWARD_BYTES + told + exchanged
+        forward = max(products + max(attention, ring) + moved + reduced + exchanged, to_launch)
+        backward = products * self._backward_products + moved * _BACKWARD_BYTES + reduced + exchanged
         backward += max(attention * _BACKWARD_ATTENTION, 2 * ring)
         again = self.recompute.whole * forward
         if not self.recompute.whole:
@@ -134,10 +136,14 @@ class LayerSeconds:
         positions = pack.predictions / self.parallel.context_parallel_size
         products = self._product(positions, self.shape.hidden * width, self.shape.hidden)
         logits = positions * width * _BYTES * _LOGIT_PASSES / self.device.memory
-        backward = products * _BACKWARD_PRODUCTS + logits
+        backward = products * self._backward_products + logits
         return Seconds(products + logits, backward + (products + logits if fused else 0.0))
 
     # -- parts of a layer
+
+    @property
+    def _backward_products(self) -> float:
+        return _BACKWARD_PRODUCTS / 2 if self.frozen else _BACKWARD_PRODUCTS
 
     def _launches(self, mixture: bool) -> tuple[float, float]:
         """Return the seconds of the host, forward and backward."""

@@ -1,4 +1,4 @@
-"""Layouts of Megatron engines that a search tries, and their overrides.
+"""Changes of Megatron engines: remedies that take less memory, and layouts that a search tries.
 
 A search has thousands of layouts, so a choice changes a pipeline directly; its overrides mean the same. Layouts that
 hardly ever pay are left out: tensor parallelism across machines, more context-parallel ranks than rows are long for,
@@ -14,24 +14,35 @@ from typing import Any
 
 from typing_extensions import TypeIs
 
-from dagrl.backends.changes import LayoutChoice, flow, powers_of_two, replaced
+from dagrl.backends.changes import (
+    Change,
+    Ladder,
+    LayoutChoice,
+    Room,
+    doubled,
+    flow,
+    general_ladders,
+    powers_of_two,
+    replaced,
+)
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.layout_rules import UNEVEN_FIELDS
-from dagrl.backends.megatron.planning.changes import FULL_RECOMPUTE
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec, GroupSpec, PackingNode, Pipeline, TrainingNode
-from dagrl.graph.offline import longest_row, rows_per_prompt
+from dagrl.graph.rollouts import longest_row, rows_per_prompt
 
 _LAYOUT_FIELDS = (*UNEVEN_FIELDS, "microbatch_group_size_per_vp_stage")
 """Fields of ``transformer:`` that belong to the file's own layout."""
+_FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _RECOMPUTE: Mapping[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
-    "full": FULL_RECOMPUTE,
+    "full": _FULL_RECOMPUTE,
 }
 RECOMPUTE = tuple(_RECOMPUTE)
 """Names of what is recomputed, from the fastest to the smallest."""
-_CHOSEN_FIELDS = (*FULL_RECOMPUTE, "recompute_modules", *_LAYOUT_FIELDS)
+_CHOSEN_FIELDS = (*_FULL_RECOMPUTE, "recompute_modules", *_LAYOUT_FIELDS)
 _TOKENS_OF_CONTEXT_RANK = 8192
 """Rows with fewer tokens for each context-parallel rank are not worth splitting."""
 _MOST_RANKS = 8
@@ -112,6 +123,36 @@ class MegatronLayout(LayoutChoice):
 
 ANY_LAYOUT = MegatronLayout(ParallelSpec())
 """Every group can have it."""
+
+
+def ladders(engine: PlannedEngine[Any], room: Room) -> Iterator[Ladder]:
+    """Yield ways to take less memory, those that cost the least time first."""
+    spec, shape = engine.spec, engine.shape
+    sizes = spec.parallel
+
+    def change(section: str, **values: Any) -> Change:
+        return Change({("engines", engine.name, section, key): value for key, value in values.items()})
+
+    def split(key: str, most: int, **also: Any) -> Ladder:
+        return Ladder([change("parallel", **{key: size}, **also) for size in doubled(sizes.model_dump()[key], most)])
+
+    if spec.sleep is not False and spec.keep_communicators:
+        yield Ladder([Change({("engines", engine.name, "keep_communicators"): False})])
+    yield from general_ladders(engine)
+    if spec.transformer.get("recompute_granularity") != "full":
+        yield Ladder([change("transformer", **_FULL_RECOMPUTE)])
+    if not spec.fused_linear_cross_entropy and spec.head == "lm":
+        yield Ladder([Change({("engines", engine.name, "fused_linear_cross_entropy"): True})])
+    yield split("tensor_model_parallel_size", room.in_machine, sequence_parallel=True)
+    if sizes.tensor_model_parallel_size > 1 and not sizes.sequence_parallel:
+        yield Ladder([change("parallel", sequence_parallel=True)])
+    yield split("pipeline_model_parallel_size", room.ranks)
+    if shape.experts is not None:
+        yield split("expert_model_parallel_size", min(room.ranks, shape.experts.count))
+    away = [] if spec.offload.optimizer else [change("offload", optimizer=True)]
+    if not spec.optimizer.get("optimizer_cpu_offload"):
+        away.append(change("optimizer", optimizer_cpu_offload=True))
+    yield Ladder(away)
 
 
 def layouts(pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterator[MegatronLayout]:

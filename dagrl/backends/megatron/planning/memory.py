@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.activations import StageActivations, stage_activations, value_bytes
 from dagrl.backends.megatron.planning.communicators import communicator_bytes
-from dagrl.backends.megatron.planning.stages import (
-    RankParameters,
-    Stage,
-    rank_parameters,
-    replicas_of_parameters,
-    stages_of,
-)
+from dagrl.backends.megatron.planning.optimizer import optimizer_states
+from dagrl.backends.megatron.planning.stages import RankParameters, Stage, rank_parameters, stages_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.backends.memory import CONTEXT, GIB, EngineMemory, Kind
 from dagrl.backends.planned_engine import Workload
-from dagrl.models.number_formats import NUMBER_FORMATS
 
 _KERNELS = int(0.24 * GIB)
 """Code and workspaces that stay in a sleep, besides the bare context; measured on H200s."""
@@ -65,7 +57,7 @@ class _Rank:
         return EngineMemory(
             awake={**awake, "runtime": runtime},
             moment=moment,
-            weights_alone=states.weights + self._buffers(states) + runtime,
+            weights_alone=self._sent(states) + self._buffers(states) + runtime,
             asleep=stays,
             host=self._host(states),
         )
@@ -78,7 +70,7 @@ class _Rank:
             "optimizer": 0 if offload.optimizer else states.optimizer,
         }
         weights: dict[Kind, int] = {"weights": states.weights}
-        yield "sync", {**weights, **rests, "buffers": self._buffers(states)}
+        yield "sync", {**rests, "weights": self._sent(states), "buffers": self._buffers(states)}
         if work.logprob_tokens:
             passing = self._activations(work.logprob_tokens)
             logits = self._logits(work.logprob_tokens, parameters, trains=False)
@@ -115,15 +107,21 @@ class _Rank:
         width = padded_vocab_size(self.shape.vocabulary, tensor) // tensor
         if self.engine.fused_linear_cross_entropy:
             chunk = min(rows, max(1, _LOGIT_CHUNK // width)) * width * value
-            return hidden + chunk + trains * (chunk + 4 * width * self.shape.hidden)
+            gradient = 0 if self.engine.lora else 4 * width * self.shape.hidden
+            return hidden + chunk + trains * (chunk + gradient)
         logits = rows * width * value
         return hidden + logits + trains * max(logits, parameters.largest * value)
 
     def _buffers(self, states: _States) -> int:
         # One bucket is filled while the one before is sent; they hold whole tensors of all ranks.
         sizes = self.engine.parallel
-        model = states.weights * sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size
+        weights = states.trained if self.engine.sent_adapter else states.weights
+        model = weights * sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size
         return min(2 * self.work.bucket_bytes, model)
+
+    def _sent(self, states: _States) -> int:
+        """Return the weights on the GPU in a sync: adapters that are sent alone need no others."""
+        return states.trained if self.engine.sent_adapter and self.engine.offload.param else states.weights
 
     def _runtime(self) -> tuple[int, int]:
         """Return what there is besides tensors: the part that stays in a sleep, and all of it."""
@@ -146,7 +144,9 @@ class _Rank:
         offload = self.engine.offload
         waiting = states.weights if self.work.sleeps or offload.param else 0
         waiting += states.optimizer if self.work.sleeps or offload.optimizer else 0
-        return waiting + states.on_host + (states.weights if self.work.keeps_start_weights else 0)
+        # Without its adapters the model is that of the start.
+        keeps_start = self.work.keeps_start_weights and self.engine.lora is None
+        return waiting + states.on_host + (states.weights if keeps_start else 0)
 
 
 def _of_pass(activations: int, logits: int) -> dict[Kind, int]:
@@ -159,6 +159,8 @@ class _States:
     """Bytes of a rank for any batch."""
 
     weights: int
+    trained: int = 0
+    """The part of `weights` that an update changes."""
     gradients: int = 0
     optimizer: int = 0
     on_host: int = 0
@@ -172,35 +174,10 @@ class _States:
         weights = parameters.total * value
         if not trains:
             return _States(weights)
-        gradients = parameters.total * (4 if engine.ddp.get("grad_reduce_in_fp32", True) else value)
-        fields = engine.optimizer
-        if not fields.get("use_distributed_optimizer", True):
-            optimized = parameters.total
-        else:
-            dense, experts = replicas_of_parameters(engine.parallel, ranks)
-            optimized = math.ceil(parameters.dense / dense) + math.ceil(parameters.experts / experts)
-        state = state_bytes(fields, value)
-        if not fields.get("optimizer_cpu_offload"):
-            return _States(weights, gradients, optimized * state)
-        # Float32 weights, moments and gradients, on either side; float32 weights are not kept as remainders here.
-        there = float(fields.get("optimizer_offload_fraction", 1.0))
-        return _States(weights, gradients, int(optimized * 16 * (1 - there)), int(optimized * 16 * there))
-
-
-def state_bytes(fields: dict[str, Any], value: int) -> int:
-    """Return the bytes for one parameter: its float32 weight, if the model has fewer bits, and the moments."""
-    precise = bool(fields.get("use_precision_aware_optimizer"))
-
-    def number(name: str) -> int:
-        return NUMBER_FORMATS[fields.get(name, "fp32")].nbytes if precise else 4
-
-    moments = number("exp_avg_dtype") + number("exp_avg_sq_dtype")
-    if fields.get("optimizer", "adam") == "sgd":
-        moments = 4 if fields.get("sgd_momentum", 0.9) else 0
-    if value == 4:
-        return moments
-    main = number("main_params_dtype")
-    # The remainder of a bfloat16 weight is two bytes.
-    if precise and main == 4 and fields.get("store_param_remainders", True):
-        main = 2
-    return main + moments
+        gradients = sum(parameters.trained) * (4 if engine.ddp.get("grad_reduce_in_fp32", True) else value)
+        states = optimizer_states(parameters, engine, ranks, value)
+        # A step on the host keeps its float32 gradients too, on either side.
+        copies = 4 * states.parameters if engine.optimizer.get("optimizer_cpu_offload") else 0.0
+        on_device = states.on_device + copies * (1 - states.host_share)
+        on_host = states.on_host + copies * states.host_share
+        return _States(weights, sum(parameters.trained) * value, gradients, int(on_device), int(on_host))

@@ -1,8 +1,10 @@
-"""Seconds of a batch through a Megatron engine: micro-batches through layers, stages and their pipeline.
+"""Seconds of a batch through a Megatron engine, and of its optimizer's step.
 
 The schedule is Megatron's ("Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
 arXiv 2104.04473, section 2.2): with p stages of v chunks and m micro-batches, filling and draining the pipeline takes
 ``(p - 1) / v`` of a micro-batch's forward and backward time, besides the m of the slowest stage.
+
+In an optimizer's step gradients are reduced over replicas, and weights gathered.
 """
 
 from __future__ import annotations
@@ -12,25 +14,41 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from dagrl.backends.costs import PlannedBatch
+from dagrl.backends.costs import WEIGHT_BYTES, PlannedBatch
 from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.layers import LayerSeconds, Pack, Recompute, Seconds
-from dagrl.backends.megatron.planning.stages import RankParameters, Stage, rank_parameters, stages_of
+from dagrl.backends.megatron.planning.optimizer import OptimizerStates, optimizer_states
+from dagrl.backends.megatron.planning.stages import (
+    RankParameters,
+    Stage,
+    rank_parameters,
+    replicas_of_parameters,
+    stages_of,
+)
 from dagrl.backends.megatron.section import MegatronEngineSpec
 
 _BEGIN_S = 10e-3
 """To pack a batch, agree on its micro-batches and return the result."""
 _STAGE_S = 0.2e-3
 """Start of a message between stages, with its length before it."""
-_BYTES = 2
 _ADDED_BYTES = 10
 """A weight's gradient read (2), and its sum read and written (8)."""
+_ADAM_BYTES = 10
+"""Read and written for a parameter: gradient (4) and its norm (4), weight (2), besides the states, both ways."""
+_ZERO_BYTES = 4
+_EXPOSED = 0.15
+"""Share of a reduction or gathering that does not overlap with the passes: the last bucket."""
+_BEGIN_STEP_S = 3e-3
+"""Adam's kernels, and the norm on the host."""
+_HOST_ADAM_BYTES_PER_S = 30e9
+"""Rate of torch's Adam on a host, for each GPU; an order of magnitude, not measured."""
+_HOST_ADAM_BYTES = 28
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes of a model in its layout, on so many ranks."""
+    """Passes and optimizer steps of a model in its layout, on so many ranks."""
 
     shape: ModelShape
     spec: MegatronEngineSpec
@@ -49,6 +67,11 @@ class Passes:
         held = (rank_parameters(self.shape, self.spec, stage) for stage in self._stages)
         return max(held, key=lambda each: each.total)
 
+    @cached_property
+    def states(self) -> OptimizerStates:
+        """States of the optimizer on that rank."""
+        return optimizer_states(self.held, self.spec, self.ranks, WEIGHT_BYTES)
+
     def forward(self, batch: PlannedBatch) -> float:
         """Return the seconds of a pass without gradients."""
         count, pack = self.micro_batches(batch)
@@ -60,7 +83,7 @@ class Passes:
         """Return the seconds of a forward and a backward pass, without the optimizer's step."""
         count, pack = self.micro_batches(batch)
         # Gradients are added to float32 buffers, weight by weight.
-        added = self.held.total * _ADDED_BYTES / self.device.memory
+        added = sum(self.held.trained) * _ADDED_BYTES / self.device.memory
         sent = 2 * self._sent(pack)
         stages = [stage.forward + stage.backward + sent for stage in self._of_stages(pack)]
         return _BEGIN_S + count * (max(stages) + added) + (sum(stages) - max(stages)) / self._chunks
@@ -82,7 +105,34 @@ class Passes:
         each = rows / count
         return count, Pack(each * row, each * batch.lengths.mean_square, each * batch.lengths.response)
 
+    def optimizer_step(self) -> float:
+        """Return the seconds of one step of the optimizer."""
+        ddp, sharded = self.spec.ddp, self.spec.optimizer.get("use_distributed_optimizer", True)
+        gradient = 4 if ddp.get("grad_reduce_in_fp32", True) else 2
+        reduced = (_EXPOSED if ddp.get("overlap_grad_reduce") else 1.0) * self._collective(gradient)
+        gathered = (_EXPOSED if ddp.get("overlap_param_gather") else 1.0) * self._collective(WEIGHT_BYTES)
+        return _BEGIN_STEP_S + self._adam() + (reduced + gathered if sharded else 2 * reduced)
+
     # -- parts
+
+    def _collective(self, each: int) -> float:
+        """Return the seconds to scatter or gather `each` bytes of every parameter among ranks that hold the same."""
+        link = self.device.link(self.ranks // self.spec.parallel.pipeline_model_parallel_size, self.per_node)
+        copies = replicas_of_parameters(self.spec.parallel, self.ranks)
+        held = zip(self.held.trained, copies, strict=True)
+        return sum(each * parameters * (count - 1) / count for parameters, count in held) / link
+
+    def _adam(self) -> float:
+        states, on_device = self.states, self.states.on_device
+        own = states.parameters * (1 - states.host_share)
+        moved = _ZERO_BYTES * sum(self.held.trained) + own * _ADAM_BYTES + 2 * on_device
+        seconds = moved / self.device.memory
+        there = states.parameters * states.host_share
+        seconds += there * (4 / self.device.to_host + WEIGHT_BYTES / self.device.from_host)
+        seconds += there * _HOST_ADAM_BYTES / _HOST_ADAM_BYTES_PER_S
+        if self.spec.offload.optimizer:
+            seconds += on_device * (1 / self.device.to_host + 1 / self.device.from_host)
+        return seconds
 
     @property
     def _chunks(self) -> int:
@@ -91,8 +141,9 @@ class Passes:
 
     @cached_property
     def _seconds(self) -> LayerSeconds:
+        recompute = recompute_of(self.spec, self.shape)
         return LayerSeconds(
-            self.shape, self.spec.parallel, self.device, self.per_node, recompute_of(self.spec, self.shape)
+            self.shape, self.spec.parallel, self.device, self.per_node, recompute, frozen=self.spec.lora is not None
         )
 
     @cached_property
@@ -121,7 +172,7 @@ class Passes:
         if sizes.pipeline_model_parallel_size == 1:
             return 0.0
         parts = sizes.context_parallel_size * (sizes.tensor_model_parallel_size if sizes.sequence_parallel else 1)
-        size = pack.tokens * self.shape.hidden * _BYTES / parts
+        size = pack.tokens * self.shape.hidden * WEIGHT_BYTES / parts
         return self._chunks * (size / self.device.link(self.ranks, self.per_node) + _STAGE_S)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.lora import adapters
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
 
@@ -84,11 +85,18 @@ class RankParameters:
     experts: int
     """Routed experts: expert-data-parallel ranks hold the same."""
     largest: int
-    """The largest single one."""
+    """The largest single one that an update changes."""
+    adapters: tuple[int, int] | None = None
+    """With ``lora``, those of the dense and of the experts' parameters that an update changes. Default: all."""
 
     @property
     def total(self) -> int:
         return self.dense + self.experts
+
+    @property
+    def trained(self) -> tuple[int, int]:
+        """Parameters that an update changes, dense ones and those of experts."""
+        return self.adapters or (self.dense, self.experts)
 
 
 def rank_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage) -> RankParameters:
@@ -116,7 +124,28 @@ def rank_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage)
             # If first and last stage differ, a tied output layer is a copy of the embedding.
             dense += vocabulary
             largest = max(largest, vocabulary)
-    return RankParameters(dense, experts, largest)
+    if engine.lora is None:
+        return RankParameters(dense, experts, largest)
+    added, added_experts = _adapter_parameters(shape, engine, stage)
+    # A value or reward head is trained with them.
+    trained = added + (shape.hidden if stage.is_last and engine.head != "lm" else 0)
+    return RankParameters(dense + added, experts + added_experts, 0, (trained, added_experts))
+
+
+def _adapter_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage) -> tuple[int, int]:
+    """Parameters of a rank's adapters: of layers that all tokens meet, and of routed experts."""
+    assert engine.lora is not None
+    sizes, dense, experts = engine.parallel, 0, 0
+    expert_ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
+    # Layers of a kind are alike.
+    for layers in ([index for index in stage.layers if shape.is_mixture(index) == kind] for kind in (False, True)):
+        for adapter in adapters(shape.layer_tensors(layers[0]), engine.lora) if layers else ():
+            if adapter.base.per_expert and shape.experts is not None:
+                experts += len(layers) * shape.experts.count * adapter.numel // expert_ranks
+            else:
+                ranks = sizes.tensor_model_parallel_size if adapter.base.map.split else 1
+                dense += len(layers) * adapter.numel // ranks
+    return dense, experts
 
 
 def replicas_of_parameters(parallel: ParallelSpec, ranks: int) -> tuple[int, int]:

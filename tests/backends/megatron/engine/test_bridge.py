@@ -265,24 +265,9 @@ def test_an_engine_starts_from_a_folder_and_exports_it_again(bridge, run_engine,
 
 
 def test_what_it_cannot_convert_is_refused_before_ranks_meet(bridge):
-    from dagrl.backends.megatron.engine.converters import choose_converter
-
     mixtral = load_hf_config(model_of("mixtral"))
     with pytest.raises(ValueError, match="does not know model type 'mixtral'; set bridge: native"):
-        choose_converter(mixtral, spec_of({}))
-    with pytest.raises(ValueError, match="has no value head; set bridge: native"):
-        choose_converter(load_hf_config(model_of("qwen3")), spec_of({}, head="value"))
-
-
-def test_a_missing_package_is_named_with_the_command_that_installs_it(bridge, monkeypatch):
-    from dagrl.backends.megatron.engine import bridge_library
-
-    monkeypatch.setattr(bridge_library, "_PACKAGES", ("megatron.bridge", "a_package_that_is_nowhere"))
-    with pytest.raises(
-        ValueError, match=r"is not installed; .* `uv pip install --no-deps -r requirements/bridge\.txt`"
-    ):
-        bridge.check_bridge(load_hf_config(model_of("qwen3")), spec_of({}))
-    assert (Path(__file__).parents[4] / "requirements/bridge.txt").is_file()
+        bridge.check_bridge(mixtral)
 
 
 @pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is installed")

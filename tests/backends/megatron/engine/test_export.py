@@ -27,10 +27,10 @@ def test_each_round_gives_out_what_the_weights_are_then(
     hf_model, (ranks, sizes) = hf_model_of(name), layout
 
     def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
-        from dagrl.backends.megatron.engine.export import NativeExporter
+        from dagrl.backends.megatron.engine.export import make_exporter
 
         chunks = load_chunks(hf_model, megatron_spec(**sizes))
-        exporter = NativeExporter(chunks, hf_model.config, 30_000)
+        exporter = make_exporter(chunks, hf_model.config, 30_000)
         assert len(exporter.manifest.buckets) > 3
         buffers = [torch.empty(exporter.manifest.largest, dtype=torch.uint8) for _ in range(2)]
         rounds = []
@@ -54,9 +54,9 @@ def test_each_round_gives_out_what_the_weights_are_then(
 
 def test_memory_for_what_is_on_its_way_is_free_between_rounds(run_ranks, load_chunks, megatron_spec, qwen3):
     def on_rank(rank: int) -> list[int]:
-        from dagrl.backends.megatron.engine.export import NativeExporter
+        from dagrl.backends.megatron.engine.export import make_exporter
 
-        exporter = NativeExporter(load_chunks(qwen3, megatron_spec(2, True)), qwen3.config, 8000)
+        exporter = make_exporter(load_chunks(qwen3, megatron_spec(2, True)), qwen3.config, 8000)
         buffer = torch.empty(exporter.manifest.largest, dtype=torch.uint8)
         sizes = []
         for _ in range(2):
@@ -78,9 +78,9 @@ def test_tensors_that_generators_join_are_in_one_bucket(run_ranks, load_chunks, 
     hf_model = hf_model_of("deepseek_v3")
 
     def on_rank(rank: int) -> list[list[str]]:
-        from dagrl.backends.megatron.engine.export import NativeExporter
+        from dagrl.backends.megatron.engine.export import make_exporter
 
-        manifest = NativeExporter(load_chunks(hf_model, megatron_spec()), hf_model.config, 1).manifest
+        manifest = make_exporter(load_chunks(hf_model, megatron_spec()), hf_model.config, 1).manifest
         return [[tensor.name for tensor in layout.tensors] for layout in manifest.buckets]
 
     (buckets,) = run_ranks(1, on_rank)

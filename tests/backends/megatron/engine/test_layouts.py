@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from layout_cases import DENSE, LATENT, MIXTURE, SHARED_KEYS, parallel_of
+from layout_cases import DENSE, LATENT, LATENT_SHAPE, MIXTURE, SHARED_KEYS, parallel_of
 
 from dagrl.backends.megatron.section import ParallelSpec, coordinates
 from dagrl.config.schema import ModelSpec
@@ -21,23 +21,6 @@ ROUTER_LOSSES = {
     "moe_router_load_balancing_type": "aux_loss",
     "moe_aux_loss_coeff": 0.1,
     "moe_z_loss_coeff": 0.01,
-}
-
-
-LATENT_SHAPE = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 12,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 24,
-    "routed_scaling_factor": 2.5,
 }
 
 

@@ -120,7 +120,9 @@ def test_mini_batch_by_mini_batch_an_update_is_the_same_to_the_last_digit(
 
     expected, *_ = run_engine(world_size, at_once, **warming)
     told, *_ = run_engine(world_size, in_pieces, **warming)
-    assert [means(step) for step in told[0]] == [means(step) for step in expected[0]]
+    # Metrics are added up over replicas and mini-batches, here in another order.
+    for step, wanted in zip(told[0], expected[0], strict=True):
+        assert means(step) == pytest.approx(means(wanted), rel=1e-14)
     assert told[1] == expected[1] == 2
     assert largest_difference(told[2], expected[2]) == 0
 

@@ -56,12 +56,12 @@ def test_megatron_reads_what_is_written_here(folder: Path) -> None:
 
 
 def test_the_newest_of_megatrons_own_folders_is_found(tmp_path: Path) -> None:
-    from dagrl.backends.megatron.engine.stored_tensors import resolve
+    from dagrl.backends.megatron.stored_folder import newest_checkpoint
 
-    assert resolve(tmp_path) == tmp_path
+    assert newest_checkpoint(tmp_path) == tmp_path
     for said, name in (("120", "iter_0000120"), ("release\n", "release")):
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(said)
-        assert resolve(tmp_path) == tmp_path / name
+        assert newest_checkpoint(tmp_path) == tmp_path / name
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused_in_a_sentence(folder: Path) -> None:
@@ -73,21 +73,21 @@ def test_a_folder_that_is_no_checkpoint_is_refused_in_a_sentence(folder: Path) -
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert refusal(folder / "gone") == f"there is no folder {folder / 'gone'}; name the folder of a Megatron checkpoint"
+    assert refusal(folder / "gone").startswith(f"{folder / 'gone'} does not exist; give a folder in Megatron's")
     description = (folder / ".metadata").read_bytes()
     (folder / ".metadata").write_bytes(description[: len(description) // 2])
     assert f"cannot read {folder / '.metadata'}" in refusal()
     (folder / ".metadata").write_bytes(pickle.dumps({}))
     assert "it holds a dict; copy the folder again" in refusal()
     (folder / ".metadata").unlink()
-    assert refusal() == f"{folder} is torn: it has no .metadata; use another checkpoint"
+    assert refusal() == f"{folder} has no .metadata, which says where each tensor is stored; copy it again"
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr"}))
-    assert refusal() == f"{folder} is in Megatron's format 'zarr'; save it as 'torch_dist'"
+    assert refusal() == f"{folder} is in the format zarr; save it as torch_dist (Megatron's `--ckpt-format`)"
     for torn in (b"{", b"\xff", b"[]", b"null", b'{"sharded_backend": 3}', b"[" * 100_000):
         (folder / "metadata.json").write_bytes(torn)
-        assert f"cannot read {folder / 'metadata.json'}" in refusal()
+        assert "is in the format of no readable metadata.json" in refusal()
     (folder / "metadata.json").unlink()
-    assert "it has no metadata.json; name the folder of one step, for example iter_0000100" in refusal()
+    assert "has no metadata.json, so it is no checkpoint" in refusal()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -114,11 +114,11 @@ def test_wrong_bytes_in_a_description_end_in_a_sentence(folder: Path, seed: int)
 
 @pytest.mark.parametrize("said", ["x", "²", "9" * 5000, "-5", "../..", "a\0b", "12 13"])
 def test_the_newest_folder_is_a_number_or_a_release(tmp_path: Path, said: str) -> None:
-    from dagrl.backends.megatron.engine.stored_tensors import resolve
+    from dagrl.backends.megatron.stored_folder import newest_checkpoint
 
     (tmp_path / "latest_checkpointed_iteration.txt").write_text(said)
     with pytest.raises(ValueError, match="should say an iteration's number or `release`; correct it"):
-        resolve(tmp_path)
+        newest_checkpoint(tmp_path)
 
 
 class Evil:

@@ -156,7 +156,9 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_sentence(run_engine, tiny_mo
         return tiny_model.model_copy(update={"init": {**tiny_model.init, **fields}})
 
     release = released / "release"
-    assert refusal(run_engine, tmp_path).startswith(f"{tmp_path} is not a checkpoint in Megatron's distributed format")
+    assert refusal(run_engine, tmp_path).startswith(
+        f"{tmp_path} has no metadata.json, so it is no checkpoint in Megatron's distributed format"
+    )
     wider = refusal(run_engine, released, model=changed(intermediate_size=64), ranks=2, parallel=TP2)
     assert wider == (
         f"checkpoint {release} does not fit this engine: tensor 'decoder.layers.mlp.linear_fc1.weight' is [2, 96, 32] "

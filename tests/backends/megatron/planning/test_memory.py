@@ -367,3 +367,17 @@ def test_on_cpu_slots_all_is_float32_and_the_hosts() -> None:
     assert on_cpu.awake["weights"] == 2 * on_gpu.awake["weights"]
     assert on_cpu.awake["runtime"] == on_cpu.asleep == 0
     assert on_cpu.weights_alone == on_cpu.awake["weights"]
+
+
+def test_adapters_alone_are_trained() -> None:
+    """8B on 22 GiB, where a sync needs no more than the adapters; 30B-A3B on 140."""
+    update = {"update_tokens": 2048, "logprob_tokens": 2048, "bucket_bytes": 2**28}
+    small = {"transformer": FULL, "fused_linear_cross_entropy": True}
+    alone = engine(lora={"merge": False}, offload={"param": True}, **small)
+    memory = trainer_memory(QWEN3_8B, alone, 1, Workload(**update))
+    assert memory.peak < 19 * GIB and memory.weights_alone < 2 * GIB
+    merged = trainer_memory(QWEN3_8B, engine(lora={}, offload={"param": True}, **small), 1, Workload(**update))
+    assert merged.weights_alone > 15 * GIB
+    mixture = trainer_memory(QWEN3_30B, engine(lora={}), 1, Workload(8192))
+    everything = trainer_memory(QWEN3_30B, engine(), 1, Workload(8192))
+    assert mixture.peak < 139 * GIB < 500 * GIB < everything.peak

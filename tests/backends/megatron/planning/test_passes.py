@@ -13,7 +13,6 @@ from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.layers import Pack
-from dagrl.backends.megatron.planning.optimizer import OptimizerSteps
 from dagrl.backends.megatron.planning.passes import Passes, recompute_of
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.models.gpus import gpu_named
@@ -41,8 +40,7 @@ def passes(spec: MegatronEngineSpec, shape: ModelShape = DENSE, ranks: int = 8) 
 
 
 def optimizer_seconds(spec: MegatronEngineSpec, ranks: int = 8, per_node: int = 8) -> float:
-    found = passes(spec, ranks=ranks)
-    return OptimizerSteps(found.held, spec, ranks, per_node, H200).seconds()
+    return Passes(DENSE, spec, ranks, per_node, H200).optimizer_step()
 
 
 def test_micro_batches_fill_the_budget_and_rounds_of_chunks() -> None:
@@ -159,8 +157,7 @@ FEW_BITS = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp
 )
 def test_states_on_a_gpu_are_its_share_of_them_and_leave_it_at_the_links_rates(fields, each) -> None:
     spec, offloaded = (engine({"optimizer": fields, "offload": {"optimizer": away}}) for away in (False, True))
-    held = passes(spec).held
-    nbytes = OptimizerSteps(held, spec, 8, 8, H200).state_bytes
+    nbytes = passes(spec).states.on_device
     assert nbytes == pytest.approx(each * DENSE.parameters, rel=1e-3)
     moved = optimizer_seconds(offloaded) - optimizer_seconds(spec)
     assert moved == pytest.approx(nbytes / H200.to_host + nbytes / H200.from_host)

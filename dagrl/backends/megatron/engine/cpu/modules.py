@@ -6,7 +6,6 @@ same names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,20 +17,13 @@ from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
-from megatron.core.tensor_parallel.random import (
-    get_cuda_rng_tracker,
-    get_data_parallel_rng_tracker_name,
-    get_expert_parallel_rng_tracker_name,
-)
-from megatron.core.transformer import mla_qk_norm_config, multi_latent_attention
+from megatron.core.transformer import MegatronModule, mla_qk_norm_config, multi_latent_attention
 from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, TEGroupedMLP
 from megatron.core.transformer.moe.moe_layer import ExpertsBuilder
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
 
 from dagrl.backends.megatron.engine.cpu.attention import PackedAttention
-
-Initialize = Callable[[torch.Tensor], Any]
 
 
 def use_plain_modules() -> None:
@@ -51,7 +43,7 @@ class TENorm(torch.nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
-class TELinear(torch.nn.Module):
+class TELinear(MegatronModule):
     """A linear layer replicated on all tensor-parallel ranks, for latent attention's down projections."""
 
     def __init__(
@@ -61,17 +53,14 @@ class TELinear(torch.nn.Module):
         *,
         parallel_mode: str,
         config: TransformerConfig,
-        init_method: Initialize,
         bias: bool,
         **unused: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(config=config)
         assert parallel_mode == "duplicated" and not bias, "the CPU supports only layers for latent attention"
         self.parallel_mode = None
+        self.input_size, self.output_size = input_size, output_size
         self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
-        if config.perform_initialization:
-            with get_cuda_rng_tracker().fork(get_data_parallel_rng_tracker_name()):
-                init_method(self.weight)
         marks = {"allreduce": True, "sequence_parallel": config.sequence_parallel, "tensor_model_parallel": False}
         for name, value in marks.items():
             setattr(self.weight, name, value)
@@ -88,11 +77,13 @@ class TELayerNormColumnParallelLinear(ColumnParallelLinear):
         super().__init__(input_size, output_size, config=config, **kwargs)
         self.layer_norm_weight = torch.nn.Parameter(torch.ones(input_size, dtype=config.params_dtype))
         self.layer_norm_weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.return_layernorm_output = False
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Normalise over the hidden size, then multiply."""
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor | None]:
+        """Normalise over the hidden size, then multiply. Returns the normed input too if an adapter asks for it."""
         normed = torch.nn.functional.rms_norm(x, x.shape[-1:], self.layer_norm_weight, self.config.layernorm_epsilon)
-        return super().forward(normed, *args, **kwargs)
+        output, bias = super().forward(normed, *args, **kwargs)
+        return ((output, normed) if self.return_layernorm_output else output), bias
 
 
 class _GroupedLinear(torch.nn.Module):
@@ -109,7 +100,6 @@ class _GroupedLinear(torch.nn.Module):
         output_size: int,
         *,
         config: TransformerConfig,
-        init_method: Initialize,
         bias: bool,
         is_expert: bool,
         pg_collection: ProcessGroupCollection | None = None,
@@ -118,14 +108,12 @@ class _GroupedLinear(torch.nn.Module):
         super().__init__()
         assert is_expert and not bias, "the CPU supports only experts without biases"
         self._groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
-        self.num_gemms = num_gemms
+        self.config, self.num_gemms = config, num_gemms
+        self.input_size, self.output_size = input_size, output_size
         shape = [output_size, input_size]
         shape[self.split_axis] //= self._groups.expt_tp.size()
         for expert in range(num_gemms):
             weight = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
-            if config.perform_initialization:
-                with get_cuda_rng_tracker().fork(get_expert_parallel_rng_tracker_name()):
-                    init_method(weight)
             self.register_parameter(f"weight{expert}", weight)
         own_groups = (
             config.expert_model_parallel_size > 1

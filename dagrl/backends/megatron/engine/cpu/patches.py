@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import os
-import queue
 import types
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +44,6 @@ def install() -> None:
     kernels_for_gpus_are_not_looked_for()
     rng_tracker_forks_the_cpu_generator()
     adam_has_the_layout_of_transformer_engine()
-    checkpoint_results_stay_in_the_process()
     packed_rope_is_one_operation()
     expert_splits_are_host_numbers()
     gathering_takes_uneven_parts()
@@ -170,16 +168,6 @@ def adam_has_the_layout_of_transformer_engine() -> None:
     optimizer.Adam = distrib_optimizer.Adam = FusedAdam
     optimizer.USING_PYTORCH_OPTIMIZER = False
     distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_TE_OPTIMIZER = True
-
-
-def checkpoint_results_stay_in_the_process() -> None:
-    """A save reports its results through a multiprocessing manager, which takes seconds and imports ``__main__`` again.
-
-    Threads of the same process only need a queue.
-    """
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    filesystem_async._results_queue = queue.Queue()
 
 
 def packed_rope_is_one_operation() -> None:
