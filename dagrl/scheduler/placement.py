@@ -9,11 +9,9 @@ from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Pipeline, RolloutNode, TrainingNode, UpdateNode, ValuesNode
 from dagrl.graph.dag import Graph, GraphNode
-from dagrl.graph.filtering import expected_rounds
-from dagrl.graph.offline import rows_per_prompt
-from dagrl.graph.rollouts import leading_rollout
-from dagrl.graph.sleeping import sleeps
-from dagrl.graph.streaming import update_pieces
+from dagrl.graph.engines import sleeps
+from dagrl.graph.rollouts import expected_rounds, leading_rollout, rows_per_prompt
+from dagrl.graph.updates import update_pieces
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 
 _VALIDATION_PREFIX = "val/"
@@ -55,18 +53,17 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
             name,
             engine.group,
             tuple(engine.layout(group)),
-            (name, *guests_of(name, pipeline)),
+            (name, *frozen_copies_of(name, pipeline)),
             weights_from=engine.weights_from,
             trained=name in trained,
             on_gpus=not group.is_cpu,
             sleeps=sleeps(pipeline, name),
-            measures_memory=engine.replicas_are_servers,
-            leaders_speak=engine.replicas_are_servers,
+            are_servers=engine.replicas_are_servers,
         )
     return executors
 
 
-def guests_of(name: str, pipeline: Pipeline) -> Iterable[str]:
+def frozen_copies_of(name: str, pipeline: Pipeline) -> Iterable[str]:
     """Engines that live on another one's ranks."""
     for guest, spec in pipeline.engines.items():
         if spec.frozen_copy_of == name:
@@ -86,7 +83,7 @@ def _is_carried(node: GraphNode, rows: Rows) -> bool:
     return isinstance(node.spec, RolloutNode) and node.spec.partial_rollout and rows is Rows.TRAIN
 
 
-def _told_as(node: GraphNode, pipeline: Pipeline) -> str:
+def _metric_prefix(node: GraphNode, pipeline: Pipeline) -> str:
     """Prefix of a node's metrics: several of one kind have metrics of the same names."""
     alike = [name for name, other in pipeline.nodes.items() if type(other) is type(node.spec)]
     named = isinstance(node.spec, TrainingNode | ValuesNode | RolloutNode) and node.name != (
@@ -104,7 +101,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
     return PlannedTask(
         name=prefix + node.name,
         node=node.name,
-        op=node.spec.op if node.spec is not None else node.name,  # type: ignore[attr-defined]
+        op=node.spec.op if node.spec is not None else node.name,
         executor=guest_of or engine or HOST,
         scope=node.contract.scope,
         rows=rows,
@@ -119,5 +116,5 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         pieces=update_pieces(pipeline, node.spec) if isinstance(node.spec, UpdateNode) else (),
         sampled_by=sampled_by,
         whole_groups=node.contract.whole_groups,
-        told_as=_told_as(node, pipeline),
+        metric_prefix=_metric_prefix(node, pipeline),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dagrl.config.coordinates import Coordinates
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 
 HOST = "host"
 """The executor of nodes without an engine: the CPU workers."""
@@ -37,10 +37,10 @@ class Executor:
     """Whether its ranks have GPUs, not CPU slots."""
     sleeps: bool = False
     """Whether it is offloaded while another executor of its group works."""
-    measures_memory: bool = False
-    """Whether its memory depends on what is free when it starts."""
-    leaders_speak: bool = False
-    """Whether only primary ranks get rows: the other slots of a server follow by themselves."""
+    are_servers: bool = False
+    """Whether its replicas are servers: they size their caches by the memory that is free when they start, and only
+    primary ranks get rows.
+    """
 
     @property
     def ranks(self) -> int:
@@ -86,7 +86,7 @@ class PlannedTask:
     """The rollout node whose responses it processes; None before any."""
     whole_groups: bool = False
     """Whether all rows of a group go to the same rank."""
-    told_as: str = ""
+    metric_prefix: str = ""
     """Prefix of its metrics. With several updates, all but the first have their name in it."""
 
     @property
@@ -153,7 +153,7 @@ class Plan:
         others = (other for other in self.executors.values() if other.group == mine.group and other is not mine)
         return all(other.sleeps for other in others)
 
-    def promises(self, task: PlannedTask) -> bool:
+    def outputs_are_predictable(self, task: PlannedTask) -> bool:
         """Whether runs queued behind `task` may read its outputs: it is known which rank will store which rows, and if
         these workers are lost, the whole run restarts.
         """

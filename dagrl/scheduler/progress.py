@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.scheduler.plan import PlannedTask
 
 

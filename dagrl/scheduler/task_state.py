@@ -120,7 +120,7 @@ def make_task_states(plan: Plan, open_steps: Mapping[int, OpenStep]) -> dict[str
     for name, state in states.items():
         needs = [states[need] for need in waits_for[name]]
         for need in needs:
-            queued = plan.promises(need.task) and need.executor is state.executor
+            queued = plan.outputs_are_predictable(need.task) and need.executor is state.executor
             (need.queued_readers if queued else need.readers).append(state)
         state.needs_sources_only = all(need.is_source for need in needs)
         if state.task.selects:

@@ -108,7 +108,7 @@ def start_chains(plan: Plan) -> list[tuple[str, ...]]:
 
     def order(executor: Executor) -> tuple[bool, ...]:
         generates = executor.name in generating
-        return not generates, not executor.measures_memory, executor.trained, executor.name in sources
+        return not generates, not executor.are_servers, executor.trained, executor.name in sources
 
     chains: list[tuple[str, ...]] = []
     by_group: dict[str, list[Executor]] = {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dagrl.config.schema import GroupSpec, Pipeline
 from dagrl.config.schema.engine import Transport
-from dagrl.graph.sleeping import sleeps
+from dagrl.graph.engines import sleeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class WeightRoute:
     """2 where everything is sent once more, to be compared."""
     waves: tuple[tuple[int, ...], ...]
     """Ranks of the group that take weights together, wave after wave."""
-    keeps_room: bool = False
+    keep_buffers: bool = False
     """Whether receivers keep the memory of their buckets between updates, as they have the devices to themselves."""
 
 
@@ -41,7 +41,7 @@ def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
         2 if asked.checksum else 1,
         engine.update_waves(group),
         # Only servers have memory that outlives an update.
-        keeps_room=engine.replicas_are_servers and not sleeps(pipeline, follower),
+        keep_buffers=engine.replicas_are_servers and not sleeps(pipeline, follower),
     )
 
 

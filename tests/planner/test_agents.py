@@ -30,7 +30,7 @@ def test_each_agent_has_a_trainer_a_generator_and_metrics_of_its_own(plan: Plan)
         **dict.fromkeys(("solve", "reward", "ask", "advantage", "update", "samples"), "solve"),
         **dict.fromkeys(("verify", "judge", "judged", "update_verifier"), "verify"),
     }
-    assert {name: task.told_as for name, task in tasks.items() if task.told_as} == {
+    assert {name: task.metric_prefix for name, task in tasks.items() if task.metric_prefix} == {
         **dict.fromkeys(("verify", "val/verify"), "verify/"),
         "update_verifier": "update_verifier/",
     }

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from plan_parts import ONE_RANK, executor, task
 
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.commands import (

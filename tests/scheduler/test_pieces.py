@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from plan_parts import ONE_RANK, executor, task
 
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.scheduler.commands import (
     Command,
     CommandDone,

@@ -9,7 +9,7 @@ from executed_lines import lines_of
 from plan_parts import ONE_RANK, executor, task
 
 from dagrl.config.residency import Residency
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.commands import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.residency import Residency
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.scheduler.commands import (
     Command,
     CommandDone,

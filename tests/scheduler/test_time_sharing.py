@@ -8,7 +8,7 @@ import pytest
 from plan_parts import ONE_RANK, executor, for_validation, task
 
 from dagrl.config.residency import Residency
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.scheduler.commands import (
     Command,
     CommandDone,
@@ -248,7 +248,7 @@ def test_a_stale_step_uses_the_time_in_which_an_older_one_waits_for_its_rewards(
 def judged_on(engine: str, **settings) -> Plan:
     """Rewards are what an engine says: the policy's generator, or servers of its own that follow the policy too."""
     plan = colocated(**settings)
-    servers = {"judges": executor("judges", "gpus", weights_from="actor", sleeps=True, measures_memory=True)}
+    servers = {"judges": executor("judges", "gpus", weights_from="actor", sleeps=True, are_servers=True)}
     tasks = [replace(each, executor=engine) if each.node == "reward" else each for each in plan.tasks]
     return replace(plan, executors=plan.executors | (servers if engine == "judges" else {}), tasks=tuple(tasks))
 

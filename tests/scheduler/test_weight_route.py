@@ -61,9 +61,9 @@ def test_the_file_says_the_rest():
 
 
 def test_memory_for_buckets_is_kept_where_nobody_else_needs_it():
-    assert weight_route(pipeline(APART, train=GPUS, rollout=GPUS), "generator").keeps_room
-    assert not weight_route(pipeline(SGLANG, train=GPUS), "generator").keeps_room
-    assert weight_route(pipeline(SGLANG | {"sleep": False}, train=GPUS), "generator").keeps_room
+    assert weight_route(pipeline(APART, train=GPUS, rollout=GPUS), "generator").keep_buffers
+    assert not weight_route(pipeline(SGLANG, train=GPUS), "generator").keep_buffers
+    assert weight_route(pipeline(SGLANG | {"sleep": False}, train=GPUS), "generator").keep_buffers
 
 
 def test_stages_of_servers_take_weights_one_after_the_other():

@@ -17,12 +17,18 @@ from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
-from dagrl.config.schema import JudgeNode, LogprobNode, Pipeline, RewardModelNode, RolloutNode, TrainingNode, ValuesNode
+from dagrl.config.schema import (
+    JudgeNode,
+    LogprobNode,
+    Pipeline,
+    RewardModelNode,
+    RolloutNode,
+    Scope,
+    TrainingNode,
+    ValuesNode,
+)
 from dagrl.config.schema.engine import Transport
-from dagrl.graph.filtering import prompts_per_round
-from dagrl.graph.offline import is_offline
-from dagrl.graph.op_contracts import Scope
-from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.graph.rollouts import is_offline, leading_rollout, prompts_per_round, rollouts
 from dagrl.models.gpus import DEFAULT_GPU, gpu_of_group
 from dagrl.planner.cost.host import node_seconds
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations, lengths_of_judgements
@@ -209,7 +215,7 @@ class PipelineCosts:
         route = weight_route(self.pipeline, follower)
         seconds = sync_seconds(
             route.way,
-            route.passes * sender.parameters * WEIGHT_BYTES,
+            route.passes * sender.sent_parameters * WEIGHT_BYTES,
             sender.device,
             link=sender.device.peers if self._on_one_machine(sender, receiver) else sender.device.network,
             gathered=sender.gathered_share,
@@ -217,7 +223,7 @@ class PipelineCosts:
         )
         if self._takes_turns(source):
             seconds += sender.reconnect_to_send_s
-        return seconds + sender.load_s
+        return seconds + sender.load_to_send_s
 
     @staticmethod
     def _on_one_machine(*costs: EngineCosts) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from dagrl.backends.decoding import Lengths
 from dagrl.backends.families.shape import ModelShape
 from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.graph.offline import is_offline
+from dagrl.graph.rollouts import is_offline
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.intervals import Interval, busy_seconds

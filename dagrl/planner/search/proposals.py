@@ -23,11 +23,10 @@ from dagrl.backends.registry import backend_of, backends
 from dagrl.config.capability import Capability
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.config.schema import Pipeline, TrainingNode
+from dagrl.config.schema import Pipeline, Scope, TrainingNode
 from dagrl.config.schema.backends import engine_sections
-from dagrl.graph.offline import is_offline
-from dagrl.graph.op_contracts import Scope
 from dagrl.graph.plugins.isolation import isolated_imports
+from dagrl.graph.rollouts import is_offline
 from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_of_group
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step

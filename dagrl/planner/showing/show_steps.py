@@ -11,8 +11,7 @@ from rich.console import RenderableType
 
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
-from dagrl.graph.offline import is_offline
-from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts
 from dagrl.models.gpus import DEFAULT_GPU, gpu_named
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step

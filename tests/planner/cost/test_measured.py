@@ -13,7 +13,7 @@ from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.costs import trainer_down_seconds, trainer_sleep_seconds, trainer_wake_seconds
-from dagrl.backends.megatron.planning.optimizer import STATE_BYTES, OptimizerSteps
+from dagrl.backends.megatron.planning.optimizer import STATE_BYTES
 from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.models.gpus import gpu_named
@@ -58,8 +58,7 @@ def log_probs(shape: ModelShape, tensor: int, micro_batches: int, tokens: int, e
 
 def train_step(shape: ModelShape, tensor: int, micro_batches: int, tokens: int, experts: int = 1) -> float:
     passes = trainer(shape, tensor, experts)
-    steps = OptimizerSteps(passes.held, passes.spec, passes.ranks, passes.ranks, H200)
-    return passes.train(rows(passes, micro_batches, tokens)) + steps.seconds()
+    return passes.train(rows(passes, micro_batches, tokens)) + passes.optimizer_step()
 
 
 def rows(passes: Passes, micro_batches: int, tokens: int) -> PlannedBatch:

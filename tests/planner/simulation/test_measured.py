@@ -8,7 +8,7 @@ import pytest
 from plan_parts import ONE_RANK, executor, task
 
 from dagrl.config.residency import Residency
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.measured import measured_costs
 from dagrl.planner.simulation.simulate import Activity, simulate

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from plan_parts import ONE_RANK, executor, task
 
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import Simulated, simulate
 from dagrl.scheduler.intervals import busy_seconds
