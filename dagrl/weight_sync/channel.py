@@ -12,7 +12,7 @@ import shutil
 import socket
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,6 @@ class Address:
     host: str
     port: int
     token: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as a plain dict."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
@@ -89,7 +85,6 @@ class Channel:
             return True
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 

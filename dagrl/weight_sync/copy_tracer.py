@@ -7,7 +7,7 @@ without the loader, and `WeightComparer` compares instead of copying, to verify 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,6 @@ class TracedCopy:
     """A copy from a bucket into a parameter. `dtype`, `shape` and `stride` are the source's."""
 
     target: Tensor
-    """View of the parameter."""
     dtype: torch.dtype
     offset: int
     """Offset of the source in the bucket, in elements of `dtype`."""
@@ -41,50 +40,26 @@ class TracedCopy:
 class _Writes:
     """Writes into the parameters, in elements, by storage."""
 
-    starts: dict[int, list[np.ndarray]] = field(default_factory=dict)
-    lengths: dict[int, list[np.ndarray]] = field(default_factory=dict)
-    copied: dict[int, list[bool]] = field(default_factory=dict)
-    """Per write, whether it is a copy; else it is a fill."""
+    writes: dict[int, list[tuple[np.ndarray, int, bool]]] = field(default_factory=dict)
+    """Per write: the starts of its runs, their length, and whether it is a copy; else it is a fill."""
 
     def add(self, target: Tensor, *, copied: bool) -> None:
-        starts, length = _runs(target)
-        memory = storage_of(target)
-        self.starts.setdefault(memory, []).append(starts)
-        self.lengths.setdefault(memory, []).append(np.full(len(starts), length))
-        self.copied.setdefault(memory, []).append(copied)
+        self.writes.setdefault(storage_of(target), []).append((*_runs(target), copied))
 
     def overwritten(self) -> bool:
         """Whether any element was written after it had been copied to."""
-        return any(map(self._is_overwritten, self.starts))
-
-    def _is_overwritten(self, memory: int) -> bool:
-        counts = [len(starts) for starts in self.starts[memory]]
-        begins, lengths = (np.concatenate(each[memory]) for each in (self.starts, self.lengths))
-        ends, turns = begins + lengths, np.repeat(np.arange(len(counts)), counts)
-        copied = np.repeat(self.copied[memory], counts)
-        order = np.argsort(begins[copied], kind="stable")
-        copy_begins, copy_ends, copy_turns = (each[copied][order] for each in (begins, ends, turns))
-        if (copy_begins[1:] < copy_ends[:-1]).any():
-            return True
-        # The copies that a fill overlaps are contiguous in this order; compare it with the earliest of them.
-        first = np.searchsorted(copy_ends, begins[~copied], side="right")
-        beyond = np.searchsorted(copy_begins, ends[~copied], side="left")
-        covers = first < beyond
-        if not covers.any():
-            return False
-        spans = np.stack([first, beyond], axis=1)[covers].ravel()
-        earliest = np.minimum.reduceat(np.append(copy_turns, len(counts)), spans)[::2]
-        return bool((earliest < turns[~copied][covers]).any())
+        return any(map(_is_overwritten, self.writes.values()))
 
     def covered(self, parameter: Tensor) -> np.ndarray:
         """Number of elements written at least once, per slice of a parameter along its first dimension."""
         slices = parameter.shape[0] if parameter.dim() else 1
         memory = storage_of(parameter)
-        if memory not in self.starts or not parameter.numel():
+        if memory not in self.writes or not parameter.numel():
             return np.zeros(slices, dtype=np.int64)
-        starts, lengths = (np.concatenate(each[memory]) for each in (self.starts, self.lengths))
+        starts = np.concatenate([starts for starts, _, _ in self.writes[memory]])
+        ends = np.concatenate([starts + length for starts, length, _ in self.writes[memory]])
         order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], (starts + lengths)[order]
+        starts, ends = starts[order], ends[order]
         # Count overlaps once.
         starts = np.maximum(starts, np.maximum.accumulate(np.concatenate([starts[:1], ends[:-1]])))
         ends = np.maximum(starts, ends)
@@ -169,7 +144,6 @@ class CopyRecorder(_CopyTracer):
     """Lets a model load, and records the copies."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """`parameters` of the model by name."""
         super().__init__(parameters)
         self._copied: list[TracedCopy] = []
         self._filled: list[tuple[Tensor, float]] = []
@@ -211,12 +185,10 @@ class WeightComparer(_CopyTracer):
     """Runs a model's loader without writing, and counts the elements that differ bitwise."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """`parameters` of the model by name."""
         super().__init__(parameters)
         self._differing: dict[str, list[Tensor]] = {}
 
     def differing(self) -> dict[str, int]:
-        """Number of differing elements by parameter."""
         counts = {name: int(torch.stack(each).sum()) for name, each in self._differing.items()}
         return {name: count for name, count in counts.items() if count}
 
@@ -231,6 +203,26 @@ class WeightComparer(_CopyTracer):
         differs = target.view(bits) != sent.contiguous().view(bits)
         self._differing.setdefault(self._names[storage_of(target)], []).append(differs.sum())
         return target
+
+
+def _is_overwritten(writes: Sequence[tuple[np.ndarray, int, bool]]) -> bool:
+    counts = [len(starts) for starts, _, _ in writes]
+    begins = np.concatenate([starts for starts, _, _ in writes])
+    ends = np.concatenate([starts + length for starts, length, _ in writes])
+    turns, copied = np.repeat(np.arange(len(counts)), counts), np.repeat([each for _, _, each in writes], counts)
+    order = np.argsort(begins[copied], kind="stable")
+    copy_begins, copy_ends, copy_turns = (each[copied][order] for each in (begins, ends, turns))
+    if (copy_begins[1:] < copy_ends[:-1]).any():
+        return True
+    # The copies that a fill overlaps are contiguous in this order; compare it with the earliest of them.
+    first = np.searchsorted(copy_ends, begins[~copied], side="right")
+    beyond = np.searchsorted(copy_begins, ends[~copied], side="left")
+    covers = first < beyond
+    if not covers.any():
+        return False
+    spans = np.stack([first, beyond], axis=1)[covers].ravel()
+    earliest = np.minimum.reduceat(np.append(copy_turns, len(counts)), spans)[::2]
+    return bool((earliest < turns[~copied][covers]).any())
 
 
 def _are_padded(tensor: Tensor, covered: np.ndarray) -> bool:

@@ -18,7 +18,6 @@ class WeightExporter(Protocol):
     manifest: Manifest
     """All buckets; the same on all ranks."""
     device: torch.device
-    """Device of the weights."""
     process_group: dist.ProcessGroup | None
     """All ranks; None if there is only one."""
 

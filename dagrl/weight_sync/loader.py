@@ -37,16 +37,12 @@ class WeightLoader:
         """`parameters` returns the model's parameters by name, whose memory must not move; `load` is its loader."""
         self._parameters, self._load = parameters, load
         self._recording: _Recording | None = None
-        self._manifest: Manifest | None = None
+        self.manifest: Manifest | None = None
+        """Manifest of the last weights; the sender need not send the same one again."""
         self._recorder: CopyRecorder | None = None
         self._comparer: WeightComparer | None = None
         self._recorded: list[Replay] = []
         self._used: set[str] = set()
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """Manifest of the last weights; the sender need not send the same one again."""
-        return self._manifest
 
     @property
     def used(self) -> frozenset[str]:
@@ -61,13 +57,12 @@ class WeightLoader:
 
     def knows(self, manifest: Manifest) -> bool:
         """Whether weights with this manifest were loaded last."""
-        return self._recording is not None and self._manifest is not None and manifest.digest == self._manifest.digest
+        return self._recording is not None and self.manifest is not None and manifest.digest == self.manifest.digest
 
     def begin(self, manifest: Manifest) -> None:
-        """Begin to load all buckets of `manifest`."""
         if not self.knows(manifest):
             self._recording = None
-        self._manifest = manifest
+        self.manifest = manifest
         parameters = self._parameters() if self._recording is None else {}
         constants = self._recording.constants if self._recording else [(each, 0.0) for each in parameters.values()]
         with torch.no_grad():
@@ -85,8 +80,8 @@ class WeightLoader:
 
         Raises ValueError with the tensor's name if the model's loader fails.
         """
-        assert self._manifest is not None, "load before begin"
-        layout = self._manifest.buckets[index]
+        assert self.manifest is not None, "load before begin"
+        layout = self.manifest.buckets[index]
         if self._recorder is not None:
             self._recorder.watch(buffer)
             with self._recorder:
@@ -103,7 +98,7 @@ class WeightLoader:
 
     def end(self) -> None:
         """End after the last bucket. Raises ValueError if parameters of the model were not written."""
-        assert self._manifest is not None, "end before begin"
+        assert self.manifest is not None, "end before begin"
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
@@ -118,15 +113,14 @@ class WeightLoader:
         self._recording = _Recording(replays, tuple(recorder.constants()), frozenset(self._used))
 
     def begin_comparing(self) -> None:
-        """Begin to compare all buckets with the model's weights."""
         self._comparer = WeightComparer(self._parameters())
 
     def compare(self, index: int, buffer: Tensor) -> None:
         """Compare a bucket. Raises ValueError as `load` does."""
-        assert self._comparer is not None and self._manifest is not None, "compare before begin_comparing"
+        assert self._comparer is not None and self.manifest is not None, "compare before begin_comparing"
         self._comparer.watch(buffer)
         with self._comparer:
-            self._run_loader(self._manifest.buckets[index], buffer)
+            self._run_loader(self.manifest.buckets[index], buffer)
 
     def end_comparing(self) -> None:
         """End after the last bucket. Raises ValueError if the model's weights differ or were not compared entirely."""

@@ -37,7 +37,6 @@ class PlacedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
         return math.prod(self.shape) * _torch_dtype(self.dtype).itemsize
 
     def view(self, buffer: torch.Tensor) -> torch.Tensor:
@@ -95,7 +94,6 @@ class Manifest:
 
     @property
     def names(self) -> list[str]:
-        """Names of all tensors, in order."""
         return [tensor.name for bucket in self.buckets for tensor in bucket.tensors]
 
     @property
@@ -110,21 +108,17 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(tensor.nbytes for bucket in self.buckets for tensor in bucket.tensors)
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the manifest."""
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()
 
     def to_json(self) -> Any:
-        """The manifest as nested lists."""
         return [[[t.name, t.dtype, list(t.shape), t.offset] for t in bucket.tensors] for bucket in self.buckets]
 
     @staticmethod
     def from_json(lists: Any) -> Manifest:
-        """Inverse of `to_json`."""
         return Manifest(
             tuple(
                 BucketLayout(tuple(PlacedTensor(name, dtype, tuple(shape), at) for name, dtype, shape, at in bucket))

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import Address, Channel, PeerError, connect
 from dagrl.weight_sync.loader import WeightLoader
 from dagrl.weight_sync.manifest import Manifest
 from dagrl.weight_sync.protocol import first_line
-from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
-from dagrl.weight_sync.staging import BUFFERS, attach, gpu_name
+from dagrl.weight_sync.staging import BUFFERS, ReleasableBuffer, attach, gpu_name
 from dagrl.weight_sync.update_group import UpdateGroup, join_group, wait_until
 
+Loader = WeightLoader | AdapterLoader
 _SENDER = "the sender of weights"
 
 
@@ -38,21 +39,19 @@ class Route:
     """Whether receive buffers stay allocated for the next sync."""
 
     def to_json(self) -> str:
-        """The route as text."""
-        senders = {gpu: address.to_json() for gpu, address in self.senders.items()}
-        return json.dumps([self.number, senders, self.timeout_s, self.keep_buffers])
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> Route:
-        """Inverse of `to_json`."""
-        number, senders, timeout_s, keep_buffers = json.loads(text)
-        return Route(number, {gpu: Address(**fields) for gpu, fields in senders.items()}, timeout_s, keep_buffers)
+        fields = json.loads(text)
+        senders = {gpu: Address(**address) for gpu, address in fields.pop("senders").items()}
+        return Route(senders=senders, **fields)
 
 
 class WeightReceiver:
     """Receives the weights of one model, sync after sync."""
 
-    def __init__(self, loader: WeightLoader, device: torch.device, who: str) -> None:
+    def __init__(self, loader: Loader, device: torch.device, who: str) -> None:
         """`device` of the model; `who` names this process in messages."""
         self._loader, self._device, self._who = loader, device, who
         self._group: UpdateGroup | None = None
@@ -203,7 +202,7 @@ class WeightReceiver:
 class _Passes:
     """Loads the buckets of one sync, compares those of a second pass, and keeps the first error."""
 
-    def __init__(self, loader: WeightLoader, manifest: Manifest, passes: int) -> None:
+    def __init__(self, loader: Loader, manifest: Manifest, passes: int) -> None:
         self.manifest = manifest
         self.order = [*range(len(manifest.buckets))] * passes
         self.error: str | None = None
@@ -242,7 +241,7 @@ class _Passes:
             self._loader.begin_comparing()
 
 
-def _manifest(greeting: Mapping[str, Any], loader: WeightLoader) -> Manifest:
+def _manifest(greeting: Mapping[str, Any], loader: Loader) -> Manifest:
     manifest = Manifest.from_json(greeting["manifest"]) if "manifest" in greeting else loader.manifest
     assert manifest is not None, "the sender sends the manifest to receivers that do not have it"
     return manifest

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial, reduce
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 
 from dagrl.weight_sync.channel import Listener
 from dagrl.weight_sync.exporter import WeightExporter
 from dagrl.weight_sync.protocol import Offer, SendReport
-from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
-from dagrl.weight_sync.staging import BUFFERS, Staging, gpu_name, staging_on
-from dagrl.weight_sync.transports.base import ErrorDeferringTransport, NullTransport, SyncSession, Transport
+from dagrl.weight_sync.staging import BUFFERS, ReleasableBuffer, Staging, gpu_name, staging_on
+from dagrl.weight_sync.transports.base import ErrorDeferringTransport, SyncSession, Transport
 from dagrl.weight_sync.transports.cuda_ipc import IpcTransport
 from dagrl.weight_sync.transports.nccl import GroupSetup, NcclTransport
 from dagrl.weight_sync.update_group import UpdateGroup, join_group
@@ -70,7 +68,7 @@ class WeightSender:
         used = [int(report["used"], 16) for report in reports if report.get("used")]
         if not used:
             return SendReport(session.manifest.nbytes, None, ())
-        return SendReport(session.manifest.nbytes, functools.reduce(operator.or_, used), tuple(session.manifest.names))
+        return SendReport(session.manifest.nbytes, reduce(operator.or_, used), tuple(session.manifest.names))
 
     def disconnect(self) -> None:
         """Destroy the communicators, before the trainer sleeps. The next sync connects again."""
@@ -79,7 +77,6 @@ class WeightSender:
         self._groups = {}
 
     def close(self) -> None:
-        """Destroy the communicators and stop listening."""
         self.disconnect()
         if self._listener is not None:
             self._listener.close()
@@ -106,7 +103,7 @@ class WeightSender:
 
     def _make_transport(self, session: SyncSession, wave: int, receivers: int) -> Transport:
         if self._transport == "broadcast" and not self._is_root:
-            return NullTransport()
+            return Transport()
         assert self._listener is not None, "offer before send"
         if self._transport == "cuda_ipc":
             if self._staging is None:
@@ -125,7 +122,7 @@ class WeightSender:
         group = self._groups.get(wave)
         if group is not None and all(name == group.name for name in names):
             existing = group
-            return GroupSetup({"name": existing.name}, lambda check: existing)
+            return {"name": existing.name}, lambda check: existing
         if group is not None:
             self._groups.pop(wave).end()
         # A store per group: a process that still waits in an old group's store would block the new group.
@@ -133,13 +130,10 @@ class WeightSender:
         self._groups_made += 1
         assert self._listener is not None
         name, size = f"{self._listener.address.token[:8]}-{self._groups_made}", len(names) + 1
-        device = torch.device(self._exporter.device)
-
-        def make() -> UpdateGroup:
-            return UpdateGroup(name, store, 0, size, device, self._timeout_s)
+        make = partial(UpdateGroup, name, store, 0, size, self._exporter.device, self._timeout_s)
 
         def join(check: Callable[[], None]) -> UpdateGroup:
             self._groups[wave] = join_group(make, self._timeout_s, check)
             return self._groups[wave]
 
-        return GroupSetup({"name": name, "size": size, "host": self._host, "port": store.port}, join)
+        return {"name": name, "size": size, "host": self._host, "port": store.port}, join

@@ -1,4 +1,4 @@
-"""Two alternating buffers for buckets, shared with other processes on the machine.
+"""Device memory that is needed only during a weight sync, and buffers in it that processes on a machine share.
 
 On a GPU they are shared by CUDA IPC, which needs the other process on the same GPU; on the host by a memory file.
 """
@@ -17,18 +17,39 @@ from torch import Tensor
 
 from dagrl.weight_sync.manifest import Manifest
 from dagrl.weight_sync.protocol import first_line
-from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
 
 BUFFERS = 2
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
 
 
+class ReleasableBuffer:
+    """A buffer that releases and allocates its memory again. Views of `bytes` stay valid across both."""
+
+    def __init__(self, nbytes: int, device: torch.device | str) -> None:
+        # Generators run in inference mode, whose tensors cannot be used outside it.
+        with torch.inference_mode(False):
+            self.bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        """uint8 [nbytes]; the contents are lost on release."""
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether the memory is allocated; always true for a buffer of no bytes."""
+        return self.bytes.untyped_storage().nbytes() == len(self.bytes)
+
+    def allocate(self) -> None:
+        if not self.is_allocated:
+            self.bytes.untyped_storage().resize_(len(self.bytes))
+
+    def release(self) -> None:
+        """Return the memory to torch's allocator. No stream may still use it."""
+        self.bytes.untyped_storage().resize_(0)
+
+
 class DeviceStaging:
     """Buffers on a GPU. Their memory is allocated between `open` and `close`; views of them stay valid."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
-        """`sizes` of the buffers in bytes."""
         with _sharable_memory():
             self._buffers = [ReleasableBuffer(nbytes, device) for nbytes in sizes]
 
@@ -45,7 +66,7 @@ class DeviceStaging:
 
     def share(self) -> list[dict[str, Any]]:
         """Handles with which another process can `attach` the buffers, exactly once per call."""
-        return [_shared(buffer.bytes) for buffer in self._buffers]
+        return [_shared(buffer.bytes.untyped_storage()) for buffer in self._buffers]
 
     def close(self) -> None:
         """Return the memory to torch's allocator. The other processes must have detached."""
@@ -59,7 +80,6 @@ class HostStaging:
     """Buffers in host memory; see `DeviceStaging`."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes` of the buffers in bytes."""
         self._sizes = sizes
         self._files: list[int] = []
         self._buffers: list[Tensor] = []
@@ -67,11 +87,9 @@ class HostStaging:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """uint8 [bytes] each."""
         return self._buffers
 
     def open(self) -> None:
-        """Allocate the memory, if it is not."""
         if not self._buffers:
             for nbytes in self._sizes:
                 self._files.append(os.memfd_create("dagrl-weights"))
@@ -128,8 +146,7 @@ def gpu_name(device: torch.device) -> str:
     return "" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
-def _shared(buffer: Tensor) -> dict[str, Any]:
-    storage = buffer.untyped_storage()
+def _shared(storage: torch.UntypedStorage) -> dict[str, Any]:
     _, handle, nbytes, offset, counter, count, event, waits = storage._share_cuda_()
     return {
         "handle": handle.hex(),

@@ -73,43 +73,35 @@ class UpdateGroup:
 
 
 def join_group(make: Callable[[], UpdateGroup], timeout_s: float, check: Callable[[], None]) -> UpdateGroup:
-    """Make and connect a group. Raises PeerError if the other processes do not join in time."""
+    """Make and connect a group in a thread. `check` raises when waiting has become pointless.
+
+    Raises PeerError if the other processes do not join in time; the thread, which cannot be stopped, is left behind.
+    """
     made: list[UpdateGroup] = []
+    failures: list[BaseException] = []
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def connect() -> None:
-        made.append(make())
-        made[0].connect()
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            made.append(make())
+            made[0].connect()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the waiting thread
+            failures.append(error)
 
+    what = "the processes of a weight broadcast to connect"
+    thread = threading.Thread(target=connect, name=what, daemon=True)
+    thread.start()
     try:
-        run_with_timeout(connect, timeout_s, "the processes of a weight broadcast to connect", check)
+        wait_until(lambda: not thread.is_alive(), timeout_s, what, check)
+        if failures:
+            raise failures[0]
     except BaseException:
         for group in made:
             group.end()
         raise
     return made[0]
-
-
-def run_with_timeout(function: Callable[[], None], timeout_s: float, what: str, check: Callable[[], None]) -> None:
-    """Run `function` in a thread and wait for it. `check` raises when waiting has become pointless.
-
-    Raises PeerError after `timeout_s`; the thread, which cannot be stopped, is left behind.
-    """
-    failures: list[BaseException] = []
-    device = torch.cuda.current_device() if torch.cuda.is_available() else None
-
-    def run() -> None:
-        try:
-            if device is not None:
-                torch.cuda.set_device(device)
-            function()
-        except BaseException as error:  # noqa: BLE001 - raised below, in the waiting thread
-            failures.append(error)
-
-    thread = threading.Thread(target=run, name=what, daemon=True)
-    thread.start()
-    wait_until(lambda: not thread.is_alive(), timeout_s, what, check)
-    if failures:
-        raise failures[0]
 
 
 def wait_until(done: Callable[[], bool], timeout_s: float, what: str, check: Callable[[], None] = lambda: None) -> None:

@@ -19,7 +19,6 @@ class RunError(Exception):
         """The log file with the details."""
 
     def lines(self) -> list[str]:
-        """The failure as lines for a terminal."""
         rows = (
             ("node", self.node),
             ("worker", self.worker),
@@ -41,19 +40,10 @@ class RefusedFolderError(RunError):
 class WorkerLostError(RunError):
     """Workers are lost. The run may restart them and continue."""
 
-    def __init__(
-        self,
-        cause: str,
-        *,
-        node: str = "",
-        worker: str = "",
-        hint: str = "",
-        details: str = "",
-        lost: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(cause, node=node, worker=worker, hint=hint, details=details)
+    def __init__(self, cause: str, *, lost: tuple[str, ...] = (), **about: str) -> None:
+        """`lost`: names of the lost workers, as ``executor/rank``; empty if unknown. `about`: as for `RunError`."""
+        super().__init__(cause, **about)
         self.lost = lost
-        """Names of the lost workers, as ``executor/rank``. Empty if unknown."""
 
 
 class WorkerDiedError(WorkerLostError):

@@ -76,7 +76,7 @@ class Meter:
         for batch in batches:
             predictions = len(batch) if spec.head == "reward" else len(_responses(batch).values)
             if epochs:
-                total += epochs * cost.train(_row_lengths(batch), predictions)
+                total += epochs * cost.train(_row_lengths(batch), predictions, frozen=spec.trains_adapters)
             else:
                 total += cost.forward(_row_lengths(batch), predictions)
         return total

@@ -50,12 +50,10 @@ class ObjectCache:
         self._lock = threading.Lock()
 
     def forget(self, committed: int) -> None:
-        """Drop the objects of steps up to `committed`."""
         with self._lock:
             self._objects = {step: objects for step, objects in self._objects.items() if step > committed}
 
     def put(self, step: int, key: CacheKey, batch: Batch) -> None:
-        """Cache an output of this worker."""
         with self._lock:
             self._objects.setdefault(step, {})[key] = batch
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from dagrl.backends.environments import python_in
 from dagrl.config.schema import NodeBase, Pipeline, ProfileSpec
 from dagrl.tracking.base import naming
 from dagrl.workers.errors import RunError
@@ -27,17 +28,18 @@ _UNDER_NSYS = "NSYS_PROFILING_SESSION_ID"
 """nsys sets it for the processes that it profiles."""
 
 
-def python_under_nsys(pipeline: Pipeline, engine: str, rank: int, run_dir: Path) -> str | None:
-    """The command that replaces Python for a rank of `engine` that runs under nsys; None for the others.
+def python_of(pipeline: Pipeline, engine: str, rank: int, run_dir: Path) -> str | None:
+    """The command that replaces Python for a rank of `engine`: that of its environment, or one under nsys.
 
-    Reports go to ``profile/ENGINE-RANK.*.nsys-rep``, one for each profiled step. If dagrl itself runs under nsys, that
-    one traces the workers. Raises RunError if nsys is not installed.
+    None for the driver's Python. Reports of nsys go to ``profile/ENGINE-RANK.*.nsys-rep``, one for each profiled step.
+    If dagrl itself runs under nsys, that one traces the workers. Raises RunError if nsys is not installed.
     """
-    profile = pipeline.profile
+    profile, environment = pipeline.profile, pipeline.engines[engine].environment
+    python = str(python_in(environment)) if environment else None
     if profile is None or profile.tool != "nsys" or rank not in profile.ranks or _UNDER_NSYS in os.environ:
-        return None
+        return python
     if engine not in profiled_engines(pipeline, profile):
-        return None
+        return python
     nsys = shutil.which("nsys")
     if nsys is None:
         raise RunError(
@@ -48,7 +50,7 @@ def python_under_nsys(pipeline: Pipeline, engine: str, rank: int, run_dir: Path)
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
     output = folder / f"{engine}-{rank}"
-    return shlex.join([nsys, "profile", *_NSYS_OPTIONS, f"--output={output}", sys.executable])
+    return shlex.join([nsys, "profile", *_NSYS_OPTIONS, f"--output={output}", python or sys.executable])
 
 
 def profiled_engines(pipeline: Pipeline, profile: ProfileSpec) -> set[str]:

@@ -27,11 +27,9 @@ def make_profiler(setup: StartEngine) -> TorchTraces | NvtxRanges | None:
                 f"profile.tool: nsys profiles GPUs, and engine {setup.engine} has none; set tool: torch instead"
             )
         return NvtxRanges(profile, setup.rank)
-    return (
-        TorchTraces(profile, setup.pipeline, setup.run_dir / FOLDER, setup.rank)
-        if setup.rank in profile.ranks
-        else None
-    )
+    if setup.rank not in profile.ranks:
+        return None
+    return TorchTraces(profile, setup.pipeline, setup.run_dir / FOLDER, setup.rank)
 
 
 class TorchTraces:
@@ -93,7 +91,6 @@ class NvtxRanges:
 
     @contextmanager
     def around(self, work: TaskWork) -> Iterator[None]:
-        """A context for one run."""
         if self._capturing not in (None, work.step):
             self.close()
         if self._captures and self._capturing is None and is_profiled(self._profile, work):
@@ -106,7 +103,6 @@ class NvtxRanges:
             torch.cuda.nvtx.range_pop()
 
     def close(self) -> None:
-        """End the capture."""
         if self._capturing is not None:
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()

@@ -59,7 +59,6 @@ class WeightTransfer:
             self._sender.disconnect()
 
     def close(self) -> None:
-        """Free all resources."""
         if self._sender is not None:
             self._sender.close()
 

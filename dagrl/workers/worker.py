@@ -17,9 +17,10 @@ import numpy as np
 import ray
 
 from dagrl.backends.base import RequestLimits, SleepReport
+from dagrl.config.loading.hub import download
 from dagrl.config.residency import Residency
 from dagrl.data.batch import Batch
-from dagrl.ops.base import Context, Op, OpInput, Output, Resources
+from dagrl.ops.base import Context, Op, Output, Resources
 from dagrl.ops.registry import load_op
 from dagrl.workers.messages import (
     AdvantageWork,
@@ -62,8 +63,8 @@ class Worker:
         self._engine: Any = None
         self._meter: Meter | None = None
         self._profiler: TorchTraces | NvtxRanges | None = None
-        self._resources: Resources | None = None
-        self._cache: ObjectCache | None = None
+        self._resources: Resources
+        self._cache: ObjectCache
         self._replica = 0
         self._listener: socket.socket | None = None
         self._rank, self._timeout_s = 0, 0.0
@@ -95,7 +96,6 @@ class Worker:
         columns = Batch.concat(batches) if len(batches) > 1 else batches[0] if batches else None
         message, _ = serialize([block if block.ref is None else replace(block, ref=columns) for block in blocks])
         if isinstance(work, EngineWork) and work.cache_as and columns is not None:
-            assert self._cache is not None, "run before start"
             self._cache.put(work.step, work.cache_as, columns)
         return message, columns
 
@@ -123,6 +123,8 @@ class Worker:
 
     def start(self, setup: StartEngine) -> None:
         """Become the rank that `setup` describes. Collective over the executor's ranks."""
+        # Machines that `dagrl launch` did not start on have fetched nothing yet; the first worker there does.
+        download(setup.pipeline)
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
         self._rank, self._replica = setup.rank, setup.replica
         # Less than the driver's timeout: the worker's error is more specific.
@@ -155,7 +157,7 @@ class Worker:
         op, context = self._prepare(work)
         with self._profiler.around(work) if self._profiler else nullcontext():
             begin = time.time()
-            parts = self._parts(work)
+            parts = self._cache.parts(work.step, work.parts)
             account = self._meter.begin(work, parts) if self._meter else None
             for output in op(parts, context):
                 if self._meter:
@@ -173,7 +175,7 @@ class Worker:
         with self._lock:
             is_first, self._streaming = self._streaming != rollout, rollout
         assert self._meter is not None, "only engines stream"
-        parts = self._parts(work)
+        parts = self._cache.parts(work.step, work.parts)
         iterator = op(parts, context)
         sync = work.weights.sync if work.weights else 0
         while not self._weights.wait_for(sync, HEARTBEAT_S, unless=lambda: self._aborted == rollout):
@@ -224,13 +226,11 @@ class Worker:
         self._engine.abort()
 
     def request_limits(self, longest: int) -> RequestLimits:
-        """See `GenerateEngine.request_limits`."""
         return self._engine.request_limits(longest)
 
     def _prepare(self, work: TaskWork) -> tuple[Op, Context]:
         """Load the op and its context. Also drops cached objects of committed steps."""
         resources, cache = self._resources, self._cache
-        assert resources is not None and cache is not None, "run before start"
         cache.forget(work.committed)
         context = Context(
             node=resources.pipeline.nodes[work.node] if work.node else None,
@@ -264,10 +264,6 @@ class Worker:
             case TrainWork():
                 context = replace(context, begins=work.begins, ends=work.ends)
         return load_op(work.op, resources.folder), context
-
-    def _parts(self, work: TaskWork) -> list[OpInput]:
-        assert self._cache is not None, "run before start"
-        return self._cache.parts(work.step, work.parts)
 
     def _block(self, work: TaskWork, output: Output, begin: float, usage: Usage | None) -> Block:
         end = time.time()
@@ -338,15 +334,12 @@ class Worker:
         self._engine.save(folder, asynchronous=asynchronous)
 
     def finish_save(self) -> bool:
-        """Whether the state is written."""
         return self._engine.finish_save(wait=False)
 
     def load(self, folder: Path) -> None:
-        """Load the engine's state. Collective."""
         self._engine.load(folder)
 
     def close(self) -> None:
-        """Free what the engine holds."""
         for transfer in self._transfers.values():
             transfer.close()
         if self._profiler is not None:

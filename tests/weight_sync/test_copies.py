@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from dagrl.weight_sync.copies import ByteCopy, CopyPlan, coalesced
-from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
+from dagrl.weight_sync.staging import ReleasableBuffer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.float64]
 

@@ -397,7 +397,7 @@ def test_a_parameter_that_is_not_compared_is_named():
     del tensors["layers.0.norm"]
     # As it were if the second round left something out.
     manifest, contents = buckets_of(tensors)
-    loader._manifest = manifest
+    loader.manifest = manifest
     loader.begin_comparing()
     for index, buffer in in_turns(contents):
         loader.compare(index, buffer)

@@ -24,8 +24,8 @@ from dagrl.weight_sync.exporter import IteratedExporter
 from dagrl.weight_sync.loader import WeightLoader
 from dagrl.weight_sync.protocol import SendReport, refuse_unknown_names
 from dagrl.weight_sync.receiver import Route, WeightReceiver
-from dagrl.weight_sync.releasable_buffer import ReleasableBuffer
 from dagrl.weight_sync.sender import TransportName, WeightSender
+from dagrl.weight_sync.staging import ReleasableBuffer
 from dagrl.weight_sync.transports import cuda_ipc as ipc_module
 
 TIMEOUT_S = 30.0

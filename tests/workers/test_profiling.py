@@ -17,7 +17,7 @@ from work import work_of as make_work
 from dagrl.config.schema import Pipeline
 from dagrl.workers.errors import RunError
 from dagrl.workers.messages import StartEngine, TaskWork
-from dagrl.workers.profiled import python_under_nsys
+from dagrl.workers.profiled import python_of
 from dagrl.workers.profiling import NvtxRanges, TorchTraces, make_profiler
 
 NSYS = """#!/bin/sh
@@ -217,11 +217,11 @@ def test_the_capture_lasts_from_the_first_profiled_run_of_a_step_to_the_next_ste
 def test_nsys_starts_the_python_of_the_profiled_ranks_only(pipeline, nsys, tmp_path):
     profiled = pipeline(tool="nsys", nodes=["ref", "old"], ranks=[1])
     folder = tmp_path / "a run's folder"
-    command = python_under_nsys(profiled, "actor", 1, folder)
+    command = python_of(profiled, "actor", 1, folder)
     assert command is not None
-    assert python_under_nsys(profiled, "actor", 0, folder) is None
-    assert python_under_nsys(profiled, "generator", 1, folder) is None
-    assert python_under_nsys(pipeline(ranks=[1]), "actor", 1, folder) is None
+    assert python_of(profiled, "actor", 0, folder) is None
+    assert python_of(profiled, "generator", 1, folder) is None
+    assert python_of(pipeline(ranks=[1]), "actor", 1, folder) is None
     said = subprocess.run(
         ["bash", "-c", f"exec {command} -c 'print(6 * 7)'"], capture_output=True, text=True, check=True
     )
@@ -235,14 +235,14 @@ def test_nsys_starts_the_python_of_the_profiled_ranks_only(pipeline, nsys, tmp_p
 
 def test_under_another_nsys_workers_are_not_given_a_second(pipeline, nsys, tmp_path, monkeypatch):
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "17")
-    assert python_under_nsys(pipeline(tool="nsys"), "actor", 0, tmp_path) is None
+    assert python_of(pipeline(tool="nsys"), "actor", 0, tmp_path) is None
 
 
 def test_nsys_that_is_not_there_is_said_before_anything_starts(pipeline, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("NSYS_PROFILING_SESSION_ID", raising=False)
     with pytest.raises(RunError, match="there is no nsys on the PATH"):
-        python_under_nsys(pipeline(tool="nsys"), "actor", 0, tmp_path)
+        python_of(pipeline(tool="nsys"), "actor", 0, tmp_path)
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ class Worker:
     def twice(self, number):
         return 2 * number
 
-command = {python_under_nsys(pipeline(tool="nsys"), "actor", 0, tmp_path)!r}
+command = {python_of(pipeline(tool="nsys"), "actor", 0, tmp_path)!r}
 worker = Worker.options(runtime_env={{"py_executable": command}}).remote()
 print(ray.get(worker.twice.remote(21), timeout=60))
 """

@@ -17,10 +17,10 @@ from refs import Ref
 from work import work_of
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.config.schema import Pipeline, SamplingSpec
+from dagrl.config.schema import ROLLOUT_WRITES, Pipeline, SamplingSpec
 from dagrl.data.batch import Batch, Column
-from dagrl.graph.op_contracts import ROLLOUT_WRITES
 from dagrl.ops.base import Resources
+from dagrl.workers import serialization
 from dagrl.workers.messages import (
     Block,
     ColumnSource,
@@ -71,6 +71,8 @@ class Bench:
         self.store: dict[str, Any] = {}
         monkeypatch.setattr(ray, "put", self._put)
         monkeypatch.setattr(ray, "get", self._get)
+        # Refs of this store take the place of Ray's.
+        monkeypatch.setattr(serialization, "_packages", lambda: frozenset({"builtins", "dagrl", "numpy", "refs"}))
         self.engine = Generator()
         self.worker = Worker()
         self.worker._resources = Resources(pipeline, folder, folder)
@@ -222,8 +224,8 @@ def test_a_worker_caches_its_output_under_the_given_key(bench, monkeypatch) -> N
     work = work_of(ScoreWork, "ref", cache_as=b"mine")
     monkeypatch.setattr(bench.worker, "run", lambda work: iter([Block(made.rows, made, None, 0, 1)]))
     bench.worker.run_task(*serialize(work))
-    (part,) = bench.worker._parts(
-        replace(work, parts=(PartWork(0, made.rows[::-1], (ColumnSource((b"mine",), {"r": "reward"}),)),))
+    (part,) = bench.worker._cache.parts(
+        work.step, (PartWork(0, made.rows[::-1], (ColumnSource((b"mine",), {"r": "reward"}),)),)
     )
     assert part.batch["r"].values.tolist() == [7, 5]
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -34,31 +34,28 @@ class SyncSession:
     """Timeout of every wait for the other side."""
 
 
-class Transport(Protocol):
-    """Sends the buckets of one sync."""
+class Transport:
+    """Sends the buckets of one sync. This base class is for a rank that only takes part in filling them."""
 
     def buffer(self, index: int) -> Tensor | None:
         """Buffer for bucket `index`, uint8, once it is free; None on ranks whose bucket is not used."""
-        ...
+        return None
 
     def send(self, index: int) -> None:
         """Send the bucket, which is in its buffer as soon as the current stream has run."""
-        ...
 
     def finish(self) -> list[dict[str, Any]]:
         """Wait until all receivers are done, and return their reports."""
-        ...
+        return []
 
     def give_up(self) -> None:
         """Disconnect the receivers, but continue the collectives among the trainer's ranks."""
-        ...
 
     def close(self) -> None:
         """Close connections and release buffers, also after a failure."""
-        ...
 
 
-class ErrorDeferringTransport:
+class ErrorDeferringTransport(Transport):
     """Raises errors only in `finish`.
 
     The ranks of a trainer fill buckets with collectives: a rank that left early would block the others.
@@ -67,7 +64,6 @@ class ErrorDeferringTransport:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._failure: PeerError | ValueError | None = None
-        self.give_up, self.close = transport.give_up, transport.close
 
     def buffer(self, index: int) -> Tensor | None:
         try:
@@ -94,27 +90,6 @@ class ErrorDeferringTransport:
         self._transport.give_up()
 
 
-class NullTransport:
-    """For a rank that only takes part in filling the buckets."""
-
-    def buffer(self, index: int) -> None:
-        """None."""
-        return
-
-    def send(self, index: int) -> None:
-        """Do nothing."""
-
-    def finish(self) -> list[dict[str, Any]]:
-        """No reports."""
-        return []
-
-    def give_up(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class Clients:
     """The receivers of one sync, as their sender sees them."""
 
@@ -124,7 +99,6 @@ class Clients:
 
     @property
     def channels(self) -> list[Channel]:
-        """Connections to the receivers that have been accepted."""
         return [channel for channel, _ in self._accepted]
 
     def accept(self) -> list[dict[str, Any]]:
@@ -160,7 +134,6 @@ class Clients:
         return reports
 
     def close(self) -> None:
-        """Disconnect all receivers."""
         for channel in self.channels:
             channel.close()
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from dagrl.weight_sync.channel import Listener
 from dagrl.weight_sync.staging import BUFFERS, Staging
-from dagrl.weight_sync.transports.base import Clients, SyncSession, hear, tell
+from dagrl.weight_sync.transports.base import Clients, SyncSession, Transport, hear, tell
 
 
-class IpcTransport:
+class IpcTransport(Transport):
     """Each rank of a trainer serves the receivers on its own GPU; rank 0 broadcasts the buckets to the other ranks."""
 
     def __init__(
@@ -64,7 +64,6 @@ class IpcTransport:
         return self._clients.reports() if self._clients else []
 
     def give_up(self) -> None:
-        """See `Transport.give_up`: broadcasts within the trainer continue."""
         if self._clients is not None:
             self._clients.close()
             self._clients = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,21 +11,15 @@ from torch import Tensor
 
 from dagrl.weight_sync.channel import Listener
 from dagrl.weight_sync.staging import BUFFERS
-from dagrl.weight_sync.transports.base import Clients, SyncSession, hear
+from dagrl.weight_sync.transports.base import Clients, SyncSession, Transport, hear
 from dagrl.weight_sync.update_group import UpdateGroup, wait_until
 
-
-@dataclass(frozen=True, slots=True)
-class GroupSetup:
-    """An update group, existing or new."""
-
-    message: dict[str, Any]
-    """Data that receivers need to join the group."""
-    join: Callable[[Callable[[], None]], UpdateGroup]
-    """Waits for the receivers if the group is new. The argument raises when waiting has become pointless."""
+type GroupSetup = tuple[dict[str, Any], Callable[[Callable[[], None]], UpdateGroup]]
+"""Data that receivers need to join an update group, and a function that waits for them if the group is new. The
+function's argument raises when waiting has become pointless."""
 
 
-class NcclTransport:
+class NcclTransport(Transport):
     """Broadcasts buckets. The next one can be filled while one is being sent."""
 
     def __init__(
@@ -78,9 +71,9 @@ class NcclTransport:
         self._clients.close()
 
     def _join_group(self) -> UpdateGroup:
-        setup = self._set_up_group([hello.get("group") for hello in self._clients.accept()])
-        self._clients.greet(lambda index: {"group": {**setup.message, "rank": index + 1}})
-        return setup.join(self._check_receivers)
+        message, join = self._set_up_group([hello.get("group") for hello in self._clients.accept()])
+        self._clients.greet(lambda index: {"group": {**message, "rank": index + 1}})
+        return join(self._check_receivers)
 
     def _check_receivers(self) -> None:
         """Raise if a receiver has exited or reports a failure early."""

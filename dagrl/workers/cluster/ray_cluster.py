@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,12 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
-import psutil
-
 from dagrl.config.schema import Pipeline
 from dagrl.scheduler.machines import Machine, MisfitError, assign_machines
 from dagrl.workers.cluster import reaper
-from dagrl.workers.cluster.addresses import OWN, RUNNING_CLUSTER, connect, is_of_a_client, running_here
 from dagrl.workers.cluster.session import (
     RAY_VARIABLES,
     fewer_processes,
@@ -28,6 +26,11 @@ from dagrl.workers.cluster.session import (
 from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.interrupts import ignore_signals, keep_signals_from_ray
 
+RUNNING_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+"""`ray start` writes the cluster's address to this file."""
+OWN = "local"
+"""With this RAY_ADDRESS a run starts its own Ray, even if one runs on this machine."""
+_CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.5
 _LEAST_GIB_OF_A_SLOT = 0.1
 """Memory of a worker without a model: 33 workers with their Ray take 3.4 GiB."""
@@ -53,8 +56,6 @@ def cluster(
         note(f"joining the Ray that runs on this machine, at {address}; RAY_ADDRESS=local keeps a run to itself")
     with _joined(ray, address) if address and address != OWN else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
-        if crowded := _crowded(pipeline.run.host_workers, sum(machine.cpus for machine in machines_of(ray))):
-            note(crowded)
         yield ray
 
 
@@ -130,6 +131,9 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
 
 def _check_memory(slots: int, host_workers: int) -> None:
     """Raise RunError if the run's processes do not fit in memory: hundreds of them take the machine down."""
+    # `dagrl doctor` imports this module, and reports a psutil that cannot be imported.
+    import psutil
+
     needed, free = (slots + host_workers) * _LEAST_GIB_OF_A_SLOT, psutil.virtual_memory().available / 2**30
     if needed > free:
         raise RunError(
@@ -137,16 +141,6 @@ def _check_memory(slots: int, host_workers: int) -> None:
             f"they take at least {needed:.0f} GiB of memory, and {free:.0f} GiB are free",
             hint="make the groups smaller (cpus_per_node), or lower run.host_workers",
         )
-
-
-def _crowded(host_workers: int, cores: int) -> str:
-    """A note if host workers outnumber the CPU cores they run on; empty if they do not."""
-    if host_workers <= cores:
-        return ""
-    return (
-        f"run.host_workers is {host_workers}, more than there are CPU cores ({cores}): each worker is a process, and "
-        f"only {cores} run at a time; {cores} is enough unless rewards wait for other machines"
-    )
 
 
 def _check_resources(ray: ModuleType, pipeline: Pipeline, patience_s: float) -> None:
@@ -187,3 +181,26 @@ def _address_key(address: str) -> tuple[int, ...] | tuple[()]:
     """Numbers of an IPv4 address, so that .10 comes after .9; empty for others."""
     parts = address.split(".")
     return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
+
+
+def running_here() -> str | None:
+    """Address of the cluster that `ray start` has started on this machine. None if it does not answer."""
+    try:
+        address = RUNNING_CLUSTER.read_text().strip()
+        connect(address)
+    except OSError:
+        # The file remains if a cluster is killed, and may belong to another user.
+        return None
+    return address or None
+
+
+def connect(address: str) -> None:
+    """Raise OSError within seconds if nothing listens at ``host:port``. Ray handles other kinds of addresses."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+
+
+def is_of_a_client(address: str) -> bool:
+    """Whether it is the address of a Ray client server. A client is not part of the cluster."""
+    return address.startswith("ray://")

@@ -12,12 +12,15 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 CLEAN = "clean"
 """The driver's last line if nothing is left to do."""
 EPITAPH = "dagrl run: the driver was killed; `dagrl run` with its folder goes on from the last checkpoint"
 """Printed if the driver was killed."""
+_SWEEPS, _MOST_SWEEPS = 5, 50
+_SWEEP_S = 0.2
 
 
 def identity(pid: int) -> str | None:
@@ -64,6 +67,33 @@ def started_with(word: str) -> list[str]:
     return [each for each in found if each]
 
 
+def with_files_in(folder: str) -> list[str]:
+    """Identities of the other processes that have a file in `folder` open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(process.name)
+            if pid != os.getpid() and any(
+                str(each.readlink()).startswith(f"{folder}/") for each in (process / "fd").iterdir()
+            ):
+                found.append(identity(pid))
+    return [each for each in found if each]
+
+
+def end_all_in(folder: str, processes: list[str]) -> None:
+    """Kill the processes and all that use the folder, and remove the folder."""
+    for sweep in range(_MOST_SWEEPS):
+        # Again for processes that were just being started, as long as they write to the folder.
+        if sweep >= _SWEEPS and not Path(folder).exists():
+            return
+        time.sleep(_SWEEP_S if sweep else 0)
+        # Processes that Ray started later name the folder on their command line. Its agents rename themselves, and lose
+        # their parent if that dies first, but have their logs open.
+        known = [*processes, *started_with(folder), *with_files_in(folder)]
+        end([*known, *(str(identity(pid)) for each in known for pid in descendants(int(each.partition(":")[0])))])
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> None:
     """Read the folder and the processes until the pipe closes; clean up unless the driver has."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -74,9 +104,7 @@ def main() -> None:
     folder, *processes = lines
     with contextlib.suppress(OSError):
         print(sys.argv[1] if len(sys.argv) > 1 else EPITAPH, file=sys.stderr, flush=True)
-    # Processes that Ray started later name the folder on their command line.
-    end([*processes, *started_with(folder)])
-    shutil.rmtree(folder, ignore_errors=True)
+    end_all_in(folder, processes)
 
 
 if __name__ == "__main__":

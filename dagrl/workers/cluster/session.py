@@ -25,6 +25,8 @@ RAY_VARIABLES = {
     # By default Ray's processes log their counters each minute, 115 MB a day. With -1 the control store prints them
     # without a pause.
     "RAY_event_stats_print_interval_ms": "3600000",
+    # Ray's default is 15: beside any other busy process the workers, which do all of the work, would hardly run.
+    "RAY_worker_niceness": "0",
 }
 """Defaults for the environment of Ray's processes."""
 _OBJECT_STORE_BYTES = 2 * 2**30
@@ -48,6 +50,8 @@ def session_folder() -> Iterator[Path]:
         else:
             os.environ["TMPDIR"] = outer
         shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():  # a process that Ray was just starting writes to it
+            reaper.end_all_in(str(folder), [])
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dagrl.backends.base import RequestLimits
 
@@ -19,21 +18,11 @@ _MESSAGES_PER_S = 200
 """Target for all servers together: the driver takes about a millisecond for each message."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkLimits:
-    """How many groups a server gets."""
-
-    chunk: int
-    """Groups that are sent together."""
-    max_inflight: int
-    """Groups that a server has in flight before it gets another chunk."""
-
-
-def chunk_limits(limits: RequestLimits, groups: int, group_size: int, servers: int) -> ChunkLimits:
-    """The limits for `groups` groups: at least one, and no more than a server's even share."""
+def chunk_limits(limits: RequestLimits, groups: int, group_size: int, servers: int) -> RequestLimits:
+    """The limits in whole groups: at least one, and no more than a server's even share of `groups`."""
     even = -(-groups // servers)
     chunk = max(1, min(limits.chunk // group_size, even))
-    return ChunkLimits(chunk, max(chunk, limits.max_inflight // group_size))
+    return RequestLimits(chunk, max(chunk, limits.max_inflight // group_size))
 
 
 def gather_seconds(servers: int) -> float:
@@ -47,7 +36,7 @@ def gather_seconds(servers: int) -> float:
 class LoadBalancer:
     """Decides which server gets which groups next."""
 
-    def __init__(self, groups: Sequence[int], servers: int, limits: ChunkLimits) -> None:
+    def __init__(self, groups: Sequence[int], servers: int, limits: RequestLimits) -> None:
         ends = range(limits.chunk, len(groups) + limits.chunk, limits.chunk)
         self._chunks = deque(tuple(groups[end - limits.chunk : end]) for end in ends)
         self._max_inflight = limits.max_inflight
@@ -73,11 +62,9 @@ class LoadBalancer:
             yield server, groups
 
     def started(self, server: int) -> None:
-        """A server has started its newest chunk."""
         self._starting[server] = False
 
     def finished(self, server: int, groups: int) -> None:
-        """A server has finished so many groups."""
         self._inflight[server] -= groups
         assert self._inflight[server] >= 0, f"server {server} has finished more groups than it got"
 
@@ -88,7 +75,6 @@ class LoadBalancer:
         self.finished(server, unfinished)
 
     def stop(self) -> None:
-        """Send no more chunks."""
         self._chunks.clear()
 
     def _has_room(self, server: int, groups: int) -> bool:

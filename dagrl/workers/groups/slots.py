@@ -14,7 +14,7 @@ from dagrl.scheduler.machines import MisfitError, assign_machines
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.workers.cluster.ray_cluster import machines_of
 from dagrl.workers.errors import RunError, WorkerLostError
-from dagrl.workers.profiled import python_under_nsys
+from dagrl.workers.profiled import python_of
 from dagrl.workers.worker import Worker
 
 _NODE_LABEL = "ray.io/node-id"
@@ -46,7 +46,7 @@ class SlotAllocator:
         share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
         options = []
         for rank in ranks:
-            python = python_under_nsys(self._pipeline, executor.engines[0], rank, run_dir)
+            python = python_of(self._pipeline, executor.engines[0], rank, run_dir)
             pinned = {"placement_group": placement, "placement_group_bundle_index": rank}
             env = {"py_executable": python} if python else None
             options.append({**share, **pinned, "max_concurrency": threads, "runtime_env": env})
@@ -69,7 +69,6 @@ class SlotAllocator:
                 raise WorkerLostError(f"{few} of group {group} {'is' if gone == 1 else 'are'} gone")
 
     def release(self) -> None:
-        """Give all slots back."""
         from ray.util.placement_group import remove_placement_group
 
         for placement in self._reserved.values():

@@ -22,7 +22,6 @@ class TaskGroup:
         self._ended: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
 
     def start[Result](self, coroutine: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Start one more coroutine."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended.put_nowait)

@@ -24,10 +24,6 @@ _LEAVE_S = 120.0
 """Timeout for the others to leave a sync in which a generator's worker was lost: they go through all buckets."""
 
 
-async def _no_update() -> None:
-    """No update is running."""
-
-
 class WeightSyncs:
     """All weight syncs of a run."""
 
@@ -42,7 +38,7 @@ class WeightSyncs:
         """The weights that are being sent to a generator, if any."""
         return self._pending.get(follower)
 
-    async def run(self, sync: Sync, update: Callable[[], Awaitable[None]] = _no_update) -> dict[str, float]:
+    async def run(self, sync: Sync, update: Callable[[], Awaitable[None]]) -> dict[str, float]:
         """Send the source's weights to the follower; returns metrics. Raises RunError.
 
         `update` waits for the update that is running on the source, and raises its failure. Through the object store
@@ -71,7 +67,7 @@ class WeightSyncs:
             offers = await self._groups[sync.source].call_all(_what(sync), Worker.offer_weights, sync.follower, route)
             self._offers[sync.follower] = tuple(offers)
         endpoints = self._offers[sync.follower]
-        request = UpdateWeightsRequest(self._number, sync.version, endpoints, keep_buffers=route.keeps_room)
+        request = UpdateWeightsRequest(self._number, sync.version, endpoints, keep_buffers=route.keep_buffers)
         # The receivers take longer to get ready.
         receiving = self._receive(sync, request)
         sending = [call.result() for call in self._send(sync, route)]

@@ -90,7 +90,6 @@ class WorkerHandle:
 
     @property
     def location(self) -> str:
-        """The worker, for messages."""
         return f"{self.name} (host {self.info.host}, pid {self.info.pid})"
 
     # -- calls

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dagrl.workers.cluster import addresses
-from dagrl.workers.cluster.addresses import connect, running_here
-from dagrl.workers.cluster.ray_cluster import cluster
+from dagrl.workers.cluster import ray_cluster
+from dagrl.workers.cluster.ray_cluster import cluster, connect, running_here
 from dagrl.workers.errors import RunError
 
 
@@ -20,7 +19,7 @@ from dagrl.workers.errors import RunError
 def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file in which `ray start` notes its address."""
     path = tmp_path / "ray_current_cluster"
-    monkeypatch.setattr(addresses, "RUNNING_CLUSTER", path)
+    monkeypatch.setattr(ray_cluster, "RUNNING_CLUSTER", path)
     return path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.workers.cluster.ray_cluster import _check_memory, _crowded
+from dagrl.workers.cluster.ray_cluster import _check_memory
 from dagrl.workers.cluster.session import fewer_processes
 from dagrl.workers.errors import RunError
 
@@ -111,11 +111,3 @@ def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_start
         _check_memory(1_000_000, 1)
     with pytest.raises(RunError, match="each of 1 CPU slots and 4096000 host workers"):
         _check_memory(1, 4_096_000)
-
-
-@pytest.mark.parametrize(
-    ("workers", "cores", "told"), [(2, 2, ""), (1, 8, ""), (30, 2, "run.host_workers is 30, more ")]
-)
-def test_host_workers_that_outnumber_the_cores_are_told(workers: int, cores: int, told: str) -> None:
-    said = _crowded(workers, cores)
-    assert said.startswith(told) and bool(said) == bool(told)

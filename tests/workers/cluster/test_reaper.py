@@ -114,6 +114,16 @@ def test_a_driver_killed_before_it_had_processes_leaves_no_folder(folder, watche
     assert not folder.exists()
 
 
+def test_a_process_with_a_log_in_the_folder_ends_with_the_driver(folder, watcher) -> None:
+    """As Ray's agents: not reported, renamed, and without their parent."""
+    with (folder / "logs" / "agent.log").open("w") as log:
+        agent = subprocess.Popen(["sleep", "1000"], stdout=log)
+    with agent:
+        watcher.communicate(f"{folder}\n", timeout=20)
+        assert agent.wait(timeout=20) == -signal.SIGKILL
+    assert not folder.exists()
+
+
 def test_a_driver_killed_before_its_first_word_leaves_no_complaint(watcher) -> None:
     output, _ = watcher.communicate("", timeout=20)
     assert (watcher.returncode, output) == (0, "")

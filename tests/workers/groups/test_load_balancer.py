@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.backends.base import RequestLimits
-from dagrl.workers.groups.load_balancer import MAX_OPEN_CHUNKS, ChunkLimits, LoadBalancer, chunk_limits, gather_seconds
+from dagrl.workers.groups.load_balancer import MAX_OPEN_CHUNKS, LoadBalancer, chunk_limits, gather_seconds
 
 
 class Table:
     """Servers that finish groups when chance says so."""
 
-    def __init__(self, groups: int, servers: int, size: ChunkLimits) -> None:
+    def __init__(self, groups: int, servers: int, size: RequestLimits) -> None:
         self.balancer = LoadBalancer(range(groups), servers, size)
         self.chunks: list[deque[list[int]]] = [deque() for _ in range(servers)]
         """Of each server, its chunks, with the groups that it has not finished."""
@@ -45,7 +45,7 @@ class Table:
         return [sum(map(len, chunks)) for chunks in self.chunks]
 
 
-sizes = st.builds(lambda chunk, more: ChunkLimits(chunk, chunk + more), st.integers(1, 6), st.integers(0, 8))
+sizes = st.builds(lambda chunk, more: RequestLimits(chunk, chunk + more), st.integers(1, 6), st.integers(0, 8))
 
 
 @given(
@@ -75,7 +75,7 @@ def test_all_servers_start_with_the_same_load(groups, servers, size) -> None:
 
 
 def test_the_next_chunk_goes_to_the_server_that_has_finished_one() -> None:
-    table = Table(10, 2, ChunkLimits(2, 4))
+    table = Table(10, 2, RequestLimits(2, 4))
     assert table.sent == [(0, (0, 1)), (1, (2, 3)), (0, (4, 5)), (1, (6, 7))]
     table.finish(1, 0)
     assert len(table.sent) == 4, "one group of two makes no room for two"
@@ -84,18 +84,18 @@ def test_the_next_chunk_goes_to_the_server_that_has_finished_one() -> None:
 
 
 def test_an_idle_server_gets_a_chunk_of_any_size() -> None:
-    assert [server for server, _ in Table(6, 2, ChunkLimits(3, 3)).sent] == [0, 1]
+    assert [server for server, _ in Table(6, 2, RequestLimits(3, 3)).sent] == [0, 1]
 
 
 def test_the_number_of_open_chunks_is_limited() -> None:
-    table = Table(3 * MAX_OPEN_CHUNKS, 1, ChunkLimits(1, 1000))
+    table = Table(3 * MAX_OPEN_CHUNKS, 1, RequestLimits(1, 1000))
     assert len(table.sent) == MAX_OPEN_CHUNKS
     table.finish(0, 5)
     assert len(table.sent) == MAX_OPEN_CHUNKS + 1
 
 
 def test_a_server_gets_the_next_chunk_after_it_has_started_the_last() -> None:
-    balancer = LoadBalancer(range(6), 2, ChunkLimits(1, 9))
+    balancer = LoadBalancer(range(6), 2, RequestLimits(1, 9))
     assert list(balancer.next_chunks()) == [(0, (0,)), (1, (1,))]
     assert list(balancer.next_chunks()) == []
     balancer.started(1)
@@ -106,7 +106,7 @@ def test_a_server_gets_the_next_chunk_after_it_has_started_the_last() -> None:
 
 
 def test_aborted_groups_are_not_in_flight_and_nothing_is_sent_after_a_stop() -> None:
-    balancer = LoadBalancer(range(6), 1, ChunkLimits(2, 2))
+    balancer = LoadBalancer(range(6), 1, RequestLimits(2, 2))
     assert [chunk for _, chunk in balancer.next_chunks()] == [(0, 1)]
     balancer.end_chunk(0, 2)
     assert [chunk for _, chunk in balancer.next_chunks()] == [(2, 3)]
@@ -118,12 +118,12 @@ def test_aborted_groups_are_not_in_flight_and_nothing_is_sent_after_a_stop() -> 
 @pytest.mark.parametrize(
     ("limits", "groups", "group_size", "servers", "expected"),
     [
-        (RequestLimits(512, 1024), 32, 32, 1, ChunkLimits(16, 32)),
-        (RequestLimits(512, 1024), 8, 4, 1, ChunkLimits(8, 256)),
-        (RequestLimits(512, 1024), 9, 4, 2, ChunkLimits(5, 256)),
-        (RequestLimits(4, 8), 8, 4, 1, ChunkLimits(1, 2)),
+        (RequestLimits(512, 1024), 32, 32, 1, RequestLimits(16, 32)),
+        (RequestLimits(512, 1024), 8, 4, 1, RequestLimits(8, 256)),
+        (RequestLimits(512, 1024), 9, 4, 2, RequestLimits(5, 256)),
+        (RequestLimits(4, 8), 8, 4, 1, RequestLimits(1, 2)),
         # Fewer than the samples of one prompt.
-        (RequestLimits(4, 8), 8, 16, 2, ChunkLimits(1, 1)),
+        (RequestLimits(4, 8), 8, 16, 2, RequestLimits(1, 1)),
     ],
 )
 def test_chunk_limits_follow_the_request_limits_and_the_even_share(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dagrl.config.coordinates import Coordinates
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.orchestrator.driver import wait_for_earlier_runs
 from dagrl.scheduler.commands import Command, Run
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows

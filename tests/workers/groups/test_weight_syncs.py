@@ -115,9 +115,12 @@ def lost(name: str) -> WorkerDiedError:
 
 
 def carry_out(workers: Workers, given: Pipeline, times: int = 1) -> list[dict[str, float]]:
+    async def update() -> None:
+        """No update is running."""
+
     async def act() -> list[dict[str, float]]:
         syncs = WeightSyncs(workers, given)  # type: ignore[arg-type]
-        return [await syncs.run(SYNC) for _ in range(times)]
+        return [await syncs.run(SYNC, update) for _ in range(times)]
 
     return asyncio.run(act())
 
