@@ -17,8 +17,9 @@ def export(
     step: Annotated[int | None, typer.Option(metavar="N", help="its checkpoint (default: the newest)")] = None,
     best: Annotated[bool, typer.Option("--best", help="the best checkpoint, by the metric of run.keep_best")] = False,
     engine: Annotated[str | None, typer.Option(metavar="NAME", help="the engine, where the run trains several")] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="the low-rank adapters alone, as a PEFT folder")] = False,
 ) -> int:
-    """Write the policy of a run as a Hugging Face folder: exact weights, config, tokenizer.
+    """Write the policy of a run as a Hugging Face folder: exact weights, config, tokenizer. Adapters are merged.
 
     Needs neither the run's layout nor a GPU.
     """
@@ -26,7 +27,9 @@ def export(
 
     if best and step is not None:
         raise typer.BadParameter("not allowed together with --step", param_hint="'--best'")
-    return print_result("export", lambda: export_run(run_dir, output, step=step, engine=engine, best=best))
+    return print_result(
+        "export", lambda: export_run(run_dir, output, step=step, engine=engine, best=best, adapter=adapter)
+    )
 
 
 def print_result(command: str, write: Callable[[], str]) -> int:

@@ -19,11 +19,10 @@ from typing import Any
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline
 from dagrl.graph.rollouts import rollouts
-from dagrl.orchestrator.checkpoint_writer import CheckpointWriter
+from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWriter
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
 from dagrl.orchestrator.folder.run_folder import RunFolder
-from dagrl.orchestrator.folder.scoring import CheckpointScorer
 from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch
@@ -84,7 +83,7 @@ class Driver:
         self.folder = folder
         self.trackers = trackers
         self.position = position
-        self._partial_rollouts = PartialRolloutBuffer.from_checkpoint(carried)
+        self._partial_rollouts = PartialRolloutBuffer(carried)
         self._kl = kl_control
         self._keeps_partial = any(node.partial_rollout for node in rollouts(pipeline).values())
         self._sampled: dict[str, int] = {}
@@ -227,7 +226,7 @@ class Driver:
         else:
             handles = self.groups[task.executor].handles
         pending = [handle.submit_task(each, record.count_bytes) for handle, each in zip(handles, work, strict=True)]
-        if promised := self.plan.promises(task):
+        if predictable := self.plan.outputs_are_predictable(task):
             for share, each in zip(work, pending, strict=True):
                 batch.promise(task.name, share.rows, each.columns)
         # All ranks or none: if a rank is lost and can be restarted, the whole task runs again.
@@ -238,7 +237,7 @@ class Driver:
                 self._kl.add(task.node, run.step, block)
                 if "next_position" in block.facts:
                     record.position = self.position = block.facts["next_position"]
-                if not promised:
+                if not predictable:
                     self._publish(run, task, block, batch)
         if task.engine is None:
             self._cpu_workers.give_back(handles[0])

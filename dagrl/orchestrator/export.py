@@ -26,8 +26,10 @@ class WrongCallError(ValueError):
     """The arguments of a command do not name what it needs."""
 
 
-def export_run(run: Path, output: Path, *, step: int | None, engine: str | None, best: bool = False) -> str:
-    """Write the policy of a run as a Hugging Face folder; says what was done.
+def export_run(
+    run: Path, output: Path, *, step: int | None, engine: str | None, best: bool = False, adapter: bool = False
+) -> str:
+    """Write the policy of a run as a Hugging Face folder, or its `adapter` as a PEFT folder; says what was done.
 
     At its newest checkpoint, or that of `step`, or the `best` one.
     WrongCallError where an argument names nothing, ValueError or OSError where the export fails.
@@ -43,7 +45,11 @@ def export_run(run: Path, output: Path, *, step: int | None, engine: str | None,
         raise WrongCallError(f"{checkpoint} holds no engine {name!r}; was the pipeline another one then?")
     trained = pipeline.engines[name]
     with _new_folder(output) as aside:
-        backend_of(trained).write_hf(folder, pipeline.model_of(name), aside, trained.head)
+        model, backend = pipeline.model_of(name), backend_of(trained)
+        if adapter:
+            backend.write_adapter(folder, model, aside, trained)
+        else:
+            backend.write_hf(folder, model, aside, trained, pipeline.run.seed)
     return f"{output}: {name} after step {int(checkpoint.name.removeprefix('step_'))} of {run}"
 
 

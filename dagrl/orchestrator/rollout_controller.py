@@ -19,7 +19,7 @@ import numpy as np
 
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, RolloutNode
-from dagrl.graph.filtering import over_sampled
+from dagrl.graph.rollouts import over_sampled
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch_chunk
 from dagrl.orchestrator.steps.record import StepRecord
@@ -43,7 +43,6 @@ class RolloutReports:
     shard_done: Callable[[int], None]
     """Called when a shard is complete. Not for the last ones: the end of the rollout reports those."""
     progress: Callable[[Progress], None]
-    """Called often."""
     sampled: dict[str, int]
     """Worker -> tokens that its engine had sampled at its last heartbeat. Kept from one rollout to the next."""
     request_limits: dict[tuple[str, int], RequestLimits] = field(default_factory=dict)
@@ -152,7 +151,6 @@ class RolloutController:
             self._calls.start(self._guard(self._follow(balancer, server, groups)))
 
     def _stop(self) -> None:
-        """Abort what is still being sampled."""
         self._stopped = True
         if self._balancer is not None:
             self._balancer.stop()
@@ -171,7 +169,6 @@ class RolloutController:
             self.lose(loss)
 
     async def _follow(self, balancer: LoadBalancer, server: int, groups: Sequence[int]) -> None:
-        """Have a server sample these groups."""
         worker, reports = self._servers[server], self._reports
         work = dispatch_chunk(
             self._run,
@@ -233,9 +230,11 @@ class RolloutController:
         """Report complete shards, unless the rollout ends in a moment and reports the rest itself.
 
         Otherwise the trainer would start on the last shard while the servers wait for new weights. A round with a
-        filter ends when nothing more of it can arrive.
+        filter ends when nothing more of it can arrive. With partial rollouts the step, its checkpoint and the next step
+        must not be ahead of the prompts that it leaves.
         """
-        ends = self._reports.batch.complete(self._task.name) and (not self._missing or self._task.in_rounds)
+        leaves = self._training and self._node.partial_rollout
+        ends = self._reports.batch.complete(self._task.name) and (not self._missing or self._task.in_rounds or leaves)
         for shard in () if ends else shards:
             self._reports.shard_done(shard)
 

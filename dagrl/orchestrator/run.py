@@ -97,7 +97,8 @@ async def _train(
             began = time.time()
             trackers.note(f"starting {', '.join(plan.executors)}")
             resumed_from = folder.resumed_from and folder.resumed_from.resolve()
-            await groups.launch(_common_setup(loaded, folder), resumed_from, trackers.note)
+            setup = StartEngine(loaded.pipeline, loaded.folder, folder.path.resolve())
+            await groups.launch(setup, resumed_from, trackers.note)
             groups.write_info(folder.path)
             trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
             interrupts.training = restarts.has_run = True
@@ -117,17 +118,3 @@ async def _train(
     with suppress(asyncio.CancelledError):  # everything is saved; Ctrl-C only ends the wait
         await groups.close()
     return RunOutcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
-
-
-def _common_setup(loaded: LoadedPipeline, folder: RunFolder) -> StartEngine:
-    return StartEngine(
-        pipeline=loaded.pipeline,
-        folder=loaded.folder,
-        run_dir=folder.path.resolve(),
-        engine=None,
-        rank=0,
-        world_size=1,
-        replica=0,
-        trained=False,
-        keeps_start_weights=False,
-    )

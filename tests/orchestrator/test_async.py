@@ -109,7 +109,7 @@ def test_validation_is_on_the_weights_of_its_step(run):
 
 @pytest.fixture(scope="module")
 def lives(lab, tmp_path_factory):
-    """A run that begins more prompts than it needs, is stopped by Ctrl-C, killed, and gone on with to its end."""
+    """A run that begins more prompts than it needs, is killed, resumed, and stopped by Ctrl-C."""
     folder = tmp_path_factory.mktemp("lives")
     pipeline = ahead(lab)
     # In the order of the file, so that a place in the data set says which prompt is there.
@@ -117,21 +117,17 @@ def lives(lab, tmp_path_factory):
     pipeline["nodes"]["rollout"] |= {"over_sampling_batch_size": 12, "partial_rollout": True}
     pipeline["run"] |= {"save_every": 2, "validate_every": None}
     path = lab.write_pipeline(folder, pipeline)
+    killed = lab.start(path, folder / "run", "run.steps=1000")
+    killed.wait_for_step(5)
+    killed.kill()
+    assert not killed.left_behind()
+    saved = states(killed)
     stopped = lab.start(path, folder / "run", "run.steps=1000")
-    stopped.wait_for_step(2)
+    stopped.wait_for_step(max(saved) + 3)
     stopped.process.send_signal(signal.SIGINT)
     assert stopped.wait() == 0, stopped.output
     assert "Traceback" not in stopped.output
-    saved = states(stopped)
-    killed = lab.start(path, folder / "run", "run.steps=1000")
-    killed.wait_for_step(max(saved) + 3)
-    killed.kill()
-    assert not killed.left_behind()
-    saved |= states(killed)
-    last = max(saved) + 2
-    finished = lab.start(path, folder / "run", f"run.steps={last}")
-    assert finished.wait() == 0, finished.output
-    return finished, saved | states(finished)
+    return stopped, saved | states(stopped)
 
 
 def states(run) -> dict[int, dict]:

@@ -32,7 +32,7 @@ def test_a_run_that_ends_while_a_checkpoint_is_put_into_place_has_told_of_its_st
         _batches={},
         _last_commit=None,
         _restarts=SimpleNamespace(count=0),
-        _partial_rollouts=PartialRolloutBuffer.from_checkpoint(()),
+        _partial_rollouts=PartialRolloutBuffer(()),
         _kl=SimpleNamespace(after=lambda step: {}),
         _scorer=SimpleNamespace(score=lambda record: None),
         _writer=SimpleNamespace(finish=finish),

@@ -12,12 +12,14 @@ import yaml
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_multi_turn.yaml"
-STEPS = 60
+STEPS = 90
 
 
 def test_a_model_learns_to_use_a_tool(lab, benchmark_module, tmp_path: Path) -> None:
     learning = benchmark_module("learning")
     pipeline = learning.pipeline("one_gpu_colocated", STEPS) | {"extends": str(TEMPLATE)}
+    # With the case's 1e-3 a model of this width settles on one call for all prompts, often one that fails.
+    pipeline["engines"]["actor"]["optimizer"]["lr"] = 3e-4
     # What the template names by module is looked for beside the pipeline file.
     shutil.copy(TEMPLATE.parent / "calculating.py", tmp_path)
     file = tmp_path / "pipeline.yaml"
@@ -26,7 +28,7 @@ def test_a_model_learns_to_use_a_tool(lab, benchmark_module, tmp_path: Path) -> 
         for variable, value in learning.ENVIRONMENT.items():
             patch.setenv(variable, value)
         run = lab.start(file, tmp_path / "run")
-    assert run.wait() == 0, run.output
+    assert run.wait(500.0) == 0, run.output
     metrics = run.metrics()
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     for line in metrics:

@@ -89,5 +89,7 @@ def test_responses_go_on_with_what_older_weights_have_sampled(lives):
         assert versions <= set(range(line["step"]))
         assert line["staleness/max"] == line["step"] - 1 - min(versions)
         assert line["staleness/max"] <= 4
-        if line["rollout/begun_token_fraction"] > 0:
-            assert line["staleness/max"] >= 1
+        # Not the other way round: a response may go on to its end just after others, and be left for the next step.
+        if line["staleness/max"] > 0:
+            assert line["rollout/begun_token_fraction"] > 0
+    assert any(line["staleness/max"] > 0 for line in metrics)

@@ -129,12 +129,13 @@ class NotHere:
 
 
 NETWORK = NotHere("needs a network")
+HUB = NotHere("tests/config/loading/test_hub.py calls the like of it")
 GPUS = NotHere("needs GPUs and a model of several gigabytes")
 SEVERAL = NotHere("needs several machines; tests/launcher runs it in namespaces of one")
 SYNTAX = NotHere("shows the form of a call")
 SETUP = NotHere("sets up or tests the repository that this test is a part of")
 NOT_HERE: dict[str, NotHere] = {
-    **dict.fromkeys(("make demo", "make test", "make setup", "make lint", "make format"), SETUP),
+    **dict.fromkeys(("make demo", "make test", "make setup", "make vllm", "make lint", "make format"), SETUP),
     "source .venv/bin/activate": NotHere("is done: the commands run with this environment's programs"),
     "dagrl graph dag_templates/multi_agent.yaml": NotHere("its graph is drawn for all commands that are not run"),
     "dagrl run dag_templates/multi_agent.yaml": NotHere(
@@ -158,10 +159,11 @@ NOT_HERE: dict[str, NotHere] = {
     "dagrl run try.yaml run.steps=60": NotHere(
         "takes a minute; tests/orchestrator/test_recipes.py runs the recipe on `tiny`"
     ),
-    "hf download Qwen/Qwen3-1.7B config.json --local-dir ~/models/Qwen3-1.7B": NETWORK,
-    "hf download Qwen/Qwen3-1.7B --local-dir ~/models/Qwen3-1.7B": NETWORK,
-    "dagrl plan dag_templates/grpo.yaml groups.devices.gpus_per_node=1 --gpu H100": NotHere("as the other plans"),
-    "dagrl run dag_templates/grpo.yaml groups.devices.gpus_per_node=1 run.steps=5": GPUS,
+    "dagrl plan grpo model.path=Qwen/Qwen3-30B-A3B --gpu H200": HUB,
+    "dagrl run grpo model.path=Qwen/Qwen3-8B": GPUS,
+    "dagrl plan dag_templates/grpo.yaml model.path=Qwen/Qwen3-1.7B groups.devices.gpus_per_node=1 --gpu H100": HUB,
+    "dagrl run dag_templates/grpo.yaml model.path=Qwen/Qwen3-1.7B groups.devices.gpus_per_node=1 run.steps=5": GPUS,
+    "dagrl run dag_templates/tiny_vllm.yaml": NotHere("tests/orchestrator/test_vllm.py runs the like of it"),
     "dagrl run dag_templates/grpo.yaml": GPUS,
     "sbatch --nodes=8 --gpus-per-node=8 launch/slurm.sh eight.yaml": SEVERAL,
     "dagrl export RUN -o DIR --best": SYNTAX,

@@ -87,6 +87,7 @@ def comparable_samples(run: Any, step: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_run_outlives_twenty_deaths_at_random_moments(lab, tmp_path):
     lengths = (f"run.steps={STEPS}", "run.save_every=1")

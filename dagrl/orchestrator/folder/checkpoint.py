@@ -11,14 +11,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dagrl import __version__
 from dagrl.config.schema import KeepBestSpec
-from dagrl.orchestrator.folder.fingerprints import checksum_of, damage, fingerprints
 from dagrl.tracking.base import replace_text
 
 _STATE = "state.json"
@@ -26,10 +26,21 @@ _BEST = "best"
 _FORMAT = 1
 _SEAL = "seal"
 """Checksum of the other fields in ``state.json``."""
+_READ_WHOLE = 2**20
+"""Files up to this size are read completely."""
+_SAMPLES, _SAMPLE_BYTES = 256, 4096
+"""Pieces that are read of larger files, evenly spread, both ends included: a second for a terabyte. What a power cut
+or an incomplete copy leaves out is longer than the gaps."""
+
+Table = Mapping[str, tuple[int, int]]
+"""Relative path -> size in bytes and checksum."""
 
 
 class TornCheckpointError(ValueError):
     """A checkpoint is incomplete or damaged."""
+
+    def __init__(self, folder: Path, fault: str) -> None:
+        super().__init__(f"the checkpoint {folder} is torn: {fault}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,6 @@ class RunState:
     position: int
     """Prompts of the data set used so far, over all epochs."""
     model: str
-    """Identity of the model."""
     carried: tuple[int, ...] = ()
     """Data set positions of unfinished prompts before `position`, which come first in the next step."""
     score: Score | None = None
@@ -65,7 +75,6 @@ class FoundCheckpoint:
     folder: Path | None
     """The newest complete checkpoint."""
     state: RunState | None
-    """Its state."""
     torn: Mapping[Path, str]
     """Newer torn checkpoints -> what is wrong with them."""
 
@@ -104,7 +113,7 @@ class Checkpoints:
         return final
 
     def _put_into_place(self, aside: Path, state: RunState) -> Path:
-        fields = {"format": _FORMAT, "dagrl": __version__, **asdict(state), "files": fingerprints(aside, [_STATE])}
+        fields = {"format": _FORMAT, "dagrl": __version__, **asdict(state), "files": fingerprints(aside)}
         with (aside / _STATE).open("w") as file:
             file.write(json.dumps(fields | {_SEAL: _seal(fields)}, indent=1))
             file.flush()
@@ -131,7 +140,6 @@ class Checkpoints:
         return [step for step, _ in self._finished()]
 
     def of_step(self, step: int) -> Path:
-        """The folder of a step's checkpoint."""
         return self._folder / f"step_{step}"
 
     def best(self) -> Path | None:
@@ -172,7 +180,7 @@ class Checkpoints:
             )
         # Checkpoints of earlier versions have no checksums.
         if found := damage(folder, fields.get("files", {})):
-            raise TornCheckpointError(f"the checkpoint {folder} is torn: {found}")
+            raise TornCheckpointError(folder, found)
         try:
             return RunState(
                 fields["step"],
@@ -183,7 +191,7 @@ class Checkpoints:
                 {name: tuple(weights) for name, weights in fields.get("kl_weights", {}).items()},
             )
         except KeyError as missing:
-            raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} lacks {missing}") from missing
+            raise TornCheckpointError(folder, f"{_STATE} lacks {missing}") from missing
 
     def _finished(self) -> list[tuple[int, Path]]:
         """Finished checkpoints with their steps, oldest first."""
@@ -222,21 +230,60 @@ def _fields(folder: Path) -> dict[str, Any]:
     """The fields of ``state.json``. Raises TornCheckpointError if it is damaged."""
     state = folder / _STATE
     try:
-        fields = json.loads(state.read_text()) if state.is_file() else _unreadable(state)
+        # Reading a pipe would block.
+        fields = json.loads(state.read_text() if state.is_file() else "")
     except (OSError, ValueError) as error:
-        raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} cannot be read") from error
+        raise TornCheckpointError(folder, f"{_STATE} cannot be read") from error
     if isinstance(fields, dict) and "format" in fields:
         seal = fields.pop(_SEAL, None)
         # Checkpoints of earlier versions have neither.
         if seal == (_seal(fields) if seal is not None or "files" in fields else None):
             return fields
-    raise TornCheckpointError(f"the checkpoint {folder} is torn: {_STATE} holds something else than was written")
-
-
-def _unreadable(state: Path) -> Any:
-    """Raise OSError: reading a pipe would block."""
-    raise OSError(f"{state} is not a file")
+    raise TornCheckpointError(folder, f"{_STATE} holds something else than was written")
 
 
 def _seal(fields: Mapping[str, Any]) -> int:
-    return checksum_of(json.dumps(fields, sort_keys=True).encode())
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+def fingerprints(folder: Path) -> Table:
+    """The files in `folder`, without ``state.json``."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / _STATE)
+    return {str(path.relative_to(folder)): (path.stat().st_size, _checksum(path)) for path in files}
+
+
+def damage(folder: Path, table: Table) -> str | None:
+    """The fault of the first changed file of `folder`. None if all files are unchanged."""
+    for name, (size, checksum) in table.items():
+        path = folder / name
+        try:
+            found = path.stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
+            if _checksum(path) != checksum:
+                return f"{name} holds something else than was written"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    return None
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        for piece in _pieces(path.stat().st_size):
+            file.seek(piece.start)
+            checksum = zlib.crc32(file.read(len(piece)), checksum)
+    return checksum
+
+
+def _pieces(size: int) -> Iterator[range]:
+    """The pieces to read of a file with `size` bytes."""
+    if size <= _READ_WHOLE:
+        yield range(size)
+        return
+    last = size - _SAMPLE_BYTES
+    for sample in range(_SAMPLES):
+        start = last * sample // (_SAMPLES - 1)
+        yield range(start, start + _SAMPLE_BYTES)

@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,12 @@ _MOST_NAMED = 3
 _ELSEWHERE = "give the run a new --run-dir"
 
 
-@dataclass(frozen=True, slots=True)
-class ExaminedFolder:
-    """A folder that a run may use."""
-
-    found: FoundCheckpoint
-    """The checkpoint to resume from."""
-    earlier: Mapping[str, Any]
-    """The resolved pipeline of the folder's run; empty if there is none."""
-
-
-def examine(path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, again: bool = False) -> ExaminedFolder:
+def examine(
+    path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, again: bool = False
+) -> tuple[FoundCheckpoint, dict[str, Any]]:
     """Check the folder of a run. Raises RefusedFolderError if the run may not use it.
 
+    Returns the checkpoint to resume from and the resolved pipeline of the folder's run, empty if there is none.
     `resolved`: the pipeline as `dagrl.config.loading.loader` resolves it. `again`: the run continues after a
     failure, in the same folder, regardless of ``resume``.
     """
@@ -60,7 +52,7 @@ def examine(path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, agai
     if found.folder and found.state:
         _check_checkpoint(pipeline, found, again)
     _check_metrics(path, found)
-    return ExaminedFolder(found, earlier)
+    return found, earlier
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 from dagrl.config.loading.yaml_source import dump_document
 from dagrl.config.schema import Pipeline
-from dagrl.orchestrator.folder.changes import changes
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState
 from dagrl.orchestrator.folder.examine import LOCK, MODULES, PIPELINE, examine
+from dagrl.orchestrator.folder.identity import changes
 from dagrl.tracking.base import replace_text
 from dagrl.workers.errors import RefusedFolderError, RunError
 
@@ -58,20 +58,18 @@ def open_run_folder(
         if lock is not None:
             stack.enter_context(lock)
             _take(lock, path)
-        examined = examine(path, pipeline, resolved, again=again)
-        found, changed = examined.found, ""
-        if found.state:
-            changed = changes(examined.earlier, resolved) if examined.earlier else ""
-            if found.state.step >= pipeline.run.steps:
-                yield RunFolder(path, _checkpoints(path, pipeline), found.state, found.folder, changed=changed)
-                return
+        found, earlier = examine(path, pipeline, resolved, again=again)
+        changed = changes(earlier, resolved) if earlier and found.state else ""
+        if found.state and found.state.step >= pipeline.run.steps:
+            yield RunFolder(path, _checkpoints(path, pipeline), found.state, found.folder, changed=changed)
+            return
         if lock is None:
             with _writing(path):
                 path.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context((path / LOCK).open("a+"))
             _take(lock, path)
             # Another process may have started a run here in the meantime.
-            found = examine(path, pipeline, resolved, again=again).found
+            found, _ = examine(path, pipeline, resolved, again=again)
         with _writing(path):
             _sign(lock)
             replace_text(path / PIPELINE, dump_document(dict(resolved)))

@@ -13,6 +13,8 @@ from dagrl.data.shards import shard_bounds
 from dagrl.scheduler.plan import PlannedTask
 from dagrl.workers.messages import Block, ColumnSource
 
+_NO_ROWS = np.zeros(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -26,27 +28,6 @@ class Arrival:
     """Groups that arrived when the batch was full."""
 
 
-class _Missing:
-    """How many rows each shard still waits for."""
-
-    def __init__(self, rows: list[int]) -> None:
-        self._rows = rows
-        self.total = sum(rows)
-        self._first = 0
-
-    def take(self, shard: int, rows: int) -> int:
-        """Rows of a shard have arrived; returns how many are still missing."""
-        self._rows[shard] -= rows
-        self.total -= rows
-        return self._rows[shard]
-
-    def first_open(self) -> int | None:
-        """The first shard that is not complete."""
-        while self._first < len(self._rows) and not self._rows[self._first]:
-            self._first += 1
-        return self._first if self._first < len(self._rows) else None
-
-
 class BatchIndex:
     """The blocks of one step's training or validation batch."""
 
@@ -58,15 +39,15 @@ class BatchIndex:
         """Task -> the objects with its blocks."""
         self._index: dict[str, RowIndex] = {}
         """Task -> which of those objects holds a row."""
-        self._shard_rows = _no_rows(shards)
+        self._shard_rows = [_NO_ROWS] * shards
         self._shard_of_group: dict[int, int] = {}
         self._chosen: list[list[int]] | None = None
         """With over-sampling: the groups of each shard, in the order in which they arrived."""
         self._tokens = np.zeros(0, dtype=np.int64)
         """Tokens of each row. May be longer than there are rows."""
         self._positions: dict[int, int] = {}
-        self._missing: dict[str, _Missing] = {}
-        """By the task whose rows arrive one by one."""
+        self._missing: dict[str, list[int]] = {}
+        """Task whose rows arrive group by group -> how many rows each shard still waits for."""
 
     def add_source(self, task: str, block: Block) -> None:
         """Add a shard of the source, which defines the rows of the batch."""
@@ -84,7 +65,6 @@ class BatchIndex:
         self.add(task, block)
 
     def add(self, task: str, block: Block) -> None:
-        """Add a block that a task has stored."""
         if block.tokens is not None:
             self._tokens[block.rows] += block.tokens
         if block.ref is not None:
@@ -99,7 +79,7 @@ class BatchIndex:
     def begin_round(self) -> None:
         """The source will add further groups, which are the batch from now on, until `select`."""
         self.first_group = max(self._shard_of_group, default=-1) + 1
-        self._reset_shards(_no_rows(len(self._shard_rows)))
+        self._reset_shards([_NO_ROWS] * len(self._shard_rows))
 
     def select(self, groups: Sequence[int]) -> None:
         """Make these groups, of any round, the batch; they are split into shards in this order."""
@@ -121,10 +101,10 @@ class BatchIndex:
         """
         assert self._chosen is None or task in self._missing, "another task has chosen the batch"
         if choose is None:
-            self._missing[task] = _Missing([len(rows) for rows in self._shard_rows])
+            self._missing[task] = [len(rows) for rows in self._shard_rows]
         else:
             bounds = shard_bounds(choose * self.group_size, self.group_size, len(self._shard_rows))
-            self._missing[task] = _Missing([end - begin for begin, end in bounds])
+            self._missing[task] = [end - begin for begin, end in bounds]
             self._chosen = [[] for _ in self._shard_rows]
 
     def arrived(self, task: str, rows: np.ndarray) -> Arrival:
@@ -133,18 +113,21 @@ class BatchIndex:
         touched: dict[int, int] = {}
         surplus = []
         for group in dict.fromkeys(self.groups(rows).tolist()):
-            shard = self._shard_of_group[group] if self._chosen is None else missing.first_open()
-            if shard is None:
+            if self._chosen is None:
+                shard = self._shard_of_group[group]
+            elif any(missing):
+                shard = next(shard for shard, left in enumerate(missing) if left)
+                self._chosen[shard].append(group)
+            else:
                 surplus.append(group)
                 continue
-            if self._chosen is not None:
-                self._chosen[shard].append(group)
-            touched[shard] = missing.take(shard, self.group_size)
+            missing[shard] -= self.group_size
+            touched[shard] = missing[shard]
         return Arrival(tuple(touched), tuple(shard for shard, left in touched.items() if left == 0), tuple(surplus))
 
     def complete(self, task: str) -> bool:
         """Whether all expected rows of a task have arrived."""
-        return self._missing[task].total == 0
+        return not any(self._missing[task])
 
     def rows(self, shards: tuple[int, ...]) -> np.ndarray:
         """Ids of the rows in these shards, int64, ascending."""
@@ -166,7 +149,6 @@ class BatchIndex:
         return self._tokens[rows]
 
     def groups(self, rows: np.ndarray) -> np.ndarray:
-        """Group of each row, int64 [rows]."""
         return rows // self.group_size
 
     def groups_in(self, rows: np.ndarray) -> list[int]:
@@ -175,7 +157,6 @@ class BatchIndex:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of the whole batch so far."""
         return int(self._tokens[self.rows(tuple(range(len(self._shard_rows))))].sum())
 
     def sources(self, task: PlannedTask, rows: np.ndarray) -> tuple[ColumnSource, ...]:
@@ -193,7 +174,3 @@ class BatchIndex:
             elif producer in self._refs:
                 found.append(ColumnSource((self._refs[producer][0],), columns))
         return tuple(found)
-
-
-def _no_rows(shards: int) -> list[np.ndarray]:
-    return [np.zeros(0, dtype=np.int64) for _ in range(shards)]

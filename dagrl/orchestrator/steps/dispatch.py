@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.config.schema import AdvantageNode, Pipeline, TrainingNode
+from dagrl.config.schema import AdvantageNode, Pipeline, Scope, TrainingNode
 from dagrl.data.redistribute import assign
-from dagrl.graph.op_contracts import Scope
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Executor, PlannedTask, Rows
@@ -18,7 +17,6 @@ from dagrl.workers.messages import (
     AdvantageWork,
     PartialRollout,
     PartWork,
-    PendingWeights,
     RolloutWork,
     ScoreWork,
     SourceWork,
@@ -71,7 +69,7 @@ def dispatch(
     return [
         replace(
             work,
-            parts=() if executor.leaders_speak and not place.primary else tuple(parts[place.dp]),
+            parts=() if executor.are_servers and not place.primary else tuple(parts[place.dp]),
             is_output_rank=place.primary,
         )
         for place in executor.places
@@ -87,20 +85,16 @@ def dispatch_chunk(
     *,
     committed: int,
     begun: Mapping[int, PartialRollout],
-    attempt: int = 0,
-    weights: PendingWeights | None = None,
-    gather_s: float = 0.0,
+    **options: Any,
 ) -> RolloutWork:
-    """The work of a server that samples these groups. See `RolloutWork` for the other arguments."""
+    """The work of a server that samples these groups. `options` are other fields of `RolloutWork`."""
     rows = batch.rows_of(groups)
     return RolloutWork(
         **_common(run, task, pipeline, committed),
         parts=(PartWork(0, rows, batch.sources(task, rows)),),
         round=run.round,
-        attempt=attempt,
-        weights=weights,
-        gather_s=gather_s,
         begun={group: begun[group] for group in groups if group in begun},
+        **options,
     )
 
 
@@ -116,7 +110,7 @@ def _common(run: Run, task: PlannedTask, pipeline: Pipeline, committed: int) -> 
         "shards": pipeline.schedule.shards_per_step,
         "outputs": task.outputs,
         "sampled_by": task.sampled_by,
-        "metric_prefix": task.told_as,
+        "metric_prefix": task.metric_prefix,
     }
 
 

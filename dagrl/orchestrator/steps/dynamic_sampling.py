@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from dagrl.config.schema import FilterNode, Pipeline
-from dagrl.graph.filtering import prompts_begun, prompts_per_round
+from dagrl.graph.rollouts import prompts_begun, prompts_per_round
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import BatchShort, CommandDone, Event, Run
@@ -24,7 +24,6 @@ class DynamicSampling:
         self._selections: dict[int, Selection] = {}
 
     def prompts(self, run: Run) -> int:
-        """How many prompts a run of the source reads."""
         return prompts_begun(self._pipeline, self._selections[run.step].next_round() if run.round else None)
 
     def add(self, run: Run, batch: BatchIndex, block: Block) -> None:
@@ -45,7 +44,6 @@ class DynamicSampling:
         return CommandDone(run)
 
     def commit(self, step: int) -> None:
-        """Drop a committed step."""
         self._selections.pop(step, None)
 
 
@@ -101,7 +99,6 @@ class Selection:
         return sorted([*self._passed, *self._failed[: max(0, self._missing)]][: self._needed])
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the step."""
         filled = {"filter/filled_prompts": float(max(0, self._missing))} if self._node.when_short == "fill" else {}
         return {
             "filter/rounds": float(self._rounds),

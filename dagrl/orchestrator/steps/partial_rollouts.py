@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dagrl.workers.messages import PartialRollout
 
@@ -17,19 +17,15 @@ class _Prompt:
     taken_by: int | None = None
 
 
-@dataclass(slots=True)
 class PartialRolloutBuffer:
     """Unfinished prompts, oldest first.
 
     Steps may overlap: a later step may have taken prompts that the checkpoint of an earlier one must hold.
     """
 
-    _prompts: list[_Prompt] = field(default_factory=list)
-
-    @staticmethod
-    def from_checkpoint(positions: Iterable[int]) -> PartialRolloutBuffer:
-        """The prompts of a checkpoint, by data set position. Their tokens are lost."""
-        return PartialRolloutBuffer([_Prompt(position, left_by=0) for position in positions])
+    def __init__(self, positions: Iterable[int] = ()) -> None:
+        """`positions` in the data set of a checkpoint's prompts. Their tokens are lost."""
+        self._prompts = [_Prompt(position, left_by=0) for position in positions]
 
     def take(self, step: int, most: int) -> tuple[int, ...]:
         """Data set positions of the prompts with which `step` begins."""

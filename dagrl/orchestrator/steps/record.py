@@ -57,7 +57,6 @@ class TaskUsage:
     _usages: list[Usage] = field(default_factory=list)
 
     def add(self, span: Interval, usage: Usage) -> None:
-        """Add the usage of one rank."""
         self._spans.append(span)
         self._usages.append(usage)
 
@@ -97,11 +96,9 @@ class StepRecord:
     _freed_gib: dict[str, float] = field(default_factory=dict)
 
     def count_bytes(self, nbytes: int) -> None:
-        """Count a message to or from a worker."""
         self.driver_bytes += nbytes
 
     def add_block(self, run: Run, block: Block, worker: str) -> None:
-        """Add the statistics, time and usage of a block."""
         self._stats.append(block.stats)
         self._spans.setdefault(run, []).append((block.shards, block.span, worker))
         self._busy.setdefault(run.task, []).append(block.span)
@@ -123,12 +120,10 @@ class StepRecord:
             self.activities.append(StepActivity(task.name, task.op, start, end, shard, group, spans[0][1]))
 
     def add(self, activity: StepActivity) -> None:
-        """Add an activity."""
         self._busy.setdefault(activity.name, []).append(Interval(activity.start, activity.end))
         self.activities.append(activity)
 
     def add_number(self, name: str, number: float) -> None:
-        """Add a metric."""
         self._stats.append({name: Stat.of([number])})
 
     def add_freed(self, executor: str, gib: float) -> None:

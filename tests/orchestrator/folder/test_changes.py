@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from dagrl.orchestrator.folder.changes import changes
+from dagrl.orchestrator.folder.identity import changes
 
 BEFORE = """
 name: first

@@ -9,8 +9,8 @@ import pytest
 
 from dagrl.config.schema import KeepBestSpec
 from dagrl.data.stats import Stat
+from dagrl.orchestrator.checkpoint_writer import CheckpointScorer
 from dagrl.orchestrator.folder.checkpoint import Score
-from dagrl.orchestrator.folder.scoring import CheckpointScorer
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Plan

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagrl.config.schema import Scope
 from dagrl.data.shards import shard_bounds
-from dagrl.graph.op_contracts import Scope
 from dagrl.orchestrator.steps.batch_index import Arrival, BatchIndex
 from dagrl.scheduler.plan import HOST, PlannedTask, Rows
 from dagrl.workers.messages import Block, ColumnSource

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from dagrl.backends.megatron.section import ParallelSpec, coordinates
 from dagrl.config.coordinates import Coordinates
-from dagrl.config.schema import Pipeline
+from dagrl.config.schema import Pipeline, Scope
 from dagrl.data.shards import shard_bounds
-from dagrl.graph.op_contracts import Scope
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk
 from dagrl.scheduler.commands import Run
@@ -195,7 +194,7 @@ def test_replicas_are_balanced_by_tokens(lab) -> None:
 def test_only_the_first_slot_of_a_server_gets_rows(lab, servers: int, slots: int, batch) -> None:
     step = Step(lab, **batch)
     places = [Coordinates(slot, 0, server, 0, primary=slot == 0) for server in range(servers) for slot in range(slots)]
-    wise = Executor("wise", "train", tuple(places), ("wise",), leaders_speak=True)
+    wise = Executor("wise", "train", tuple(places), ("wise",), are_servers=True)
     work = step.share(replace(REF, op="judge", engine="wise", executor="wise"), wise)
     given_out = [row for share in work for part in share.parts for row in part.rows.tolist()]
     assert sorted(given_out) == step.rows.tolist()

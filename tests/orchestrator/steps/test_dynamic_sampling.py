@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from plan_parts import ONE_RANK, task
 
-from dagrl.config.schema import Pipeline
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Pipeline, Scope
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch
 from dagrl.orchestrator.steps.dynamic_sampling import DynamicSampling

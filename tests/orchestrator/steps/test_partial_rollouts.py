@@ -10,7 +10,7 @@ from dagrl.workers.messages import PartialRollout
 
 
 def test_unfinished_prompts_come_first_oldest_first_with_their_tokens() -> None:
-    carried = PartialRolloutBuffer.from_checkpoint([40, 7])
+    carried = PartialRolloutBuffer([40, 7])
     begun = PartialRollout("ref", None)
     carried.add(3, [(50, begun), (51, None)])
     assert carried.take(4, 3) == (40, 7, 50)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dagrl.config.coordinates import Coordinates
+from dagrl.config.schema import Scope
 from dagrl.data.stats import Stat
-from dagrl.graph.op_contracts import Scope
 from dagrl.orchestrator.steps.record import StepActivity, StepRecord
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows

@@ -1,4 +1,4 @@
-"""The arithmetic task with SGLang on GPUs, in each layout of `benchmarks/learning.py`: what must hold of every run."""
+"""The arithmetic task with SGLang and vLLM on GPUs, in each layout of `benchmarks/learning.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 import yaml
 
+from dagrl.backends.environments import made_environments
+
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 80
@@ -19,6 +21,8 @@ _LIMIT_S = 500.0
 CASES = (
     "one_gpu_colocated",
     "two_gpus_apart",
+    "one_gpu_colocated_vllm",
+    "two_gpus_apart_vllm",
     "two_gpus_colocated_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp2",
     "two_gpus_colocated_experts_ep2_to_ep2",
@@ -43,6 +47,8 @@ def learned(lab, learning, tmp_path_factory) -> Callable[[str], Any]:
     def run_case(name: str) -> Any:
         if torch.cuda.device_count() < learning.CASES[name].gpus:
             pytest.skip(f"needs {learning.CASES[name].gpus} GPUs")
+        if learning.CASES[name].backend == "vllm" and "vllm" not in made_environments():
+            pytest.skip("needs the environment that `make vllm` makes")
         folder: Path = tmp_path_factory.mktemp(name)
         file = folder / "pipeline.yaml"
         file.write_text(yaml.safe_dump(learning.pipeline(name, STEPS), sort_keys=False))
@@ -77,7 +83,8 @@ def test_first_steps_are_the_same_with_trainer_and_generator_together_and_apart(
     assert difference <= learning.SAME, f"{metric}: {one[metric]} and {other[metric]}"
 
 
-def test_engines_on_one_gpu_take_turns_in_its_memory(learned):
-    run = learned("one_gpu_colocated")
+@pytest.mark.parametrize("name", ["one_gpu_colocated", "one_gpu_colocated_vllm"])
+def test_engines_on_one_gpu_take_turns_in_its_memory(learned, name: str):
+    run = learned(name)
     told = (run.folder / "timeline.json").read_text()
     assert '"sleep"' in told and '"wake"' in told
