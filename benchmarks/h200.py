@@ -61,6 +61,13 @@ def rollout_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         template = f"dag_templates/{name}.yaml"
         return measured(name, limit_s, "large.py", template, needs=8, keeps=False)
 
+    vllm = [
+        measured("rollout_vllm", 300, "rollout.py", "--backend", "vllm"),
+        measured("sync_vllm_together", 240, "weight_sync.py", "--backend", "vllm"),
+        measured("sync_vllm_turns", 240, "weight_sync.py", "--backend", "vllm", "--mode", "turns"),
+        measured("sync_vllm_apart", 240, "weight_sync.py", "--backend", "vllm", "--apart", needs=2),
+        measured("sleep_cycles_vllm", 420, "sleep_cycles.py", "--backend", "vllm", "--limit", "380"),
+    ]
     found = [
         large("qwen3_8b_megatron", 560),
         large("qwen3_30b_a3b_8gpu", 560),
@@ -68,6 +75,7 @@ def rollout_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         measured("sync_1.7b_apart", 240, "weight_sync.py", "--apart", needs=2),
         measured("sync_1.7b_together", 240, "weight_sync.py"),
         measured("rollout", 300, "rollout.py"),
+        *vllm,
         measured("async_2", 560, "async_step.py", needs=2),
         measured("async_4", 590, "async_step.py", "--gpus", "4", needs=4),
         measured("async_2_in_flight", 560, "async_step.py", "--in-flight", "--together", needs=2),
@@ -85,6 +93,8 @@ def learning_parts(out: Path) -> list[Part]:
     """One for each layout; small models, so that several fit on a GPU."""
     from learning import CASES
 
+    from dagrl.backends.environments import made_environments
+
     return [
         Part(
             f"learning_{name}",
@@ -94,6 +104,7 @@ def learning_parts(out: Path) -> list[Part]:
             at_once=2,
         )
         for name, case in CASES.items()
+        if case.backend != "vllm" or "vllm" in made_environments()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Learn to add digits with GRPO, SGLang generating, in one layout after the other: curves of the reward.
+"""Learn to add digits with GRPO, SGLang or vLLM generating, in one layout after the other: curves of the reward.
 
     python benchmarks/learning.py --case CASE --out FOLDER    one pipeline, on the GPUs that are visible
     python benchmarks/learning.py --summarize FOLDER          what all of them have shown; first steps compared
@@ -59,6 +59,8 @@ class Case:
     model: dict[str, Any] = field(default_factory=lambda: _DENSE)
     router_replay: bool = False
     """Whether the trainer routes tokens as the generator did."""
+    backend: str = "sglang"
+    """The generator's; vLLM has its own environment."""
 
     @property
     def gpus(self) -> int:
@@ -81,6 +83,8 @@ _EXPERTS = Case(
 CASES = {
     "one_gpu_colocated": Case(1, server=_SEEDED),
     "two_gpus_apart": Case(1, 1, server=_SEEDED),
+    "one_gpu_colocated_vllm": Case(1, backend="vllm"),
+    "two_gpus_apart_vllm": Case(1, 1, backend="vllm"),
     "two_gpus_colocated_tp2_to_tp1": Case(2, parallel=_TP2),
     "two_gpus_colocated_tp2_to_tp2": Case(2, parallel=_TP2, server={"tp_size": 2}),
     "four_gpus_apart_tp2_to_tp1": Case(2, 2, parallel=_TP2),
@@ -105,12 +109,14 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
     groups: dict[str, Any] = {"train": {"cpus_per_node": 0, slots: case.train}}
     groups["rollout"] = None if colocated else {"cpus_per_node": 0, slots: case.rollout}
     generator = {
-        "backend": "sglang",
+        "backend": case.backend,
         "group": "train" if colocated else "rollout",
         "max_batch_size": None,
         "server": _server(case),
         "weight_sync": {"checksum": True},
     }
+    if case.backend == "vllm":
+        generator["environment"] = "vllm"
     return {
         "extends": str(TEMPLATE),
         "name": name.replace("_", "-"),
@@ -129,8 +135,11 @@ def _server(case: Case) -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
     # So little that several of these fit on a GPU, and start soon.
-    small = {"mem_fraction_static": 0.3, "max_total_tokens": 65536, "max_running_requests": 256}
-    return small | case.server
+    small: dict[str, dict[str, Any]] = {
+        "sglang": {"mem_fraction_static": 0.3, "max_total_tokens": 65536, "max_running_requests": 256},
+        "vllm": {"gpu_memory_utilization": 0.2, "kv_cache_memory_bytes": 2**28, "max_num_seqs": 256},
+    }
+    return small[case.backend] | case.server
 
 
 def main() -> None:

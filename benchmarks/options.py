@@ -28,6 +28,16 @@ def add_load(parser: argparse.ArgumentParser, *, prompts: str | None = None) -> 
     parser.add_argument("--rows-per-micro-batch", type=int, default=16)
 
 
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """The server that generates."""
+    parser.add_argument(
+        "--backend",
+        choices=("sglang", "vllm"),
+        default="sglang",
+        help="vllm: in the environment that `make vllm` makes",
+    )
+
+
 def parsed(parser: argparse.ArgumentParser, **smoke: int) -> tuple[argparse.Namespace, Path]:
     """The arguments, with `out` made, and the folder of the model's start weights; `smoke` stands for little to do."""
     args = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,21 @@ def write_prompt_file(path: Path, load: Load, steps: int) -> Path:
     return path
 
 
+def vllm_arguments(load: Load, model: Path) -> dict[str, Any]:
+    """VLLM's engine arguments, the same for the bare server and for dagrl's: as much cache as SGLang has."""
+    if not torch.cuda.is_available():
+        return {}
+    config = json.loads((model / "config.json").read_text())
+    per_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    return {
+        "kv_cache_memory_bytes": per_token * max(_LEAST_CACHE, load.samples * load.row_tokens * 9 // 8),
+        "max_model_len": max(2048, load.row_tokens),
+        "max_num_seqs": load.samples,
+        # vLLM refuses to start with less free than this share, even where the cache is given in bytes.
+        "gpu_memory_utilization": 0.3,
+    }
+
+
 def server_arguments(load: Load) -> dict[str, Any]:
     """SGLang's ServerArgs, the same for the bare server and for dagrl's.
 
@@ -75,12 +91,23 @@ def server_arguments(load: Load) -> dict[str, Any]:
     }
 
 
+def arguments_of(backend: str, load: Load, model: Path) -> dict[str, Any]:
+    """The server's arguments for a backend."""
+    return vllm_arguments(load, model) if backend == "vllm" else server_arguments(load)
+
+
+def _generator(backend: str, server: dict[str, Any]) -> dict[str, Any]:
+    return {"backend": backend, "server": server} | ({"environment": "vllm"} if backend == "vllm" else {})
+
+
 def group(gpus: int) -> dict[str, int]:
     """So many GPUs, or as many CPU slots where there are none."""
     return {"gpus_per_node" if torch.cuda.is_available() else "cpus_per_node": gpus}
 
 
-def rollout_pipeline(name: str, model: Path, prompts: Path, load: Load, server: dict[str, Any]) -> dict[str, Any]:
+def rollout_pipeline(
+    name: str, model: Path, prompts: Path, load: Load, server: dict[str, Any], backend: str = "sglang"
+) -> dict[str, Any]:
     """Nothing but generation, by weights that never move."""
     return {
         "name": name,
@@ -92,7 +119,7 @@ def rollout_pipeline(name: str, model: Path, prompts: Path, load: Load, server: 
             "shuffle": False,
         },
         "groups": {"rollout": group(1)},
-        "engines": {"generator": {"backend": "sglang", "group": "rollout", "server": server}},
+        "engines": {"generator": _generator(backend, server) | {"group": "rollout"}},
         "nodes": {
             "rollout": {
                 "op": "rollout",
@@ -118,6 +145,7 @@ def grpo_pipeline(
     sleep: bool = False,
     mini_batch: int | None = None,
     tokens_per_micro_batch: int = 16384,
+    backend: str = "sglang",
 ) -> dict[str, Any]:
     """GRPO without a reference: trainer and generator together on `gpus` GPUs, or apart, each on so many of its own.
 
@@ -128,12 +156,7 @@ def grpo_pipeline(
     pipeline["groups"] = {"train": group(gpus), "rollout": group(gpus)} if apart else {"gpu": group(gpus)}
     pipeline["engines"] = {
         "actor": {"backend": "megatron", "group": "train" if apart else "gpu", "optimizer": {"lr": 1e-6}},
-        "generator": {
-            "backend": "sglang",
-            "group": "rollout" if apart else "gpu",
-            "weights_from": "actor",
-            "server": server,
-        },
+        "generator": _generator(backend, server) | {"group": "rollout" if apart else "gpu", "weights_from": "actor"},
     }
     if not apart:
         for engine in pipeline["engines"].values():

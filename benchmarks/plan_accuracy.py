@@ -30,7 +30,7 @@ from reports import Verdict, device_name, tell
 from workload import MODELS, write_model
 
 from dagrl.backends.memory import Kind
-from dagrl.backends.sglang.gpu_memory import gpu_memory
+from dagrl.backends.serving.gpu_memory import gpu_memory
 from dagrl.models.gpus import DEFAULT_GPU, gpu_of_driver
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step

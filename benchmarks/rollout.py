@@ -1,11 +1,11 @@
-"""Time rollouts of bare SGLang, and of a pipeline of dagrl that does nothing else, in one run on the same GPU.
+"""Time rollouts of bare SGLang or vLLM, and of a pipeline of dagrl that does nothing else, in one run on the same GPU.
 
-    python benchmarks/rollout.py --out FOLDER
+    python benchmarks/rollout.py --out FOLDER [--backend vllm]
 
 Two servers with the same arguments and weights lie beside each other on the GPU and take turns, round by round, on the
-same prompts, each round with prompts of its own. Bare is ``sglang.Engine.generate`` with all prompts in one call;
-dagrl's time is that of the node ``rollout`` in a `dagrl run`: from the moment at which the step's prompts are there
-until its last shard is, with driver, Ray and worker in between. The last line of the output is JSON.
+same prompts, each round with prompts of its own. Bare is ``sglang.Engine.generate``, or ``vllm.LLM.generate``, with all
+prompts in one call; dagrl's time is that of the node ``rollout`` in a `dagrl run`: from the moment at which the step's
+prompts are there until its last shard is, with driver, Ray and worker in between. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from bare_sglang import BareServer
+from bare_vllm import BareVllm
 from dagrl_run import DagrlRun, of_step, span
-from options import parsed, parser_of
-from pipelines import Load, prompt_texts, rollout_pipeline, server_arguments, write_prompt_file
+from options import add_backend, parsed, parser_of
+from pipelines import Load, arguments_of, prompt_texts, rollout_pipeline, write_prompt_file
 from reports import Verdict, tell
 
 AIM = 0.97
@@ -38,13 +39,13 @@ def main() -> None:
     load = Load(args.prompts, args.n, args.prompt_tokens, args.response_tokens)
     rounds = args.warmup + args.rounds
     prompts = write_prompt_file(args.out / "rollout_prompts.parquet", load, rounds)
-    server = server_arguments(load)
+    server = arguments_of(args.backend, load, model)
     with _turns() as (address, turns):
-        pipeline = rollout_pipeline("rollout", model, prompts, load, server)
+        pipeline = rollout_pipeline("rollout", model, prompts, load, server, args.backend)
         pipeline["nodes"]["interlude"] = {"op": "interludes:interlude", "args": {"address": address}}
         # Both load at the same time: the size of their caches is given, not taken from what is free.
         with DagrlRun(pipeline, args.out / "rollout_run") as run:
-            bare = BareServer(model, server)
+            bare = BareVllm(model, server) if args.backend == "vllm" else BareServer(model, server)
             measured = _take_turns(run, bare, turns, load, args.warmup, rounds)
             run.wait_for_step(rounds, _ROUND_S)
             nodes = [_node_seconds(run, step) for step in range(args.warmup + 1, rounds + 1)]
@@ -54,6 +55,7 @@ def main() -> None:
 
 def _arguments() -> tuple[argparse.Namespace, Path]:
     parser = parser_of(__doc__)
+    add_backend(parser)
     parser.add_argument("--prompts", type=int, default=512)
     parser.add_argument("--n", type=int, default=1, help="responses to each prompt")
     parser.add_argument("--prompt-tokens", type=int, default=256)
@@ -86,7 +88,7 @@ def _turns() -> Iterator[tuple[str, queue.Queue[Connection]]]:
 
 
 def _take_turns(
-    run: DagrlRun, bare: BareServer, turns: queue.Queue[Connection], load: Load, warmup: int, rounds: int
+    run: DagrlRun, bare: BareServer | BareVllm, turns: queue.Queue[Connection], load: Load, warmup: int, rounds: int
 ) -> dict[str, list[float]]:
     """Seconds of the bare server's rounds, with log-probs as dagrl needs them, and without."""
     texts = prompt_texts(load, rounds)
@@ -137,6 +139,7 @@ def _report(args: argparse.Namespace, load: Load, seconds: dict[str, list[float]
     ratio = rows["dagrl"]["tokens_per_s"] / rows["bare"]["tokens_per_s"]
     result = {
         "model": args.model,
+        "backend": args.backend,
         "prompts": load.prompts,
         "responses_per_prompt": load.n,
         "prompt_tokens": load.prompt_tokens,
@@ -144,7 +147,7 @@ def _report(args: argparse.Namespace, load: Load, seconds: dict[str, list[float]
         "measured": rows,
         "dagrl_over_bare": ratio,
     }
-    tell(result, [Verdict("tokens/s of dagrl's rollout / bare SGLang", ratio, "at least", AIM)], args.json)
+    tell(result, [Verdict(f"tokens/s of dagrl's rollout / bare {args.backend}", ratio, "at least", AIM)], args.json)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 from reports import Verdict, tell
 
 from dagrl.config.coordinates import Coordinates
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.commands import Command, Run

@@ -20,8 +20,8 @@ import numpy as np
 import psutil
 import torch
 from dagrl_run import DagrlRun
-from options import parsed, parser_of
-from pipelines import Load, grpo_pipeline, server_arguments, write_prompt_file
+from options import add_backend, parsed, parser_of
+from pipelines import Load, arguments_of, grpo_pipeline, write_prompt_file
 from reports import Verdict, tell
 
 GPU_MIB_A_CYCLE = 0.1
@@ -45,7 +45,8 @@ def main() -> None:
     args, model = _arguments()
     load = Load(8, 2, 16, 16)
     prompts = write_prompt_file(args.out / "cycles_prompts.parquet", load, 16)
-    pipeline = grpo_pipeline("cycles", model, prompts, load, server_arguments(load), sleep=True)
+    server = arguments_of(args.backend, load, model)
+    pipeline = grpo_pipeline("cycles", model, prompts, load, server, sleep=True, backend=args.backend)
     begun = time.monotonic()
     with DagrlRun(pipeline, args.out / "cycles_run") as run:
         run.wait_for_step(1, _START_S)
@@ -57,6 +58,7 @@ def main() -> None:
 
 def _arguments() -> tuple[argparse.Namespace, Path]:
     parser = parser_of(__doc__, model="small")
+    add_backend(parser)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--settled", type=int, default=30, help="cycles that may still take memory")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which the cycles so far must do")
@@ -130,6 +132,7 @@ def _report(
         verdicts.append(Verdict(f"{name}: MiB more with each cycle", slope, "at most", aim))
     result = {
         "model": args.model,
+        "backend": args.backend,
         "cycles": len(metrics),
         "seconds": seconds,
         "mib": {name: list(by_cycle.items()) for name, by_cycle in series.items()},

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from dagrl_run import DagrlRun, Event
-from options import parsed, parser_of
-from pipelines import Load, grpo_pipeline, server_arguments, write_prompt_file
+from options import add_backend, parsed, parser_of
+from pipelines import Load, arguments_of, grpo_pipeline, write_prompt_file
 from ranks import Meetings, run_ranks
 from reports import Verdict, tell
 
@@ -40,16 +40,17 @@ def main() -> None:
     steps = args.warmup + args.rounds
     nbytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     rate = _nccl_rate(args.out, nbytes, args.bucket_mib) if args.apart else None
-    name = f"sync_{args.model}_{'apart' if args.apart else args.mode}"
+    name = f"sync_{args.backend}_{args.model}_{'apart' if args.apart else args.mode}"
     prompts = write_prompt_file(args.out / f"{name}_prompts.parquet", load, steps)
     pipeline = grpo_pipeline(
         f"sync-{args.model}",
         model,
         prompts,
         load,
-        server_arguments(load),
+        arguments_of(args.backend, load, model),
         apart=args.apart,
         sleep=args.mode == "turns",
+        backend=args.backend,
     )
     # Adam's moments of 8 billion parameters have no room on one GPU, and are nothing to a sync.
     pipeline["engines"]["actor"]["optimizer"] = _WITHOUT_MOMENTS if args.model == "8b" else {"lr": 1e-6}
@@ -68,6 +69,7 @@ def main() -> None:
 
 def _arguments() -> tuple[argparse.Namespace, Path]:
     parser = parser_of(__doc__)
+    add_backend(parser)
     parser.add_argument("--apart", action="store_true", help="trainer and generator on a GPU each")
     parser.add_argument("--mode", choices=("together", "turns"), default="together", help="turns: both sleep")
     parser.add_argument("--bucket-mib", type=int, default=256)
@@ -152,6 +154,7 @@ def _report(
         verdicts.append(Verdict("seconds from update done to ready", ready, "at most", LONGEST_TOGETHER_S))
     result = {
         "model": args.model,
+        "backend": args.backend,
         "where": where,
         "bytes": nbytes,
         "bucket_mib": args.bucket_mib,

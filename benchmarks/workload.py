@@ -48,12 +48,16 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 32}
     | {"num_experts_per_tok": 2},
+    "small_moe": _MIXTURE
+    | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 8192, "head_dim": 64}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4, "num_experts": 16, "moe_intermediate_size": 256}
+    | {"num_experts_per_tok": 4},
     "a3b_6_layers": _MIXTURE
     | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 6}
     | {"num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "moe_intermediate_size": 768}
     | {"num_experts_per_tok": 8},
 }
-"""Hugging Face configs of Qwen3's sizes, six of the 48 layers of Qwen3-30B-A3B, and two that any machine can run."""
+"""Hugging Face configs of Qwen3's sizes, six of the 48 layers of Qwen3-30B-A3B, and small ones."""
 
 _FILE_BYTES = 2**31
 

@@ -125,4 +125,4 @@ def test_every_layout_that_learns_is_a_pipeline_that_can_be_loaded(benchmark_mod
         path.write_text(yaml.safe_dump(learning.pipeline(name, 5)))
         pipeline = load_pipeline(path).pipeline
         assert sum(group.ranks for group in pipeline.groups.values()) == case.gpus
-        assert pipeline.engines["generator"].backend == "sglang"
+        assert pipeline.engines["generator"].backend == case.backend
