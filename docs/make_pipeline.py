@@ -88,7 +88,8 @@ def _rows(section: type[BaseModel], sections: Iterable[type[BaseModel]]) -> Iter
     for name, field in section.model_fields.items():
         if any(name in other.model_fields for other in others):
             continue
-        meaning = " ".join((field.description or "").split())
+        fields = [each.model_fields[name] for each in section.__mro__ if name in getattr(each, "model_fields", {})]
+        meaning = " ".join(next((each.description for each in fields if each.description), "").split())
         yield f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
 
 
