@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dagrl.config.schema.objective import KlEstimator
+from dagrl.config.schema.nodes.update import KlEstimator
 
 _LARGEST_LOG = 20.0
 """``k3`` clamps log-ratios to +-this, because exp() of a larger one may overflow."""

@@ -1,7 +1,7 @@
 """GPUs by name: what the plan of a run counts with, and what model FLOPs utilization is a share of.
 
-Sources: NVIDIA's data sheets of each product (tensor-core figures there are with sparsity; half of them stand here) and
-of the DGX, HGX and OVX systems that it comes in, for links and network. Memory is what CUDA says a whole device has,
+Sources: NVIDIA's data sheets of each product (the table has half of their tensor-core figures, which are with sparsity)
+and of its DGX, HGX and OVX systems, for links and network. Memory is what CUDA reports for a whole device,
 which is less than the name: firmware and error correction take a share.
 """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -47,10 +48,9 @@ def fields_of_class(source: str, class_name: str) -> dict[str, str]:
     In an annotation with further words for other readers, ``A[type, ...]``, the type counts, or the values that can be
     chosen.
     """
-    fields = {name: ast.unparse(line.annotation) for name, line in _declarations(source, class_name)}
     return {
-        name: kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
-        for name, kind in fields.items()
+        name: re.sub(r"^Optional\[(.*)\]$", r"\1", ast.unparse(line.annotation))
+        for name, line in _declarations(source, class_name)
     }
 
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dagrl.graph.plugins.custom import FIELDS, fields_of, located, name_of, raised_by, reward_traits
+from dagrl.graph.plugins.custom import located, name_of, raised_by
+from dagrl.graph.plugins.declarations import FIELDS, fields_of, reward_traits
 
 SHOWN_CHARACTERS = 200
 """Longest excerpt of a prompt or response in an error."""

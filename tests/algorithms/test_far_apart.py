@@ -32,7 +32,7 @@ from dagrl.algorithms.losses import (
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.rows import RowReducer
 from dagrl.backends.base import ResponseTokens
-from dagrl.config.schema.objective import KlEstimator, PolicyForm
+from dagrl.config.schema.nodes.update import KlEstimator, PolicyForm
 
 FARTHEST = 1000.0
 """Log-probs are within [-FARTHEST, 0]."""

@@ -23,7 +23,8 @@ from dagrl.config.schema import (
     SftNode,
     UpdateNode,
 )
-from dagrl.config.schema.objective import KlEstimator, KlValue
+from dagrl.config.schema.nodes.advantage import KlValue
+from dagrl.config.schema.nodes.update import KlEstimator
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "algorithms.md").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ SETUPS = ("tiny",)
 """Templates that are laid over another and make no pipeline alone."""
 GPUS = {"grpo_moe": "H200", "qwen3_30b_a3b_8gpu": "H200"}
 """Templates that ask for more than 80 GiB of each GPU, and say so."""
-every_template = pytest.mark.parametrize("name", [name for name in NAMES if name not in SETUPS])
+needs_vllm = pytest.mark.skipif(not Path(f"{sys.prefix}-vllm").exists(), reason="`make vllm` builds its environment")
+every_template = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[needs_vllm] * ("vllm" in name)) for name in NAMES if name not in SETUPS]
+)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import networkx as nx
 from hypothesis import strategies as st
 from plan_parts import ONE_RANK, executor, for_validation, task
 
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask
 
 

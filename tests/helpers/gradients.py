@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dagrl.backends.megatron.section import ParallelSpec, coordinates
+from dagrl.weight_sync.exporter import exported
 
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch
@@ -72,8 +73,10 @@ def assert_same(gradients: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def hf_gradients(engine: Any) -> dict[str, torch.Tensor]:
+def hf_gradients(engine: Any, exporter: Callable[[], Any] | None = None) -> dict[str, torch.Tensor]:
     """The reduced gradients of an engine's parameters, as they are exported: name -> float32 on the CPU.
+
+    `exporter` makes one for the trained parameters, by default the engine's own, where it trains all.
 
     Collective; rank 0 gets all, the others nothing. To be called after `PackedModel.accumulate_gradient`, with either
     optimizer. The engine stays as it is, save that its gradient buffers are then whole on every rank.
@@ -81,7 +84,10 @@ def hf_gradients(engine: Any) -> dict[str, torch.Tensor]:
     for chunk in engine._model.chunks:
         _gather_shards(chunk)
     with _gradients_in_place_of_weights(engine._model.chunks):
-        buckets = engine.export_weights(1 << 28)
+        if exporter is None:
+            buckets = engine.export_weights(1 << 28)
+        else:
+            buckets = exported(exporter(), is_root=torch.distributed.get_rank() == 0)
         return {name: tensor.float().cpu() for bucket in buckets for name, tensor in bucket}
 
 
@@ -107,7 +113,7 @@ def _gradients_in_place_of_weights(chunks: list[Any]) -> Iterator[None]:
     for chunk in chunks:
         for module in chunk.modules():
             for name, parameter in module._parameters.items():
-                if parameter is not None:
+                if parameter is not None and parameter.requires_grad:
                     if parameter not in stand_ins:
                         stand_ins[parameter] = torch.nn.Parameter(parameter.main_grad, requires_grad=False)
                         stand_ins[parameter].__dict__.update(parameter.__dict__)

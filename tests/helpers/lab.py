@@ -141,12 +141,12 @@ class Run:
             return []
         return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
-    def wait_for_step(self, step: int) -> None:
+    def wait_for_step(self, step: int, within_s: float = RUN_TIMEOUT_S) -> None:
         """Until that step is in the metrics."""
-        deadline = time.monotonic() + RUN_TIMEOUT_S
+        deadline = time.monotonic() + within_s
         while not any(line["step"] >= step for line in self.metrics()):
             assert self.process.poll() is None, f"ended before step {step}:\n{self.output}"
-            assert time.monotonic() < deadline, f"no step {step} within {RUN_TIMEOUT_S} s:\n{self.output}"
+            assert time.monotonic() < deadline, f"no step {step} within {within_s} s:\n{self.output}"
             time.sleep(0.02)
 
     def wait(self, limit_s: float = RUN_TIMEOUT_S) -> int:

@@ -45,6 +45,23 @@ MIXTURE = {
     "tp2-cp2-ep4": (4, {"tp": 2, "cp": 2, "ep": 4, "sp": True}),
 }
 
+LATENT_SHAPE = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 2.5,
+}
+"""Fields of a small DeepSeek-V3 beside those of all families."""
+
 
 def parallel_of(layout: dict[str, Any]) -> dict[str, Any]:
     return {PARALLEL[name]: value for name, value in layout.items()}

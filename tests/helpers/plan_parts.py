@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagrl.config.coordinates import Coordinates
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.scheduler.plan import Executor, PlannedTask, Rows
 
 ONE_RANK = (Coordinates(0, 0, 0, 0, primary=True),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dagrl.config.residency import Residency
-from dagrl.graph.op_contracts import Scope
+from dagrl.config.schema import Scope
 from dagrl.scheduler.commands import Command, Commit, Restart, Run, Save, ShardDone, Sleep, Sync, Wake
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.scheduler.time_sharing import residency_after_start, start_chains

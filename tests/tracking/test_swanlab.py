@@ -35,7 +35,8 @@ def track(run_dir: Path, steps: list[int], resumed_step: int | None = None) -> l
         tracker.log(step, {"val/aime/mean@4": 0.123456789, "kl/ref": float("nan")})
         tracker.samples(step, TABLE)
     tracker.close(ok=True)
-    return notes
+    # On a busy machine the tracker says that it waits.
+    return [note for note in notes if note.startswith("swanlab: ")]
 
 
 def test_without_a_key_it_logs_offline_under_the_run_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dagrl.graph.plugins.custom import reward
+from dagrl.graph.plugins.declarations import reward
 from dagrl.rewards import sandbox
 from dagrl.rewards.code.compare import same_output, same_value
 from dagrl.rewards.code.extract import program_in
