@@ -22,9 +22,12 @@ _log = logging.getLogger(__name__)
 
 if current_platform.is_cpu():
     from vllm import _custom_ops
+    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
 
-    # With oneDNN, linear layers keep a packed copy and drop the weights, which could then not be loaded again.
+    # With oneDNN, linear layers keep a packed copy and drop the weights, which could then not be loaded again. On CPUs
+    # without AMX, experts do the same for grouped products.
     _custom_ops._supports_onednn = False
+    cpu_fused_moe.CPUFusedMOE.check_grouped_gemm = lambda self, layer: (False, "none")
 
 
 class Extension:
