@@ -34,6 +34,8 @@ class Workload:
     keeps_start_weights: bool = False
     """Whether another engine is its frozen copy."""
     sleeps: bool = False
+    keeps_weights: bool = False
+    """Whether it keeps its weights in a sleep, because no other engine sends them again."""
 
     @property
     def trains(self) -> bool:
@@ -110,6 +112,7 @@ class PlannedEngine[Spec: EngineSpec]:
             bucket_bytes=max((weight_route(pipeline, name).bucket_bytes for name in receivers), default=0),
             keeps_start_weights=len(ours.engines) > 1 and ours.trained,
             sleeps=ours.sleeps,
+            keeps_weights=ours.weights_from is None or pipeline.engines[ours.weights_from].sent_adapter is not None,
         )
 
     def _longest(self) -> int:

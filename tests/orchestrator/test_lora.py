@@ -1,4 +1,4 @@
-"""A run that trains low-rank adapters of a policy and of a critic, and is exported. vLLM gets the adapters alone."""
+"""Runs that train low-rank adapters of a policy and of a critic, and are exported. Servers get the adapters alone."""
 
 from __future__ import annotations
 
@@ -8,39 +8,53 @@ from typing import Any
 import pytest
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-vllm"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not ENVIRONMENT.exists(), reason="`make vllm` builds the environment of vLLM"),
-]
+pytestmark = pytest.mark.slow
 LORA = {"rank": 4, "alpha": 8}
+
+
+def tiny_pipeline(lab: Any) -> dict[str, Any]:
+    pipeline = lab.tiny_pipeline()
+    pipeline["model"]["init"] |= {"head_dim": 32}
+    pipeline["engines"]["actor"]["lora"] = {**LORA, "merge": False}
+    pipeline["nodes"]["reward"]["fn"] = "rewards:even"
+    # One optimizer step, so that the first divergence is that of the start.
+    del pipeline["nodes"]["update"]["mini_batch"]
+    pipeline["engines"]["generator"] = {
+        "group": "rollout",
+        "weights_from": "actor",
+        "weight_sync": {"checksum": True},
+    }
+    return pipeline
+
+
+def completed(lab: Any, folder: Path, pipeline: dict[str, Any]) -> Any:
+    run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
+    assert run.wait() == 0, run.output
+    return run
 
 
 @pytest.fixture(scope="module")
 def run(lab, tmp_path_factory) -> Any:
-    folder = tmp_path_factory.mktemp("lora")
-    pipeline = lab.tiny_pipeline()
-    pipeline["model"]["init"] |= {"head_dim": 32}
-    actor = pipeline["engines"]["actor"]
-    pipeline["engines"]["critic"] = {**actor, "lora": LORA, "head": "value"}
-    actor["lora"] = {**LORA, "merge": False}
-    pipeline["engines"]["generator"] = {
-        "backend": "vllm",
-        "group": "rollout",
-        "weights_from": "actor",
-        "environment": str(ENVIRONMENT),
-        "weight_sync": {"checksum": True},
-    }
-    nodes = pipeline["nodes"]
-    # One optimizer step, so that the first divergence is that of the start.
-    del nodes["update"]["mini_batch"]
-    nodes["reward"]["fn"] = "rewards:even"
+    if not ENVIRONMENT.exists():
+        pytest.skip("`make vllm` builds the environment of vLLM")
+    pipeline = tiny_pipeline(lab)
+    engines, nodes = pipeline["engines"], pipeline["nodes"]
+    engines["critic"] = {**engines["actor"], "lora": LORA, "head": "value"}
+    engines["generator"] |= {"backend": "vllm", "environment": str(ENVIRONMENT)}
     nodes["values"] = {"op": "values", "engine": "critic"}
     nodes["critic"] = {"op": "critic", "engine": "critic"}
     nodes["advantage"]["estimator"] = "gae"
     pipeline["run"] = {"steps": 3, "seed": 3, "save_every": 3}
-    run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
-    assert run.wait() == 0, run.output
-    return run
+    return completed(lab, tmp_path_factory.mktemp("lora"), pipeline)
+
+
+def test_an_sglang_server_has_the_trainers_adapters(lab, tmp_path: Path) -> None:
+    pipeline = tiny_pipeline(lab)
+    pipeline["engines"]["generator"]["backend"] = "sglang"
+    pipeline["run"] = {"steps": 3, "seed": 3}
+    lines = [line for line in completed(lab, tmp_path, pipeline).metrics() if line["step"]]
+    assert len(lines) == 3 and lines[2]["kl/ref"] > 1e-6
+    assert all(line["mismatch/logprob_diff/max"] < 1e-5 for line in lines)
 
 
 def test_the_reference_is_the_model_without_its_adapters(run) -> None:

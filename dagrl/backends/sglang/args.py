@@ -6,12 +6,16 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from dagrl.backends.sglang.adapters import LAYERS
 from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, KEPT_BACK, LARGEST_GRAPH, SLEEPER_FRACTION
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
+from dagrl.config.schema.engine import SentAdapter
 
 WEIGHT_LOADER = "dagrl.backends.sglang.loader.update_weights"
 """Function that SGLang calls in its processes for an update."""
+ADAPTER_LOADER = "dagrl.backends.sglang.loader.update_adapters"
+"""The same for an update of low-rank adapters."""
 
 _DEFAULTS: dict[str, Any] = {"log_level": "warning"}
 _GPU_DEFAULTS: dict[str, Any] = {
@@ -37,28 +41,49 @@ _CPU_DEFAULTS: dict[str, Any] = {
 
 
 def server_arguments(
-    spec: SglangEngineSpec, share: ServerShare, folder: Path, *, positions: int, seed: int, sleeps: bool
+    spec: SglangEngineSpec,
+    share: ServerShare,
+    folder: Path,
+    *,
+    positions: int,
+    seed: int,
+    sleeps: bool,
+    adapter: SentAdapter | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments of ServerArgs for one machine's share of a server, for a model with so many positions."""
+    """Keyword arguments of ServerArgs for one machine's share of a server, for a model with so many positions.
+
+    With an `adapter` the server has the weights of `folder`, and takes adapters instead of weights.
+    """
     on_gpus = bool(share.gpus)
+    own_weights = spec.weights_from is None or adapter is not None
     saves_memory = on_gpus and sleeps
     defaults = _DEFAULTS | (_GPU_DEFAULTS if on_gpus else _CPU_DEFAULTS) | (_SLEEPER_DEFAULTS if saves_memory else {})
-    given = defaults | spec.server
+    given = defaults | (_adapter_arguments(adapter, on_gpus) if adapter is not None else {}) | spec.server
     if on_gpus and not any(field.startswith(("cuda_graph_bs", "cuda_graph_max_bs")) for field in spec.server):
         given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or LARGEST_GRAPH, LARGEST_GRAPH)
     return given | {
         "model_path": str(folder),
         # Samples may use the context of the file, or of the model, in full.
         "context_length": (given.get("context_length") or positions) + KEPT_BACK,
-        "load_format": "dummy" if spec.weights_from else given.get("load_format", "auto"),
+        "load_format": given.get("load_format", "auto") if own_weights else "dummy",
         "skip_tokenizer_init": True,
-        "custom_weight_loader": [WEIGHT_LOADER],
+        "custom_weight_loader": [WEIGHT_LOADER, ADAPTER_LOADER],
         "device": "cuda" if on_gpus else "cpu",
         "random_seed": _seed(seed, share.server),
         "enable_memory_saver": saves_memory,
         # Weights that are not sent again must be backed up.
-        "enable_weights_cpu_backup": saves_memory and spec.weights_from is None,
+        "enable_weights_cpu_backup": saves_memory and own_weights,
         **_meeting_point(spec, share),
+    }
+
+
+def _adapter_arguments(adapter: SentAdapter, on_gpus: bool) -> dict[str, Any]:
+    return {
+        "enable_lora": True,
+        "max_loras_per_batch": 1,
+        "max_lora_rank": adapter.rank,
+        "lora_target_modules": LAYERS,
+        **({} if on_gpus else {"lora_backend": "torch_native"}),
     }
 
 

@@ -21,9 +21,11 @@ import numpy as np
 import torch
 
 from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, ServerError, ServerResponse
-from dagrl.backends.sglang.args import WEIGHT_LOADER
+from dagrl.backends.sglang.adapters import NAME, adapter_reference
+from dagrl.backends.sglang.args import ADAPTER_LOADER, WEIGHT_LOADER
 from dagrl.backends.sglang.layout import KEPT_BACK, kept_of_cache
 from dagrl.config.schema import SamplingSpec
+from dagrl.config.schema.engine import SentAdapter
 
 _FIRST = operator.itemgetter(0)
 _FLUSH_S = 60.0
@@ -31,12 +33,17 @@ _FLUSH_S = 60.0
 
 
 class Client:
-    """Requests to one server. `routing` is the number of layers and experts per token if it reports routed experts."""
+    """Requests to one server.
 
-    def __init__(self, engine: Any, routing: tuple[int, int] | None) -> None:
+    `routing` is the number of layers and experts per token if it reports routed experts. `adapter`: what arrives in
+    place of weights.
+    """
+
+    def __init__(self, engine: Any, routing: tuple[int, int] | None, adapter: SentAdapter | None = None) -> None:
         self._engine = engine
         self._manager = engine.tokenizer_manager
         self._routing = routing
+        self._adapter = adapter
 
     # -- generation
 
@@ -103,7 +110,8 @@ class Client:
 
         try:
             # Exhausted, because closing an unfinished generator takes a task, which holds SGLang's lock until then.
-            (answer,) = [each async for each in self._manager.generate_request(GenerateReqInput(**request), None)]
+            asked = GenerateReqInput(lora_path=NAME if self._adapter is not None else None, **request)
+            (answer,) = [each async for each in self._manager.generate_request(asked, None)]
         except HTTPException as error:
             raise ServerError(f"SGLang rejected a request: {error.detail}") from error
         return answer
@@ -158,8 +166,14 @@ class Client:
         With `flush`, the cache is dropped before.
         """
         flushing = [self.flush(_FLUSH_S)] if flush else []
+        if self._adapter is not None:
+            payload = f"{self._adapter.alpha}\n".encode() + payload
+        loader = WEIGHT_LOADER if self._adapter is None else ADAPTER_LOADER
         # Both are sent at once; the server handles them in this order.
-        await asyncio.gather(*flushing, self._update(payload, str(version)))
+        await asyncio.gather(*flushing, self._update(payload, str(version), loader))
+        registry = self._manager.lora_registry
+        if self._adapter is not None and not registry.num_registered_loras:
+            await registry.register(adapter_reference())
 
     async def meet(self) -> None:
         """Wait until all processes have handled earlier requests.
@@ -168,14 +182,14 @@ class Client:
         """
         await self._update(b"", None)
 
-    async def _update(self, payload: bytes, version: str | None) -> None:
+    async def _update(self, payload: bytes, version: str | None, loader: str = WEIGHT_LOADER) -> None:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
         data = pickle.dumps([("payload", _Bytes(payload))], protocol=5)
         success, message = await self._manager.update_weights_from_tensor(
             UpdateWeightsFromTensorReqInput(
                 serialized_named_tensors=[data] * self._engine.server_args.tp_size,
-                load_format=WEIGHT_LOADER,
+                load_format=loader,
                 flush_cache=False,
                 weight_version=version,
             )

@@ -87,7 +87,8 @@ class SglangBackend(Backend):
             start_timeout_s=_DRIVER_PATIENCE * pipeline.run.start_timeout_s,
         )
         kind = SglangEngine if slot.leads else NodeShare
-        return kind(start.model, spec, ranks, share, sleeps=sleeps(pipeline, start.name))
+        adapter = pipeline.engines[spec.weights_from].sent_adapter if spec.weights_from else None
+        return kind(start.model, spec, ranks, share, sleeps=sleeps(pipeline, start.name), adapter=adapter)
 
     def memory(self, engine: PlannedEngine[SglangEngineSpec]) -> EngineMemory:
         return server_memory(engine.shape, engine.spec, engine.gpu, engine.work)

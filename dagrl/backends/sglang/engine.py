@@ -14,6 +14,7 @@ from dagrl.backends.sglang.share import ServerShare
 from dagrl.backends.sglang.start import start_server
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
+from dagrl.config.schema.engine import SentAdapter
 from dagrl.data.tokenizer import load_tokenizer
 
 
@@ -28,18 +29,28 @@ class SglangEngine(ServerEngine):
     more_room = "raise mem_fraction_static or max_total_tokens, use more GPUs per server (tp_size)"
 
     def __init__(
-        self, model: ModelSpec, spec: SglangEngineSpec, ranks: RankContext, share: ServerShare, *, sleeps: bool
+        self,
+        model: ModelSpec,
+        spec: SglangEngineSpec,
+        ranks: RankContext,
+        share: ServerShare,
+        *,
+        sleeps: bool,
+        adapter: SentAdapter | None = None,
     ) -> None:
-        """Start the server. Raises ValueError for an invalid model or argument, ServerError if it fails to start."""
+        """Start the server. With an `adapter` it has the model's weights, and takes adapters instead of weights.
+
+        Raises ValueError for an invalid model or argument, ServerError if it fails to start.
+        """
         # Pipeline stages are updated one after the other.
         stages = spec.server.get("pp_size", 1)
         eos = load_tokenizer(model).eos_token_id
         routing = _routing(model) if spec.server.get("enable_return_routed_experts") else None
-        server = start_server(model, spec, share, seed=ranks.seed, sleeps=sleeps)
+        server = start_server(model, spec, share, seed=ranks.seed, sleeps=sleeps, adapter=adapter)
         super().__init__(
             spec,
             server,
-            Client(server.engine, routing),
+            Client(server.engine, routing, adapter),
             waves=[gpus_per_server(spec.server) // stages] * stages,
             gpus=share.gpus,
             eos=eos,

@@ -9,37 +9,53 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from dagrl.backends.sglang.adapters import find_manager, take_adapters
+from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import PeerError
 from dagrl.weight_sync.loader import WeightLoader
-from dagrl.weight_sync.receiver import Route, WeightReceiver
+from dagrl.weight_sync.receiver import Loader, Route, WeightReceiver
 
 _log = logging.getLogger(__name__)
 _receivers: weakref.WeakKeyDictionary[torch.nn.Module, WeightReceiver] = weakref.WeakKeyDictionary()
 
 
-def update_weights(model: torch.nn.Module, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
+def update_weights(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
     """Receive the weights of one sync. The only tensor holds the `Route` as uint8 text; if it is empty, do nothing."""
+    if text := _text(named_tensors):
+        loader = partial(WeightLoader, lambda: dict(model.named_parameters()), model.load_weights)
+        _receive(model, text, loader)
+
+
+def update_adapters(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
+    """Receive the low-rank adapters of one sync. The text is their `alpha`, a line break and the `Route`."""
+    alpha, _, text = _text(named_tensors).partition("\n")
+    _receive(model, text, lambda: AdapterLoader(partial(take_adapters, find_manager(), alpha=float(alpha))))
+
+
+def _text(named_tensors: list[tuple[str, torch.Tensor]]) -> str:
     ((_, payload),) = named_tensors
-    if not len(payload):
-        return
-    route = Route.from_json(bytes(payload.cpu().numpy()).decode())
+    return bytes(payload.cpu().numpy()).decode()
+
+
+def _receive(model: Any, route: str, make_loader: Callable[[], Loader]) -> None:
     if model not in _receivers:
-        _receivers[model] = _receiver(model)
+        _receivers[model] = _receiver(model, make_loader())
     try:
-        _receivers[model].receive(route)
+        _receivers[model].receive(Route.from_json(route))
     except PeerError as error:
         _log.error("no new weights: %s", error)
 
 
-def _receiver(model: Any) -> WeightReceiver:
+def _receiver(model: Any, loader: Loader) -> WeightReceiver:
     from sglang.srt.distributed import get_world_group
 
     device = next(model.parameters()).device
-    loader = WeightLoader(lambda: dict(model.named_parameters()), model.load_weights)
     return WeightReceiver(
         loader, device, f"SGLang's process {os.getpid()} (rank {get_world_group().rank_in_group} of its server)"
     )

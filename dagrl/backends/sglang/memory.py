@@ -71,7 +71,7 @@ def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, 
         weights_alone=weights + 2 * work.bucket_bytes + stays,
         asleep=stays,
         # Weights that no other engine sends again wait on the host.
-        host=weights if work.sleeps and engine.weights_from is None else 0,
+        host=weights if work.sleeps and work.keeps_weights else 0,
         needs=needed,
         filled_by="mem_fraction_static",
         notes=notes,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 
 def prepare_cpu() -> None:
     """Without a GPU, avoid a vllm kernel, pinned host memory, and padding for kernels of other builds."""
@@ -9,17 +12,20 @@ def prepare_cpu() -> None:
 
     if torch.cuda.is_available():
         return
+    # First, as modules of SGLang take names from torch.
+    setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010 (its type differs)
+    for name in ("tensor", "empty", "zeros"):
+        setattr(torch, name, _pageable(getattr(torch, name)))
     from sglang.srt.configs import update_config
     from sglang.srt.layers.rotary_embedding import base as rotary_embedding
-    from sglang.srt.state_capturer import base as state_capturer
 
     rotary_embedding._is_cpu = True
     # It would pad MLPs and experts for its own build's kernels, with uninitialised memory for experts.
     update_config.update_intermediate_size = lambda model_config, *_: model_config
 
-    class PageableHostCache(state_capturer.BaseHostCache):
-        def __init__(self, num_tokens: int, num_layers: int, topk_size: int, name: str) -> None:
-            self.buffer = torch.zeros((num_tokens, num_layers, topk_size), dtype=torch.int32)
-            self.num_tokens, self.num_layers, self.topk_size, self.name = num_tokens, num_layers, topk_size, name
 
-    state_capturer.BaseHostCache = PageableHostCache
+def _pageable(constructor: Callable[..., Any]) -> Callable[..., Any]:
+    def construct(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return constructor(*args, **kwargs)
+
+    return construct

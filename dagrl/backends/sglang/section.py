@@ -32,6 +32,7 @@ class SglangEngineSpec(EngineSpec):
     capabilities: ClassVar = frozenset({Capability.GENERATE, Capability.REPLY})
     transports: ClassVar = ("cuda_ipc", "broadcast", "object_store")
     updates_in_flight: ClassVar = True
+    takes_adapters: ClassVar = True
     replicas_are_servers: ClassVar = True
     reports_routed_experts: ClassVar = True
 

@@ -16,15 +16,24 @@ from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.server import ServerProcess
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema import ModelSpec
+from dagrl.config.schema.engine import SentAdapter
 
 SGLANG_VERSION = "0.5.17"
 """Version that `client.py` and `server.py` support: they use internals of SGLang."""
 
 
 def start_server(
-    model: ModelSpec, spec: SglangEngineSpec, share: ServerShare, *, seed: int, sleeps: bool
+    model: ModelSpec,
+    spec: SglangEngineSpec,
+    share: ServerShare,
+    *,
+    seed: int,
+    sleeps: bool,
+    adapter: SentAdapter | None = None,
 ) -> ServerProcess:
     """Start the share's processes and wait until they are ready; the other machines' start at the same time.
+
+    With an `adapter` they have the model's weights, and take adapters instead of weights.
 
     Raises ValueError for an invalid model or argument, ServerError if the server fails or is not ready in time.
     """
@@ -34,10 +43,13 @@ def start_server(
     os.environ["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = str(int(sleeps))
     os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    own_weights = spec.weights_from is None or adapter is not None
     # SGLang reads the folder only while it starts.
     with tempfile.TemporaryDirectory(prefix="dagrl-sglang-") as scratch:
-        folder = model_folder(model, Path(scratch), seed=seed, with_weights=spec.weights_from is None)
-        arguments = server_arguments(spec, share, folder, positions=_positions(model), seed=seed, sleeps=sleeps)
+        folder = model_folder(model, Path(scratch), seed=seed, with_weights=own_weights)
+        arguments = server_arguments(
+            spec, share, folder, positions=_positions(model), seed=seed, sleeps=sleeps, adapter=adapter
+        )
         return ServerProcess(
             share.name, arguments, share.log_prefix, share.start_timeout_s, circumstances=_memory(spec, share)
         )

@@ -29,7 +29,7 @@ def server_memory(engine: PlannedEngine[VllmEngineSpec]) -> EngineMemory:
         weights_alone=weights + 2 * engine.work.bucket_bytes + CONTEXT,
         asleep=CONTEXT + GIB,
         # Weights that no other engine sends again wait on the host.
-        host=weights if sleeps and spec.weights_from is None else 0,
+        host=weights if sleeps and engine.work.keeps_weights else 0,
         needs=weights + least + _RUNTIME,
         filled_by="kv_cache_memory_bytes" if "kv_cache_memory_bytes" in spec.server else "gpu_memory_utilization",
     )

@@ -6,14 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.backends.sglang.args import server_arguments
+from dagrl.backends.sglang.args import ADAPTER_LOADER, WEIGHT_LOADER, server_arguments
 from dagrl.backends.sglang.layout import KEPT_BACK
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
+from dagrl.config.schema.engine import SentAdapter
 
 
 def told(
-    *, server=None, extra=None, gpus=("0",), seed=1, sleeps=False, node=0, nodes=1, index=0, weights_from="actor", **_
+    *,
+    server=None,
+    extra=None,
+    gpus=("0",),
+    seed=1,
+    sleeps=False,
+    node=0,
+    nodes=1,
+    index=0,
+    weights_from="actor",
+    adapter=None,
 ):
     spec = SglangEngineSpec(
         backend="sglang",
@@ -23,13 +34,13 @@ def told(
         extra={"server": extra or {}},
     )
     share = ServerShare(f"generator/{index}", index, node, nodes, tuple(gpus), "10.0.0.1", 4000, Path("logs"), 60)
-    return server_arguments(spec, share, Path("model"), positions=64, seed=seed, sleeps=sleeps)
+    return server_arguments(spec, share, Path("model"), positions=64, seed=seed, sleeps=sleeps, adapter=adapter)
 
 
 def test_tokens_go_in_and_out_by_their_ids_and_weights_by_our_loader():
     arguments = told()
     assert arguments["skip_tokenizer_init"] is True and arguments["model_path"] == "model"
-    assert arguments["custom_weight_loader"] == ["dagrl.backends.sglang.loader.update_weights"]
+    assert arguments["custom_weight_loader"] == [WEIGHT_LOADER, ADAPTER_LOADER]
 
 
 def test_weights_that_come_from_another_engine_are_not_read():
@@ -37,6 +48,15 @@ def test_weights_that_come_from_another_engine_are_not_read():
     assert told(extra={"load_format": "auto"})["load_format"] == "dummy"
     assert told(weights_from=None)["load_format"] == "auto"
     assert told(weights_from=None, extra={"load_format": "presharded"})["load_format"] == "presharded"
+
+
+def test_a_server_that_takes_adapters_reads_and_keeps_the_models_weights():
+    arguments = told(adapter=SentAdapter(16, 32.0), sleeps=True)
+    assert arguments["load_format"] == "auto" and arguments["enable_weights_cpu_backup"] is True
+    assert (arguments["enable_lora"], arguments["max_lora_rank"]) == (True, 16)
+    assert "lora_backend" not in arguments
+    assert told(adapter=SentAdapter(16, 32.0), gpus=())["lora_backend"] == "torch_native"
+    assert "enable_lora" not in told()
 
 
 def test_responses_may_use_all_of_a_context():

@@ -108,7 +108,10 @@ def test_a_sleeper_leaves_all_but_its_process() -> None:
     assert asleep.asleep < asleep.weights_alone < asleep.peak
     assert asleep.host == 0, "its weights come anew"
     alone = SglangEngineSpec(backend="sglang", group="gpu", server={})
-    assert server_memory(QWEN3_8B, alone, H200, Workload(longest=4096, sleeps=True)).host == 2 * QWEN3_8B.parameters
+    assert (
+        server_memory(QWEN3_8B, alone, H200, Workload(longest=4096, sleeps=True, keeps_weights=True)).host
+        == 2 * QWEN3_8B.parameters
+    )
     # One that has its GPUs to itself keeps the room for two buckets.
     assert (asleep.awake["buffers"], memory().awake["buffers"]) == (0, 2**29)
 
