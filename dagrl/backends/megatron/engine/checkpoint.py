@@ -28,6 +28,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from dagrl.backends.megatron.engine.background_save import FILES, BackgroundWriter
 from dagrl.backends.megatron.engine.model import unwrap
+from dagrl.backends.megatron.engine.optimizer_state import held_states
 from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 from dagrl.backends.megatron.engine.stored_weights import check_fit
 from dagrl.backends.megatron.section import ParallelSpec
@@ -44,13 +45,17 @@ class TrainingState:
 
 
 @torch.no_grad()
-def save(folder: Path, state: TrainingState, writer: BackgroundWriter, *, policy_version: int) -> None:
-    """Copy the state to the host and let `writer` write it to `folder` in the background. Collective.
+def save(
+    folder: Path, state: TrainingState, writer: BackgroundWriter, *, policy_version: int, asynchronous: bool
+) -> None:
+    """Write the state to `folder`, or copy it to the host and let `writer` write it in the background. Collective.
 
     Raises RuntimeError on all ranks if the optimizer has no state yet: Megatron's hybrid optimizer creates its moments
     and float32 weights only in a step.
     """
-    writer.start(folder, _content(folder, state, policy_version))
+    writer.start(folder, _content(folder, state, policy_version), copy=asynchronous)
+    if not asynchronous:
+        writer.finish(wait=True)
 
 
 @torch.no_grad()
@@ -116,7 +121,8 @@ def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], di
     """
     models = [cast(MegatronModule, unwrap(chunk)) for chunk in state.chunks]
     model = {f"model_{i}": _trained(chunk) for i, chunk in enumerate(models)}
-    optimizer = state.optimizer.sharded_state_dict(model, loading, metadata=dict(_ANY_LAYOUT))
+    with held_states(state.optimizer):
+        optimizer = state.optimizer.sharded_state_dict(model, loading, metadata=dict(_ANY_LAYOUT))
     tensors, options = extract_sharded_base(optimizer)
     return model | {"optimizer": tensors}, _unwrapped(options)
 
@@ -133,8 +139,6 @@ def _trained(chunk: MegatronModule) -> dict[str, Any]:
 _ANY_LAYOUT = {
     # The distributed optimizer's format that loads into any layout, unlike the default.
     "distrib_optim_sharding_type": "fully_reshardable",
-    # Gathered by one replica through the host: the faster way needs the whole state once per rank of a host.
-    "distrib_optim_fully_reshardable_mem_efficient": True,
     # Otherwise the optimizer of distributed experts gets other names.
     "chained_optim_avoid_prefix": True,
 }

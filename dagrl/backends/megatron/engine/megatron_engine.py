@@ -229,9 +229,9 @@ class MegatronEngine:
         """See `TrainEngine.save`. Raises OSError if the state cannot be written."""
         training = self._own_training()
         with self._at_work(), self._memory.optimizer():
-            checkpoint.save(folder, training, self._writer, policy_version=self.policy_version)
-            if not asynchronous:
-                self._writer.finish(wait=True)
+            checkpoint.save(
+                folder, training, self._writer, policy_version=self.policy_version, asynchronous=asynchronous
+            )
 
     def finish_save(self, *, wait: bool) -> bool:
         """See `TrainEngine.finish_save`. Raises OSError if the state could not be written."""

@@ -1,0 +1,147 @@
+"""Megatron's distributed optimizer in a checkpoint: each rank saves and loads the parameters whose state it holds.
+
+Megatron's own ``fully_reshardable`` format gathers all states on the host of one data-parallel rank, four copies on the
+way, and loads all of them on each rank. The folders are the same: a tensor for each parameter and state.
+
+The ranks of a data-parallel group share a bucket of parameters in pieces of equal size, which cut few parameters. The
+rank with the first piece of a parameter saves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+_CHUNK = 2**26
+"""Elements of a piece that travel at once."""
+
+States = dict[str, torch.Tensor]
+"""Name of a state, such as ``exp_avg`` -> its values."""
+
+
+@contextmanager
+def held_states(optimizer: MegatronOptimizer) -> Iterator[None]:
+    """Context in which `optimizer.sharded_state_dict` holds what this rank saves, or what it needs when loading."""
+    parts = [each for each in _parts(optimizer) if isinstance(each, DistributedOptimizer)]
+    for part in parts:
+        part.sharded_param_state_fully_reshardable = partial(_sharded_states, part)
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.sharded_param_state_fully_reshardable
+
+
+def _parts(optimizer: MegatronOptimizer) -> list[Any]:
+    return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def _sharded_states(
+    part: Any, model: Mapping[str, Any], is_loading: bool = False, metadata: Any = None
+) -> dict[int, dict[str, Any]]:
+    """Number of a parameter -> state -> description with its values, by the numbers that Megatron loads by."""
+    tensors, _ = extract_sharded_tensors_and_factories(model)
+    descriptions = {each.data: each for each in nested_values(tensors)}
+    found: dict[int, dict[str, Any]] = {}
+    rank = part.data_parallel_group.rank()
+    for number, (parameter, bucket, place) in enumerate(_parameters(part)):
+        description = descriptions[parameter]
+        pieces = [_piece_of(part, bucket, place, each) for each in range(part.data_parallel_group.size())]
+        held = pieces[rank]
+        states = _flat_states(part, parameter) if held is not None else {}
+        saves = rank == _first(pieces)
+        if held == place:
+            whole = states
+        elif is_loading:
+            # Megatron cuts out the rank's piece.
+            whole = {name: torch.empty(len(place), dtype=values.dtype) for name, values in states.items()}
+        else:
+            whole = _gathered(part, place, pieces, states)
+        # Megatron counts a tensor once: where the last number is 0.
+        replica = (*description.replica_id[:2], part.distributed_optimizer_instance_id if saves else rank + 1)
+        if whole:
+            found[number] = {
+                name: _described(description, name, values.view(description.data.shape), replica)
+                for name, values in whole.items()
+            }
+    return found
+
+
+def _described(description: Any, state: str, values: torch.Tensor, replica: tuple[int, ...]) -> Any:
+    fields: dict[str, Any] = {
+        "key": f"optimizer.state.{state}.{description.key}",
+        "data": values,
+        "replica_id": replica,
+    }
+    if not isinstance(description, ShardedTensorFactory):
+        fields["dtype"] = values.dtype
+    return replace(description, **fields)
+
+
+def _parameters(part: Any) -> Iterator[tuple[torch.nn.Parameter, Any, range]]:
+    """Yield each parameter with its bucket, and its elements in that bucket."""
+    for buffer in part.buffers:
+        for parameter, (start, end, bucket_id) in buffer.param_index_map.items():
+            bucket = buffer.buckets[bucket_id]
+            yield parameter, bucket, range(start - bucket.offset, end - bucket.offset)
+
+
+def _piece_of(part: Any, bucket: Any, place: range, rank: int) -> range | None:
+    """Elements of `place` that a rank of the data-parallel group holds."""
+    size = bucket.grad_data.numel() // part.data_parallel_group.size()
+    piece = range(max(place.start, rank * size), min(place.stop, (rank + 1) * size))
+    return piece if len(piece) else None
+
+
+def _first(pieces: Sequence[range | None]) -> int:
+    """The first rank that holds a piece."""
+    return next(rank for rank, piece in enumerate(pieces) if piece is not None)
+
+
+def _flat_states(part: Any, parameter: torch.nn.Parameter) -> States:
+    """The states of a rank's piece of a parameter; without the step, which is among the optimizer's options."""
+    states = part._get_main_param_and_optimizer_states(parameter)
+    return {name: values.detach().view(-1) for name, values in states.items() if name != "step"}
+
+
+def _gathered(part: Any, place: range, pieces: Sequence[range | None], states: States) -> States:
+    """All of a parameter's states, in host memory, on the rank with its first piece; nothing on others. Collective."""
+    group, rank = part.data_parallel_group, part.data_parallel_group.rank()
+    held = {holder: piece for holder, piece in enumerate(pieces) if piece is not None}
+    if len(held) == 1:
+        return {}
+    gathered: States = {}
+    for name in ("param", *part.optimizer_state_keys):
+        whole = torch.empty(len(place)) if rank == min(held) else None
+        for holder, piece in held.items():
+            for start in range(piece.start, piece.stop, _CHUNK):
+                chunk = range(start, min(start + _CHUNK, piece.stop))
+                own = states[name][chunk.start - piece.start :] if rank == holder else None
+                values = _sent(group, holder, own, chunk)
+                if whole is not None:
+                    whole[chunk.start - place.start : chunk.stop - place.start] = values
+        if whole is not None:
+            gathered[name] = whole
+    return gathered
+
+
+def _sent(group: Any, holder: int, values: torch.Tensor | None, chunk: range) -> torch.Tensor:
+    """A chunk of float32 values of one rank, on all ranks of the group."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if values is not None:
+        sent = values[: len(chunk)].to(device, torch.float32).contiguous()
+    else:
+        sent = torch.empty(len(chunk), device=device)
+    dist.broadcast(sent, group=group, group_src=holder)
+    return sent
