@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 HELPERS = "tests/helpers"
 NOISE = ("warn", "it/s]", "__array")
 VERDICTS = ("ok  ", "NOT ")
-SUITES = ("rollout", "trainer", "plan")
+SUITES = ("rollout", "trainer", "plan", "lora")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Part:
 
 def parts(suite: str, gpus: int, out: Path, weights: Path) -> list[Part]:
     """What is run on a host with that many GPUs, in the order of importance."""
-    of_suite = {"rollout": rollout_parts, "trainer": trainer_parts, "plan": plan_parts}
+    of_suite = {"rollout": rollout_parts, "trainer": trainer_parts, "plan": plan_parts, "lora": lora_parts}
     found = of_suite[suite](gpus, out, weights)
     if not found:
         raise SystemExit(f"the suite {suite} has nothing for {gpus} GPUs; give --gpus as one of 1, 2, 4, 8")
@@ -105,6 +105,24 @@ def learning_parts(out: Path) -> list[Part]:
         )
         for name, case in CASES.items()
         if case.backend != "vllm" or "vllm" in made_environments()
+    ]
+
+
+def lora_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
+    """Low-rank adapters: speed and memory, agreement with merged weights, adapters alone to servers, learning."""
+
+    def measured(name: str, limit_s: int, *command: str) -> Part:
+        files = ("--weights", str(weights), "--json", str(out / f"{name}.json"))
+        return Part(name, (f"benchmarks/{command[0]}", *command[1:], *files), limit_s, tail=25)
+
+    sync = ("weight_sync.py", "--out", str(out), "--model", "8b", "--adapters", "32", "--backend")
+    return [
+        measured("lora_step_8b", 400, "lora_step.py", "--model", "8b"),
+        measured("sync_adapters_sglang", 240, *sync, "sglang"),
+        measured("sync_adapters_vllm", 300, *sync, "vllm"),
+        *(part for part in learning_parts(out) if "lora" in part.name),
+        measured("lora_agreement", 200, "lora_step.py", "--agree", "--model", "small", "small_moe"),
+        measured("checkpoint_1.7b", 240, "checkpoint.py", "--out", str(out), "--model", "1.7b"),
     ]
 
 

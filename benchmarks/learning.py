@@ -61,6 +61,10 @@ class Case:
     """Whether the trainer routes tokens as the generator did."""
     backend: str = "sglang"
     """The generator's; vLLM has its own environment."""
+    lora: dict[str, Any] | None = None
+    """Low-rank adapters in place of all weights."""
+    steps: int = 150
+    """Steps after which it has failed to learn."""
 
     @property
     def gpus(self) -> int:
@@ -71,6 +75,7 @@ class Case:
 _TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 ENVIRONMENT = {"SGLANG_BATCH_INVARIANT_OPS_ENABLE_MM_DEEPGEMM": "0"}
 """For the runs: matrices as small as these are none for DeepGEMM, which compiles for each shape besides."""
+_LORA = Case(1, model=_DENSE | {"initializer_range": 0.15}, lora={"rank": 32, "alpha": 64}, steps=300)
 _SEEDED = {"enable_deterministic_inference": True}
 """SGLang then draws by a seed of each request, whatever else is in the batch: first steps have the same samples."""
 _EXPERTS = Case(
@@ -85,6 +90,8 @@ CASES = {
     "two_gpus_apart": Case(1, 1, server=_SEEDED),
     "one_gpu_colocated_vllm": Case(1, backend="vllm"),
     "two_gpus_apart_vllm": Case(1, 1, backend="vllm"),
+    "one_gpu_colocated_lora": _LORA,
+    "one_gpu_colocated_lora_adapters_alone": replace(_LORA, lora={"rank": 32, "alpha": 64, "merge": False}),
     "two_gpus_colocated_tp2_to_tp1": Case(2, parallel=_TP2),
     "two_gpus_colocated_tp2_to_tp2": Case(2, parallel=_TP2, server={"tp_size": 2}),
     "four_gpus_apart_tp2_to_tp1": Case(2, 2, parallel=_TP2),
@@ -123,7 +130,12 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
         "model": {"init": case.model},
         "groups": groups,
         "engines": {
-            "actor": {"parallel": case.parallel, "optimizer": {"lr": 1e-3}, "router_replay": case.router_replay},
+            "actor": {
+                "parallel": case.parallel,
+                "optimizer": {"lr": 1e-3},
+                "router_replay": case.router_replay,
+                "lora": case.lora,
+            },
             "generator": generator,
         },
         "run": {"steps": steps, "save_every": None, "validate_every": None, "validate_first": False},
@@ -149,7 +161,7 @@ def main() -> None:
     what.add_argument("--case", choices=sorted(CASES))
     what.add_argument("--summarize", type=Path, metavar="FOLDER")
     what.add_argument("--list", action="store_true", help="the cases and how many GPUs they take")
-    parser.add_argument("--steps", type=int, default=150, help="steps after which it has failed to learn")
+    parser.add_argument("--steps", type=int, help="steps after which it has failed to learn (default: the case's)")
     parser.add_argument("--out", type=Path, help="folder for the run, its curve and its results")
     args = parser.parse_args()
     if args.list:
@@ -159,7 +171,7 @@ def main() -> None:
     elif args.out is None:
         parser.error("--case needs --out")
     else:
-        learn(args.case, args.steps, args.out)
+        learn(args.case, args.steps or CASES[args.case].steps, args.out)
 
 
 def learn(name: str, steps: int, out: Path) -> dict[str, Any]:

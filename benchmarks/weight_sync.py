@@ -1,6 +1,6 @@
 """Time how new weights reach the generator in a pipeline of dagrl.
 
-    python benchmarks/weight_sync.py --out FOLDER [--model 1.7b|8b] [--apart] [--mode together|turns]
+    python benchmarks/weight_sync.py --out FOLDER [--model 1.7b|8b] [--apart] [--mode together|turns] [--adapters RANK]
 
 Trainer and generator are on one GPU, or with ``--apart`` on two; then NCCL's own broadcast of as many bytes, in buckets
 of the same size, is timed on these GPUs too. A first run sends everything twice and compares it (checksum mode), and
@@ -26,6 +26,7 @@ from ranks import Meetings, run_ranks
 from reports import Verdict, tell
 
 LONGEST_TOGETHER_S = 0.060
+LONGEST_ADAPTERS_S = 0.010
 LEAST_OF_NCCL = 0.70
 _START_S = 300.0
 _STEP_S = 60.0
@@ -39,8 +40,9 @@ def main() -> None:
     load = Load(4, 2, 16, 16)
     steps = args.warmup + args.rounds
     nbytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    rate = _nccl_rate(args.out, nbytes, args.bucket_mib) if args.apart else None
-    name = f"sync_{args.backend}_{args.model}_{'apart' if args.apart else args.mode}"
+    rate = _nccl_rate(args.out, nbytes, args.bucket_mib) if args.apart and not args.adapters else None
+    what = f"{args.model}_adapters" if args.adapters else args.model
+    name = f"sync_{args.backend}_{what}_{'apart' if args.apart else args.mode}"
     prompts = write_prompt_file(args.out / f"{name}_prompts.parquet", load, steps)
     pipeline = grpo_pipeline(
         f"sync-{args.model}",
@@ -54,6 +56,8 @@ def main() -> None:
     )
     # Adam's moments of 8 billion parameters have no room on one GPU, and are nothing to a sync.
     pipeline["engines"]["actor"]["optimizer"] = _WITHOUT_MOMENTS if args.model == "8b" else {"lr": 1e-6}
+    if args.adapters:
+        pipeline["engines"]["actor"] |= {"optimizer": {"lr": 1e-5}, "lora": {"rank": args.adapters, "merge": False}}
     sync = {"bucket_mib": args.bucket_mib}
     pipeline["engines"]["generator"]["weight_sync"] = sync | {"checksum": True}
     with DagrlRun(pipeline, args.out / f"{name}_compared") as run:
@@ -64,6 +68,8 @@ def main() -> None:
         run.wait_for_step(steps, _START_S + steps * _STEP_S)
         metrics = [line for line in run.metrics() if args.warmup < line["step"] <= steps]
         events = run.events()
+    if args.adapters:
+        nbytes = round(1e9 * statistics.median(line["sync/gb"] for line in metrics))
     _report(args, nbytes, rate, events, metrics)
 
 
@@ -72,6 +78,7 @@ def _arguments() -> tuple[argparse.Namespace, Path]:
     add_backend(parser)
     parser.add_argument("--apart", action="store_true", help="trainer and generator on a GPU each")
     parser.add_argument("--mode", choices=("together", "turns"), default="together", help="turns: both sleep")
+    parser.add_argument("--adapters", type=int, metavar="RANK", help="send low-rank adapters alone")
     parser.add_argument("--bucket-mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=8, help="measured steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before that")
@@ -144,7 +151,9 @@ def _report(
     for name, value in phases.items():
         print(f"{name:40}{value:10.4f}")
     verdicts = []
-    if rate is not None:
+    if args.adapters:
+        verdicts.append(Verdict("seconds of a sync of adapters alone", sync, "at most", LONGEST_ADAPTERS_S))
+    elif rate is not None:
         print(f"{'NCCL broadcast alone':40}{1000 * nbytes / rate:10.1f} ms   {rate / 1e9:8.1f} GB/s")
         sent = phases.get("sync/send_s", sync)
         for what, seconds in (("sending, by the trainer's clock", sent), ("the sync, by the driver's", sync)):

@@ -16,6 +16,8 @@ from dagrl.backends.environments import made_environments
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 80
+ADAPTER_STEPS = 250
+"""Adapters learn later."""
 _LIMIT_S = 500.0
 """For all of its steps, about a second each, while other tests have the same GPUs."""
 CASES = (
@@ -23,6 +25,8 @@ CASES = (
     "two_gpus_apart",
     "one_gpu_colocated_vllm",
     "two_gpus_apart_vllm",
+    "one_gpu_colocated_lora",
+    "one_gpu_colocated_lora_adapters_alone",
     "two_gpus_colocated_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp2",
     "two_gpus_colocated_experts_ep2_to_ep2",
@@ -32,6 +36,10 @@ CASES = (
     "four_gpus_apart_tp2_to_tp1",
     "four_gpus_apart_tp2_to_tp2",
 )
+
+
+def steps_of(name: str) -> int:
+    return ADAPTER_STEPS if "lora" in name else STEPS
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +59,7 @@ def learned(lab, learning, tmp_path_factory) -> Callable[[str], Any]:
             pytest.skip("needs the environment that `make vllm` makes")
         folder: Path = tmp_path_factory.mktemp(name)
         file = folder / "pipeline.yaml"
-        file.write_text(yaml.safe_dump(learning.pipeline(name, STEPS), sort_keys=False))
+        file.write_text(yaml.safe_dump(learning.pipeline(name, steps_of(name)), sort_keys=False))
         with pytest.MonkeyPatch.context() as patch:
             for variable, value in learning.ENVIRONMENT.items():
                 patch.setenv(variable, value)
@@ -70,9 +78,9 @@ def test_no_case_is_left_out(learning):
 def test_it_learns_and_both_engines_agree_on_log_probs(learning, learned, name: str):
     run = learned(name)
     metrics = run.metrics()
-    assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in metrics] == list(range(1, steps_of(name) + 1))
     assert [verdict.line() for verdict in learning.verdicts(metrics) if not verdict.met] == []
-    assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
+    assert [line["policy_version"] for line in metrics] == list(range(1, steps_of(name) + 1))
     assert all(line["staleness/max"] == 0 for line in metrics)
     assert run.left_behind() == []
 
