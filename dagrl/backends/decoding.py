@@ -22,8 +22,8 @@ _SAMPLING_PASSES = 6
 _STEP_S = 1.1e-3
 """Seconds of the host between two steps that the GPU waits for. This and the next two are fitted to the rollouts of
 tests/planner/cost/test_measured.py, of 64 to 512 responses at a time."""
-_REQUEST_S = 7e-6
-"""Seconds of the host for each response in a step."""
+RESPONSE_S = 7e-6
+"""Seconds of the host for each response in a step, with its log-prob on SGLang's servers."""
 _SHARED_PROMPT_SHARE = 0.75
 """Share of a prompt's keys and values that is read if several responses share it: partly, the GPU's cache has them."""
 _REDUCTION_S = 10e-6
@@ -107,6 +107,8 @@ class Server:
     """Responses up to which a step is one CUDA graph; 0 without graphs."""
     shares_prompts: bool = True
     """Whether responses to one prompt read it once, from a radix cache."""
+    response_s: float = RESPONSE_S
+    """Seconds of the host for each response in a step."""
     in_process: bool = False
     """Transformers in the worker, batch after batch."""
 
@@ -131,7 +133,7 @@ class Server:
             return seconds + shape.layers * _HF_LAYER_S[device.is_gpu]
         if running > self.largest_graph:
             seconds += shape.layers * _WITHOUT_GRAPH_S
-        return seconds + _STEP_S + running * _REQUEST_S
+        return seconds + _STEP_S + running * self.response_s
 
     def prefill(self, tokens: float, length: float) -> float:
         """Return the seconds to prefill prompts of so many tokens together, `length` each."""

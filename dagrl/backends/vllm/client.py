@@ -29,13 +29,20 @@ class Client:
         self._tokens: dict[str, int] = {}
         """Id of each running request -> tokens received so far."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._paused = False
         self.heard = time.time()
         """When the engine sent something last."""
 
     @property
+    def _copies(self) -> int:
+        """Copies of attention, which step together as long as any has requests."""
+        return int(self._engine.vllm_config.parallel_config.data_parallel_size)
+
+    @property
     def shares_prompts(self) -> bool:
         """See `ServerClient.shares_prompts`."""
-        return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
+        # Copies have separate caches.
+        return self._copies == 1 and bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
 
     def parameters(self, sampling: SamplingSpec, left: int, seed: int, stops: Sequence[int]) -> Any:
         """See `ServerClient.parameters`. Each request draws by its seed."""
@@ -61,13 +68,15 @@ class Client:
         """See `ServerClient.generate`."""
         sampled: list[int] = []
         logprobs: list[float] = []
-        reason = "abort"
+        reason, experts = "abort", None
         self._tokens[rid] = 0
         try:
             prompt = {"prompt_token_ids": tokens, "cache_salt": cache_key}
             async for output in self._engine.generate(prompt, sampling, rid, lora_request=self._request):
                 self.heard = time.time()
                 (part,) = output.outputs
+                # All of them come with the last part.
+                experts = part.routed_experts
                 if part.token_ids:
                     sampled += part.token_ids
                     # One entry per token, because no others were asked for.
@@ -79,7 +88,8 @@ class Client:
         if not sampled:
             return ServerResponse(reason, "", NO_TOKENS, NO_LOGPROBS, None)
         assert len(logprobs) == len(sampled), "a log-prob for each token"
-        return ServerResponse(reason, "", np.array(sampled, np.int64), np.array(logprobs, np.float32), None)
+        routed = None if experts is None else experts.astype(np.int16)
+        return ServerResponse(reason, "", np.array(sampled, np.int64), np.array(logprobs, np.float32), routed)
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
         """See `ServerClient.remember`. vLLM samples at least one token."""
@@ -109,10 +119,12 @@ class Client:
     async def pause(self) -> None:
         """See `ServerClient.pause`."""
         await self._engine.pause_generation(mode="keep", clear_cache=False)
+        self._paused = True
 
     async def go_on(self) -> None:
         """See `ServerClient.go_on`."""
         await self._engine.resume_generation()
+        self._paused = False
 
     async def flush(self, timeout_s: float) -> None:
         """See `ServerClient.flush`."""
@@ -127,14 +139,21 @@ class Client:
         """See `ServerClient.update`."""
         if flush:
             await self._engine.reset_prefix_cache()
+        # A copy that takes weights would wait for one that steps, and that one for it.
+        pauses = self._copies > 1 and not self._paused
+        if pauses:
+            await self.pause()
         alpha = self._adapter and self._adapter.alpha
         await self._engine.collective_rpc("dagrl_update_weights", args=(payload.decode(), alpha))
+        if pauses:
+            await self.go_on()
         self.heard = time.time()
 
     async def release(self, kinds: Sequence[str]) -> None:
         """See `ServerClient.release`. vLLM frees both kinds together; weights that have to stay come back at once."""
         both = "weights" in kinds
         await self._engine.sleep(level=2 if both and not self._keeps_weights else 1, mode="abort")
+        self._paused = True
         if not both:
             await self._engine.wake_up(["weights"])
 
@@ -142,12 +161,15 @@ class Client:
         """See `ServerClient.resume`."""
         await self._engine.wake_up(sorted(kinds))
         if "kv_cache" in kinds:
+            self._paused = False
             await self._engine.reset_prefix_cache()
 
     async def capacity(self) -> Capacity:
         """See `ServerClient.capacity`."""
         config = self._engine.vllm_config
         cache, longest = config.cache_config, config.model_config.max_model_len
+        # Blocks of all copies of attention.
         tokens = cache.num_gpu_blocks * cache.block_size
+        requests = config.scheduler_config.max_num_seqs * self._copies
         vocabulary = config.model_config.get_vocab_size()
-        return Capacity(config.scheduler_config.max_num_seqs, tokens, min(tokens, longest), longest, vocabulary)
+        return Capacity(requests, tokens, min(tokens // self._copies, longest), longest, vocabulary)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts
-from dagrl.backends.decoding import Server
+from dagrl.backends.costs import EngineCosts
+from dagrl.backends.decoding import RESPONSE_S, Server
 from dagrl.backends.planned_engine import PlannedEngine
-from dagrl.backends.vllm.memory import cache_bytes_per_token, server_memory
+from dagrl.backends.vllm.memory import cache_bytes_per_token, server_memory, weights_on_a_gpu
 from dagrl.backends.vllm.section import VllmEngineSpec
 
 _MOST_RUNNING = 1024
 _LARGEST_GRAPH = 512
 """vLLM's defaults on GPUs of 70 GiB or more."""
+_LOGPROB_S = 7.3e-6
+"""Seconds in which vLLM's scheduler handles the log-prob of one token: 512 responses of 1.7B on an H200 ran at 26,110
+tokens/s with them and at 32,301 without."""
 
 
 class VllmCosts(EngineCosts):
@@ -22,12 +25,12 @@ class VllmCosts(EngineCosts):
 
     @property
     def weight_bytes(self) -> float:
-        return self.parameters * WEIGHT_BYTES / self.engine.spec.gpus_per_server
+        return weights_on_a_gpu(self.engine)
 
     @cached_property
     def server(self) -> Server:
         engine = self.engine
-        fields, gpus = engine.spec.server, engine.spec.gpus_per_server
+        fields, gpus, copies = engine.spec.server, engine.spec.gpus_per_server, engine.spec.attention_copies
         cache = server_memory(engine).awake["cache"]
         running = int(fields.get("max_num_seqs", _MOST_RUNNING))
         return Server(
@@ -36,8 +39,9 @@ class VllmCosts(EngineCosts):
             tensor=gpus,
             stages=1,
             per_node=engine.per_node,
-            running=running,
-            cache_tokens=max(1, cache // cache_bytes_per_token(engine)),
+            running=running * copies,
+            cache_tokens=max(1, copies * cache // cache_bytes_per_token(engine)),
             largest_graph=0 if fields.get("enforce_eager", engine.gpu is None) else min(2 * running, _LARGEST_GRAPH),
-            shares_prompts=fields.get("enable_prefix_caching", True),
+            shares_prompts=copies == 1 and fields.get("enable_prefix_caching", True),
+            response_s=RESPONSE_S + _LOGPROB_S,
         )

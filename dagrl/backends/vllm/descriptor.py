@@ -13,9 +13,9 @@ from dagrl.backends.serving.slots import slots_of_servers
 from dagrl.backends.vllm.costs import VllmCosts
 from dagrl.backends.vllm.memory import server_memory
 from dagrl.backends.vllm.rules import check_servers
-from dagrl.backends.vllm.section import VllmEngineSpec
-from dagrl.config.schema import EngineSpec, GroupSpec
-from dagrl.graph.engines import sleeps
+from dagrl.backends.vllm.section import ROUTED_EXPERTS, VllmEngineSpec
+from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
+from dagrl.graph.engines import sleeps, wants_routed_experts
 
 _DRIVER_PATIENCE = 0.95
 """Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
@@ -43,7 +43,7 @@ class VllmBackend(Backend):
 
     def build(self, start: EngineStart) -> Any:
         """One slot of a server: its first worker runs vLLM's engine."""
-        spec = start.section(VllmEngineSpec)
+        spec = section_to_start(start.pipeline, start.name)
         slot = slots_of_servers(spec.gpus_per_server, start.pipeline.groups[str(spec.group)])[start.ranks.rank]
         if start.ranks.listen_fd is not None:
             # vLLM chooses ports itself.
@@ -77,6 +77,15 @@ class VllmBackend(Backend):
     def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
         assert isinstance(engine, VllmEngineSpec)
         return (group.gpus_per_node or group.cpus_per_node) % engine.gpus_per_server == 0
+
+
+def section_to_start(pipeline: Pipeline, name: str) -> VllmEngineSpec:
+    """The section, with ``enable_return_routed_experts`` where a trainer replays routes."""
+    spec = pipeline.engines[name]
+    assert isinstance(spec, VllmEngineSpec)
+    if not wants_routed_experts(pipeline, name):
+        return spec
+    return spec.model_copy(update={"server": {**spec.server, ROUTED_EXPERTS: True}})
 
 
 BACKEND = VllmBackend()

@@ -115,6 +115,8 @@ def engine_arguments(
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": "dagrl.backends.vllm.extension.Extension",
             "enable_sleep_mode": on_gpus and sleeps,
+            # Within a worker of Ray, vLLM would start its processes through Ray.
+            "distributed_executor_backend": "mp" if spec.gpus_per_server > 1 else "uni",
             "disable_log_stats": True,
             # Each server draws differently, in the 31 bits of a seed.
             "seed": int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4]) >> 1,

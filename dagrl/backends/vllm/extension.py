@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
+from dagrl.backends.vllm import cpu
 from dagrl.backends.vllm.adapters import take_adapters
 from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import PeerError
@@ -21,13 +22,7 @@ from dagrl.weight_sync.receiver import Loader, Route, WeightReceiver
 _log = logging.getLogger(__name__)
 
 if current_platform.is_cpu():
-    from vllm import _custom_ops
-    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
-
-    # With oneDNN, linear layers keep a packed copy and drop the weights, which could then not be loaded again. On CPUs
-    # without AMX, experts do the same for grouped products.
-    _custom_ops._supports_onednn = False
-    cpu_fused_moe.CPUFusedMOE.check_grouped_gemm = lambda self, layer: (False, "none")
+    cpu.prepare()
 
 
 class Extension:

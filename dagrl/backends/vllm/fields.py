@@ -27,8 +27,12 @@ class VllmFields(LibraryFields):
     kv_cache_memory_bytes: Annotated[int, Field(gt=0)] = UNSET
     """Bytes of a GPU's cache. Default: what `gpu_memory_utilization` leaves."""
     tensor_parallel_size: PositiveInt = UNSET
+    data_parallel_size: PositiveInt = UNSET
+    """Copies of attention in a server of a mixture of experts, each on ``tensor_parallel_size`` GPUs."""
     enable_expert_parallel: bool = UNSET
     """Distribute experts over the GPUs of a server instead of splitting each."""
+    enable_return_routed_experts: bool = UNSET
+    """Set by dagrl if a trainer replays routes."""
     max_num_seqs: PositiveInt = UNSET
     max_num_batched_tokens: PositiveInt = UNSET
     block_size: PositiveInt = UNSET
@@ -43,9 +47,18 @@ class VllmFields(LibraryFields):
     refused: ClassVar = {
         **dict.fromkeys(("model", "revision", "tokenizer", "hf_overrides"), "follows from `model`; remove it"),
         **dict.fromkeys(
-            ("nnodes", "node_rank", "master_addr", "master_port", "distributed_executor_backend"),
+            (
+                "nnodes",
+                "node_rank",
+                "master_addr",
+                "master_port",
+                "distributed_executor_backend",
+                "data_parallel_backend",
+                "data_parallel_size_local",
+            ),
             "follows from the group; remove it",
         ),
+        "pipeline_parallel_size": "servers have no pipeline stages; raise tensor_parallel_size instead",
         "seed": "follows from `run.seed`; remove it",
         "generation_config": "follows from `sampling` of the rollout; remove it",
         "logprobs_mode": "is processed_logprobs: a log-prob belongs to the distribution that was sampled; remove it",

@@ -15,11 +15,10 @@ _LEAST_CACHE_TOKENS = 16384
 def server_memory(engine: PlannedEngine[VllmEngineSpec]) -> EngineMemory:
     """Return the memory of a server's fullest GPU; without a GPU that of the host."""
     shape, spec, sleeps = engine.shape, engine.spec, engine.executor.sleeps
-    gpus = spec.gpus_per_server
     if engine.gpu is None:
         weights = 4 * shape.parameters
         return EngineMemory({"weights": weights, "cache": CPU_CACHE_GIB * GIB}, "rollout", weights, 0)
-    weights = 2 * shape.parameters // gpus
+    weights = weights_on_a_gpu(engine)
     filled = int(engine.gpu.memory_bytes * utilization_of(spec, sleeps=sleeps))
     cache = spec.server.get("kv_cache_memory_bytes", max(filled - weights - _RUNTIME, 0))
     least = max(engine.work.longest, _LEAST_CACHE_TOKENS) * cache_bytes_per_token(engine)
@@ -35,7 +34,17 @@ def server_memory(engine: PlannedEngine[VllmEngineSpec]) -> EngineMemory:
     )
 
 
+def weights_on_a_gpu(engine: PlannedEngine[VllmEngineSpec]) -> int:
+    """Bytes of weights in 16 bits on one GPU of a server; copies of attention share the experts."""
+    shape, spec = engine.shape, engine.spec
+    experts = sum(shape.layer(index).experts for index in shape.positions)
+    return 2 * ((shape.parameters - experts) // spec.tensor_size + experts // spec.gpus_per_server)
+
+
 def cache_bytes_per_token(engine: PlannedEngine[VllmEngineSpec]) -> int:
     """Bytes of one token's keys and values on one GPU of a server."""
     value = 4 if engine.gpu is None else 1 if str(engine.spec.server.get("kv_cache_dtype")).startswith("fp8") else 2
-    return value * engine.shape.cache_values_per_token * engine.shape.layers // engine.spec.gpus_per_server
+    shape, tensor = engine.shape, engine.spec.tensor_size
+    # A key head that several GPUs share, and latent attention, are whole on each of them.
+    parts = 1 if shape.latent else min(tensor, shape.key_value_heads)
+    return value * shape.cache_values_per_token * shape.layers // parts

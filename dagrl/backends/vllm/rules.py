@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dagrl.backends.backend import EngineCheck
-from dagrl.backends.vllm.section import VllmEngineSpec
+from dagrl.backends.vllm.section import ROUTED_EXPERTS, VllmEngineSpec
 from dagrl.config.schema import RolloutNode
 from dagrl.graph.engines import wants_routed_experts
 from dagrl.graph.rollouts import longest_by_key
@@ -24,24 +24,32 @@ def check_servers(check: EngineCheck[VllmEngineSpec]) -> None:
         # One mistake in a field is enough.
         check.findings.error(place, message, code=code, depends_on=[place, ("groups",), ("model",)])
 
+    tensor, copies = engine.tensor_size, engine.attention_copies
+    larger = "data_parallel_size" if copies > tensor else "tensor_parallel_size"
     if group is not None and group.ranks:
         per_node = group.gpus_per_node or group.cpus_per_node
         if group.is_cpu and each > 1:
-            error("tensor_parallel_size", "a server on CPU slots takes one of them; leave it at 1", "server-on-cpus")
+            error(larger, "a server on CPU slots takes one of them; leave it at 1", "server-on-cpus")
         elif per_node % each:
             message = f"a server takes {each} GPUs, which do not divide the {per_node} of a machine; choose a divisor"
-            error("tensor_parallel_size", message, "servers-do-not-divide")
+            error(larger, message, "servers-do-not-divide")
     heads, keys = check.sizes.heads, check.sizes.key_value_heads
-    if heads and heads.value % each:
-        message = f"{each} GPUs do not share the model's {heads.name}, {heads.value}, evenly; choose a divisor of it"
+    if heads and heads.value % tensor:
+        message = f"{tensor} GPUs do not share the model's {heads.name}, {heads.value}, evenly; choose a divisor of it"
         error("tensor_parallel_size", message, "heads-do-not-divide")
-    if keys and keys.value % each and each % keys.value:
-        message = f"{each} GPUs do not share the model's {keys.name}, {keys.value}, evenly"
+    if keys and keys.value % tensor and tensor % keys.value:
+        message = f"{tensor} GPUs do not share the model's {keys.name}, {keys.value}, evenly"
         error("tensor_parallel_size", f"{message}; choose a divisor or a multiple of it", "heads-do-not-divide")
+    if check.sizes.mixture is False:
+        message = "is for the copies of attention in a mixture of experts, and the model has none; remove it: each"
+        if copies > 1:
+            error("data_parallel_size", f"{message} further server is a copy anyway", "no-experts")
+        for field in ("enable_expert_parallel", ROUTED_EXPERTS):
+            if engine.server.get(field):
+                error(field, "is about experts, and the model has none; remove it", "no-experts")
     _check_lengths(check, error)
-    if wants_routed_experts(check.pipeline, check.name):
-        message = "vLLM servers do not report routed experts to dagrl; remove `router_replay`, or use another backend"
-        check.findings.error((*check.place, "backend"), message, code="no-routed-experts")
+    if wants_routed_experts(check.pipeline, check.name) and not engine.server.get(ROUTED_EXPERTS, True):
+        error(ROUTED_EXPERTS, "turns off the routes that a trainer replays; remove it", "no-routed-experts")
     if engine.weight_sync.route == "cuda_ipc" and engine.weights_from is not None:
         trainer = check.pipeline.engines.get(engine.weights_from)
         if trainer is not None and trainer.group != engine.group:

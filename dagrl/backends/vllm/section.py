@@ -17,6 +17,9 @@ from dagrl.config.schema.model import GroupSpec
 CPU_CACHE_GIB = 1
 """GiB of a server's cache on a CPU slot."""
 
+ROUTED_EXPERTS = "enable_return_routed_experts"
+"""Engine argument that has servers return the experts that tokens were routed to."""
+
 
 class VllmEngineSpec(EngineSpec):
     """vLLM servers that generate, as many as fit on the group."""
@@ -26,7 +29,7 @@ class VllmEngineSpec(EngineSpec):
     head: Literal["lm"] = "lm"
     """Servers have the language model's head."""
     server: GivenFields[VllmFields] = Field(default_factory=dict)
-    """Fields of vLLM's engine arguments. A server takes tensor_parallel_size GPUs."""
+    """Fields of vLLM's engine arguments. A server takes tensor_parallel_size x data_parallel_size GPUs."""
     extra: dict[Literal["server"], dict[str, Any]] = Field(default_factory=dict)
     """Further engine arguments, which are not tested with dagrl: ``extra: {server: {...}}``."""
 
@@ -37,11 +40,22 @@ class VllmEngineSpec(EngineSpec):
     updates_in_flight: ClassVar = True
     takes_adapters: ClassVar = True
     replicas_are_servers: ClassVar = True
+    reports_routed_experts: ClassVar = True
+
+    @property
+    def tensor_size(self) -> int:
+        """GPUs that share each layer."""
+        return int(self.server.get("tensor_parallel_size", 1))
+
+    @property
+    def attention_copies(self) -> int:
+        """Copies of attention within a server, each with its own requests and cache; they share the experts."""
+        return int(self.server.get("data_parallel_size", 1))
 
     @property
     def gpus_per_server(self) -> int:
         """GPUs that one server takes, or CPU slots."""
-        return int(self.server.get("tensor_parallel_size", 1))
+        return self.tensor_size * self.attention_copies
 
     def layout(self, group: GroupSpec) -> list[Coordinates]:
         """One replica for each server; vLLM itself splits the model over its slots."""

@@ -81,7 +81,10 @@ def start_hf(logs: Path) -> Any:
 
 
 SERVERS = {"sglang": start_sglang, "vllm": start_vllm}
-ROOM = {"sglang": {"max_running_requests": REQUESTS_AT_ONCE}, "vllm": {"max_num_seqs": REQUESTS_AT_ONCE}}
+ROOM = {
+    "sglang": {"max_running_requests": REQUESTS_AT_ONCE},
+    "vllm": {"max_num_seqs": REQUESTS_AT_ONCE, "enable_return_routed_experts": True},
+}
 INSTALLED = [name for name in SERVERS if importlib.util.find_spec(name)]
 
 
@@ -150,6 +153,17 @@ def server(engines: Engines, server_backend: str) -> Iterator[Any]:
     yield engine
     if engines.running(server_backend):
         restore(engine)
+
+
+@pytest.fixture
+def routing(engines: Engines, server_backend: str, tmp_path: Path) -> Iterator[Any]:
+    """A server that reports the experts of each token: for vLLM the shared one, as a start takes long."""
+    if server_backend == "vllm":
+        yield engines.get("vllm")
+        return
+    engine = SERVERS[server_backend](tmp_path, enable_return_routed_experts=True)
+    yield engine
+    engine.close()
 
 
 @pytest.fixture(scope="session")

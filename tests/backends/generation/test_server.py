@@ -14,6 +14,7 @@ from completions import GREEDY, LONG, NEW, OLD, complete, deviation, is_greedy
 from transformers import PreTrainedModel
 
 from dagrl.backends.base import Completion, GenerationRequest
+from dagrl.config.schema import SamplingSpec
 from dagrl.weight_sync.protocol import SendReport, refuse_unknown_names
 from dagrl.weight_sync.receiver import Route
 from dagrl.weight_sync.sender import WeightSender
@@ -51,6 +52,8 @@ def test_an_abort_leaves_what_there_is(server, requests, model_of: ModelOf) -> N
     for each in begun:
         assert is_greedy(model_of(OLD), crowd[each.index], each)
         assert deviation(model_of(OLD), crowd[each.index], each).max() <= 1e-4
+        routes = each.routed_experts
+        assert routes is None or len(routes) == len(crowd[each.index].prompt) + len(each.tokens) - 1
     assert complete(server, requests[:1], GREEDY)[0].finish_reason != "abort", "an abort is for what was there"
 
 
@@ -95,6 +98,24 @@ def test_an_update_in_place_keeps_the_old_cache_to_itself(server, requests, mode
     for request, completion in zip(requests, complete(server, requests, GREEDY), strict=True):
         assert completion.policy_version == 1
         assert deviation(model_of(NEW), request, completion).max() <= 1e-5
+
+
+def test_each_response_of_a_group_has_the_routes_of_its_prompt(routing, model_of) -> None:
+    """The prompt is computed once, by a request without a response."""
+    generator = np.random.default_rng(1)
+    prompt = generator.integers(3, 15, 100)
+    sampling = SamplingSpec(max_new_tokens=12, ignore_eos=True)
+    group = list(routing.generate([GenerationRequest(prompt, seed) for seed in range(4)], sampling))
+    assert len({tuple(each.tokens) for each in group}) > 1
+    for each in group:
+        tokens = torch.tensor([*prompt, *each.tokens])
+        with torch.no_grad():
+            routed = model_of(OLD)(tokens[None], output_router_logits=True)
+        places = torch.arange(len(prompt), len(tokens))
+        logprobs = routed.logits[0].log_softmax(-1)[places - 1, tokens[places]]
+        np.testing.assert_allclose(each.logprobs, logprobs.numpy(), atol=1e-4)
+        chosen = torch.stack([layer[:-1].topk(2).indices for layer in routed.router_logits], dim=1)
+        np.testing.assert_array_equal(np.sort(each.routed_experts), chosen.sort().values.numpy())
 
 
 # -- weights that come from another process
