@@ -1,4 +1,4 @@
-# dagrl on NVIDIA GPUs: CUDA 13, Python 3.12, Megatron-core with Transformer Engine, flash-attn and Apex, and SGLang.
+# dagrl on NVIDIA GPUs: CUDA 13, Python 3.12, Megatron-core with Transformer Engine, flash-attn and Apex, SGLang and vLLM.
 #
 # NOT BUILT IN CI, which has neither a Docker engine nor a GPU. The requirement files resolve together;
 # transformer-engine, sglang and megatron-core were run together on H200s, outside of a container; flash-attn and Apex
@@ -64,6 +64,12 @@ COPY . /opt/dagrl
 WORKDIR /opt/dagrl
 RUN uv pip install --no-cache --python /opt/venv --no-deps --editable . \
     && uv pip install --no-cache --python /opt/venv -r requirements/dev.txt
+
+# vLLM's own environment, beside that of the driver: `environment: vllm` of an engine names it (docs/vllm.md).
+RUN uv venv --python /opt/venv/bin/python /opt/venv-vllm \
+    && uv pip install --no-cache --python /opt/venv-vllm --override requirements/vllm-overrides.txt \
+        -r requirements/vllm.txt vllm==0.26.0 \
+    && uv pip install --no-cache --python /opt/venv-vllm --no-deps --editable .
 
 # Megatron-core overlaps communication with computation only if kernels are queued in the order of their launch.
 ENV CUDA_DEVICE_MAX_CONNECTIONS=1

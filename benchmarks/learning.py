@@ -85,6 +85,14 @@ _EXPERTS = Case(
     server={"tp_size": 2, "ep_size": 2, "enforce_disable_flashinfer_allreduce_fusion": True},
     model=_MIXTURE,
 )
+# Servers of the layouts that one GPU cannot have start without compiled graphs, in a third of the time.
+_EXPERTS_ON_VLLM = Case(
+    2,
+    parallel={"expert_model_parallel_size": 2},
+    server={"tensor_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": True},
+    model=_MIXTURE,
+    backend="vllm",
+)
 CASES = {
     "one_gpu_colocated": Case(1, server=_SEEDED),
     "two_gpus_apart": Case(1, 1, server=_SEEDED),
@@ -100,6 +108,13 @@ CASES = {
     "four_gpus_colocated_tp2_to_tp2": Case(4, parallel=_TP2, server={"tp_size": 2}),
     "two_gpus_colocated_experts_ep2_to_ep2": _EXPERTS,
     "two_gpus_colocated_experts_ep2_to_ep2_replayed": replace(_EXPERTS, router_replay=True),
+    "two_gpus_colocated_tp2_to_tp2_vllm": Case(
+        2, parallel=_TP2, server={"tensor_parallel_size": 2, "enforce_eager": True}, backend="vllm"
+    ),
+    "two_gpus_apart_experts_vllm_replayed": Case(
+        1, 1, server={"enforce_eager": True}, model=_MIXTURE, router_replay=True, backend="vllm"
+    ),
+    "two_gpus_colocated_experts_ep2_to_ep2_vllm": _EXPERTS_ON_VLLM,
 }
 ALIKE = ("one_gpu_colocated", "two_gpus_apart")
 """Cases whose first steps must be the same."""

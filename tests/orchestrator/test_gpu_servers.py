@@ -22,6 +22,8 @@ import pytest
 import torch
 import yaml
 
+from dagrl.backends.environments import made_environments
+
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 4
@@ -34,6 +36,14 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
         False,
     ),
     "two machines": ("two_gpus_colocated_tp2_to_tp2", {}, True),
+    "vLLM, tensor parallel": ("two_gpus_colocated_tp2_to_tp2_vllm", {}, False),
+    "vLLM, experts with routes, weights over NCCL": ("two_gpus_apart_experts_vllm_replayed", {}, False),
+    "vLLM, experts apart": ("two_gpus_colocated_experts_ep2_to_ep2_vllm", {}, False),
+    "vLLM, attention by data": (
+        "two_gpus_colocated_experts_ep2_to_ep2_vllm",
+        {"tensor_parallel_size": 1, "data_parallel_size": 2},
+        False,
+    ),
 }
 """Layout of `benchmarks/learning.py`, what its server has besides, and whether the GPUs are on two machines."""
 
@@ -46,6 +56,8 @@ def test_a_server_of_that_kind_takes_weights_and_is_on_policy(
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     layout, server, apart = CASES[name]
+    if learning.CASES[layout].backend == "vllm" and "vllm" not in made_environments():
+        pytest.skip("needs the environment that `make vllm` makes")
     pipeline = learning.pipeline(layout, STEPS)
     pipeline["engines"]["generator"]["server"] |= server
     for variable, value in learning.ENVIRONMENT.items():

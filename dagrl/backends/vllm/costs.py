@@ -13,7 +13,7 @@ from dagrl.backends.vllm.section import VllmEngineSpec
 _MOST_RUNNING = 1024
 _LARGEST_GRAPH = 512
 """vLLM's defaults on GPUs of 70 GiB or more."""
-_LOGPROB_S = 7.3e-6
+LOGPROB_S = 7.3e-6
 """Seconds in which vLLM's scheduler handles the log-prob of one token: 512 responses of 1.7B on an H200 ran at 26,110
 tokens/s with them and at 32,301 without."""
 
@@ -43,5 +43,5 @@ class VllmCosts(EngineCosts):
             cache_tokens=max(1, copies * cache // cache_bytes_per_token(engine)),
             largest_graph=0 if fields.get("enforce_eager", engine.gpu is None) else min(2 * running, _LARGEST_GRAPH),
             shares_prompts=copies == 1 and fields.get("enable_prefix_caching", True),
-            response_s=RESPONSE_S + _LOGPROB_S,
+            response_s=RESPONSE_S + LOGPROB_S,
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import ValidationError
 
 from dagrl.backends.serving.client import ServerError, ServerLostError
 
@@ -50,7 +51,7 @@ class VllmServer:
         if not done or failure is not None:
             self._is_given_up = True
             self._end_processes()
-            what = f"did not start: {failure}" if failure else f"was not ready after {start_timeout_s:g} s"
+            what = f"did not start: {_cause(failure)}" if failure else f"was not ready after {start_timeout_s:g} s"
             raise ServerError(f"vLLM server {name} {what}{self._last_words()}") from failure
         self.engine: Any = self._started.result()
         """vLLM's AsyncLLM; use it only on its own loop."""
@@ -172,6 +173,13 @@ class VllmServer:
         told = [line for line in lines if "ERROR" in line or "Error" in line] or lines
         last = f"; its last output: {' | '.join(told[-_LAST_LINES:])}" if told else ""
         return f"{last}; the whole log is {self._log}"
+
+
+def _cause(failure: BaseException) -> str:
+    """In one sentence: pydantic, which checks vLLM's arguments, adds all of its input."""
+    if isinstance(failure, ValidationError):
+        return "; ".join(each["msg"] for each in failure.errors())
+    return str(failure)
 
 
 def _children() -> list[psutil.Process]:

@@ -65,9 +65,11 @@ def start_sglang(logs: Path, start_timeout_s: float = 200.0, **server: object) -
 
 def start_vllm(logs: Path, start_timeout_s: float = 200.0, **server: object) -> Any:
     from dagrl.backends.vllm.engine import VllmEngine
+    from dagrl.backends.vllm.fields import VllmFields
     from dagrl.backends.vllm.section import VllmEngineSpec
 
-    spec = VllmEngineSpec(backend="vllm", group="rollout", server=server)
+    tested = {name: server.pop(name) for name in list(server) if name in VllmFields.model_fields}
+    spec = VllmEngineSpec(backend="vllm", group="rollout", server=tested, extra={"server": server})
     log = logs / "generator-0-tp0.log"
     options = {"gpus": (), "log": log, "start_timeout_s": start_timeout_s, "sleeps": True}
     return VllmEngine(MODEL, spec, RANKS, name="generator/0", **options)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.backends.vllm.descriptor import section_to_start
 from dagrl.validation import check_file
 
 HF = "  generator: {backend: hf, group: rollout, weights_from: actor}"
@@ -46,20 +47,45 @@ def test_servers_fill_their_group(with_server) -> None:
         ("server: {max_model_len: 12} #!", "gpus_per_node: 4", "max_model_len", "context-too-short"),
         ("server: {logprobs_mode: raw_logprobs} #!", "gpus_per_node: 4", "logprobs_mode", "refused-key"),
         ("server: {swap_space: 4} #!", "gpus_per_node: 4", "swap_space", "untested-field"),
+        ("server: {tensor_paralel_size: 2} #!", "gpus_per_node: 4", "tensor_paralel_size", "untested-field"),
+        ("server: {data_parallel_size: 2} #!", "gpus_per_node: 4", "data_parallel_size", "no-experts"),
+        ("server: {enable_expert_parallel: true} #!", "gpus_per_node: 4", "enable_expert_parallel", "no-experts"),
+        ("server: {pipeline_parallel_size: 2} #!", "gpus_per_node: 4", "pipeline_parallel_size", "refused-key"),
     ],
 )
 def test_what_does_not_fit_is_an_error(project, with_server, keys: str, group: str, place: str, code: str) -> None:
     project.assert_problem(with_server(keys, group), f"engines.generator.server.{place}", code)
 
 
-def test_routes_cannot_be_replayed(project) -> None:
-    path = project.pipeline(
-        ("  rollout: {cpus_per_node: 1}", "  rollout: {gpus_per_node: 1}"),
-        (
-            "model_type: qwen3,",
-            "model_type: qwen3_moe, num_experts: 4, moe_intermediate_size: 32, norm_topk_prob: true,",
-        ),
-        ("    optimizer: {lr: 1e-3}\n", "    optimizer: {lr: 1e-3}\n    router_replay: true\n"),
-        (HF, "  generator: {group: rollout, weights_from: actor, backend: vllm} #!"),
-    )
-    assert "no-routed-experts" in {problem.code for problem in project.problems(path)}
+@pytest.fixture
+def mixture(project):
+    """A mixture of experts with a vLLM generator, as these keys say; the trainer routes tokens as it did."""
+
+    def write(keys: str) -> Path:
+        return project.pipeline(
+            ("  rollout: {cpus_per_node: 1}", "  rollout: {gpus_per_node: 4}"),
+            (
+                "model_type: qwen3,",
+                "model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 32,",
+            ),
+            ("    optimizer: {lr: 1e-3}\n", "    optimizer: {lr: 1e-3}\n    router_replay: true\n"),
+            (HF, f"  generator:\n    backend: vllm\n    group: rollout\n    weights_from: actor\n    {keys}"),
+        )
+
+    return write
+
+
+def test_routes_are_reported_where_a_trainer_replays_them(project, mixture) -> None:
+    path = mixture("server: {tensor_parallel_size: 2, enable_expert_parallel: true}")
+    pipeline = check_file(path).loaded.pipeline
+    assert section_to_start(pipeline, "generator").server["enable_return_routed_experts"] is True
+    path = mixture("server: {enable_return_routed_experts: false} #!")
+    project.assert_problem(path, "engines.generator.server.enable_return_routed_experts", "no-routed-experts")
+
+
+def test_copies_of_attention_share_a_server_and_its_experts(mixture) -> None:
+    keys = "server: {tensor_parallel_size: 2, data_parallel_size: 2, enable_expert_parallel: true}"
+    pipeline = check_file(mixture(keys)).loaded.pipeline
+    generator = pipeline.engines["generator"]
+    assert generator.layout_text(pipeline.groups["rollout"]) == "1 server of 4 GPUs"
+    assert [place.primary for place in generator.layout(pipeline.groups["rollout"])] == [True, False, False, False]

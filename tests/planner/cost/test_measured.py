@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagrl.backends.costs import PlannedBatch, server_sleep_seconds, server_wake_seconds
-from dagrl.backends.decoding import Generation, Lengths, Server, shard_ends
+from dagrl.backends.decoding import RESPONSE_S, Generation, Lengths, Server, shard_ends
 from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
@@ -16,6 +16,7 @@ from dagrl.backends.megatron.planning.costs import trainer_down_seconds, trainer
 from dagrl.backends.megatron.planning.optimizer import STATE_BYTES
 from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.vllm.costs import LOGPROB_S
 from dagrl.models.gpus import gpu_named
 from dagrl.planner.cost.costs import PipelineCosts, sync_seconds
 from dagrl.planner.cost.estimate import estimate_step
@@ -66,9 +67,15 @@ def rows(passes: Passes, micro_batches: int, tokens: int) -> PlannedBatch:
     return PlannedBatch(passes.replicas * micro_batches * tokens / 2048, Lengths(1, 2047, 2047), tokens)
 
 
-def rollout(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths) -> float:
-    server = Server(shape, H200, tensor=tensor, per_node=4, cache_tokens=1e6)
+def rollout(
+    shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths, response_s: float = RESPONSE_S
+) -> float:
+    server = Server(shape, H200, tensor=tensor, per_node=4, cache_tokens=1e6, response_s=response_s)
     return shard_ends(server, Generation(prompts, n, lengths))[-1]
+
+
+def rollout_on_vllm() -> float:
+    return rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512), RESPONSE_S + LOGPROB_S)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +105,9 @@ def rollout(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengt
         pytest.param(lambda: rollout(BILLIONS_1_7, 1, 32, 4, Lengths(256, 768, 768)), 4.25, id="1.7B, 128 at a time"),
         pytest.param(lambda: rollout(BILLIONS_1_7, 2, 64, 4, Lengths(256, 768, 768)), 5.27, id="1.7B, TP2"),
         pytest.param(lambda: rollout(BILLIONS_8, 1, 32, 4, Lengths(256, 768, 768)), 7.87, id="8B, 128 at a time"),
+        # vLLM, 2026-11-24: bare, and the node of a pipeline; in other runs that took 8.9 to 9.7 s.
+        pytest.param(lambda: rollout_on_vllm(), 10.04, id="1.7B on vLLM, bare"),
+        pytest.param(lambda: rollout_on_vllm(), 9.64, id="1.7B on vLLM"),
     ],
 )
 def test_work(estimate: Any, measured: float) -> None:
