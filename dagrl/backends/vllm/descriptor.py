@@ -13,7 +13,7 @@ from dagrl.backends.serving.slots import slots_of_servers
 from dagrl.backends.vllm.costs import VllmCosts
 from dagrl.backends.vllm.memory import server_memory
 from dagrl.backends.vllm.rules import check_servers
-from dagrl.backends.vllm.section import ROUTED_EXPERTS, VllmEngineSpec
+from dagrl.backends.vllm.section import ROUTED_EXPERTS, VLLM_VERSION, VllmEngineSpec
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
 from dagrl.graph.engines import sleeps, wants_routed_experts
 
@@ -27,6 +27,7 @@ class VllmBackend(Backend):
     name = "vllm"
     summary = "vLLM servers: generates and judges; see docs/vllm.md for its environment"
     requires = ("vllm",)
+    release = VLLM_VERSION
 
     def validate(self, check: EngineCheck[Any]) -> None:
         """Engine arguments, the place of servers, and the length of samples."""

@@ -16,15 +16,12 @@ from dagrl.backends.serving.engine import ServerEngine
 from dagrl.backends.serving.model_folder import model_folder
 from dagrl.backends.vllm.adapters import least_rank
 from dagrl.backends.vllm.client import Client
-from dagrl.backends.vllm.section import CPU_CACHE_GIB, VllmEngineSpec, utilization_of
+from dagrl.backends.vllm.section import CPU_CACHE_GIB, VLLM_VERSION, VllmEngineSpec, utilization_of
 from dagrl.backends.vllm.server import VllmServer
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.config.schema.engine import SentAdapter
 from dagrl.data.tokenizer import load_tokenizer
-
-VLLM_VERSION = "0.26.0"
-"""Version that `client.py`, `server.py` and `extension.py` support."""
 
 _STREAM_INTERVAL = 16
 """Tokens of a request that arrive together: with hundreds of requests, a message per token keeps Python busy."""
@@ -131,5 +128,5 @@ def _check_version() -> None:
     from importlib.metadata import packages_distributions, version
 
     installed = version(packages_distributions()["vllm"][0])
-    if not f"{installed}.".startswith(f"{VLLM_VERSION}."):
+    if installed.partition("+")[0] != VLLM_VERSION:
         raise ServerError(f"vLLM {installed} is installed, but dagrl needs {VLLM_VERSION}; {remedy}")

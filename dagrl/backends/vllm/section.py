@@ -14,6 +14,9 @@ from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.library_fields import GivenFields, add_extra
 from dagrl.config.schema.model import GroupSpec
 
+VLLM_VERSION = "0.26.0"
+"""Version that this package supports: its requests, processes and weights."""
+
 CPU_CACHE_GIB = 1
 """GiB of a server's cache on a CPU slot."""
 
