@@ -1,12 +1,14 @@
-"""A real run whose generator is a vLLM server on the CPU, in an environment of its own, until its server is killed."""
+"""A real run that learns from a vLLM server on the CPU, in an environment of its own; its server is killed on the way."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-vllm"
@@ -16,13 +18,17 @@ pytestmark = [
     pytest.mark.skipif(not ENVIRONMENT.exists(), reason="`make vllm` builds the environment of vLLM"),
 ]
 
+STEPS, PROMPTS, N = 25, 16, 16
+KILLED_AFTER = 5
+
 
 @pytest.fixture(scope="module")
 def run(lab, tmp_path_factory):
-    """A run under way that has trained for three steps."""
+    """A run under way that has trained for some steps."""
     folder = tmp_path_factory.mktemp("vllm")
     pipeline = lab.tiny_pipeline()
-    pipeline["model"]["init"] |= {"head_dim": 32}
+    pipeline["model"]["init"]["head_dim"] = 32
+    pipeline["data"]["prompts_per_step"] = PROMPTS
     pipeline["engines"]["generator"] = {
         "backend": "vllm",
         "group": "rollout",
@@ -30,35 +36,54 @@ def run(lab, tmp_path_factory):
         "environment": str(ENVIRONMENT),
         "weight_sync": {"route": "broadcast", "checksum": True, "bucket_mib": 1},
     }
-    pipeline["run"] |= {"steps": 100_000, "save_every": 100_000, "validate_every": 2, "max_restarts": 1}
+    pipeline["nodes"]["rollout"]["n"] = N
+    pipeline["nodes"]["reward"]["fn"] = "rewards:even"
+    pipeline["run"] |= {"steps": STEPS, "save_every": None, "validate_every": STEPS, "max_restarts": 1}
+    pipeline["run"]["samples_per_step"] = PROMPTS * N
     run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
-    run.wait_for_step(3, 400.0)
+    run.wait_for_step(KILLED_AFTER, 400.0)
     return run
 
 
-def test_it_trains_on_what_the_server_samples(run) -> None:
-    steps = [line for line in run.metrics() if line["step"] > 0][:3]
-    assert [line["policy_version"] for line in steps] == [1, 2, 3]
-    for line in steps:
-        assert line["staleness/max"] == 0
-        assert 1 <= line["response_tokens/mean"] <= 3
-        assert line["mismatch/logprob_diff/max"] <= 1e-5, "the server samples with the trainer's newest weights"
-    assert "val/reward/mean" in steps[1]
+@pytest.fixture(scope="module")
+def ended(run):
+    """The same run at its end; its server was killed while it sampled."""
+    worker = psutil.Process(json.loads((run.folder / "workers.json").read_text())["generator/0"]["pid"])
+    (engine,) = [each for each in worker.children(recursive=True) if "EngineCore" in each.name()]
+    # Within the rollout of a later step.
+    run.wait_for_step(run.metrics()[-1]["step"] + 1)
+    time.sleep(0.1)
+    os.kill(engine.pid, 9)
+    assert run.wait(500.0) == 0, run.output
+    return run
 
 
 def test_its_worker_runs_in_its_environment(run) -> None:
     worker = psutil.Process(json.loads((run.folder / "workers.json").read_text())["generator/0"]["pid"])
-    assert worker.environ().get("VIRTUAL_ENV", str(ENVIRONMENT)) and str(ENVIRONMENT) in " ".join(
-        open_file.path for open_file in worker.memory_maps()
-    )
+    assert str(ENVIRONMENT.resolve()) in " ".join(Path(each.path).as_posix() for each in worker.memory_maps())
 
 
-def test_a_server_that_dies_is_started_again_and_trained_with(run) -> None:
-    worker = psutil.Process(json.loads((run.folder / "workers.json").read_text())["generator/0"]["pid"])
-    engines = [each for each in worker.children(recursive=True) if "EngineCore" in each.name()]
-    assert engines
-    os.kill(engines[0].pid, 9)
-    last = run.metrics()[-1]["step"]
-    run.wait_for_step(last + 4, 400.0)
-    assert "a process of vLLM server generator/0 has died" in run.output
-    assert "generator/0 restarted" in run.output
+def test_it_trains_on_what_the_server_samples(ended) -> None:
+    steps = [line for line in ended.metrics() if line["step"] > 0]
+    assert [line["policy_version"] for line in steps] == list(range(1, STEPS + 1))
+    for line in steps:
+        assert line["staleness/max"] == 0
+        assert line["mismatch/logprob_diff/max"] <= 1e-4, "the server samples with the trainer's newest weights"
+    assert ended.left_behind() == []
+
+
+def test_a_server_that_dies_is_started_again_and_loses_and_doubles_nothing(ended) -> None:
+    assert "a process of vLLM server generator/0 has died" in ended.output
+    assert "generator/0 restarted" in ended.output
+    assert ended.metrics()[-1]["run/restarts"] == 1
+    for step in range(1, STEPS + 1):
+        rows = pq.read_table(ended.folder / "samples" / f"step_{step}.parquet").to_pylist()
+        assert sorted(row["sample_id"] for row in rows) == list(range(PROMPTS * N))
+        assert {row["policy_version"] for row in rows} == {step - 1}
+        assert len({(row["group_id"], row["prompt"]) for row in rows}) == PROMPTS
+
+
+def test_it_learns(ended) -> None:
+    rewards = [line["reward/mean"] for line in ended.metrics() if line["step"] > 0]
+    assert rewards[0] < 0.5
+    assert sum(rewards[-5:]) / 5 > 0.9

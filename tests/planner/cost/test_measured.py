@@ -16,7 +16,7 @@ from dagrl.backends.megatron.planning.costs import trainer_down_seconds, trainer
 from dagrl.backends.megatron.planning.optimizer import STATE_BYTES
 from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
-from dagrl.backends.vllm.costs import LOGPROB_S
+from dagrl.backends.vllm.costs import LOGPROB_S, TOKEN_S
 from dagrl.models.gpus import gpu_named
 from dagrl.planner.cost.costs import PipelineCosts, sync_seconds
 from dagrl.planner.cost.estimate import estimate_step
@@ -74,8 +74,9 @@ def rollout(
     return shard_ends(server, Generation(prompts, n, lengths))[-1]
 
 
-def rollout_on_vllm() -> float:
-    return rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512), RESPONSE_S + LOGPROB_S)
+def rollout_on_vllm(*, logprobs: bool = True) -> float:
+    seconds = TOKEN_S if logprobs else TOKEN_S - LOGPROB_S
+    return rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512), seconds)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +106,10 @@ def rollout_on_vllm() -> float:
         pytest.param(lambda: rollout(BILLIONS_1_7, 1, 32, 4, Lengths(256, 768, 768)), 4.25, id="1.7B, 128 at a time"),
         pytest.param(lambda: rollout(BILLIONS_1_7, 2, 64, 4, Lengths(256, 768, 768)), 5.27, id="1.7B, TP2"),
         pytest.param(lambda: rollout(BILLIONS_8, 1, 32, 4, Lengths(256, 768, 768)), 7.87, id="8B, 128 at a time"),
-        # vLLM, 2026-11-24: bare, and the node of a pipeline; in other runs that took 8.9 to 9.7 s.
-        pytest.param(lambda: rollout_on_vllm(), 10.04, id="1.7B on vLLM, bare"),
+        # vLLM, 2026-11-24: the node of a pipeline, and bare.
         pytest.param(lambda: rollout_on_vllm(), 9.64, id="1.7B on vLLM"),
+        pytest.param(lambda: rollout_on_vllm(), 10.04, id="1.7B on vLLM, bare"),
+        pytest.param(lambda: rollout_on_vllm(logprobs=False), 8.12, id="1.7B on vLLM, bare, without log-probs"),
     ],
 )
 def test_work(estimate: Any, measured: float) -> None:
