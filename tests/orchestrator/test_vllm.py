@@ -1,4 +1,4 @@
-"""A real run that learns from a vLLM server on the CPU, in an environment of its own; its server is killed on the way."""
+"""A real run that learns from a vLLM server in an environment of its own; its server is killed on the way."""
 
 from __future__ import annotations
 
