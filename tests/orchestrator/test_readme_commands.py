@@ -163,7 +163,7 @@ NOT_HERE: dict[str, NotHere] = {
     "dagrl run grpo model.path=Qwen/Qwen3-8B": GPUS,
     "dagrl plan dag_templates/grpo.yaml model.path=Qwen/Qwen3-1.7B groups.devices.gpus_per_node=1 --gpu H100": HUB,
     "dagrl run dag_templates/grpo.yaml model.path=Qwen/Qwen3-1.7B groups.devices.gpus_per_node=1 run.steps=5": GPUS,
-    "dagrl run dag_templates/tiny_vllm.yaml": NotHere("tests/orchestrator/test_vllm.py runs the like of it"),
+    "dagrl run dag_templates/tiny_vllm.yaml": NotHere("tests/orchestrator/test_vllm.py runs it, and kills its server"),
     "dagrl run dag_templates/grpo.yaml": GPUS,
     "sbatch --nodes=8 --gpus-per-node=8 launch/slurm.sh eight.yaml": SEVERAL,
     "dagrl export RUN -o DIR --best": SYNTAX,
