@@ -58,7 +58,10 @@ def fields_of_class(source: str, class_name: str) -> dict[str, str]:
 def config_class(model_type: str) -> ConfigClass:
     """Return the config class that transformers has for a model type."""
     base = source_of("transformers", "configuration_utils.py")
-    source = source_of("transformers", f"models/{model_type}/configuration_{model_type}.py")
+    # Text models of families with images share a folder with them.
+    folders = dict.fromkeys((model_type, model_type.removesuffix("_text")))
+    files = (source_of("transformers", f"models/{folder}/configuration_{folder}.py") for folder in folders)
+    source = next(filter(None, files), None)
     if base is None or source is None:
         return NO_CLASS
     for statement in ast.parse(source).body:

@@ -81,6 +81,63 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }
 
+BRIDGED: dict[str, dict[str, Any]] = {
+    "mistral": {"head_dim": 12, "sliding_window": 4},
+    "qwen2_moe": {
+        **_EXPERTS,
+        "num_experts": 4,
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 40,
+        "decoder_sparse_step": 1,
+    },
+    "gemma2": {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 4,
+        "attn_logit_softcapping": 0.5,
+        "final_logit_softcapping": 1.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma3_text": {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 4,
+        "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+        },
+    },
+    "glm4_moe": {
+        **_EXPERTS,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "head_dim": 12,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "norm_topk_prob": True,
+    },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 12, "sliding_window": 4},
+    "nemotron": {"hidden_act": "relu2", "partial_rotary_factor": 0.5},
+    "qwen3_next": {
+        **_EXPERTS,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 40,
+        "head_dim": 12,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "partial_rotary_factor": 0.5,
+    },
+}
+"""Models that megatron-bridge builds."""
+
 _ONE = {"num_experts_per_tok": 1}
 ONE_EXPERT: dict[str, dict[str, Any]] = {
     "mixtral_one": {"num_local_experts": 4, **_ONE},
@@ -100,11 +157,15 @@ def tiny_hf_model(name: str) -> Any:
     import torch
     import transformers
 
-    fields = dict({**DENSE, **MIXTURES, **ONE_EXPERT}[name])
+    fields = dict({**DENSE, **MIXTURES, **ONE_EXPERT, **BRIDGED}[name])
     family = max((known for known in transformers.CONFIG_MAPPING if name.startswith(known)), key=len)
-    rope = {"rope_type": "default", "rope_theta": 5e5} | fields.pop("rope", {})
+    rope = fields.pop("rope", {})
+    if "full_attention" not in rope:
+        rope = {"rope_type": "default", "rope_theta": 5e5} | rope
+    # These caps and sinks are not in torch's function.
+    attention = "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
     config = transformers.AutoConfig.for_model(
-        family, rope_parameters=rope, attn_implementation="sdpa", **{**_SIZES, **_COMMON, **fields}
+        family, rope_parameters=rope, attn_implementation=attention, **{**_SIZES, **_COMMON, **fields}
     )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(7)

@@ -27,6 +27,13 @@ class Family:
     model_type: ClassVar[str]
     """The ``model_type`` in Hugging Face's config.json."""
 
+    bridged: ClassVar[bool] = False
+    """Whether megatron-bridge's provider builds the Megatron model. `transformer_fields` are then those that it sets
+    otherwise, and `rope_arguments` are not used."""
+    has_tables: ClassVar[bool] = True
+    """Whether the tensors of `shape` are all of a checkpoint, with their places in Megatron. If not, megatron-bridge
+    converts the weights."""
+
     # -- fields of the config
 
     sizes: ClassVar[tuple[str, ...]] = ()
@@ -37,6 +44,8 @@ class Family:
     """The field with the width of one expert."""
     latent: ClassVar[bool] = False
     """Whether attention is latent."""
+    zero_centred_norms: ClassVar[bool] = False
+    """Whether norms multiply with 1 + weight, so that the weights of a new model are zeros."""
     ranges: ClassVar[Mapping[str, Range]] = COMMON_RANGES | EXPERT_RANGES
     """Values that fields can have."""
     heads_divide_hidden: ClassVar[bool] = False
@@ -46,8 +55,14 @@ class Family:
 
     required: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Fields with the only values that the backend can build, the usual one first. Null means the usual one."""
+    activations: ClassVar[tuple[str, ...]] = ("silu",)
+    """Activation functions (``hidden_act``, ``hidden_activation``)."""
+    layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention",)
+    """Kinds of layers (``layer_types``)."""
     rope_kinds: ClassVar[tuple[str, ...]] = ("default", "llama3")
     """Kinds of rotary embedding (``rope_type``)."""
+    rotates_parts: ClassVar[bool] = False
+    """Whether it can rotate a part of each head (``partial_rotary_factor``)."""
     transformer_defaults: ClassVar[Mapping[str, Any]] = {}
     """Fields of Megatron's TransformerConfig that suit the family, and that a pipeline file may change."""
 
@@ -66,14 +81,16 @@ class Family:
         """Return the attention of a layer."""
         return self.grouped_query_attention(config)
 
-    def grouped_query_attention(
-        self, config: ConfigFields, *, qkv_bias: bool = False, qk_norm: bool = False
-    ) -> GroupedQueryAttention:
-        """Return grouped-query attention under the usual names of its sizes."""
+    def grouped_query_attention(self, config: ConfigFields, **options: Any) -> GroupedQueryAttention:
+        """Return grouped-query attention under the usual names of its sizes, with `options` such as ``qkv_bias``."""
         hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
         head_dim = config.optional("head_dim") or hidden // heads
         groups = config.optional("num_key_value_heads") or heads
-        return GroupedQueryAttention(hidden, heads, groups, head_dim, qkv_bias, qk_norm)
+        return GroupedQueryAttention(hidden, heads, groups, head_dim, **options)
+
+    def mlp(self, config: ConfigFields) -> GatedMlp:
+        """Return the MLP of a layer without experts."""
+        return GatedMlp(config.size("hidden_size"), config.size("intermediate_size"))
 
     def experts(self, config: ConfigFields) -> GatedExperts | None:
         """Return the experts of a mixture; None for dense models."""
@@ -88,11 +105,11 @@ class Family:
         experts = self.experts(config)
         return ModelShape(
             family=self.model_type,
-            hidden=(hidden := config.size("hidden_size")),
+            hidden=config.size("hidden_size"),
             layers=config.size("num_hidden_layers"),
             vocabulary=config.size("vocab_size"),
             attention=self.attention(config),
-            mlp=GatedMlp(hidden, config.size("intermediate_size")),
+            mlp=self.mlp(config),
             experts=experts,
             mixture_layers=self.mixture_layers(config) if experts else (),
             tied=bool(config.get("tie_word_embeddings", False)),
@@ -157,15 +174,17 @@ class Family:
 
         Their values are among `ranges`.
         """
-        for field, options in {"hidden_act": ("silu",), **self.required}.items():
+        activation = "hidden_activation" if "hidden_activation" in config else "hidden_act"
+        for field, options in {activation: self.activations, **self.required}.items():
             # Null, and a field that is left out, mean the usual value in Hugging Face's classes.
             if (value := config.get(field)) is not None and value not in options:
                 takes = " or ".join(shown(option) for option in options)
                 found = f"{self.model_type} with {field} {shown(value)}"
                 yield field, f"the megatron engine has no {found}; it takes {takes}"
-        others = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+        others = sorted(set(config.get("layer_types") or ()) - set(self.layer_kinds))
         if others:
-            yield "layer_types", f"the megatron engine has no layers of {others[0]}; it takes full_attention"
+            takes = " or ".join(self.layer_kinds)
+            yield "layer_types", f"the megatron engine has no layers of {others[0]}; it takes {takes}"
         field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
         yield from ((field, message) for message in self.unsupported_rope(config, config.get(field) or {}))
 
@@ -176,7 +195,8 @@ class Family:
             known = " or ".join(self.rope_kinds)
             yield f"the megatron engine has no rope scaling of type {shown(kind)}; it knows {known}"
             return
-        if rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1):
+        part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        if not self.rotates_parts and part not in (None, 1):
             yield "the megatron engine rotates whole heads only; set partial_rotary_factor to 1"
         if kind == "llama3":
             given = {"original_max_position_embeddings": config.get("max_position_embeddings"), **rope}

@@ -95,7 +95,7 @@ COMMON_RANGES: dict[str, Range] = {
     "max_position_embeddings": _POSITIONS,
     "intermediate_size": WIDTH,
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), HEADS),
-    "rms_norm_eps": ABOVE_ZERO,
+    **dict.fromkeys(("rms_norm_eps", "norm_eps"), ABOVE_ZERO),
     "rope_theta": number("a number above 0", lambda value: value > 0, nullable=False),
     **dict.fromkeys(("initializer_range", "attention_dropout"), _SHARE),
     "sliding_window": whole(1, 2**31 - 1),

@@ -16,7 +16,7 @@ Tensors = tuple[MappedTensor, ...]
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 GATED_MLP_MATRICES = len(_PROJECTIONS)
-_INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
+_INPUT_NORM, _MLP_NORM = "input_layernorm", "post_attention_layernorm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,10 @@ class GroupedQueryAttention:
     qkv_bias: bool = False
     qk_norm: bool = False
     """Whether queries and keys are normed, head by head."""
+    norm_bias: bool = False
+    """Whether the norm has a bias."""
+    post_norm: str = ""
+    """The published name of a norm of the outputs; empty for none."""
 
     @property
     def pair_products(self) -> int:
@@ -51,7 +55,7 @@ class GroupedQueryAttention:
             return tuple(f"self_attn.{name}_proj.{kind}" for name in "qkv")
 
         found = [
-            _replicated(f"{block}.layer_norm_weight", _INPUT_NORM, (self.hidden,)),
+            *_norm(f"{block}.layer_norm_", _INPUT_NORM, self.hidden, biased=self.norm_bias),
             MappedTensor(f"{block}.weight", projections("weight"), tuple((each, self.hidden) for each in rows), qkv),
             _row_parallel("self_attention.linear_proj.weight", "self_attn.o_proj.weight", (self.hidden, queries)),
         ]
@@ -64,6 +68,8 @@ class GroupedQueryAttention:
             ]
         if self.qkv_bias:
             found.append(MappedTensor(f"{block}.bias", projections("bias"), tuple((each,) for each in rows), qkv))
+        if self.post_norm:
+            found += _norm("self_attention.linear_proj.post_layernorm.", self.post_norm, self.hidden)
         return tuple(found)
 
     def transformer_fields(self) -> dict[str, Any]:
@@ -143,7 +149,7 @@ class LatentAttention:
             )
         up, rows = f"{ours}.linear_kv_up_proj", self.heads * (self.plain_dim + self.value_dim)
         return (
-            _replicated("input_layernorm.weight", _INPUT_NORM, (self.hidden,)),
+            *_norm("input_layernorm.", _INPUT_NORM, self.hidden),
             *down,
             _replicated(f"{up}.layer_norm_weight", f"{theirs}.kv_a_layernorm.weight", (self.key_rank,)),
             _column_parallel(f"{up}.weight", f"{theirs}.kv_b_proj.weight", (rows, self.key_rank)),
@@ -177,11 +183,23 @@ class GatedMlp:
 
     hidden: int
     width: int
+    gated: bool = True
+    """Whether there is a gate projection."""
+    norm: str = _MLP_NORM
+    """The published name of the norm."""
+    norm_bias: bool = False
+    """Whether the norm has a bias."""
+    post_norm: str = ""
+    """The published name of a norm of the outputs; empty for none."""
 
     def tensors(self) -> Tensors:
-        """The norm and the projections."""
-        norm = _replicated("mlp.linear_fc1.layer_norm_weight", _MLP_NORM, (self.hidden,))
-        return (norm, *_gated("mlp.linear_fc{}.weight", "mlp", _PROJECTIONS, self.hidden, self.width))
+        """The norm, the projections, and the norm after them."""
+        projections = _PROJECTIONS if self.gated else _PROJECTIONS[1:]
+        found = _norm("mlp.linear_fc1.layer_norm_", self.norm, self.hidden, biased=self.norm_bias)
+        found += _gated("mlp.linear_fc{}.weight", "mlp", projections, self.hidden, self.width)
+        if self.post_norm:
+            found += _norm("mlp.linear_fc2.post_layernorm.", self.post_norm, self.hidden)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +215,10 @@ class GatedExperts:
     """Width of one routed expert."""
     shared_width: int = 0
     """Width of the experts that see every token, together."""
+    shared_block: str = "shared_experts"
+    """Name of the experts that see every token in published checkpoints."""
+    shared_gate: bool = False
+    """Whether a sigmoid of each token weighs their output."""
     biased: bool = False
     """Whether the router has a bias that only chooses: a float32 buffer that no gradient changes."""
     block: str = "mlp"
@@ -208,7 +230,7 @@ class GatedExperts:
         """The norm, the router, and the projections of each expert."""
         gate, experts = f"{self.block}.gate", f"{self.block}.experts.{{expert}}"
         found = [
-            _replicated("pre_mlp_layernorm.weight", _MLP_NORM, (self.hidden,)),
+            *_norm("pre_mlp_layernorm.", _MLP_NORM, self.hidden),
             _replicated("mlp.router.weight", f"{gate}.weight", (self.count, self.hidden)),
             *_gated("mlp.experts.linear_fc{}.weight{{expert}}", experts, self.projections, self.hidden, self.width),
         ]
@@ -216,8 +238,11 @@ class GatedExperts:
             bias = _replicated("mlp.router.expert_bias", f"{gate}.e_score_correction_bias", (self.count,))
             found.append(replace(bias, buffer=True))
         if self.shared_width:
-            ours, theirs = "mlp.shared_experts.linear_fc{}.weight", f"{self.block}.shared_experts"
+            ours, theirs = "mlp.shared_experts.linear_fc{}.weight", f"{self.block}.{self.shared_block}"
             found += _gated(ours, theirs, _PROJECTIONS, self.hidden, self.shared_width)
+        if self.shared_gate:
+            ours, theirs = "mlp.shared_experts.gate_weight", f"{self.block}.{self.shared_block}_gate.weight"
+            found.append(_replicated(ours, theirs, (1, self.hidden)))
         return tuple(found)
 
     def transformer_fields(self, mixture_layers: Sequence[bool]) -> dict[str, Any]:
@@ -229,6 +254,7 @@ class GatedExperts:
             "moe_layer_freq": 1 if all(mixture_layers) else [int(mixture) for mixture in mixture_layers],
             "moe_router_topk": self.chosen,
             **({"moe_shared_expert_intermediate_size": self.shared_width} if self.shared_width else {}),
+            **({"moe_shared_expert_gate": True} if self.shared_gate else {}),
         }
 
 
@@ -248,10 +274,16 @@ MIXTURE_DEFAULTS: dict[str, Any] = {
 """Fields of TransformerConfig that suit every mixture, and that a pipeline file may change."""
 
 
+def _norm(megatron: str, hf: str, size: int, *, biased: bool = False) -> Tensors:
+    kinds = ("weight", "bias") if biased else ("weight",)
+    return tuple(_replicated(f"{megatron}{kind}", f"{hf}.{kind}", (size,)) for kind in kinds)
+
+
 def _gated(megatron: str, block: str, projections: Sequence[str], hidden: int, width: int) -> Tensors:
-    gate, up, down = (f"{block}.{name}.weight" for name in projections)
+    """Tensors of an MLP whose last projection is down, and the others up."""
+    *up, down = (f"{block}.{name}.weight" for name in projections)
     return (
-        MappedTensor(megatron.format(1), (gate, up), ((width, hidden), (width, hidden)), Parallel(dim=0)),
+        MappedTensor(megatron.format(1), tuple(up), ((width, hidden),) * len(up), Parallel(dim=0)),
         _row_parallel(megatron.format(2), down, (hidden, width)),
     )
 

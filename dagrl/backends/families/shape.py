@@ -53,6 +53,8 @@ class ModelShape:
     """Which layers have experts; empty for none."""
     tied: bool = False
     """Whether the output layer is the embedding."""
+    norm_bias: bool = False
+    """Whether the norm after the last layer has a bias."""
 
     @property
     def heads(self) -> int:
@@ -114,7 +116,7 @@ class ModelShape:
     @property
     def final_norm(self) -> int:
         """Parameters of the norm after the last layer."""
-        return self.hidden
+        return self.hidden * (2 if self.norm_bias else 1)
 
     @property
     def parameters(self) -> int:

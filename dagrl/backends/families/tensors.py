@@ -35,7 +35,9 @@ def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -
         for tensor in shape.layer_tensors(layer):
             numbers = range(count) if tensor.per_expert else [None]
             yield from (_numbered(tensor, layer, expert) for expert in numbers)
-    yield MappedTensor("decoder.final_layernorm.weight", (NORM,), ((shape.hidden,),), Replicated())
+    for kind in ("weight", "bias") if shape.norm_bias else ("weight",):
+        name = f"{NORM.removesuffix('weight')}{kind}"
+        yield MappedTensor(f"decoder.final_layernorm.{kind}", (name,), ((shape.hidden,),), Replicated())
     if head != "lm":
         yield MappedTensor("output_layer.weight", (SCORE,), ((1, shape.hidden),), Replicated())
     elif not shape.tied:

@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
+from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
 from dagrl.backends.megatron.engine.quiet import Without
 
 _NOISE = (
@@ -23,6 +24,11 @@ _NOISE = (
     ("megatron.bridge.utils.import_utils", "failed with: Traceback"),
     # Logs an error when it compares names before loading.
     ("megatron.bridge.models.conversion.model_bridge", "in hf_keys"),
+    # Its defaults are not used.
+    ("megatron.bridge.utils.fusions", "Fusion disabled"),
+    # Between Megatron and megatron-bridge's layer specs.
+    ("megatron.core.transformer.transformer_layer", "Rewrapping ModuleSpec"),
+    ("transformers.configuration_utils", "`torch_dtype` is deprecated"),
 )
 _LOOK_FOR_TRANSFORMER_ENGINE = (
     "megatron.core.models.gpt.experimental_attention_variant_module_specs",
@@ -45,6 +51,9 @@ def import_peft() -> ModuleType:
 def _import(module: str) -> ModuleType:
     for logger, text in _NOISE:
         logging.getLogger(logger).addFilter(Without(text))
+    if not torch.cuda.is_available():
+        # Its layer specs take the classes that Megatron has for Transformer Engine's when they are imported.
+        use_plain_modules()
     with _quiet(), _transformer_engine_importable():
         return importlib.import_module(module)
 

@@ -14,6 +14,7 @@ from torch.nn.functional import silu
 
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine.fields import arguments_of, build_config
+from dagrl.backends.megatron.engine.provider import finalize, make_provider
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     Weights and activations are bfloat16 on a GPU and float32 without one, unless ``transformer.bf16`` says otherwise.
     ValueError for fields that Megatron does not have or refuses. `layout_rules` has checked the layout.
     """
-    from_model = transformer_fields(hf_config)
-    family, _ = buildable(hf_config.to_dict())
+    family, fields = buildable(hf_config.to_dict())
+    from_model = family.transformer_fields(fields) if family.bridged else transformer_fields(hf_config)
     on_gpu = torch.cuda.is_available()
     defaults = {
         "bf16": on_gpu,
@@ -53,8 +54,13 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         # All weights are loaded.
         "perform_initialization": False,
     }
-    kind = MLATransformerConfig if from_model.get("multi_latent_attention") else TransformerConfig
-    config = _build(kind, arguments_of(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed))
+    if family.bridged:
+        provider = make_provider(hf_config)
+        arguments = arguments_of(type(provider), "transformer", spec.transformer, defaults=defaults, fixed=fixed)
+        config: TransformerConfig = finalize(provider, arguments)
+    else:
+        kind = MLATransformerConfig if from_model.get("multi_latent_attention") else TransformerConfig
+        config = _build(kind, arguments_of(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed))
     stages = spec.parallel.virtual_pipeline_model_parallel_size
     if config.virtual_pipeline_model_parallel_size != stages:
         raise ValueError(

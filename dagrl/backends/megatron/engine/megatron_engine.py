@@ -13,6 +13,7 @@ import torch
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import Objective, SleepReport
 from dagrl.backends.device_memory import device_gib_used
+from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine import bridge, checkpoint, communicators, distributed, export, hf_weights
 from dagrl.backends.megatron.engine.adapters import add_adapters, with_dropout, without_adapters
 from dagrl.backends.megatron.engine.background_save import BackgroundWriter
@@ -254,8 +255,12 @@ class MegatronEngine:
 def _converter(
     hf_config: PretrainedConfig, spec: MegatronEngineSpec
 ) -> tuple[Callable[..., None], Callable[..., WeightExporter]]:
-    """The functions of ``spec.bridge`` that load and export Hugging Face weights. ValueError for an unknown model."""
-    if spec.bridge == "native":
+    """The functions that load and export Hugging Face weights. ValueError for an unknown model.
+
+    The family's tables, unless it has none, or ``spec.bridge`` says otherwise.
+    """
+    family, _ = buildable(hf_config.to_dict())
+    if family.has_tables and spec.bridge != "megatron-bridge":
         exporter = partial(export.make_exporter, head=spec.head, lora=spec.lora)
         return partial(hf_weights.load_hf_weights, head=spec.head), exporter
     bridge.check_bridge(hf_config)

@@ -7,6 +7,7 @@ be initialised.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine.config import transformer_config
 from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
 from dagrl.backends.megatron.engine.output import ScalarHead
+from dagrl.backends.megatron.engine.provider import provide
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
 
@@ -58,25 +60,42 @@ def _chunk(
 ) -> GPTModel:
     """The layers of one pipeline stage, or of one of its virtual stages."""
     family, fields = buildable(hf_config.to_dict())
+    is_first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage)
     is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage)
-    chunk = GPTModel(
+    tied = hf_config.tie_word_embeddings and spec.head == "lm"
+    if family.bridged:
+        chunk: GPTModel = provide(config, hf_config, first=is_first, last=is_last, stage=virtual_stage, tied=tied)
+    else:
+        chunk = _native_chunk(hf_config, config, virtual_stage, is_first, is_last, tied, family.rope_arguments(fields))
+    if is_last and spec.head != "lm":
+        chunk.output_layer = ScalarHead(config)
+    return chunk
+
+
+def _native_chunk(
+    hf_config: PretrainedConfig,
+    config: TransformerConfig,
+    virtual_stage: int | None,
+    is_first: bool,
+    is_last: bool,
+    tied: bool,
+    rope: Mapping[str, Any],
+) -> GPTModel:
+    return GPTModel(
         config=config,
         transformer_layer_spec=_use_latent_norms(
             get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
         ),
         vocab_size=padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size),
         max_sequence_length=hf_config.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        pre_process=is_first,
         post_process=is_last,
         parallel_output=True,
-        share_embeddings_and_output_weights=hf_config.tie_word_embeddings and spec.head == "lm",
+        share_embeddings_and_output_weights=tied,
         position_embedding_type="rope",
         vp_stage=virtual_stage,
-        **family.rope_arguments(fields),
+        **rope,
     )
-    if is_last and spec.head != "lm":
-        chunk.output_layer = ScalarHead(config)
-    return chunk
 
 
 def _choose_modules() -> None:

@@ -1,5 +1,7 @@
 """Causal attention over packed sequences in plain torch, which Megatron's own lacks without Transformer Engine.
 
+It has sliding windows, soft-capped scores ("Gemma 2", arXiv 2408.00118) and sinks ("gpt-oss", arXiv 2508.10925).
+
 Sequences of similar length are padded to the longest and share one call of torch's scaled-dot-product attention. As
 attention is causal and padding is at the end, no token attends to it.
 
@@ -15,12 +17,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import (
+    ensure_metadata_has_dp_cp_group,
+    is_layer_window_attention,
+    make_sharded_tensors_for_checkpoint,
+)
 from torch.nn.functional import scaled_dot_product_attention
 
 from dagrl.backends.megatron.engine.context_parallel import zigzag_index
@@ -67,8 +75,16 @@ class PackedAttention(MegatronModule):
         **unused: Any,
     ) -> None:
         super().__init__(config=config)
-        assert config.window_size is None and config.softmax_type == "vanilla", "the CPU supports only plain attention"
-        self._scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
+        scale = softmax_scale if softmax_scale is not None else config.softmax_scale
+        self._scale = scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
+        self._window, self._cap = window_of(config, layer_number), getattr(config, "attn_logit_softcapping", None)
+        self.softmax_offset = None
+        assert config.softmax_type in ("vanilla", "learnable"), f"the CPU has no softmax of type {config.softmax_type}"
+        if config.softmax_type == "learnable":
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            self.softmax_offset = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype))
+            self.softmax_offset.tensor_model_parallel = True  # type: ignore[attr-defined]
+            self.softmax_offset.partition_dim = 0  # type: ignore[attr-defined]
         self._dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self._context = None
         if config.context_parallel_size > 1:
@@ -94,7 +110,7 @@ class PackedAttention(MegatronModule):
         if bounds is None:
             bounds = packed_seq_params.cu_seqlens_q
         rank, size = (0, 1) if self._context is None else (self._context.rank(), self._context.size())
-        layout = _layout(tuple(bounds.diff().tolist()), rank, size)
+        layout = _layout(tuple(bounds.diff().tolist()), rank, size, self._window)
         expected = len(layout.inverse)
         assert expected == len(query), f"{len(query)} tokens where the pack has {expected} for rank {rank} of {size}"
         if self._context is not None:
@@ -111,20 +127,63 @@ class PackedAttention(MegatronModule):
             tensor.index_select(0, places).unflatten(0, (rectangle.sequences, -1)).transpose(1, 2)
             for tensor, places in ((query, rectangle.queries), (key, rectangle.keys), (value, rectangle.keys))
         )
-        attended = scaled_dot_product_attention(
-            *(q, k, v),
-            attn_mask=rectangle.mask,
-            dropout_p=self._dropout if self.training else 0.0,
-            is_causal=rectangle.mask is None,
-            scale=self._scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
+        dropout = self._dropout if self.training else 0.0
+        if self._cap or self.softmax_offset is not None:
+            attended = self._attend_by_scores(q, k, v, rectangle.mask, dropout)
+        else:
+            attended = scaled_dot_product_attention(
+                *(q, k, v),
+                attn_mask=rectangle.mask,
+                dropout_p=dropout,
+                is_causal=rectangle.mask is None,
+                scale=self._scale,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _attend_by_scores(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, dropout: float
+    ) -> torch.Tensor:
+        """Softmax of scores with a cap or a sink: a logit of each head that takes a share and has no value."""
+        k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
+        scores = q @ k.transpose(-1, -2) * self._scale
+        if self._cap:
+            scores = self._cap * torch.tanh(scores / self._cap)
+        if mask is None:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~mask, -torch.inf)
+        if self.softmax_offset is not None:
+            sinks = self.softmax_offset.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        shares = scores.softmax(-1)[..., : k.shape[-2]]
+        return torch.nn.functional.dropout(shares, dropout) @ v
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> ShardedStateDict:
+        """The sinks, if there are any."""
+        tensors = {} if self.softmax_offset is None else {"softmax_offset": self.softmax_offset}
+        metadata = ensure_metadata_has_dp_cp_group(metadata)
+        groups = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp"])
+        return make_sharded_tensors_for_checkpoint(
+            *(tensors, prefix, {"softmax_offset": 0}, sharded_offsets),
+            tp_group=groups.tp,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+
+
+def window_of(config: TransformerConfig, layer_number: int) -> int | None:
+    """How many tokens before its own a token of that layer attends to; None for all."""
+    window = config.window_size
+    if not is_layer_window_attention(window, config.window_attn_skip_freq, layer_number):
+        return None
+    assert window is not None and tuple(window)[1] == 0, f"causal attention has no window of {window}"
+    return None if window[0] < 0 else int(window[0])
 
 
 @lru_cache(maxsize=64)
-def _layout(lengths: tuple[int, ...], rank: int, size: int) -> _Layout:
-    """Rectangles for sequences of these lengths, shared by all layers of a pass and by recomputation.
+def _layout(lengths: tuple[int, ...], rank: int, size: int, window: int | None = None) -> _Layout:
+    """Rectangles for sequences of these lengths, shared by layers with the same `window` and by recomputation.
 
     The sequences are divided over `size` ranks as in `context_parallel`; queries are those of `rank`.
     """
@@ -141,8 +200,9 @@ def _layout(lengths: tuple[int, ...], rank: int, size: int) -> _Layout:
         keys, _ = _side_by_side(start[members], length[members])
         queries, real = _side_by_side(held_start[members], held_length[members])
         mask = None
-        if size > 1:
-            mask = (torch.arange(keys.shape[1]) <= position[queries].unsqueeze(-1)).unsqueeze(1)
+        if size > 1 or (window is not None and window < keys.shape[1] - 1):
+            key, query = torch.arange(keys.shape[1]), position[queries].unsqueeze(-1)
+            mask = ((key <= query) & (key >= query - (keys.shape[1] if window is None else window))).unsqueeze(1)
         inverse[queries[real]] = placed + real.flatten().nonzero().squeeze(1)
         rectangles.append(_Rectangle(queries.flatten(), gathered[keys].flatten(), len(members), mask))
         placed += queries.numel()

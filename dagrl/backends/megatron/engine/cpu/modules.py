@@ -12,12 +12,18 @@ from typing import Any, ClassVar
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
+from megatron.core.extensions import transformer_engine, transformer_engine_spec_provider
 from megatron.core.extensions.transformer_engine import _set_expert_parameter_attributes
 from megatron.core.models.backends import LocalSpecProvider
-from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.models.gpt import experimental_attention_variant_module_specs, gpt_layer_specs, moe_module_specs
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
-from megatron.core.transformer import MegatronModule, mla_qk_norm_config, multi_latent_attention
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer import (
+    MegatronModule,
+    mla_qk_norm_config,
+    multi_latent_attention,
+    transformer_block,
+)
 from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, TEGroupedMLP
 from megatron.core.transformer.moe.moe_layer import ExpertsBuilder
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -27,20 +33,53 @@ from dagrl.backends.megatron.engine.cpu.attention import PackedAttention
 
 
 def use_plain_modules() -> None:
-    """Let Megatron's layer specs for Transformer Engine use the modules of this file."""
-    gpt_layer_specs.TESpecProvider = PlainSpecProvider
-    gpt_layer_specs.TENorm = TENorm
+    """Let layer specs for Transformer Engine use the modules of this file: Megatron's, and megatron-bridge's.
+
+    The latter's import the classes by name, so this must come before its import.
+    """
+    specs = (transformer_engine_spec_provider, gpt_layer_specs, moe_module_specs)
+    for module in (*specs, experimental_attention_variant_module_specs):
+        module.TESpecProvider = PlainSpecProvider
+    gpt_layer_specs.TENorm = transformer_block.LayerNormImpl = TENorm
+    for plain in _PLAIN_MODULES:
+        setattr(transformer_engine, plain.__name__, plain)
     # Latent attention imports its modules directly, not through the spec.
     multi_latent_attention.TELinear = TELinear
     mla_qk_norm_config.get_backend = _backend
 
 
-class TENorm(torch.nn.RMSNorm):
-    """An RMS norm; its weight is marked for sequence parallelism as Megatron does."""
+class TENorm(torch.nn.Module):
+    """The config's norm; its parameters are marked for sequence parallelism as Megatron does."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **unused: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: Any) -> None:
+        super().__init__()
+        self.config, self.eps = config, eps
+        _add_norm(self, config, hidden_size, "")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise over the last axis."""
+        return _normed(x, self.weight, self.bias, self.config, self.eps)
+
+
+def _add_norm(module: torch.nn.Module, config: TransformerConfig, size: int, prefix: str) -> None:
+    """Add a norm's parameters to `module`; the bias is None for RMS norms."""
+    assert config.normalization in ("RMSNorm", "LayerNorm"), f"the CPU has no {config.normalization}"
+    weight = torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype))
+    bias = torch.nn.Parameter(torch.zeros(size, dtype=config.params_dtype))
+    for name, parameter in (("weight", weight), ("bias", bias if config.normalization == "LayerNorm" else None)):
+        module.register_parameter(f"{prefix}{name}", parameter)
+        if parameter is not None:
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+def _normed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: TransformerConfig, eps: float
+) -> torch.Tensor:
+    if config.layernorm_zero_centered_gamma:
+        weight = weight + 1
+    if bias is not None:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 class TELinear(MegatronModule):
@@ -70,28 +109,40 @@ class TELinear(MegatronModule):
         return torch.nn.functional.linear(x, self.weight), None
 
 
+class TEColumnParallelLinear(ColumnParallelLinear):
+    """A linear layer whose outputs tensor-parallel ranks share."""
+
+
+class TERowParallelLinear(RowParallelLinear):
+    """A linear layer whose inputs tensor-parallel ranks share."""
+
+
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):
-    """A column-parallel linear layer after an RMS norm, whose weight is ``layer_norm_weight``."""
+    """A column-parallel linear layer after a norm, whose parameters begin with ``layer_norm_``."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
-        self.layer_norm_weight = torch.nn.Parameter(torch.ones(input_size, dtype=config.params_dtype))
-        self.layer_norm_weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        _add_norm(self, config, input_size, "layer_norm_")
         self.return_layernorm_output = False
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor | None]:
         """Normalise over the hidden size, then multiply. Returns the normed input too if an adapter asks for it."""
-        normed = torch.nn.functional.rms_norm(x, x.shape[-1:], self.layer_norm_weight, self.config.layernorm_epsilon)
+        epsilon = self.config.layernorm_epsilon
+        normed = _normed(x, self.layer_norm_weight, self.layer_norm_bias, self.config, epsilon)
         output, bias = super().forward(normed, *args, **kwargs)
         return ((output, normed) if self.return_layernorm_output else output), bias
 
 
 class _GroupedLinear(torch.nn.Module):
-    """Linear layers of a rank's experts, ``weight0`` and on. The token dispatcher does all communication."""
+    """Linear layers of a rank's experts, ``weight0`` and on, with ``bias0`` and on if they have biases.
+
+    The token dispatcher does all communication.
+    """
 
     parallel_mode: ClassVar[str]
     split_axis: ClassVar[int]
     """Axis of a weight that expert tensor parallelism splits."""
+    splits_bias: ClassVar[bool]
 
     def __init__(
         self,
@@ -101,33 +152,44 @@ class _GroupedLinear(torch.nn.Module):
         *,
         config: TransformerConfig,
         bias: bool,
+        skip_bias_add: bool,
         is_expert: bool,
         pg_collection: ProcessGroupCollection | None = None,
         **unused: Any,
     ) -> None:
         super().__init__()
-        assert is_expert and not bias, "the CPU supports only experts without biases"
+        assert is_expert, "only experts are grouped"
+        self.use_bias, self._returns_bias = bias, bias and skip_bias_add
         self._groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
         self.config, self.num_gemms = config, num_gemms
         self.input_size, self.output_size = input_size, output_size
         shape = [output_size, input_size]
         shape[self.split_axis] //= self._groups.expt_tp.size()
+        outputs = shape[0] if self.splits_bias else output_size
         for expert in range(num_gemms):
             weight = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
             self.register_parameter(f"weight{expert}", weight)
+            if bias:
+                zeros = torch.nn.Parameter(torch.zeros(outputs, dtype=config.params_dtype))
+                self.register_parameter(f"bias{expert}", zeros)
         own_groups = (
             config.expert_model_parallel_size > 1
             or config.expert_tensor_parallel_size != config.tensor_model_parallel_size
         )
         _set_expert_parameter_attributes(self, self.parallel_mode, own_groups)
 
-    def forward(self, x: torch.Tensor, m_splits: list[int]) -> tuple[torch.Tensor, None]:
-        """Multiply each expert's tokens, which are consecutive, `m_splits` of them each."""
+    def forward(self, x: torch.Tensor, m_splits: list[int]) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+        """Multiply each expert's tokens, which are consecutive, `m_splits` of them each.
+
+        Biases are added, or returned if the caller adds them.
+        """
+        biases = [getattr(self, f"bias{expert}") for expert in range(self.num_gemms)] if self.use_bias else None
+        added = None if biases is None or self._returns_bias else biases
         outputs = [
-            torch.nn.functional.linear(tokens, getattr(self, f"weight{expert}"))
+            torch.nn.functional.linear(tokens, getattr(self, f"weight{expert}"), added[expert] if added else None)
             for expert, tokens in enumerate(x.split(m_splits))
         ]
-        return torch.cat(outputs), None
+        return torch.cat(outputs), biases if self._returns_bias else None
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -141,18 +203,21 @@ class _GroupedLinear(torch.nn.Module):
             # Each expert under its own key, or as one entry along a new first axis.
             alone = metadata.get("singleton_local_shards", False)
             offsets = sharded_offsets if alone else (*sharded_offsets, (len(sharded_offsets), expert, experts))
+            names = ("weight", "bias") if self.use_bias else ("weight",)
+            axes = {"weight": self.split_axis, **({"bias": 0} if self.splits_bias else {})}
             entry = make_sharded_tensors_for_checkpoint(
-                {f"{index}.weight": getattr(self, f"weight{index}")},
+                {f"{index}.{name}": getattr(self, f"{name}{index}") for name in names},
                 "",
-                {f"{index}.weight": self.split_axis},
+                {f"{index}.{name}": axis for name, axis in axes.items()},
                 offsets,
                 tp_group=self._groups.expt_tp,
                 dp_cp_group=metadata["dp_cp_group"],
             )
             replace_prefix_for_sharding(entry, f"{index}.", f"{expert}.{prefix}" if alone else prefix)
-            weight = entry[f"{index}.weight"]
-            weight.replica_id = (*weight.replica_id[:2], self._groups.expt_dp.rank())
-            sharded[f"{prefix}weight{index}"] = weight
+            for name in names:
+                tensor = entry[f"{index}.{name}"]
+                tensor.replica_id = (*tensor.replica_id[:2], self._groups.expt_dp.rank())
+                sharded[f"{prefix}{name}{index}"] = tensor
         return sharded
 
 
@@ -161,6 +226,7 @@ class TEColumnParallelGroupedLinear(_GroupedLinear):
 
     parallel_mode = "column"
     split_axis = 0
+    splits_bias = True
 
 
 class TERowParallelGroupedLinear(_GroupedLinear):
@@ -168,6 +234,11 @@ class TERowParallelGroupedLinear(_GroupedLinear):
 
     parallel_mode = "row"
     split_axis = 1
+    splits_bias = False
+
+
+class TEDotProductAttention(PackedAttention):
+    """Attention over packed sequences."""
 
 
 class PlainSpecProvider(LocalSpecProvider):
@@ -191,7 +262,7 @@ class PlainSpecProvider(LocalSpecProvider):
 
     def core_attention(self) -> type:
         """Attention over packed sequences."""
-        return PackedAttention
+        return TEDotProductAttention
 
     def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> ExpertsBuilder:
         """Experts with weights in one module, or in one module each."""
@@ -199,6 +270,12 @@ class PlainSpecProvider(LocalSpecProvider):
             return super().grouped_mlp_modules(moe_use_grouped_gemm)
         linears = GroupedMLPSubmodules(linear_fc1=TEColumnParallelGroupedLinear, linear_fc2=TERowParallelGroupedLinear)
         return partial(TEGroupedMLP, submodules=linears)
+
+
+_PLAIN_MODULES = (
+    *(TENorm, TELinear, TEColumnParallelLinear, TERowParallelLinear, TELayerNormColumnParallelLinear),
+    *(TEColumnParallelGroupedLinear, TERowParallelGroupedLinear, TEDotProductAttention),
+)
 
 
 def _backend(transformer_impl: str) -> PlainSpecProvider:

@@ -1,0 +1,54 @@
+"""Gemma 3 (https://arxiv.org/abs/2503.19786), its language model: five layers with windows to each without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.gemma2 import POST_ATTENTION_NORM, Gemma2, sliding_layers
+from dagrl.backends.families.parts import Attention
+
+
+class Gemma3Text(Gemma2):
+    """Gemma 3 without images."""
+
+    model_type = "gemma3_text"
+    rope_kinds = ("default", "linear")
+    required = {
+        **Gemma2.required,
+        "attn_logit_softcapping": (None,),
+        "final_logit_softcapping": (None,),
+    }
+
+    def attention(self, config: ConfigFields) -> Attention:
+        """Return attention with norms of queries, keys and outputs."""
+        return self.grouped_query_attention(config, qk_norm=True, post_norm=POST_ATTENTION_NORM)
+
+    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+        """Return which layers have windows."""
+        return {"interleaved_attn_pattern": (_period(config) - 1, 1)}
+
+    def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
+        """Yield an order of layers that megatron-bridge does not have, beside the common rules."""
+        yield from super().unsupported(config)
+        if not isinstance(config.get("layer_types"), list):
+            return
+        period = _period(config)
+        kinds = [int((layer + 1) % period != 0) for layer in range(len(config["layer_types"]))]
+        if kinds != sliding_layers(config):
+            yield "layer_types", "megatron-bridge has full_attention in every n-th layer of gemma3_text only"
+
+    def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:
+        """Yield kinds of rotary embedding of each kind of layer."""
+        kinds = [rope[kind] for kind in self.layer_kinds if isinstance(rope.get(kind), Mapping)]
+        for each in kinds or [rope]:
+            yield from super().unsupported_rope(config, each)
+
+
+def _period(config: ConfigFields) -> int:
+    sliding = sliding_layers(config)
+    return sliding.index(0) + 1 if 0 in sliding else len(sliding) + 1
+
+
+FAMILY = Gemma3Text()

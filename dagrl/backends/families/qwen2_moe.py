@@ -1,0 +1,34 @@
+"""Qwen2 mixtures of experts (https://arxiv.org/abs/2407.10671): a shared expert with a gate beside the routed ones."""
+
+from __future__ import annotations
+
+from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.parts import Attention, GatedExperts
+from dagrl.backends.families.qwen3_moe import Qwen3Moe
+
+
+class Qwen2Moe(Qwen3Moe):
+    """Qwen1.5-MoE and Qwen2 mixtures; layers with experts follow the same fields as in Qwen3."""
+
+    model_type = "qwen2_moe"
+    sizes = ("shared_expert_intermediate_size",)
+    required = {"use_sliding_window": (False,)}
+
+    def attention(self, config: ConfigFields) -> Attention:
+        """Return attention with or without biases."""
+        return self.grouped_query_attention(config, qkv_bias=config.get("qkv_bias") is not False)
+
+    def experts(self, config: ConfigFields) -> GatedExperts:
+        """Return the routed experts and the shared one."""
+        return GatedExperts(
+            hidden=config.size("hidden_size"),
+            count=config.size(*self.expert_count),
+            chosen=config.size("num_experts_per_tok"),
+            width=config.size(self.expert_width),
+            shared_width=config.size("shared_expert_intermediate_size"),
+            shared_block="shared_expert",
+            shared_gate=True,
+        )
+
+
+FAMILY = Qwen2Moe()

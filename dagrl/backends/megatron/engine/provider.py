@@ -1,0 +1,107 @@
+"""Megatron-bridge's provider of a model: Megatron's config and the model of a Hugging Face config.
+
+A provider is a TransformerConfig that also builds its model. `bridge` converts the weights of such a model. Imports
+megatron-bridge when it is called; see `bridge_library`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import ModuleSpec
+from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+from dagrl.backends.megatron.engine.bridge_library import import_bridge
+from dagrl.backends.megatron.vocabulary import padded_vocab_size
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Provider = Any
+"""A ``GPTModelProvider`` of megatron-bridge, or a class beside it: a TransformerConfig with ``provide``."""
+
+_DEFAULTS = {
+    # Megatron's own: kernels are chosen by what the machine has.
+    "attention_backend": AttnBackend.auto,
+    "gradient_accumulation_fusion": False,
+    "masked_softmax_fusion": False,
+    "bias_dropout_fusion": False,
+    "persist_layer_norm": False,
+    "moe_permute_fusion": False,
+    "moe_shared_expert_overlap": False,
+}
+
+
+def make_provider(hf_config: PretrainedConfig) -> Provider:
+    """The provider of the model, whose fields may still be changed. ValueError for a model that it does not know."""
+    library = import_bridge()
+    if not library.knows(hf_config):
+        raise ValueError(f"megatron-bridge does not know model type {hf_config.model_type!r}")
+    provider = library.auto_bridge(hf_config).to_megatron_provider(load_weights=False)
+    for name, value in _DEFAULTS.items():
+        setattr(provider, name, value)
+    return provider
+
+
+def finalize(provider: Provider, fields: Mapping[str, Any]) -> Provider:
+    """Set `fields` of the config, and compute those that follow. ValueError if Megatron rejects them."""
+    for name, value in fields.items():
+        setattr(provider, name, value)
+    try:
+        provider.finalize()
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"transformer: Megatron rejects these fields: {error}") from error
+    return provider
+
+
+def provide(
+    provider: Provider, hf_config: PretrainedConfig, *, first: bool, last: bool, stage: int | None, tied: bool
+) -> Any:
+    """Build the layers of one pipeline stage, or of one of its virtual stages; `first` and `last` have the ends.
+
+    Megatron's parallel state must be initialised.
+    """
+    provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
+    provider.vocab_size = padded_vocab_size(hf_config.vocab_size, provider.tensor_model_parallel_size)
+    provider.should_pad_vocab = False
+    provider.share_embeddings_and_output_weights = tied
+    provider.parallel_output = True
+    make_spec = provider.transformer_layer_spec
+    if getattr(provider, "attn_logit_softcapping", None):
+        provider.transformer_layer_spec = partial(_with_packed_attention, make_spec)
+    try:
+        model = provider.provide(pre_process=first, post_process=last, vp_stage=stage)
+    finally:
+        provider.transformer_layer_spec = make_spec
+    for module in model.modules():
+        if (norm := getattr(module, "post_layernorm", None)) is not None:
+            # megatron-bridge leaves them Transformer Engine's default.
+            norm.eps = provider.layernorm_epsilon
+    return model
+
+
+def _with_packed_attention(make_spec: Callable[..., Any], config: Any, vp_stage: int | None = None) -> Any:
+    """The layer spec, with attention that caps scores of packed sequences: megatron-bridge's takes no packs."""
+    staged = {"vp_stage": vp_stage} if "vp_stage" in signature(make_spec).parameters else {}
+    spec = make_spec(config, **staged)
+    for layer in spec.layer_specs if isinstance(spec, TransformerBlockSubmodules) else [spec]:
+        attention = layer.submodules.self_attention
+        assert isinstance(attention, ModuleSpec)
+        attention.submodules.core_attention = _packed_attention()
+    return spec
+
+
+def _packed_attention() -> type:
+    if not torch.cuda.is_available():
+        from dagrl.backends.megatron.engine.cpu.modules import TEDotProductAttention
+
+        return TEDotProductAttention
+    from dagrl.backends.megatron.engine.flex_attention import FlexAttention
+
+    return FlexAttention
