@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from dagrl.backends.families.registry import buildable
+from dagrl.backends.families.registry import buildable, find_family
 from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.backends.families.tensors import published_tensors as published_tensors_of
 from dagrl.config.schema import ModelSpec
@@ -134,12 +134,15 @@ class RandomWeights:
     """Randomly initialised weights. Each tensor has its own random stream, seeded by its name.
 
     So a tensor does not depend on the rank or the order of requests. Matrices are normal with the config's
-    ``initializer_range`` as standard deviation, norm weights are 1 and biases 0, as in Hugging Face's initialisation.
+    ``initializer_range`` as standard deviation, norms multiply with 1 and biases are 0, as in Hugging Face's
+    initialisation.
     """
 
     def __init__(self, config: PretrainedConfig, seed: int) -> None:
         self._config = config
         self._seed = seed
+        family = find_family(config.model_type)
+        self._zero_centred_norms = family is not None and family.zero_centred_norms
 
     def names(self) -> list[str]:
         """All tensors of the Hugging Face model."""
@@ -149,7 +152,8 @@ class RandomWeights:
         """Draw one tensor, float32."""
         shape = self.shape(name)
         if len(shape) == 1:
-            return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+            zero = name.endswith("bias") or (self._zero_centred_norms and name.endswith("norm.weight"))
+            return torch.zeros(shape) if zero else torch.ones(shape)
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
         return torch.empty(shape).normal_(0.0, self._config.initializer_range, generator=generator)
@@ -180,6 +184,8 @@ def published_shapes(config: PretrainedConfig) -> Mapping[str, tuple[int, ...]]:
     try:
         family, known = buildable(fields)
     except ValueError:
+        return library_shapes(config)
+    if not family.has_tables:
         return library_shapes(config)
     # Without the library's model class, whose import takes seconds.
     return dict(published_tensors_of(family.shape(known)))

@@ -15,7 +15,7 @@ _MOST_RANKS = 2**17
 """Ranks of one group. No cluster is larger, and the plan of a larger one would not fit in memory."""
 _SHARED_SECTIONS = (
     *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
-    *("model", "head", "bridge", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
+    *("model", "head", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
 )
 """Sections that a frozen copy has from the engine that it is a copy of."""
 _HEADS = {"lm": "the language model's", "value": "a critic's", "reward": "a reward model's"}

@@ -71,14 +71,13 @@ def check_family(
     model_type = config.get("model_type")
     if not native or not isinstance(model_type, str):
         return
-    depends: list[Place] = [("engines", name, "bridge") for name in native]
     family = find_family(model_type)
     if family is None:
-        findings.error(_place_of(section, "model_type"), unknown_family(model_type), depends_on=depends)
+        findings.error(_place_of(section, "model_type"), unknown_family(model_type))
         return
     fields = family.fields(config)
     for field, message in family.unsupported(fields):
-        findings.error(_place_of(section, field), message, depends_on=depends)
+        findings.error(_place_of(section, field), message)
     for field, message in family.warnings(fields):
         findings.warning(_place_of(section, field), message)
 

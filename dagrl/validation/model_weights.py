@@ -93,7 +93,7 @@ def check_weights(folder: Path, config: Mapping[str, Any] | None, readers: Seque
     scale = next((name for name in stored if name.endswith(QUANTISED)), None)
     quantised = scale is not None or quantisation_problem(folder, config) is not None
     family = find_family(config.get("model_type"))
-    if family is None:
+    if family is None or not family.has_tables:
         if not quantised:
             _check_dtypes({name: stored[name] for name in stored if name.endswith(".weight")}, readers)
         return

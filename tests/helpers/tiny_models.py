@@ -122,7 +122,20 @@ BRIDGED: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "norm_topk_prob": True,
     },
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 12, "sliding_window": 4},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 12,
+        "sliding_window": 4,
+        "rope": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "nemotron": {"hidden_act": "relu2", "partial_rotary_factor": 0.5},
     "qwen3_next": {
         **_EXPERTS,

@@ -6,7 +6,7 @@ Latent attention, shared experts beside routed ones, and a router by sigmoid wit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from dagrl.backends.families.base import Family, odd_width
 from dagrl.backends.families.config_fields import (
@@ -31,7 +31,7 @@ class DeepseekV3(Family):
     """DeepSeek-V3, R1 and Moonlight."""
 
     model_type = "deepseek_v3"
-    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    sizes: ClassVar[tuple[str, ...]] = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     expert_count = ("n_routed_experts", "num_local_experts")
     latent = True
     ranges = {
@@ -53,7 +53,7 @@ class DeepseekV3(Family):
         "topk_method": ("noaux_tc",),
         "moe_layer_freq": (1,),
     }
-    rope_kinds = ("default", "yarn")
+    rope_kinds: ClassVar[tuple[str, ...]] = ("default", "yarn")
     transformer_defaults = {
         **MIXTURE_DEFAULTS,
         # A bias that moves on its own would change the policy without a reward.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.config_fields import ABOVE_ZERO, COMMON_RANGES, ConfigFields
@@ -22,7 +22,7 @@ class Gemma2(Family):
     sizes = ("head_dim",)
     activations = ("gelu_pytorch_tanh",)
     layer_kinds = ("full_attention", "sliding_attention")
-    rope_kinds = ("default",)
+    rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
     required = {"attention_bias": (False,), "use_bidirectional_attention": (False,), "tie_word_embeddings": (True,)}
     ranges = {
         **COMMON_RANGES,

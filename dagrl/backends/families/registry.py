@@ -15,11 +15,14 @@ from typing import Any
 
 import dagrl.backends.families as package
 from dagrl.backends.families.base import Family
+from dagrl.backends.families.bridge_models import bridge_models
 from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.generic import Generic
 from dagrl.backends.families.shape import ModelShape
 from dagrl.config.errors import suggest
 from dagrl.config.schema import ModelSpec, Pipeline
 from dagrl.models.hf_config import read_config
+from dagrl.models.library_classes import config_class
 
 ENTRY_POINTS = "dagrl.families"
 
@@ -43,10 +46,11 @@ def register(family: Family) -> None:
 
 
 def find_family(model_type: object) -> Family | None:
-    """Return the family with that model type; None where there is none."""
+    """Return the family with that model type; None where there is none, and megatron-bridge does not know it."""
     if not isinstance(model_type, str):
         return None
-    return _registered.get(model_type) or _built_in().get(model_type) or installed_families().get(model_type)
+    described = _registered.get(model_type) or _built_in().get(model_type) or installed_families().get(model_type)
+    return described or _generic(model_type)
 
 
 def family_named(model_type: object) -> Family:
@@ -98,6 +102,14 @@ def buildable(config: Mapping[str, Any]) -> tuple[Family, ConfigFields]:
     for _, reason in family.unsupported(fields):
         raise ValueError(reason)
     return family, fields
+
+
+@cache
+def _generic(model_type: str) -> Family | None:
+    if model_type not in bridge_models():
+        return None
+    counts = {*config_class(model_type).types} & {*UNKNOWN.expert_count}
+    return Generic(model_type, tuple(name for name in UNKNOWN.expert_count if name in counts))
 
 
 @cache

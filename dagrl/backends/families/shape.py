@@ -146,12 +146,12 @@ class ModelShape:
 def _parameters(attention: Attention, mlp: Mlp) -> LayerParameters:
     count = mlp.count if isinstance(mlp, GatedExperts) else 0
     shared = [tensor for tensor in mlp.tensors() if tensor.map.split]
-    whole = [tensor for tensor in (*attention.tensors(), *mlp.tensors()) if not (tensor.map.split or tensor.buffer)]
+    plain = [tensor for tensor in (*attention.tensors(), *mlp.tensors()) if not (tensor.map.split or tensor.buffer)]
     return LayerParameters(
         attention=sum(tensor.numel for tensor in attention.tensors() if tensor.map.split),
         mlp=sum(tensor.numel for tensor in shared if not tensor.per_expert),
-        experts=count * sum(tensor.numel for tensor in shared if tensor.per_expert),
-        whole=sum(tensor.numel for tensor in whole),
+        experts=count * sum(tensor.numel for tensor in mlp.tensors() if tensor.per_expert),
+        whole=sum(tensor.numel for tensor in plain if not tensor.per_expert),
     )
 
 

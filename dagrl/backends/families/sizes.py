@@ -44,7 +44,13 @@ class ModelSizes:
     latent_attention: bool = False
     reports_routed_experts: bool = True
     serves_dense_layers: bool = True
+    bridged: bool = False
+    has_tables: bool = True
+    runs_on_cpu: bool = True
     """As in `Family`."""
+    norms_outputs: bool = False
+    """Whether norms follow on the blocks of a layer."""
+    capped_logits: bool = False
 
 
 def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
@@ -78,7 +84,19 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         latent_attention=latent,
         reports_routed_experts=names.reports_routed_experts,
         serves_dense_layers=names.serves_dense_layers,
+        bridged=names.bridged,
+        has_tables=names.has_tables,
+        runs_on_cpu=names.runs_on_cpu,
+        norms_outputs=family is not None and _norms_outputs(family, config),
+        capped_logits=family is not None and bool(family.fields(config).get("final_logit_softcapping")),
     )
+
+
+def _norms_outputs(family: Family, config: Mapping[str, Any]) -> bool:
+    try:
+        return bool(family.mlp(family.fields(config)).post_norm)
+    except ValueError:
+        return False
 
 
 def _has_dense_layers(family: Family | None, config: Mapping[str, Any]) -> bool:

@@ -56,9 +56,8 @@ class MegatronBackend(Backend):
         return WeightReader(engine.head)
 
     def builds_family_itself(self, engine: EngineSpec) -> bool:
-        """True except with megatron-bridge, which has its own families."""
-        assert isinstance(engine, MegatronEngineSpec)
-        return engine.bridge == "native"
+        """True."""
+        return True
 
     def start_folder(self, engine: EngineSpec) -> str | None:
         """``dist_checkpointing_path``."""

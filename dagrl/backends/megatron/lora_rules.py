@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 from dagrl.backends.backend import EngineCheck
+from dagrl.backends.families.bridge_models import is_installed
 from dagrl.backends.megatron.lora import LATENT_LAYERS, PLAIN_LAYERS
 from dagrl.backends.megatron.section import MegatronEngineSpec
 
 BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
 _BRIDGE_PACKAGES = ("omegaconf", "einops")
 """Further packages that megatron-bridge needs."""
+_BEFORE_NORMS = ("linear_proj", "linear_fc2")
+"""Layers with a norm of their outputs, in models that have such norms."""
 
 
 def check_lora(check: EngineCheck[MegatronEngineSpec]) -> None:
@@ -33,13 +35,19 @@ def check_lora(check: EngineCheck[MegatronEngineSpec]) -> None:
     if sizes.mixture and engine.transformer.get("moe_grouped_gemm") is False:
         message = "adapters of experts need them in one module; take it out"
         findings.error((*check.place, "transformer", "moe_grouped_gemm"), message, depends_on=[place])
-    if engine.bridge == "megatron-bridge" and sizes.latent_attention:
-        message = "does not merge the adapters of latent attention; set bridge: native"
-        findings.error((*check.place, "bridge"), message, depends_on=[place, ("model",)])
-    if not lora.merge and (sizes.mixture or engine.bridge != "native"):
-        what = "adapters of experts" if sizes.mixture else "megatron-bridge's weights"
-        message = f"{what} are not sent alone; set it to true"
-        findings.error((*place, "merge"), message, depends_on=[(*check.place, "bridge"), ("model",)])
+    if not sizes.has_tables and sizes.family is not None:
+        message = f"models of type {sizes.family} have no adapters here; take it out, or choose a model of another type"
+        findings.error(place, message, depends_on=[("model",)])
+    if not lora.merge and sizes.mixture:
+        findings.error(
+            (*place, "merge"), "adapters of experts are not sent alone; set it to true", depends_on=[("model",)]
+        )
+    normed = [name for name in _BEFORE_NORMS if lora.target_modules == "all-linear" or name in lora.target_modules]
+    if sizes.norms_outputs and normed:
+        message = f"a norm follows on {normed[0]} in {sizes.family}, which its adapter would come after"
+        remedy = "write `target_modules: [linear_qkv, linear_fc1]`"
+        findings.error((*place, "target_modules"), f"{message}; {remedy}", depends_on=[("model",)])
+        return
     if lora.target_modules == "all-linear" or sizes.family is None:
         return
     here, elsewhere = (PLAIN_LAYERS, LATENT_LAYERS)[:: -1 if sizes.latent_attention else 1]
@@ -50,8 +58,4 @@ def check_lora(check: EngineCheck[MegatronEngineSpec]) -> None:
 
 def has_bridge() -> bool:
     """Whether megatron-bridge can be imported."""
-    # Not find_spec("megatron.bridge"), which would import the package around it.
-    package = importlib.util.find_spec("megatron")
-    locations = package.submodule_search_locations if package else None
-    found = any((Path(location) / "bridge" / "__init__.py").is_file() for location in locations or ())
-    return found and all(importlib.util.find_spec(name) for name in _BRIDGE_PACKAGES)
+    return is_installed() and all(importlib.util.find_spec(name) for name in _BRIDGE_PACKAGES)

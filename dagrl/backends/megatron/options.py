@@ -16,15 +16,14 @@ from dagrl.graph.engines import neighbours, sleeps, wants_routed_experts
 def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report options that cannot work here."""
     engine, place, findings = check.engine, check.place, check.findings
-    if engine.bridge == "megatron-bridge" and not has_bridge():
-        message = f"megatron-bridge is not installed; install it with `{BRIDGE_INSTALL}`, or say `bridge: native`"
-        findings.error((*place, "bridge"), message)
-    elif engine.bridge == "megatron-bridge" and engine.head != "lm":
-        message = f"megatron-bridge has no {engine.head} head; set bridge: native"
-        findings.error((*place, "bridge"), message, depends_on=[(*place, "head")])
+    if check.sizes.family is not None:
+        _check_bridge(check)
     if engine.fused_linear_cross_entropy and engine.head != "lm":
         message = f"a {engine.head} head has no logits to compute in chunks; take it out"
         findings.error((*place, "fused_linear_cross_entropy"), message, depends_on=[(*place, "head")])
+    if engine.fused_linear_cross_entropy and check.sizes.capped_logits:
+        message = f"the logits of {check.sizes.family} are capped, which is not done in chunks; take it out"
+        findings.error((*place, "fused_linear_cross_entropy"), message, depends_on=[("model",)])
     if engine.dist_checkpointing_path is not None:
         _check_start(engine.dist_checkpointing_path, (*place, "dist_checkpointing_path"), findings)
     if engine.ddp.get("nccl_ub"):
@@ -99,6 +98,22 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
         if wants_routed_experts(pipeline, name) and not other.reports_routed_experts:
             message = f"`{name}`, a {other.backend} engine, does not tell where it routes tokens; sample with another"
             findings.error(place, message, depends_on=[place, ("engines", name)])
+
+
+def _check_bridge(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report a model that megatron-bridge builds where it cannot, and options that such a model does not have."""
+    engine, sizes, findings = check.engine, check.sizes, check.findings
+    group = check.pipeline.groups.get(engine.group or "")
+    depends: list[Place] = [check.pipeline.model_section(check.name)]
+    if sizes.bridged and not has_bridge():
+        message = f"megatron-bridge builds models of type {sizes.family}, and is not installed; install it with "
+        findings.error(check.place, f"{message}`{BRIDGE_INSTALL}`", depends_on=depends)
+    if not sizes.runs_on_cpu and group is not None and group.is_cpu:
+        message = f"models of type {sizes.family} need Transformer Engine; use GPUs, or another model on CPU slots"
+        findings.error((*check.place, "group"), message, depends_on=depends)
+    if not sizes.has_tables and engine.head != "lm":
+        message = f"models of type {sizes.family} have no {engine.head} head here; use a model of another type for it"
+        findings.error((*check.place, "head"), message, depends_on=depends)
 
 
 def _check_start(folder: Path, place: Place, findings: Findings) -> None:

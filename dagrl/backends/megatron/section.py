@@ -92,8 +92,6 @@ class MegatronEngineSpec(EngineSpec):
     """Further fields of these three, which are not tested with dagrl: ``extra: {transformer: {...}}``."""
     head: Literal["lm", "value", "reward"] = "lm"
     """The output layer: the language model's output, a value for each token, or a score for each row."""
-    bridge: Literal["native", "megatron-bridge"] = "native"
-    """Who converts weights between Hugging Face and Megatron."""
     lora: LoraSpec | None = None
     """Train low-rank adapters instead of the weights; ``lora: {}`` takes the defaults."""
     dist_checkpointing_path: Path | None = None

@@ -1,6 +1,6 @@
 """Loads and exports Hugging Face weights with megatron-bridge, like `hf_weights` and `export`.
 
-megatron-bridge only converts; the model is built by dagrl. When exporting, every rank briefly holds each full tensor,
+For families without tables. When exporting, every rank briefly holds each full tensor,
 where `export` collects them on rank 0 only.
 """
 
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def check_bridge(hf_config: PretrainedConfig) -> None:
-    """Raise ValueError if megatron-bridge cannot convert this model."""
-    if not import_bridge().knows(hf_config):
-        raise ValueError(
-            f"bridge: megatron-bridge does not know model type {hf_config.model_type!r}; set bridge: native"
-        )
 
 
 @torch.no_grad()
@@ -88,7 +80,7 @@ def _check_weights(tasks: Sequence[Any], hf_config: PretrainedConfig, source: We
     """Reject what megatron-bridge would drop, or what would fail on one rank while the others wait."""
     kind = hf_config.model_type
     if any(task is None for task in tasks):
-        raise ValueError(f"bridge: megatron-bridge has no name for some weights of this {kind}; set bridge: native")
+        raise ValueError(f"megatron-bridge has no name for some weights of this {kind}, so it cannot be trained")
     wanted, stored = _names_on_all_ranks(tasks), set(source.names())
     missing = sorted(wanted - stored)
     if missing:

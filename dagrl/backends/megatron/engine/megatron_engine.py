@@ -255,15 +255,14 @@ class MegatronEngine:
 def _converter(
     hf_config: PretrainedConfig, spec: MegatronEngineSpec
 ) -> tuple[Callable[..., None], Callable[..., WeightExporter]]:
-    """The functions that load and export Hugging Face weights. ValueError for an unknown model.
+    """The functions that load and export Hugging Face weights: by the family's tables, if it has them.
 
-    The family's tables, unless it has none, or ``spec.bridge`` says otherwise.
+    ValueError for a model that the engine cannot build.
     """
     family, _ = buildable(hf_config.to_dict())
-    if family.has_tables and spec.bridge != "megatron-bridge":
+    if family.has_tables:
         exporter = partial(export.make_exporter, head=spec.head, lora=spec.lora)
         return partial(hf_weights.load_hf_weights, head=spec.head), exporter
-    bridge.check_bridge(hf_config)
     return bridge.load_hf_weights, bridge.make_exporter
 
 

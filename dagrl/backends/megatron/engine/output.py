@@ -94,6 +94,8 @@ def _logprobs(
     group = parallel_state.get_tensor_model_parallel_group()
     # Gathering a split sequence sums the gradient already.
     sums_gradient = dist.get_world_size(group) > 1 and not config.sequence_parallel
+    # "Gemma 2" (arXiv 2408.00118), section 2.
+    cap = getattr(config, "final_logit_softcapping", None)
     asked = {
         "temperature": reader.temperature,
         "vocab_size": reader.vocab_size,
@@ -101,6 +103,7 @@ def _logprobs(
         "with_entropy": reader.with_entropy,
     }
     if reader.fused:
+        assert not cap, "logits that are computed by chunk are not capped"
         if sums_gradient:
             hidden = copy_to_tensor_model_parallel_region(hidden)
         return linear_token_logprobs(hidden, weight, targets, **asked)
@@ -113,7 +116,7 @@ def _logprobs(
         sequence_parallel=False,
         tp_group=group,
     )
-    return token_logprobs(logits, targets, **asked)
+    return token_logprobs(cap * torch.tanh(logits / cap) if cap else logits, targets, **asked)
 
 
 def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:

@@ -42,7 +42,10 @@ def make_provider(hf_config: PretrainedConfig) -> Provider:
     """The provider of the model, whose fields may still be changed. ValueError for a model that it does not know."""
     library = import_bridge()
     if not library.knows(hf_config):
-        raise ValueError(f"megatron-bridge does not know model type {hf_config.model_type!r}")
+        raise ValueError(
+            f"megatron-bridge does not know model type {hf_config.model_type!r}; install the version of "
+            "requirements/bridge.txt"
+        )
     provider = library.auto_bridge(hf_config).to_megatron_provider(load_weights=False)
     for name, value in _DEFAULTS.items():
         setattr(provider, name, value)

@@ -1,0 +1,59 @@
+"""Model types that the installed megatron-bridge knows.
+
+They are read from its source as text, because importing it would import torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from dagrl.models.library_classes import source_of
+
+_REGISTERED = re.compile(r"register_bridge\(\s*source=\"?(\w+)\"?,[^()]*?target=(\w+)")
+_CLASS_NAME = re.compile(r"^(\w+) = \"(\w+)\"", re.MULTILINE)
+_CAUSAL = re.compile(r"MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\((.*?)\n\)", re.DOTALL)
+_PAIR = re.compile(r"\(\"(\w+)\", \"(\w+)\"\)")
+
+
+def is_installed() -> bool:
+    """Whether megatron-bridge can be imported, apart from what it imports itself."""
+    return _folder() is not None
+
+
+@cache
+def bridge_models() -> frozenset[str]:
+    """Return the types of language models that it builds as Megatron's GPTModel; empty where it is not installed."""
+    folder = _folder()
+    if folder is None:
+        return frozenset()
+    classes = set(_classes(folder))
+    return frozenset(model_type for model_type, name in _language_models().items() if name in classes)
+
+
+def _folder() -> Path | None:
+    # Not find_spec("megatron.bridge"), which would import the package around it.
+    package = importlib.util.find_spec("megatron")
+    locations = package.submodule_search_locations if package else None
+    folders = (Path(location) / "bridge" for location in locations or ())
+    return next((folder for folder in folders if (folder / "__init__.py").is_file()), None)
+
+
+def _classes(folder: Path) -> Iterator[str]:
+    """Yield the names of Hugging Face's classes."""
+    for path in sorted((folder / "models").rglob("*_bridge.py")):
+        text = path.read_text(encoding="utf-8")
+        names = dict(_CLASS_NAME.findall(text))
+        for source, target in _REGISTERED.findall(text):
+            if target == "GPTModel":
+                yield names.get(source, source)
+
+
+def _language_models() -> Mapping[str, str]:
+    """Return the class of transformers for each type of language model."""
+    source = source_of("transformers", "models/auto/modeling_auto.py")
+    found = _CAUSAL.search(source) if source else None
+    return dict(_PAIR.findall(found[1])) if found else {}

@@ -1,0 +1,75 @@
+"""Models that megatron-bridge builds and that no module here describes, by the usual names of their sizes.
+
+Plans of them leave out small parameters, such as biases and further norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dagrl.backends.families.base import Family
+from dagrl.backends.families.config_fields import ConfigFields, is_size
+from dagrl.backends.families.parts import MIXTURE_DEFAULTS, Attention, GatedExperts, LatentAttention
+
+TESTED = frozenset({"gemma"})
+"""Types whose log-probs and weights were compared with Hugging Face's."""
+_FAULTY: dict[str, str] = {}
+"""Types that do not run, or not exactly, and the reason."""
+
+
+class Generic(Family):
+    """A decoder with grouped-query or latent attention, gated MLPs and experts."""
+
+    bridged = True
+    has_tables = False
+    expert_count = ()
+
+    def __init__(self, model_type: str, expert_count: tuple[str, ...]) -> None:
+        """`expert_count` is empty for dense models."""
+        self.model_type = model_type  # type: ignore[misc]
+        self.expert_count = expert_count  # type: ignore[misc]
+        self.transformer_defaults = MIXTURE_DEFAULTS if expert_count else {}  # type: ignore[misc]
+
+    def attention(self, config: ConfigFields) -> Attention:
+        """Return grouped-query attention, or latent attention if the config has its sizes."""
+        if not is_size(config.get("kv_lora_rank")):
+            return self.grouped_query_attention(config)
+        return LatentAttention(
+            hidden=config.size("hidden_size"),
+            heads=config.size("num_attention_heads"),
+            query_rank=config.optional("q_lora_rank"),
+            key_rank=config.size("kv_lora_rank"),
+            plain_dim=config.size("qk_nope_head_dim"),
+            rotary_dim=config.size("qk_rope_head_dim"),
+            value_dim=config.size("v_head_dim"),
+        )
+
+    def experts(self, config: ConfigFields) -> GatedExperts | None:
+        """Return the experts under the usual names."""
+        if not self.expert_count:
+            return None
+        width = config.optional("moe_intermediate_size") or config.size("intermediate_size")
+        shared = (config.optional("n_shared_experts") or 0) * width
+        return GatedExperts(
+            hidden=config.size("hidden_size"),
+            count=config.size(*self.expert_count),
+            chosen=config.size("num_experts_per_tok"),
+            width=width,
+            shared_width=config.optional("shared_expert_intermediate_size") or shared,
+        )
+
+    def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
+        """The first `first_k_dense_replace` layers have no experts."""
+        first = config.optional("first_k_dense_replace") or 0
+        return tuple(layer >= first for layer in range(config.size("num_hidden_layers")))
+
+    def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
+        """Yield the reason why a type does not run."""
+        if self.model_type in _FAULTY:
+            yield "model_type", f"the megatron engine does not train {self.model_type}: {_FAULTY[self.model_type]}"
+
+    def warnings(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
+        """Yield that nobody has compared it with Hugging Face."""
+        if self.model_type not in TESTED:
+            message = "is built by megatron-bridge and was not tested with dagrl; compare its first log-probs"
+            yield "model_type", f"{self.model_type} {message} (metrics mismatch/*)"
