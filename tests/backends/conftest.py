@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tiny_models import DENSE, MIXTURES, tiny_hf_model
+from tiny_models import BRIDGED, DENSE, MIXTURES, tiny_hf_model
 from weighted_likelihood import WeightedLikelihood
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def hf_mixture(request: pytest.FixtureRequest) -> Any:
     return tiny_hf_model(request.param)
 
 
-@pytest.fixture(scope="session", params=(*DENSE, *MIXTURES))
+@pytest.fixture(scope="session", params=(*DENSE, *MIXTURES, *BRIDGED))
 def hf_any(request: pytest.FixtureRequest) -> Any:
-    """An `hf_model` or an `hf_mixture`."""
+    """An `hf_model`, an `hf_mixture`, or a model that megatron-bridge builds."""
     return tiny_hf_model(request.param)
 
 
@@ -156,14 +156,15 @@ def load_chunks() -> Callable[..., list[Any]]:
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-        from dagrl.backends.megatron.engine.hf_weights import load_hf_weights
+        from dagrl.backends.megatron.engine.megatron_engine import converter
         from dagrl.backends.megatron.engine.model import build_model
 
         sizes = spec.parallel.model_dump(exclude={"sequence_parallel"})
         parallel_state.initialize_model_parallel(**sizes)
         model_parallel_cuda_manual_seed(1)
         chunks = build_model(hf_model.config, spec)
-        load_hf_weights(chunks, hf_model.config, ModelWeights(hf_model, **changes), spec.head)
+        load_hf_weights, _ = converter(hf_model.config, spec)
+        load_hf_weights(chunks, hf_model.config, ModelWeights(hf_model, **changes))
         return chunks
 
     return load
@@ -176,10 +177,12 @@ def export_chunks() -> Callable[..., list[Any]]:
     def export(chunks: list[Any], hf_model: Any, bucket_bytes: int, head: str = "lm") -> list[Any]:
         import torch.distributed as dist
 
-        from dagrl.backends.megatron.engine.export import make_exporter
+        from dagrl.backends.megatron.engine.megatron_engine import converter
+        from dagrl.backends.megatron.section import MegatronEngineSpec
         from dagrl.weight_sync.exporter import exported
 
-        exporter = make_exporter(chunks, hf_model.config, bucket_bytes, head=head)
+        _, make_exporter = converter(hf_model.config, MegatronEngineSpec(backend="megatron", group="all", head=head))
+        exporter = make_exporter(chunks, hf_model.config, bucket_bytes)
         return list(exported(exporter, is_root=dist.get_rank() == 0))
 
     return export
@@ -199,9 +202,7 @@ def run_ranks() -> Callable[..., list[Any]]:
         # pytest has its own filters in place of those that the package sets.
         warnings.simplefilter("ignore")
         # Imported before the fork, so that the ranks need not.
-        import dagrl.backends.megatron.engine.export
-        import dagrl.backends.megatron.engine.hf_weights
-        import dagrl.backends.megatron.engine.model  # noqa: F401
+        import dagrl.backends.megatron.engine.megatron_engine  # noqa: F401
     torch.set_num_threads(1)
     return _run_ranks
 

@@ -46,6 +46,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
         **_EXPERTS,
         "num_experts_per_tok": 3,
     },
+    "qwen2_moe": {
+        **_EXPERTS,
+        "num_experts": 4,
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 40,
+        "decoder_sparse_step": 1,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v3": {
         **_EXPERTS,
@@ -83,13 +90,6 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 BRIDGED: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 12, "sliding_window": 4},
-    "qwen2_moe": {
-        **_EXPERTS,
-        "num_experts": 4,
-        "norm_topk_prob": False,
-        "shared_expert_intermediate_size": 40,
-        "decoder_sparse_step": 1,
-    },
     "gemma2": {
         "head_dim": 12,
         "query_pre_attn_scalar": 20,
@@ -137,17 +137,6 @@ BRIDGED: dict[str, dict[str, Any]] = {
         },
     },
     "nemotron": {"hidden_act": "relu2", "partial_rotary_factor": 0.5},
-    "qwen3_next": {
-        **_EXPERTS,
-        "num_experts": 4,
-        "shared_expert_intermediate_size": 40,
-        "head_dim": 12,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "partial_rotary_factor": 0.5,
-    },
 }
 """Models that megatron-bridge builds."""
 

@@ -6,6 +6,7 @@ Plans of them leave out small parameters, such as biases and further norms.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.config_fields import ConfigFields, is_size
@@ -22,7 +23,7 @@ class Generic(Family):
 
     bridged = True
     has_tables = False
-    expert_count = ()
+    expert_count: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, model_type: str, expert_count: tuple[str, ...]) -> None:
         """`expert_count` is empty for dense models."""

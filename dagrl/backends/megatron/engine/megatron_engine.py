@@ -75,7 +75,7 @@ class MegatronEngine:
         dtype = transformer_config(self._hf_config, spec).params_dtype
         optimizer_config(spec, dtype)
         ddp_config(spec)
-        load_hf_weights, self._make_exporter = _converter(self._hf_config, spec)
+        load_hf_weights, self._make_exporter = converter(self._hf_config, spec)
         distributed.start(ranks, spec.parallel)
         self._timeout_s, self._gib_used_by_others = ranks.timeout_s, device_gib_used()
         self._keeps_no_cache, self._keeps_communicators = keeps_no_cache, spec.keep_communicators
@@ -252,7 +252,7 @@ class MegatronEngine:
         return self._training
 
 
-def _converter(
+def converter(
     hf_config: PretrainedConfig, spec: MegatronEngineSpec
 ) -> tuple[Callable[..., None], Callable[..., WeightExporter]]:
     """The functions that load and export Hugging Face weights: by the family's tables, if it has them.

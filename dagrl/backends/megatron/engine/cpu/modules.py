@@ -54,6 +54,8 @@ class TENorm(torch.nn.Module):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: Any) -> None:
         super().__init__()
         self.config, self.eps = config, eps
+        self.weight: torch.Tensor
+        self.bias: torch.Tensor | None
         _add_norm(self, config, hidden_size, "")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
