@@ -114,7 +114,7 @@ BRIDGED: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4,
         "n_group": 1,
         "topk_group": 1,
-        "head_dim": 12,
+        "head_dim": 16,
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
         "routed_scaling_factor": 2.5,
@@ -137,6 +137,18 @@ BRIDGED: dict[str, dict[str, Any]] = {
         },
     },
     "nemotron": {"hidden_act": "relu2", "partial_rotary_factor": 0.5},
+    "qwen3_next": {
+        **_EXPERTS,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 40,
+        "head_dim": 12,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "partial_rotary_factor": 0.5,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
 }
 """Models that megatron-bridge builds."""
 

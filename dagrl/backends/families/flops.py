@@ -9,7 +9,8 @@ that is not done here:
 - the output layer counts for the positions that reach it: those that predict response tokens;
 - in a mixture, the experts that a token is sent to count, and the shared ones.
 
-Recomputation, padding, embedding look-ups, norms, rotary embeddings, softmax and activations do not count.
+Recomputation, padding, the states of linear attention, embedding look-ups, norms, rotary embeddings, softmax and
+activations do not count.
 """
 
 from __future__ import annotations
@@ -56,10 +57,16 @@ class ModelFlops:
 def model_flops(shape: ModelShape, *, outputs: int | None = None) -> ModelFlops:
     """Return the operations of a model whose head has `outputs` for one position, by default the vocabulary."""
     mixtures = sum(shape.mixture_layers) if shape.experts else 0
-    weights = shape.layers * attention_weights(shape.attention) + (shape.layers - mixtures) * mlp_weights(shape.mlp)
+    linear = sum(shape.linear_layers)
+    weights = (shape.layers - linear) * attention_weights(shape.attention)
+    weights += (shape.layers - mixtures) * mlp_weights(shape.mlp)
+    if shape.linear is not None:
+        weights += linear * attention_weights(shape.linear)
     if shape.experts:
         weights += mixtures * mlp_weights(shape.experts)
     head = shape.hidden * (shape.vocabulary if outputs is None else outputs)
     return ModelFlops(
-        per_token=2 * weights, per_pair=2 * shape.layers * shape.attention.pair_products, per_prediction=2 * head
+        per_token=2 * weights,
+        per_pair=2 * (shape.layers - linear) * shape.attention.pair_products,
+        per_prediction=2 * head,
     )

@@ -14,6 +14,8 @@ from dagrl.backends.families.tensor_maps import GroupedQkv, MappedTensor, Parall
 
 Tensors = tuple[MappedTensor, ...]
 
+_DECAY = ("A_log", "dt_bias")
+
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 GATED_MLP_MATRICES = len(_PROJECTIONS)
 _INPUT_NORM, _MLP_NORM = "input_layernorm", "post_attention_layernorm"
@@ -175,6 +177,33 @@ class LatentAttention:
             # It would give the parameters other names.
             "mla_down_proj_fusion": False,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """A gated delta net ("Gated Delta Networks", arXiv 2412.06464), which keeps a state instead of keys and values."""
+
+    hidden: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """Tokens that the convolution of queries, keys and values spans."""
+
+    def tensors(self) -> Tensors:
+        """The norm, the projections, the convolution, the decay, and the norm of the outputs."""
+        ours, theirs = "self_attention", "linear_attn"
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        rows = 2 * (keys + values + self.value_heads)
+        return (
+            *_norm(f"{ours}.in_proj.layer_norm_", _INPUT_NORM, self.hidden),
+            _column_parallel(f"{ours}.in_proj.weight", f"{theirs}.in_proj.weight", (rows, self.hidden)),
+            _column_parallel(f"{ours}.conv1d.weight", f"{theirs}.conv1d.weight", (2 * keys + values, 1, self.kernel)),
+            *(_column_parallel(f"{ours}.{name}", f"{theirs}.{name}", (self.value_heads,)) for name in _DECAY),
+            _replicated(f"{ours}.out_norm.weight", f"{theirs}.norm.weight", (self.value_dim,)),
+            _row_parallel(f"{ours}.out_proj.weight", f"{theirs}.out_proj.weight", (self.hidden, values)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

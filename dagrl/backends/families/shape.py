@@ -11,6 +11,7 @@ from dagrl.backends.families.parts import (
     GatedMlp,
     GroupedQueryAttention,
     LatentAttention,
+    LinearAttention,
     Mlp,
     Tensors,
 )
@@ -53,6 +54,10 @@ class ModelShape:
     """Which layers have experts; empty for none."""
     tied: bool = False
     """Whether the output layer is the embedding."""
+    linear: LinearAttention | None = None
+    """The attention of layers without keys and values."""
+    linear_layers: tuple[bool, ...] = ()
+    """Which layers have it; empty for none."""
     norm_bias: bool = False
     """Whether the norm after the last layer has a bias."""
 
@@ -97,11 +102,11 @@ class ModelShape:
 
     def layer(self, index: int) -> LayerParameters:
         """Parameters of that layer."""
-        return _parameters(self.attention, self._mlp(index))
+        return _parameters(self._attention(index), self._mlp(index))
 
     def layer_tensors(self, index: int) -> Tensors:
         """Tensors of that layer, without the layer's prefix; one entry stands for all experts."""
-        return (*self.attention.tensors(), *self._mlp(index).tensors())
+        return (*self._attention(index).tensors(), *self._mlp(index).tensors())
 
     @property
     def embedding(self) -> int:
@@ -135,15 +140,18 @@ class ModelShape:
 
     @property
     def cache_values_per_token(self) -> int:
-        """Values that the attention of one layer keeps for each token."""
-        return self.attention.cache_values_per_token
+        """Values that the attention of one layer keeps for each token, on average."""
+        return self.attention.cache_values_per_token * (self.layers - sum(self.linear_layers)) // self.layers
+
+    def _attention(self, index: int) -> Attention | LinearAttention:
+        return self.linear if self.linear is not None and self.linear_layers[index] else self.attention
 
     def _mlp(self, index: int) -> Mlp:
         return self.experts if self.experts is not None and self.mixture_layers[index] else self.mlp
 
 
 @cache
-def _parameters(attention: Attention, mlp: Mlp) -> LayerParameters:
+def _parameters(attention: Attention | LinearAttention, mlp: Mlp) -> LayerParameters:
     count = mlp.count if isinstance(mlp, GatedExperts) else 0
     shared = [tensor for tensor in mlp.tensors() if tensor.map.split]
     plain = [tensor for tensor in (*attention.tensors(), *mlp.tensors()) if not (tensor.map.split or tensor.buffer)]
@@ -156,7 +164,7 @@ def _parameters(attention: Attention, mlp: Mlp) -> LayerParameters:
 
 
 @cache
-def attention_weights(attention: Attention) -> int:
+def attention_weights(attention: Attention | LinearAttention) -> int:
     """Weights of the projections of one layer's attention, each of which is multiplied once with every token."""
     return sum(tensor.numel for tensor in attention.tensors() if tensor.is_linear)
 

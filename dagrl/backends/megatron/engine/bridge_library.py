@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
+from dagrl.backends.megatron.engine.cpu.gated_delta import use_plain_kernels
 from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
 from dagrl.backends.megatron.engine.quiet import Without
 
@@ -54,6 +55,7 @@ def _import(module: str) -> ModuleType:
     if not torch.cuda.is_available():
         # Its layer specs take the classes that Megatron has for Transformer Engine's when they are imported.
         use_plain_modules()
+        use_plain_kernels()
     with _quiet(), _transformer_engine_importable():
         return importlib.import_module(module)
 

@@ -6,7 +6,6 @@ be initialised.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,12 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.transformer.multi_latent_attention import MLASelfAttention, MLASelfAttentionSubmodules
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine.config import transformer_config
 from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
+from dagrl.backends.megatron.engine.latent_attention import use_latent_norms
 from dagrl.backends.megatron.engine.output import ScalarHead
 from dagrl.backends.megatron.engine.provider import provide
 from dagrl.backends.megatron.section import MegatronEngineSpec
@@ -30,9 +27,6 @@ from dagrl.backends.megatron.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_LATENT_NORM_EPSILON = 1e-6
-"""Epsilon of the latent norms in the models' published code, whatever the config's other epsilon."""
 
 
 def build_model(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> list[GPTModel]:
@@ -83,7 +77,7 @@ def _native_chunk(
 ) -> GPTModel:
     return GPTModel(
         config=config,
-        transformer_layer_spec=_use_latent_norms(
+        transformer_layer_spec=use_latent_norms(
             get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
         ),
         vocab_size=padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size),
@@ -104,31 +98,3 @@ def _choose_modules() -> None:
         use_plain_modules()
     elif find_spec("transformer_engine") is None:
         raise ValueError("the megatron engine needs Transformer Engine on a GPU; install transformer-engine[pytorch]")
-
-
-class DeepseekLatentAttention(MLASelfAttention):
-    """Differs from Megatron's class in two points, to give the same numbers as the published models.
-
-    Latent norms have a separate epsilon; and if queries have no latent (``q_lora_rank: null``), their projection has no
-    norm, which Megatron 0.19 adds if the keys' latent has one.
-    """
-
-    def __init__(self, config: MLATransformerConfig, *args: Any, **kwargs: Any) -> None:
-        own = copy.copy(config)
-        own.layernorm_epsilon = _LATENT_NORM_EPSILON
-        super().__init__(own, *args, **kwargs)
-
-    def _resolve_qk_norm_config(self, submodules: MLASelfAttentionSubmodules) -> dict[str, Any]:
-        classes: dict[str, Any] = super()._resolve_qk_norm_config(submodules)
-        if self.config.q_lora_rank is None:
-            classes["linear_q_proj"] = submodules.linear_q_proj
-        return classes
-
-
-def _use_latent_norms(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
-    """Replace latent attention in all layers of `block` by `DeepseekLatentAttention`; changes the specs in place."""
-    for layer in block.layer_specs:
-        attention = layer.submodules.self_attention
-        if isinstance(attention, ModuleSpec) and attention.module is MLASelfAttention:
-            attention.module = DeepseekLatentAttention
-    return block

@@ -18,6 +18,7 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from dagrl.backends.megatron.engine.bridge_library import import_bridge
+from dagrl.backends.megatron.engine.latent_attention import use_latent_norms
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def provide(
     provider.share_embeddings_and_output_weights = tied
     provider.parallel_output = True
     make_spec = provider.transformer_layer_spec
-    if getattr(provider, "attn_logit_softcapping", None):
-        provider.transformer_layer_spec = partial(_with_packed_attention, make_spec)
+    if provider.multi_latent_attention or getattr(provider, "attn_logit_softcapping", None):
+        provider.transformer_layer_spec = partial(_with_own_attention, make_spec)
     try:
         model = provider.provide(pre_process=first, post_process=last, vp_stage=stage)
     finally:
@@ -89,10 +90,15 @@ def provide(
     return model
 
 
-def _with_packed_attention(make_spec: Callable[..., Any], config: Any, vp_stage: int | None = None) -> Any:
-    """The layer spec, with attention that caps scores of packed sequences: megatron-bridge's takes no packs."""
+def _with_own_attention(make_spec: Callable[..., Any], config: Any, vp_stage: int | None = None) -> Any:
+    """The layer spec, with latent attention like published models', or attention that caps scores.
+
+    megatron-bridge's caps take no packed sequences.
+    """
     staged = {"vp_stage": vp_stage} if "vp_stage" in signature(make_spec).parameters else {}
     spec = make_spec(config, **staged)
+    if config.multi_latent_attention:
+        return use_latent_norms(spec) if isinstance(spec, TransformerBlockSubmodules) else spec
     for layer in spec.layer_specs if isinstance(spec, TransformerBlockSubmodules) else [spec]:
         attention = layer.submodules.self_attention
         assert isinstance(attention, ModuleSpec)
