@@ -162,6 +162,16 @@ ONE_EXPERT: dict[str, dict[str, Any]] = {
 """Mixtures that send each token to a single expert."""
 
 
+def tiny_model_spec(name: str) -> Any:
+    """A model of that name's config with random weights, for a pipeline."""
+    from dagrl.config.schema import ModelSpec
+
+    fields = {**_SIZES, **_COMMON, **{**DENSE, **MIXTURES, **BRIDGED}[name]}
+    rope = {"rope_parameters": {"rope_theta": 1e4, **fields.pop("rope")}} if "rope" in fields else {}
+    init = {"model_type": name, "pad_token_id": None, **fields, **rope}
+    return ModelSpec.model_validate({"init": init, "tokenizer": {"kind": "characters", "alphabet": "ab"}})
+
+
 @functools.cache
 def tiny_hf_model(name: str) -> Any:
     """A model of a few thousand random weights, float32, on the CPU.

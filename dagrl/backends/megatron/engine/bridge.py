@@ -54,13 +54,15 @@ def make_exporter(
     A larger tensor gets its own bucket. A tied output layer is left out. The weights are on the device within the
     context `present`. Collective.
     """
-    models = _models(chunks, hf_config)
-    device = next(models[0].parameters()).device
-    return IteratedExporter(partial(_exported, models, hf_config), bucket_bytes, device, present)
+    device = next(unwrap(chunks[0]).parameters()).device
+    return IteratedExporter(partial(exported_tensors, chunks, hf_config), bucket_bytes, device, present)
 
 
-def _exported(models: list[torch.nn.Module], hf_config: PretrainedConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def exported_tensors(
+    chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor, the same on each rank; collective. They may share the model's memory."""
+    models = _models(chunks, hf_config)
     bridge = import_bridge().auto_bridge(hf_config)
     for name, tensor in bridge.export_hf_weights(models, cpu=False, show_progress=False):
         if name == _OUTPUT and hf_config.tie_word_embeddings:

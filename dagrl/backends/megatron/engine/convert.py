@@ -181,6 +181,11 @@ def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_row
 
 def _shape_of(hf_config: PretrainedConfig) -> ModelShape:
     family, fields = buildable(hf_config.to_dict())
+    if not family.has_tables:
+        raise ValueError(
+            f"models of type {hf_config.model_type} are not written in Megatron's format; engines read the "
+            "Hugging Face folder itself"
+        )
     return family.shape(fields)
 
 
@@ -215,7 +220,12 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngin
 
     head, lora = (engine.head, engine.lora) if engine else ("lm", None)
     config = load_hf_config(model)
-    if lora is None or engine is None:
+    family, _ = buildable(config.to_dict())
+    if not family.has_tables:
+        from dagrl.backends.megatron.engine.convert_built import tensors_of_checkpoint
+
+        tensors = tensors_of_checkpoint(source, config)
+    elif lora is None or engine is None:
         tensors = StoredModel(source, config, head).tensors()
     else:
         tensors = StoredAdapters(source, config, lora, head).merged(base_of(engine, model, seed, config))

@@ -65,6 +65,32 @@ def test_a_checkpoint_holds_what_its_engine_exports(
     assert same(dict(StoredModel(tmp_path / "step", load_hf_config(tiny_model)).tensors()), exported)
 
 
+def test_a_checkpoint_of_a_family_without_tables_is_written_by_the_whole_model(
+    run_engine: Callable[..., list[Any]], run_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    """In a process that is no rank, as `dagrl export` is."""
+    from tiny_models import tiny_model_spec
+
+    from dagrl.backends.megatron.engine.convert import write_hf
+    from dagrl.backends.model_source import SafetensorsFolder
+
+    model = tiny_model_spec("gpt_oss")
+
+    def on_rank(engine: Any) -> dict[str, Any]:
+        engine.save(tmp_path / "step")
+        return {name: tensor for bucket in engine.export_weights(2**20) for name, tensor in bucket}
+
+    exported = run_engine(2, on_rank, model=model, parallel={"expert_model_parallel_size": 2})[0]
+    (tmp_path / "hf").mkdir()
+
+    def alone(rank: int) -> None:
+        write_hf(tmp_path / "step", model, tmp_path / "hf", None, 0)
+
+    run_ranks(1, alone, joined=False)
+    written = SafetensorsFolder(tmp_path / "hf")
+    assert same({name: written.get(name) for name in written.names()}, exported)
+
+
 def test_one_parameter_is_in_memory_at_a_time(qwen3: Any, tmp_path: Path) -> None:
     """Each is asked for when it is written, and not kept."""
     import gc
