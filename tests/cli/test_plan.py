@@ -34,9 +34,8 @@ def test_a_wrong_file_a_wrong_gpu_and_an_unknown_model_exit_with_2(pipeline, cap
     assert "no GPU is known as 'H201'; did you mean `H20`?" in capsys.readouterr().err
     assert main(["plan", str(pipeline), "--gpu", "none"]) == 2
     assert "dagrl plan: no GPU is known as 'none'; choose from: " in capsys.readouterr().err
-    unknown = ["model.init.model_type=gemma2", "engines.actor.bridge=megatron-bridge"]
-    assert main(["plan", str(pipeline), *unknown]) == 2
-    assert "dagrl plan: no family has the model type 'gemma2'" in capsys.readouterr().err
+    assert main(["plan", str(pipeline), "model.init.model_type=gpt2"]) == 2
+    assert "the megatron engine has no model type 'gpt2'" in capsys.readouterr().err
 
 
 def test_says_what_a_step_will_take(pipeline, capsys):

@@ -36,21 +36,50 @@ def test_a_guest_has_its_owners_head(project):
     project.assert_problem(path, "engines.reference.head", "copy-differs")
 
 
-def test_a_bridge_that_is_not_installed(project, monkeypatch):
-    monkeypatch.setattr(options, "has_bridge", lambda: False)
-    path = project.pipeline((ACTOR, f"{ACTOR}    bridge: megatron-bridge #!\n"))
-    project.assert_problem(
-        path, "engines.actor.bridge", "megatron-bridge is not installed; install it with `uv pip install"
-    )
-    monkeypatch.setattr(options, "has_bridge", lambda: True)
-    check_file(path)
+class TestModelsOfMegatronBridge:
+    """Families that megatron-bridge builds, or whose weights it converts."""
 
+    @staticmethod
+    def pipeline(project, model_type, engine=""):
+        fields = {
+            "gemma2": "query_pre_attn_scalar: 16",
+            "gpt_oss": "num_local_experts: 4, num_experts_per_tok: 2",
+            "mistral": "sliding_window: 4",
+        }
+        return project.pipeline(
+            ("{model_type: qwen3,", f"{{model_type: {model_type}, {fields[model_type]},"), (ACTOR, f"{ACTOR}{engine}")
+        )
 
-def test_a_bridge_that_knows_no_heads(project, monkeypatch):
-    monkeypatch.setattr(options, "has_bridge", lambda: True)
-    critic = "  critic: {backend: megatron, group: train, head: value, bridge: megatron-bridge} #!\n  reference:"
-    path = project.pipeline(("  reference:", critic))
-    project.assert_problem(path, "engines.critic.bridge", "megatron-bridge has no value head; set bridge: native")
+    def test_no_key_chooses_it(self, project):
+        check_file(self.pipeline(project, "mistral"))
+        check_file(self.pipeline(project, "gemma2"))
+
+    def test_it_may_not_be_installed(self, project, monkeypatch):
+        monkeypatch.setattr(options, "has_bridge", lambda: False)
+        message = "megatron-bridge builds models of type mistral, and is not installed; install it with `uv pip"
+        problems = project.problems(self.pipeline(project, "mistral"))
+        assert [problem.place for problem in problems] == ["engines.actor", "engines.reference"]
+        assert all(problem.message.startswith(message) for problem in problems)
+        check_file(project.pipeline())
+
+    def test_capped_logits_are_not_computed_in_chunks(self, project):
+        path = self.pipeline(project, "gemma2", "    fused_linear_cross_entropy: true #!\n")
+        place = "engines.actor.fused_linear_cross_entropy"
+        project.assert_problem(path, place, "the logits of gemma2 are capped, which is not done in chunks; take it out")
+
+    def test_adapters_come_before_norms_of_outputs(self, project):
+        path = self.pipeline(project, "gemma2", "    lora: {} #!\n")
+        project.assert_problem(path, "engines.actor.lora.target_modules", "a norm follows on linear_proj in gemma2")
+        check_file(self.pipeline(project, "gemma2", "    lora: {target_modules: [linear_qkv, linear_fc1]}\n"))
+        check_file(self.pipeline(project, "mistral", "    lora: {}\n"))
+
+    def test_weights_that_it_converts_have_neither_adapters_nor_heads(self, project):
+        path = self.pipeline(project, "gpt_oss", "    lora: {} #!\n")
+        project.assert_problem(path, "engines.actor.lora", "models of type gpt_oss have no adapters here")
+        path = self.pipeline(project, "gpt_oss")
+        critic = "  critic: {backend: megatron, group: train, head: value} #!\n  reference:"
+        path.write_text(path.read_text().replace("  reference:", critic, 1))
+        project.assert_problem(path, "engines.critic.head", "models of type gpt_oss have no value head here")
 
 
 class TestStart:

@@ -106,7 +106,9 @@ def test_an_architecture_that_the_engine_does_not_have(project):
     path = project.pipeline(("model_type: qwen3", "model_type: gpt2"))
     problem = project.only_problem(path)
     assert problem.place == "model.init.model_type"
-    assert problem.message.startswith("the megatron engine has no model type 'gpt2'; choose from: deepseek_v3, llama, ")
+    assert problem.message.startswith(
+        "the megatron engine has no model type 'gpt2'; choose from: deepseek_v3, gemma2, "
+    )
 
 
 def test_latent_attention_has_heads_of_a_size_of_their_own(project):

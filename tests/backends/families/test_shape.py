@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import DENSE, MIXTURES, tiny_hf_model
+from tiny_models import BRIDGED, DENSE, MIXTURES, tiny_hf_model
 
 from dagrl.backends.families.registry import model_shape, shape_of
 from dagrl.backends.families.shape import ModelShape
@@ -99,7 +99,7 @@ def test_parameters_are_those_of_the_published_model(name: str) -> None:
     assert shape_of(fields).parameters == sum(tensor.numel() for tensor in model.parameters())
 
 
-@pytest.mark.parametrize("name", [*DENSE, *MIXTURES])
+@pytest.mark.parametrize("name", [*DENSE, *MIXTURES, *BRIDGED])
 def test_parameters_are_those_of_every_variant(name: str) -> None:
     model = tiny_hf_model(name)
     assert shape_of(model.config.to_dict()).parameters == sum(tensor.numel() for tensor in model.parameters())
@@ -136,7 +136,7 @@ def test_what_a_config_leaves_out_is_its_classes() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"model_type": "gpt2"}, "no family has the model type 'gpt2'; known are deepseek_v3, llama"),
+        ({"model_type": "gpt2"}, "no family has the model type 'gpt2'; known are deepseek_v3, gemma2"),
         ({"hidden_size": 8}, "no family has the model type None"),
         ({"model_type": "llama", "hidden_size": "big"}, "says hidden_size: 'big', which is no size"),
     ],
