@@ -173,8 +173,8 @@ def tiny_model_spec(name: str) -> Any:
 
 
 @functools.cache
-def tiny_hf_model(name: str) -> Any:
-    """A model of a few thousand random weights, float32, on the CPU.
+def tiny_hf_model(name: str, **changes: Any) -> Any:
+    """A model of a few thousand random weights, float32, on the CPU; `changes` are of its sizes.
 
     Its 59 tokens are no multiple of anything, and its norms and biases are not those of a fresh model.
     """
@@ -189,7 +189,7 @@ def tiny_hf_model(name: str) -> Any:
     # These caps and sinks are not in torch's function.
     attention = "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
     config = transformers.AutoConfig.for_model(
-        family, rope_parameters=rope, attn_implementation=attention, **{**_SIZES, **_COMMON, **fields}
+        family, rope_parameters=rope, attn_implementation=attention, **{**_SIZES, **_COMMON, **fields, **changes}
     )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from dagrl.backends.families.config_fields import ConfigFields
 from dagrl.backends.families.parts import Attention, GatedExperts
 from dagrl.backends.families.qwen3_moe import Qwen3Moe
@@ -11,7 +13,7 @@ class Qwen2Moe(Qwen3Moe):
     """Qwen1.5-MoE and Qwen2 mixtures; layers with experts follow the same fields as in Qwen3."""
 
     model_type = "qwen2_moe"
-    sizes = ("shared_expert_intermediate_size",)
+    sizes: ClassVar[tuple[str, ...]] = ("shared_expert_intermediate_size",)
     required = {"use_sliding_window": (False,)}
 
     def attention(self, config: ConfigFields) -> Attention:

@@ -51,6 +51,8 @@ class ModelSizes:
     norms_outputs: bool = False
     """Whether norms follow on the blocks of a layer."""
     capped_logits: bool = False
+    capped_scores: bool = False
+    """Whether logits, or scores of attention, are capped."""
 
 
 def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
@@ -89,6 +91,7 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         runs_on_cpu=names.runs_on_cpu,
         norms_outputs=family is not None and _norms_outputs(family, config),
         capped_logits=family is not None and bool(family.fields(config).get("final_logit_softcapping")),
+        capped_scores=family is not None and bool(family.fields(config).get("attn_logit_softcapping")),
     )
 
 

@@ -111,6 +111,10 @@ def _check_bridge(check: EngineCheck[MegatronEngineSpec]) -> None:
     if not sizes.runs_on_cpu and group is not None and group.is_cpu:
         message = f"models of type {sizes.family} need Transformer Engine; use GPUs, or another model on CPU slots"
         findings.error((*check.place, "group"), message, depends_on=depends)
+    if sizes.capped_scores and engine.parallel.context_parallel_size > 1 and group is not None and not group.is_cpu:
+        message = f"attention of {sizes.family} does not split sequences over ranks on GPUs; set it to 1"
+        place = (*check.place, "parallel", "context_parallel_size")
+        findings.error(place, message, depends_on=depends)
     if not sizes.has_tables and engine.head != "lm":
         message = f"models of type {sizes.family} have no {engine.head} head here; use a model of another type for it"
         findings.error((*check.place, "head"), message, depends_on=depends)

@@ -18,6 +18,7 @@ FILE = Path(__file__).with_name("smollm3_family.py")
 FIELDS = {
     "model_type": "smollm3",
     "use_sliding_window": False,
+    "pad_token_id": None,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,

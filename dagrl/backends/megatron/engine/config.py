@@ -29,13 +29,15 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     """
     family, fields = buildable(hf_config.to_dict())
     from_model = family.transformer_fields(fields) if family.bridged else transformer_fields(hf_config)
+    provider = make_provider(hf_config) if family.bridged else None
     on_gpu = torch.cuda.is_available()
     defaults = {
         "bf16": on_gpu,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        "apply_rope_fusion": on_gpu,
-        "bias_activation_fusion": on_gpu,
+        # Megatron's kernels are for these only.
+        "apply_rope_fusion": on_gpu and not (provider and provider.multi_latent_attention),
+        "bias_activation_fusion": on_gpu and (provider is None or provider.activation_func is silu),
         "deallocate_pipeline_outputs": True,
         # Megatron asks it of models without experts too, where stages send packs of any length.
         "moe_token_dispatcher_type": "alltoall",
@@ -54,8 +56,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         # All weights are loaded.
         "perform_initialization": False,
     }
-    if family.bridged:
-        provider = make_provider(hf_config)
+    if provider is not None:
         arguments = arguments_of(type(provider), "transformer", spec.transformer, defaults=defaults, fixed=fixed)
         config: TransformerConfig = finalize(provider, arguments)
     else:

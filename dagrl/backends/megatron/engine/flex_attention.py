@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -38,7 +38,7 @@ class FlexAttention(MegatronModule):
         scale = softmax_scale if softmax_scale is not None else config.softmax_scale
         self._scale = scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
         self._window = window_of(config, layer_number)
-        self._cap = float(config.attn_logit_softcapping)  # type: ignore[attr-defined]
+        self._cap = float(config.attn_logit_softcapping)
 
     def forward(
         self,
@@ -74,8 +74,8 @@ def _flex_attention() -> Callable[..., torch.Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # One kernel for packs of any length.
-    compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, dynamic=True)
-    return compiled
+    compiled: Any = torch.compile(cast("Any", flex_attention), dynamic=True)
+    return cast("Callable[..., torch.Tensor]", compiled)
 
 
 @cache

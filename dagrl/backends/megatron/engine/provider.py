@@ -50,6 +50,9 @@ def make_provider(hf_config: PretrainedConfig) -> Provider:
     provider = library.auto_bridge(hf_config).to_megatron_provider(load_weights=False)
     for name, value in _DEFAULTS.items():
         setattr(provider, name, value)
+    if provider.window_size:
+        # The only way in which Transformer Engine's windows and sinks split sequences over ranks.
+        provider.cp_comm_type = "a2a"
     return provider
 
 
