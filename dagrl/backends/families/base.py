@@ -66,9 +66,6 @@ class Family:
     transformer_defaults: ClassVar[Mapping[str, Any]] = {}
     """Fields of Megatron's TransformerConfig that suit the family, and that a pipeline file may change."""
 
-    runs_on_cpu: ClassVar[bool] = True
-    """Whether the backend builds it without a GPU."""
-
     # -- what inference engines can do
 
     reports_routed_experts: ClassVar[bool] = True

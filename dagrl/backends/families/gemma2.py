@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.config_fields import ABOVE_ZERO, COMMON_RANGES, ConfigFields
 from dagrl.backends.families.parts import Attention, GatedMlp
-from dagrl.backends.families.shape import ModelShape
 
 POST_ATTENTION_NORM = "post_attention_layernorm"
 
@@ -41,10 +40,6 @@ class Gemma2(Family):
             norm="pre_feedforward_layernorm",
             post_norm="post_feedforward_layernorm",
         )
-
-    def shape(self, config: ConfigFields) -> ModelShape:
-        """Return the shape; embeddings are tied where the config does not say."""
-        return super().shape(ConfigFields({"tie_word_embeddings": True, **config}))
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
         """Return the scale of scores, and which layers have windows."""

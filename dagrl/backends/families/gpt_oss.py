@@ -20,6 +20,8 @@ class GptOss(Family):
     bridged = True
     # A layer's experts are one published tensor.
     has_tables = False
+    # Not tried with inference engines.
+    reports_routed_experts = False
     expert_count = ("num_local_experts", "num_experts")
     expert_width = "intermediate_size"
     layer_kinds = ("full_attention", "sliding_attention")

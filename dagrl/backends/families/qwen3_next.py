@@ -22,6 +22,8 @@ class Qwen3Next(Qwen2Moe):
     bridged = True
     # Megatron fuses the projections of linear attention in an order that no table here has.
     has_tables = False
+    # Not tried with inference engines.
+    reports_routed_experts = False
     zero_centred_norms = True
     rotates_parts = True
     layer_kinds = ("full_attention", _LINEAR)

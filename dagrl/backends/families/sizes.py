@@ -46,7 +46,6 @@ class ModelSizes:
     serves_dense_layers: bool = True
     bridged: bool = False
     has_tables: bool = True
-    runs_on_cpu: bool = True
     """As in `Family`."""
     norms_outputs: bool = False
     """Whether norms follow on the blocks of a layer."""
@@ -88,7 +87,6 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         serves_dense_layers=names.serves_dense_layers,
         bridged=names.bridged,
         has_tables=names.has_tables,
-        runs_on_cpu=names.runs_on_cpu,
         norms_outputs=family is not None and _norms_outputs(family, config),
         capped_logits=family is not None and bool(family.fields(config).get("final_logit_softcapping")),
         capped_scores=family is not None and bool(family.fields(config).get("attn_logit_softcapping")),

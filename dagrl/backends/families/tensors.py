@@ -57,9 +57,12 @@ def layer_of(name: str) -> int | None:
 
 
 def is_prediction_layer(name: str, layers: int, prediction_layers: int) -> bool:
-    """Whether a tensor belongs to the layers for multi-token prediction, which follow the model's own `layers`."""
+    """Whether a tensor belongs to the layers for multi-token prediction.
+
+    They follow the model's own `layers`, or have a block of their own, as in Qwen3-Next.
+    """
     layer = layer_of(name)
-    return layer is not None and 0 <= layer - layers < prediction_layers
+    return name.startswith("mtp.") or (layer is not None and 0 <= layer - layers < prediction_layers)
 
 
 def _numbered(tensor: MappedTensor, layer: int, expert: int | None) -> MappedTensor:

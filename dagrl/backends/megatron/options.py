@@ -16,7 +16,7 @@ from dagrl.graph.engines import neighbours, sleeps, wants_routed_experts
 def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report options that cannot work here."""
     engine, place, findings = check.engine, check.place, check.findings
-    if check.sizes.family is not None:
+    if check.sizes.family is not None and engine.frozen_copy_of is None:
         _check_bridge(check)
     if engine.fused_linear_cross_entropy and engine.head != "lm":
         message = f"a {engine.head} head has no logits to compute in chunks; take it out"
@@ -108,9 +108,6 @@ def _check_bridge(check: EngineCheck[MegatronEngineSpec]) -> None:
     if sizes.bridged and not has_bridge():
         message = f"megatron-bridge builds models of type {sizes.family}, and is not installed; install it with "
         findings.error(check.place, f"{message}`{BRIDGE_INSTALL}`", depends_on=depends)
-    if not sizes.runs_on_cpu and group is not None and group.is_cpu:
-        message = f"models of type {sizes.family} need Transformer Engine; use GPUs, or another model on CPU slots"
-        findings.error((*check.place, "group"), message, depends_on=depends)
     if sizes.capped_scores and engine.parallel.context_parallel_size > 1 and group is not None and not group.is_cpu:
         message = f"attention of {sizes.family} does not split sequences over ranks on GPUs; set it to 1"
         place = (*check.place, "parallel", "context_parallel_size")

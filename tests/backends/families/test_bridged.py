@@ -23,15 +23,16 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {}),
     "tp2": (2, {"tp": 2, "sp": True}),
     "pp2": (2, {"pp": 2}),
+    "pp2-vpp2": (2, {"pp": 2, "vpp": 2}),
     "cp2": (2, {"cp": 2}),
     "ep2": (2, {"ep": 2}),
 }
 CASES = [
-    (name, layout)
-    for name in BRIDGED
-    for layout in LAYOUTS
-    # Windows and caps have masks of their own in context parallelism.
-    if (layout != "ep2" or family_named(name).expert_count) and (layout != "cp2" or name in ("gemma2", "gpt_oss"))
+    *((name, layout) for name in BRIDGED for layout in ("one", "tp2", "pp2")),
+    *((name, "ep2") for name in BRIDGED if family_named(name).expert_count),
+    # Windows and caps have masks of their own in context parallelism, and gated delta nets split heads.
+    *((name, "cp2") for name in ("gemma2", "gpt_oss", "qwen3_next")),
+    ("gemma2", "pp2-vpp2"),
 ]
 
 Run = Callable[[str, str], tuple[dict[int, np.ndarray], dict[str, torch.Tensor], dict[str, torch.Tensor]]]

@@ -44,3 +44,4 @@ def test_fields_that_a_config_leaves_out_are_those_of_its_class(family: str) -> 
 def test_layers_behind_the_models_own_predict_further_tokens() -> None:
     names = ["model.layers.3.mlp.gate.weight", "model.layers.4.eh_proj.weight", "model.layers.5.eh_proj.weight"]
     assert [is_prediction_layer(name, 4, 1) for name in (*names, "model.norm.weight")] == [False, True, False, False]
+    assert is_prediction_layer("mtp.fc.weight", 4, 0)

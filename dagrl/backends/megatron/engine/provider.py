@@ -36,6 +36,8 @@ _DEFAULTS = {
     "persist_layer_norm": False,
     "moe_permute_fusion": False,
     "moe_shared_expert_overlap": False,
+    # Layers that predict further tokens are not trained.
+    "mtp_num_layers": None,
 }
 
 
