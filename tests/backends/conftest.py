@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tiny_models import BRIDGED, DENSE, MIXTURES, tiny_hf_model
+from tiny_models import DENSE, MIXTURES, tiny_hf_model
 from weighted_likelihood import WeightedLikelihood
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def hf_mixture(request: pytest.FixtureRequest) -> Any:
     return tiny_hf_model(request.param)
 
 
-@pytest.fixture(scope="session", params=(*DENSE, *MIXTURES, *BRIDGED))
+@pytest.fixture(scope="session", params=(*DENSE, *MIXTURES))
 def hf_any(request: pytest.FixtureRequest) -> Any:
-    """An `hf_model`, an `hf_mixture`, or a model that megatron-bridge builds."""
+    """An `hf_model` or an `hf_mixture`."""
     return tiny_hf_model(request.param)
 
 

@@ -7,7 +7,14 @@ import functools
 from typing import Any
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-_COMMON = {"vocab_size": 59, "num_hidden_layers": 4, "max_position_embeddings": 16384, "tie_word_embeddings": False}
+# A padding token would have no gradient in Hugging Face's models.
+_COMMON = {
+    "pad_token_id": None,
+    "vocab_size": 59,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 16384,
+    "tie_word_embeddings": False,
+}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -125,7 +132,7 @@ BRIDGED: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "head_dim": 12,
+        "head_dim": 16,
         "sliding_window": 4,
         "rope": {
             "rope_type": "yarn",
@@ -168,7 +175,7 @@ def tiny_model_spec(name: str) -> Any:
 
     fields = {**_SIZES, **_COMMON, **{**DENSE, **MIXTURES, **BRIDGED}[name]}
     rope = {"rope_parameters": {"rope_theta": 1e4, **fields.pop("rope")}} if "rope" in fields else {}
-    init = {"model_type": name, "pad_token_id": None, **fields, **rope}
+    init = {"model_type": name, **fields, **rope}
     return ModelSpec.model_validate({"init": init, "tokenizer": {"kind": "characters", "alphabet": "ab"}})
 
 
@@ -193,9 +200,13 @@ def tiny_hf_model(name: str, **changes: Any) -> Any:
     )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(7)
-    for tensor in model.state_dict(keep_vars=True).values():
+    for parameter, tensor in model.state_dict(keep_vars=True).items():
         mean = 1.0 if isinstance(tensor, torch.nn.Parameter) and tensor.dim() == 1 else 0.0
-        torch.nn.init.normal_(tensor, mean, 0.1, generator=generator)
+        if parameter.endswith("A_log"):
+            # States that decay within a few tokens would be differences of large numbers.
+            mean = -2.0
+        # What a convolution of small weights gives is normed: its rounding would grow.
+        torch.nn.init.normal_(tensor, mean, 0.5 if "conv1d" in parameter else 0.1, generator=generator)
     return model.eval()
 
 

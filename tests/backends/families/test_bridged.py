@@ -1,5 +1,6 @@
 """Models that megatron-bridge builds equal Hugging Face in log-probs and weights, and learn alike in all layouts."""
 
+import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from dagrl.config.schema import ModelSpec
 if TYPE_CHECKING:
     from dagrl.data.batch import Batch
 
-BOUND = 1e-5
+BOUND, MOST_OF_LARGEST = 1e-5, 1e-6
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {}),
     "tp2": (2, {"tp": 2, "sp": True}),
@@ -113,19 +114,46 @@ def test_a_model_computes_what_hugging_face_does_and_learns_alike_in_any_layout(
     assert weights.keys() == published.keys()
     for weight, tensor in published.items():
         assert torch.equal(weights[weight], tensor), weight
-    alone = run(name, "one")[2]
-    assert gradients.keys() == alone.keys()
+    expected = expected_gradients(name, rows, weights_of)
+    assert gradients.keys() == expected.keys()
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
     # Experts that no token was sent to have no gradient.
-    learning = [weight for weight in alone if alone[weight].abs().max() > 0]
-    assert len(learning) > 0.8 * len(alone)
-    for weight in alone:
-        error = float((gradients[weight] - alone[weight]).abs().max())
-        assert error <= BOUND * float(alone[weight].abs().max()), f"{weight}: {error:.1e}"
+    assert sum(bool(gradient.any()) for gradient in expected.values()) > 0.8 * len(expected)
+    for weight, gradient in expected.items():
+        if weight.endswith("e_score_correction_bias"):
+            continue
+        # Not of the tensor's own largest entry: gradients of attention's scores are sums that cancel.
+        error = float((gradients[weight] - gradient).abs().max()) / largest
+        assert error < MOST_OF_LARGEST, f"{weight}: {error:.1e}"
+
+
+@functools.cache
+def expected_gradients(name: str, rows: "Batch", weights_of: Any) -> dict[str, torch.Tensor]:
+    """The gradient of `WeightedLikelihood` in Hugging Face's model."""
+    from weighted_likelihood import WeightedLikelihood
+
+    objective, model = WeightedLikelihood(), copy.deepcopy(tiny_hf_model(name))
+    total, weight = torch.zeros(()), float(rows["response_mask"].values.sum())
+    for i in range(len(rows)):
+        logits, response = response_logits(model, rows, i)
+        logprob = (logits / objective.temperature).log_softmax(-1)
+        entropy = -(logprob.exp() * logprob).sum(-1)
+        advantage = torch.from_numpy(rows["advantage"][i]) + float(rows["reward"].values[i])
+        loss = -advantage * logprob.gather(1, response[:, None])[:, 0] - objective.entropy_coef * entropy
+        total = total + (torch.from_numpy(rows["response_mask"][i]) * loss).sum() / weight
+    total.backward()
+    for parameter in model.parameters():
+        parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return dict(weights_of(model))
+
+
+def response_logits(model: Any, rows: "Batch", i: int) -> tuple[torch.Tensor, torch.Tensor]:
+    prompt, response = (torch.from_numpy(rows[name][i]) for name in ("prompt_tokens", "response_tokens"))
+    return model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1], response
 
 
 def expected_logprobs(model: Any, rows: "Batch", i: int) -> np.ndarray:
-    prompt, response = (torch.from_numpy(rows[name][i]) for name in ("prompt_tokens", "response_tokens"))
     with torch.no_grad():
-        logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+        logits, response = response_logits(model, rows, i)
     found: np.ndarray = logits.log_softmax(-1).gather(1, response[:, None])[:, 0].numpy()
     return found

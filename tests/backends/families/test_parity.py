@@ -45,7 +45,8 @@ def test_gradients_are_those_of_hugging_face(run_ranks, load_chunks, export_chun
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         if not name.endswith("e_score_correction_bias"):
-            error = (torch.from_numpy(found[name]) - gradient).abs().max() / gradient.abs().max()
+            # Experts that no token was sent to have no gradient.
+            error = (torch.from_numpy(found[name]) - gradient).abs().max() / gradient.abs().max().clamp(min=1e-30)
             assert error < 1e-5, f"{name}: {error:.1e}"
 
 

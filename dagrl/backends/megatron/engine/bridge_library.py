@@ -16,8 +16,6 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-from dagrl.backends.megatron.engine.cpu.gated_delta import use_plain_kernels
-from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
 from dagrl.backends.megatron.engine.quiet import Without
 
 _NOISE = (
@@ -53,6 +51,9 @@ def _import(module: str) -> ModuleType:
     for logger, text in _NOISE:
         logging.getLogger(logger).addFilter(Without(text))
     if not torch.cuda.is_available():
+        from dagrl.backends.megatron.engine.cpu.gated_delta import use_plain_kernels
+        from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
+
         # Its layer specs take the classes that Megatron has for Transformer Engine's when they are imported.
         use_plain_modules()
         use_plain_kernels()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.parts import GATED_MLP_MATRICES
-from dagrl.backends.families.shape import ModelShape, attention_weights
+from dagrl.backends.families.shape import ModelShape, attention_weights, mlp_weights
 from dagrl.backends.megatron.section import ParallelSpec
 
 _BYTES = 2
@@ -181,7 +181,7 @@ class LayerSeconds:
         tokens, hidden, experts = self._tokens(pack), self.shape.hidden, self.shape.experts
         if not mixture or experts is None:
             width = self.shape.dense_width / self._tensor
-            return self._product(tokens, GATED_MLP_MATRICES * hidden * width, width)
+            return self._product(tokens, mlp_weights(self.shape.mlp) / self._tensor, width)
         sizes = self.parallel
         width = experts.width / sizes.expert_tensor_parallel_size
         held = experts.count / sizes.expert_model_parallel_size

@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.backends.megatron.engine.context_parallel import zigzag_index
-from dagrl.backends.megatron.engine.cpu.attention import PackedAttention, _layout, _similar
+from dagrl.backends.megatron.engine.cpu.attention import PackedAttention, _layout, _similar, window_of
 
 HEADS, GROUPS, CHANNELS = 4, 2, 8
 lengths_of_packs = st.lists(st.integers(0, 90), min_size=1, max_size=12).map(tuple).filter(any)
 
 
 def attention(group=None, **fields) -> PackedAttention:
-    config = {"context_parallel_size": 1, "window_size": None, "softmax_type": "vanilla", "attention_dropout": 0.0}
-    config |= {"kv_channels": CHANNELS, **fields}
+    config = {"context_parallel_size": 1, "tensor_model_parallel_size": 1, "attention_dropout": 0.0}
+    config |= {"window_size": None, "window_attn_skip_freq": None, "softmax_scale": None, "softmax_type": "vanilla"}
+    config |= {"kv_channels": CHANNELS, "num_attention_heads": HEADS, "params_dtype": torch.float64, **fields}
     groups = SimpleNamespace(cp=group) if group else None
     return PackedAttention(
         SimpleNamespace(**config), 1, attn_mask_type=None, attention_type="self", pg_collection=groups
@@ -33,14 +34,20 @@ def packed(query, key, value, lengths) -> torch.Tensor:
     return attention()(query, key, value, packed_seq_params=params)
 
 
-def one_by_one(query, key, value, lengths) -> torch.Tensor:
-    """Softmax of scaled products below the diagonal, written out."""
+def one_by_one(query, key, value, lengths, *, window=None, cap=None, sinks=None) -> torch.Tensor:
+    """Softmax of scaled products below the diagonal, written out; `sinks` take a share for no value."""
     outputs, lengths = [], tuple(map(int, lengths))
     for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True):
         k, v = (tensor.repeat_interleave(HEADS // GROUPS, dim=1) for tensor in (k, v))
         scores = torch.einsum("qhc,khc->hqk", q, k) / CHANNELS**0.5
+        if cap:
+            scores = cap * torch.tanh(scores / cap)
         hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        if window is not None:
+            hidden |= torch.ones(scores.shape[1:], dtype=torch.bool).tril(-window - 1)
+        exponential = scores.masked_fill(hidden, -torch.inf).exp()
+        total = exponential.sum(-1, keepdim=True)
+        weights = exponential / (total if sinks is None else total + sinks.exp().view(-1, 1, 1))
         outputs.append(torch.einsum("hqk,khc->qhc", weights, v).flatten(1))
     return torch.cat(outputs)
 
@@ -87,9 +94,38 @@ def test_padding_within_the_pack_belongs_to_its_sequence():
     torch.testing.assert_close(found, one_by_one(query, key, value, (4, 6)), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("fields", [{"softmax_type": "learnable"}, {"window_size": (8, 0)}])
+@pytest.mark.parametrize("window", [None, 0, 8, 100])
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_windows_caps_and_sinks(window, cap, with_sinks):
+    lengths = (5, 40, 1, 0, 17)
+    fields = {"window_size": None if window is None else (window, 0), "attn_logit_softcapping": cap}
+    ours = attention(**fields, softmax_type="learnable" if with_sinks else "vanilla")
+    sinks = torch.linspace(-1, 1, HEADS, dtype=torch.float64).requires_grad_() if with_sinks else None
+    if with_sinks:
+        ours.softmax_offset.data.copy_(sinks)
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    params = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_q_padded=None)
+    given, other = inputs(sum(lengths)), inputs(sum(lengths))
+    found = ours(*given, packed_seq_params=params)
+    expected = one_by_one(*other, lengths, window=window, cap=cap, sinks=sinks)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    pairs = [*zip(given, other, strict=True), *([(ours.softmax_offset, sinks)] if with_sinks else [])]
+    for our, their in pairs:
+        torch.testing.assert_close(our.grad, their.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_layers_between_windows_attend_to_all():
+    window = {"window_size": (3, 0), "window_attn_skip_freq": [1, 0]}
+    config = SimpleNamespace(**window)
+    assert [window_of(config, layer) for layer in (1, 2)] == [3, None]
+
+
+@pytest.mark.parametrize("fields", [{"softmax_type": "off-by-one"}, {"window_size": (8, 8)}])
 def test_what_it_cannot_do_is_refused(fields):
-    with pytest.raises(AssertionError, match="the CPU supports only plain attention"):
+    with pytest.raises(AssertionError):
         attention(**fields)
 
 
