@@ -122,7 +122,9 @@ def test_a_model_computes_what_hugging_face_does_and_learns_alike_in_any_layout(
     for weight, gradient in expected.items():
         if weight.endswith("e_score_correction_bias"):
             continue
-        error = float((gradients[weight] - gradient).abs().max())
+        # Weights of these norms are zero-centred in Megatron: what is exported is 1 more.
+        shift = 1.0 if weight.endswith("linear_attn.norm.weight") else 0.0
+        error = float((gradients[weight] - shift - gradient).abs().max())
         # Those of attention's scores are small sums of large parts, which cancel.
         assert error <= BOUND * largest, f"{weight}: {error:.1e} of {largest:.1e}"
         assert error <= MOST_OF_OWN * float(gradient.abs().max()), f"{weight}: {error:.1e}"
