@@ -21,7 +21,7 @@ def run_packed(chunk: Any, rows: list[torch.Tensor]) -> torch.Tensor:
     """Logits [tokens, this rank's columns] of the rows, one behind the other in a single pack."""
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    bounds = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0).int()
+    bounds = torch.tensor([0, *(len(row) for row in rows)], device=rows[0].device).cumsum(0).int()
     longest = max(len(row) for row in rows)
     params = PackedSeqParams(
         qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
