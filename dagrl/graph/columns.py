@@ -84,3 +84,5 @@ SOURCE_COLUMNS = (
     "data_set",
 )
 """Columns of the data set: written by the implicit node `prompts`."""
+LOGPROB_COLUMNS = ("rollout_logprob", "old_logprob", "ref_logprob")
+"""Log-probs of the sampled tokens under the generator, the trainer and the reference."""

@@ -32,7 +32,7 @@ from dagrl.config.schema import (
     Scope,
 )
 from dagrl.graph.column_resolution import ColumnResolver, Reading
-from dagrl.graph.columns import SOURCE_COLUMNS
+from dagrl.graph.columns import LOGPROB_COLUMNS, SOURCE_COLUMNS
 from dagrl.graph.plugins.declarations import declaration_of
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts
@@ -306,11 +306,13 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
     """The contract of `samples`, which writes ``samples/step_N.parquet``."""
     sampled = ("response_tokens", "reward") if rollouts(pipeline) else ()
     given = ("demonstration",) if is_offline(pipeline) else ()
+    logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
+    optional = ("advantage", "policy_version", "finish_reason", "is_expert", *TURN_COLUMNS, *given, *logprobs)
     return OpContract(
         reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),
         writes=(),
         scope=Scope.BATCH,
-        reads_if_written=("advantage", "policy_version", "finish_reason", "is_expert", *TURN_COLUMNS, *given),
+        reads_if_written=optional,
     )
 
 

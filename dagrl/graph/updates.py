@@ -27,7 +27,8 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
             (other.spec, column, other.name)
             for other in nodes.values()
             for column, wire in other.inputs.items()
-            if wire.node == name
+            # The sink shows log-probs that are computed anyway.
+            if wire.node == name and other.spec is not None
         ]
         if readers and all(
             column == "old_logprob"

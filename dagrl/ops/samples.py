@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
+from dagrl.graph.columns import LOGPROB_COLUMNS
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
 from dagrl.ops.reward import response_text
@@ -101,7 +103,21 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["finish_reason"] = batch["finish_reason"].strings()
     if "token_turn" in batch:
         table["turns"] = [_turns(batch, row, context) for row in rows]
+    if logprobs := [name for name in LOGPROB_COLUMNS if name in batch]:
+        table |= {name: [batch[name][row] for row in rows] for name in logprobs}
+        table["token_text"] = _token_texts(batch, context)
+        if "token_turn" in batch:
+            table["token_turn"] = [batch["token_turn"][row] for row in rows]
     return pa.table(table)
+
+
+def _token_texts(batch: Batch, context: Context) -> list[list[str]]:
+    """The text of each response token. A token that holds a part of a character has the replacement character."""
+    tokens = batch["response_tokens"]
+    vocabulary, places = np.unique(tokens.values, return_inverse=True)
+    texts = [context.resources.tokenizer.decode([token]) for token in vocabulary.tolist()]
+    ends = np.cumsum(tokens.lengths).tolist()
+    return [[texts[place] for place in places[begin:end]] for begin, end in pairwise([0, *ends])]
 
 
 def _turns(batch: Batch, row: int, context: Context) -> list[dict[str, Any]]:

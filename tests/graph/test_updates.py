@@ -27,6 +27,15 @@ def test_old_log_probs_of_a_single_step_are_skipped(graph_of):
     assert graph_of(OLD, "nodes.update.mini_batch=8").skipped == {"old": REASON}
 
 
+def test_they_are_not_computed_to_be_shown_with_samples(graph_of):
+    graph = graph_of(OLD, "run.sample_logprobs=true")
+    assert graph.skipped == {"old": REASON}
+    assert {"rollout_logprob", "ref_logprob"} == {
+        name for name in graph.working.nodes["samples"].inputs if "logprob" in name
+    }
+    assert "rollout_logprob" not in graph_of(OLD).nodes["samples"].inputs
+
+
 def test_they_are_skipped_for_older_samples_too_as_they_are_of_the_weights_that_the_update_begins_with(graph_of):
     assert graph_of(OLD, "schedule.max_staleness=2").skipped == {"old": REASON}
 

@@ -137,3 +137,15 @@ def test_several_turns_are_written_as_a_conversation(bench) -> None:
     list(samples([part_of(bench, token_turn=[[1], [1], [1, 0]])], bench.context()))
     turns = written(bench)["step_1.parquet"][2]["turns"]
     assert turns == [{"turn": 1, "text": "3", "reward": None}, {"turn": None, "text": "4", "reward": None}]
+
+
+def test_log_probs_are_written_with_the_text_of_each_token(bench) -> None:
+    logprobs = {"rollout_logprob": [[-0.5], [-1.0], [-2.0, -3.0]], "old_logprob": [[-0.25], [-1.0], [-2.5, -3.0]]}
+    list(samples([part_of(bench, token_turn=[[1], [1], [1, 0]], **logprobs)], bench.context()))
+    rows = written(bench)["step_1.parquet"]
+    assert [row["token_text"] for row in rows] == [["2"], ["<eos>"], ["3", "4"]]
+    assert [row["rollout_logprob"] for row in rows] == logprobs["rollout_logprob"]
+    assert [row["old_logprob"] for row in rows] == logprobs["old_logprob"]
+    assert rows[2]["token_turn"] == [1, 0]
+    list(samples([part_of(bench)], bench.context(step=2)))
+    assert "token_text" not in written(bench)["step_2.parquet"][0]

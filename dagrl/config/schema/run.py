@@ -63,6 +63,9 @@ class RunSpec(Section):
     than there are CPU cores help only where rewards wait for other machines."""
     samples_per_step: Annotated[int, Field(ge=0)] = 64
     """Samples of each step, and of each validation set, written to ``samples/step_N.parquet``."""
+    sample_logprobs: bool = False
+    """Also write each token's text, and its log-probs under the generator and, where a node computes them, under the
+    trainer (``old_logprob``) and the reference: `dagrl report --html` colours their differences."""
     log_val_generations: Annotated[int, Field(ge=0)] = 16
     """Samples of each validation that trackers show as a table: of those in ``samples/``, spread over all sets."""
     start_timeout_s: Seconds = 600.0
