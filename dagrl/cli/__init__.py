@@ -23,6 +23,7 @@ from dagrl.cli.launch import launch
 from dagrl.cli.plan import plan
 from dagrl.cli.report import report
 from dagrl.cli.run import run
+from dagrl.cli.ui import ui
 from dagrl.cli.validate import validate
 from dagrl.config.errors import PipelineError
 
@@ -38,6 +39,7 @@ for command, summary in (
     (run, "Train."),
     (launch, "Train on several machines."),
     (report, "Summarize a run."),
+    (ui, "Show runs in a browser."),
     (export, "Write the policy of a run as a Hugging Face folder."),
     (convert, "Convert weights between Hugging Face and Megatron."),
     (doctor, "Report what this machine can run."),

@@ -49,6 +49,9 @@ NewRunFolder = Annotated[
     Path | None, typer.Option("--run-dir", parser=parse_path, metavar="DIR", help="the run folder (default: runs/NAME)")
 ]
 RunFolder = Annotated[Path, typer.Argument(parser=parse_path, metavar="RUN", help="the run folder")]
+RunFolders = Annotated[
+    list[Path], typer.Argument(parser=parse_path, metavar="RUN", help="the run folder", show_default=False)
+]
 OutputFolder = Annotated[
     Path, typer.Option("--output", "-o", parser=parse_path, metavar="DIR", help="the folder to write")
 ]

@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import RunFolder
+from dagrl.cli.parameters import RunFolders, parse_path
 
 
 def report(
-    run_dir: RunFolder,
+    run_dirs: RunFolders,
     timeline: Annotated[
         bool,
         typer.Option("--timeline", help="compare plan and run, as tables and as RUN/timeline_planned.json"),
     ] = False,
+    html: Annotated[
+        bool,
+        typer.Option(
+            "--html", help="write one file for a browser: curves, DAG, timelines, samples; of several runs too"
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", parser=parse_path, metavar="FILE", help="with --html: the file (default: RUN/report.html)"
+        ),
+    ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="with --timeline: the GPU of groups that name none")
+        str | None,
+        typer.Option(metavar="NAME", help="with --timeline or --html: the GPU of groups that name none"),
     ] = None,
 ) -> int:
     """Summarize a run from its folder, also while it runs: rewards, seconds by node, idle groups and restarts."""
+    from dagrl.reporting.html_report import write_html
     from dagrl.reporting.run_report import report_run
 
     with exit_on("report", ValueError):
-        if gpu is not None and not timeline:
-            raise ValueError("--gpu is for --timeline; add that, or take it out")
-        print(report_run(run_dir, timeline=timeline, gpu=gpu), end="")
+        if html and timeline:
+            raise ValueError("--html has the tables of --timeline; leave one of them out")
+        if gpu is not None and not (timeline or html):
+            raise ValueError("--gpu is for --timeline and --html; add one of them, or take it out")
+        if html:
+            print(write_html(run_dirs, output or run_dirs[0] / "report.html", gpu=gpu))
+            return 0
+        if output is not None:
+            raise ValueError("--output is for --html; add that, or take it out")
+        if len(run_dirs) > 1:
+            raise ValueError("several runs are for --html; add that, or name one run")
+        print(report_run(run_dirs[0], timeline=timeline, gpu=gpu), end="")
     return 0

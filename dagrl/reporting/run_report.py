@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from rich.console import RenderableType
 
@@ -188,25 +189,48 @@ def _without_model(pipeline: Pipeline, gpu: str | None) -> str:
     return "" if gpu or not unnamed else f"group {unnamed[0]} names no GPU (`--gpu NAME` does)"
 
 
-def _by_node(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> RenderableType:
-    """Busy seconds in a step of each node and of each move of an engine, planned and actual."""
+class NodeSeconds(NamedTuple):
+    """Busy seconds in a step of a node or of a move of an engine; None where there is none."""
+
+    name: str
+    executor: str
+    planned: float | None
+    actual: float | None
+
+
+def node_seconds(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> list[NodeSeconds]:
+    """The nodes and moves of a step, the longest first; last the whole step, ``a step``."""
     seconds = [_seconds(planned.simulated.activities, planned.steps), _seconds(actual, planned.steps)]
     places = sorted(seconds[0] | seconds[1], key=lambda place: -max(each.get(place, 0.0) for each in seconds))
-    rows = [[*place, *_compared(*(each.get(place) for each in seconds))] for place in places]
+    rows = [NodeSeconds(*place, *(each.get(place) for each in seconds)) for place in places]
     steps = [line["time/step_s"] for line in run.steps if 0 < line["step"] <= planned.steps and line.get("time/step_s")]
     whole = [each for step, each in planned.simulated.step_seconds.items() if step > 0]
-    rows.append(["a step", "", *_compared(fmean(whole), fmean(steps) if steps else None)])
-    return table(rows, headings=["node", "executor", "planned s", "actual s", "planned / actual"])
+    return [*rows, NodeSeconds("a step", "", fmean(whole), fmean(steps) if steps else None)]
 
 
-def _by_group(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> RenderableType:
+def group_idle(
+    planned: Planned, actual: Iterable[Activity], run: RunRecord
+) -> dict[str, tuple[float | None, float | None]]:
+    """Group -> its share of idle time, planned and actual; None where it ran nothing."""
     simulated = planned.simulated
     shares = [
         idle_shares((each for each in simulated.activities if each.step <= planned.steps), simulated.step_seconds),
         idle_shares(actual, _step_seconds(run)),
     ]
+    return {group: (shares[0].get(group), shares[1].get(group)) for group in shares[0] | shares[1]}
+
+
+def _by_node(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> RenderableType:
     rows = (
-        [group, *(f"{each[group]:.0%}" if group in each else "-" for each in shares)] for group in shares[0] | shares[1]
+        [each.name, each.executor, *_compared(each.planned, each.actual)] for each in node_seconds(planned, actual, run)
+    )
+    return table(rows, headings=["node", "executor", "planned s", "actual s", "planned / actual"])
+
+
+def _by_group(planned: Planned, actual: Iterable[Activity], run: RunRecord) -> RenderableType:
+    rows = (
+        [group, *("-" if share is None else f"{share:.0%}" for share in shares)]
+        for group, shares in group_idle(planned, actual, run).items()
     )
     return table(rows, headings=["idle", "planned", "actual"])
 

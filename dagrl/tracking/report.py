@@ -89,18 +89,22 @@ def read_run(folder: Path) -> RunRecord:
         has_begun = (folder / "pipeline.yaml").is_file()
         why = "its run has not finished a step" if has_begun else "no run has written there"
         raise ValueError(f"{folder} holds no metrics.jsonl: {why}")
-    steps, torn = [], 0
-    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            step = json.loads(line)
-            number = int(step["step"])
-        except (ValueError, KeyError, TypeError, OverflowError):
-            torn += 1
-            continue
-        steps.append({name: value for name, value in step.items() if isinstance(value, int | float)} | {"step": number})
+    lines = [parse_step(line) for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines()]
+    steps = [line for line in lines if line is not None]
     timeline = folder / "timeline.json"
     events = read_events(timeline) if timeline.is_file() else []
-    return RunRecord(folder, sorted(steps, key=lambda step: step["step"]), _spans(events, timeline), torn)
+    torn = len(lines) - len(steps)
+    return RunRecord(folder, sorted(steps, key=lambda step: step["step"]), spans_of(events, timeline), torn)
+
+
+def parse_step(line: str) -> dict[str, Any] | None:
+    """The numbers of a line of metrics.jsonl, including ``step``; None if it is torn."""
+    try:
+        step = json.loads(line)
+        number = int(step["step"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return {name: value for name, value in step.items() if isinstance(value, int | float)} | {"step": number}
 
 
 def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None) -> list[RenderableType]:
@@ -185,7 +189,8 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
 
 
-def _spans(events: Iterable[dict[str, Any]], path: Path) -> list[TimelineSpan]:
+def spans_of(events: Iterable[dict[str, Any]], path: Path) -> list[TimelineSpan]:
+    """The activities of a timeline's events. ValueError, which names `path`, if they are of another program."""
     try:
         return [
             TimelineSpan(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import batched
 from pathlib import Path
 from typing import Any
@@ -135,15 +135,18 @@ def write_trace(path: Path, events: Iterable[Event]) -> None:
 
 def read_events(path: Path) -> list[Event]:
     """The complete events of a run's timeline. Torn or foreign lines are skipped."""
-    events = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    return list(parse_events(path.read_text(encoding="utf-8", errors="replace").splitlines()))
+
+
+def parse_events(lines: Iterable[str]) -> Iterator[Event]:
+    """The complete events in some lines of a timeline. Torn or foreign lines are skipped."""
+    for line in lines:
         try:
             event = json.loads(line.rstrip(","))
         except ValueError:
             continue
         if isinstance(event, dict) and event.get("ph") == "X":
-            events.append(event)
-    return events
+            yield event
 
 
 def _metadata(name: str, pid: int, tid: int, label: str) -> Event:

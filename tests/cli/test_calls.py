@@ -44,8 +44,14 @@ RUN = "RUN"
         (["run", "P", "--run-dir", ""], "invalid value for '--run-dir': expected a path, got an empty text"),
         (["report", ""], "invalid value for 'RUN': expected a path, got an empty text"),
         (["report", RUN], "holds no metrics.jsonl: no run has written there"),
-        (["report", RUN, "--gpu", "H200"], "--gpu is for --timeline; add that, or take it out"),
-        (["report", RUN, "--gpu", ""], "--gpu is for --timeline; add that, or take it out"),
+        (["report", RUN, "--gpu", "H200"], "--gpu is for --timeline and --html; add one of them, or take it out"),
+        (["report", RUN, "--gpu", ""], "--gpu is for --timeline and --html; add one of them, or take it out"),
+        (["report", RUN, "--html", "--timeline"], "--html has the tables of --timeline; leave one of them out"),
+        (["report", RUN, "-o", "x.html"], "--output is for --html; add that, or take it out"),
+        (["report", RUN, RUN], "several runs are for --html; add that, or name one run"),
+        (["report", RUN, "--html"], "no run has written there"),
+        (["ui", "nowhere"], "nowhere is not a folder; name run folders, or a folder that holds some"),
+        (["ui", RUN, "--port", "70000"], "invalid value for '--port': "),
         (["report", RUN, "--timeline", "--gpu", ""], "no GPU is known as ''"),
         (["export", RUN, "-o", ""], "invalid value for '--output' / '-o': expected a path, got an empty text"),
         (["export", RUN, "-o", "x", "--step", "x"], "invalid value for '--step': "),
@@ -92,7 +98,7 @@ def test_the_command_is_installed(pipeline):
 def test_help_names_the_commands(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for command in ("validate", "graph", "plan", "run", "launch", "report", "export", "convert", "doctor"):
+    for command in ("validate", "graph", "plan", "run", "launch", "report", "ui", "export", "convert", "doctor"):
         assert f"\n  {command} " in out
 
 

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from browser import browsing, opened, served
 from safetensors.numpy import load_file
 from typer.main import get_command
 
 from dagrl.cli import app, main
+from dagrl.reporting.server import Runs
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
@@ -88,6 +90,27 @@ def is_a_plan_beside_a_run(folder: Path, out: str) -> None:
     assert json.loads((folder / "runs/first/timeline_planned.json").read_text())
 
 
+def is_seen_in_a_browser(folder: Path, out: str) -> None:
+    """The report and the live page of a real run have the figures of its metrics."""
+    run = folder / "runs/first"
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    with browsing() as browser, served(Runs([folder / "runs"])) as port:
+        for address in (run / "report.html", f"http://127.0.0.1:{port}/"):
+            with opened(browser, address) as seen:
+                assert "60 of 60\nfinished" in seen.text(".card")
+                reward = seen.text(".card:has-text('reward/mean')").splitlines()
+                assert reward[0] == "reward/mean" and float(reward[1]) == pytest.approx(last["reward/mean"], rel=1e-3)
+                seen.show("steps?step=60")
+                seen.wait_for("[aria-label='Time by node']", "rollout")
+                seen.wait_for("[aria-label='Idle time by cause']", "rollout (generator)")
+                seen.show("samples?step=60")
+                first = pq.read_table(run / "samples/step_60.parquet").to_pylist()[0]
+                assert first["response"] in seen.text(".bubble.policy")
+                seen.show("validation")
+                seen.wait_for("[aria-label=Validations]", "reward/mean")
+                assert seen.errors == []
+
+
 def has_prompts(folder: Path, out: str) -> None:
     assert pq.read_table(folder / "data/gsm8k/train.parquet").num_rows == 38
 
@@ -99,6 +122,7 @@ CHECKS: dict[str, Callable[[Path, str], None]] = {
     "dagrl run first.yaml": steps(40),
     "dagrl run first.yaml run.steps=60": steps(60),
     "dagrl report runs/first --timeline": is_a_plan_beside_a_run,
+    "dagrl report runs/first --html": is_seen_in_a_browser,
     "dagrl doctor": says("processor", "0 missing"),
     "python data_preprocess/gsm8k.py --local_dir data/gsm8k": has_prompts,
     "dagrl run dag_templates/tiny_gsm8k.yaml": says("tiny-gsm8k is valid", "(38 prompts)"),
@@ -136,6 +160,7 @@ SYNTAX = NotHere("shows the form of a call")
 SETUP = NotHere("sets up or tests the repository that this test is a part of")
 NOT_HERE: dict[str, NotHere] = {
     **dict.fromkeys(("make demo", "make test", "make setup", "make vllm", "make lint", "make format"), SETUP),
+    "dagrl ui runs": NotHere("serves until it is stopped; `is_seen_in_a_browser` asks its server"),
     "source .venv/bin/activate": NotHere("is done: the commands run with this environment's programs"),
     "dagrl graph dag_templates/multi_agent.yaml": NotHere("its graph is drawn for all commands that are not run"),
     "dagrl run dag_templates/multi_agent.yaml": NotHere(
@@ -167,6 +192,8 @@ NOT_HERE: dict[str, NotHere] = {
     "dagrl run dag_templates/grpo.yaml": GPUS,
     "sbatch --nodes=8 --gpus-per-node=8 launch/slurm.sh eight.yaml": SEVERAL,
     "dagrl export RUN -o DIR --best": SYNTAX,
+    "dagrl report RUN --html": SYNTAX,
+    "dagrl ui [RUN ...]": SYNTAX,
     "dagrl validate own.yaml": NotHere("tests/test_your_own.py validates it"),
     "dagrl run own.yaml": NotHere("tests/orchestrator/test_your_own.py runs code of every kind"),
 }

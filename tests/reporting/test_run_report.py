@@ -4,47 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
+from finished_runs import write_run
 
 from dagrl.cli import main
 from dagrl.config.errors import PipelineError
-from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.dag import build_graph
-from dagrl.planner.simulation.costs import CostTable
-from dagrl.planner.simulation.simulate import Simulated, simulate
 from dagrl.reporting.run_report import report_run
-from dagrl.scheduler.placement import make_plan
 from dagrl.tracking.timeline import Timeline
 
-TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_grpo.yaml"
-SECONDS = CostTable({"rollout": 3.0, "reward": 1.0, "update": 2.0}, sync=1.0, save=8.0)
 STEPS = 4
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The folder of a run that took just the `SECONDS`, beginning at some time of the day."""
+    """The folder of a run that took just the seconds of a table."""
     return write_run(tmp_path / "run")
-
-
-def write_run(folder: Path, *overrides: str) -> Path:
-    folder.mkdir()
-    loaded = load_pipeline(TEMPLATE, ["schedule.shards_per_step=2", "run.validate_first=false", *overrides])
-    (folder / "pipeline.yaml").write_text(loaded.to_yaml())
-    simulated = simulate(make_plan(loaded.pipeline, build_graph(loaded.pipeline)), SECONDS, STEPS)
-    write_timeline(folder, simulated)
-    lines = [{"step": step, "time/step_s": seconds} for step, seconds in simulated.step_seconds.items()]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-def write_timeline(folder: Path, simulated: Simulated) -> None:
-    timeline = Timeline()
-    timeline.start(folder, None)
-    for each in simulated.activities:
-        start, end = 1e9 + each.start, 1e9 + each.end
-        where = {"step": each.step, "shard": each.shard, "group": each.group, "worker": f"{each.executor}/0"}
-        timeline.complete(each.name, each.category, start, end, **where)
-    timeline.close()
 
 
 def test_the_pause_between_two_runs_of_a_folder_is_nobodys_idle_time(tmp_path):

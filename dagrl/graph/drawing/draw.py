@@ -17,7 +17,7 @@ _LAYOUT = {
     "direction": "topbottom",
     "spacing": {"node_gap": 22.0, "dummy_gap": 16.0, "layer_gap": 30.0, "port_gap": 14.0},
 }
-_BOX_HEIGHT, _LINE_HEIGHT, _MARGIN = 46.0, 13.0, 20.0
+_BOX_WIDTH, _BOX_HEIGHT, _LINE_HEIGHT, _MARGIN = 90.0, 46.0, 13.0, 20.0
 """Pixels."""
 
 
@@ -64,7 +64,7 @@ def draw_mermaid(graph: Graph) -> str:
         left, right = ("([", "])") if node.spec is None else ("[", "]")
         # The prefix avoids Mermaid's keywords, such as `end`.
         lines.append(f'    n_{name}{left}"<b>{name}</b><br/>{subtitle_of(graph, name)}"{right}')
-    for (producer, consumer), columns in _arrows(graph).items():
+    for (producer, consumer), columns in arrows_of(graph).items():
         lines.append(f'    n_{producer} -->|"{"<br/>".join(columns)}"| n_{consumer}')
     for name, fill in _fills(graph).items():
         lines.append(f"    style n_{name} fill:{fill},stroke:{_LINE},color:{_INK}")
@@ -75,7 +75,7 @@ def draw_svg(graph: Graph) -> str:
     """Draw the graph as a picture that needs nothing but a browser."""
     import graphlay
 
-    scene, _ = _scene(graph)
+    scene, _ = scene_of(graph)
     return graphlay.render_scene(scene) + "\n"
 
 
@@ -85,7 +85,7 @@ def draw_png(graph: Graph, path: Path, scale: int = 2) -> None:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise ValueError("PNG needs the package pillow, which is not installed; write an .svg file instead") from error
-    scene, bounds = _scene(graph)
+    scene, bounds = scene_of(graph)
     left, top = (bounds["min"][axis] - _MARGIN for axis in "xy")
     right, bottom = (bounds["max"][axis] + _MARGIN for axis in "xy")
 
@@ -138,16 +138,18 @@ def stages_of(graph: Graph) -> dict[str, int]:
     return stages
 
 
-def _scene(graph: Graph) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Lay the graph out: the drawing as graphlay's SVG renderer takes it, and its bounds."""
+def scene_of(
+    graph: Graph, *, box_height: float = _BOX_HEIGHT, least_width: float = _BOX_WIDTH
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Lay the graph out: the drawing as graphlay's SVG renderer takes it, and its bounds. Sizes are in pixels."""
     import graphlay
 
     plan = graphlay.Graph()
     for name in graph.nodes:
-        width = max(90.0, 9 * len(name) + 24, 6.2 * len(subtitle_of(graph, name)) + 24)
-        plan.node(name, width=width, height=_BOX_HEIGHT)
+        width = max(least_width, 9 * len(name) + 24, 6.2 * len(subtitle_of(graph, name)) + 24)
+        plan.node(name, width=width, height=box_height)
     # A label is a node on its arrow, so that the layout keeps it clear of boxes, lines and other labels.
-    arrows = _arrows(graph)
+    arrows = arrows_of(graph)
     for (producer, consumer), columns in arrows.items():
         width = max(6.4 * len(column) for column in columns) + 8
         label = plan.node((producer, consumer), width=width, height=_LINE_HEIGHT * len(columns) + 4)
@@ -180,7 +182,7 @@ def _text(text: str, dy: float, size: float, color: str, weight: float = 400.0) 
     return line | {"anchor": "middle", "baseline": "central"}
 
 
-def _arrows(graph: Graph) -> dict[tuple[str, str], tuple[str, ...]]:
+def arrows_of(graph: Graph) -> dict[tuple[str, str], tuple[str, ...]]:
     """(from, to) -> columns, or the groups that a filter selects."""
     selected = {(graph.filter, name): (_SELECTED,) for name in graph.select_from if graph.filter}
     return {**graph.edges, **selected}

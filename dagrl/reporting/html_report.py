@@ -1,0 +1,110 @@
+"""Writes runs as one HTML file, which needs no network and no other file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import batched
+from pathlib import Path
+from typing import Any
+
+from dagrl import __version__
+from dagrl.models.gpus import gpu_named
+from dagrl.reporting.page.assemble import blob, page
+from dagrl.reporting.run_data.metrics_table import metrics_table
+from dagrl.reporting.run_data.overview import overview
+from dagrl.reporting.run_data.plan_view import plan_view
+from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_data.sample_view import sample_steps, sample_view
+from dagrl.reporting.run_data.step_view import step_view
+from dagrl.tracking.base import naming
+
+_STEPS_OF_CHUNK = 50
+_MOST_TIMED_STEPS = 20_000
+_MOST_SPANS = 500_000
+"""Bars in a file; more would make it slow to open. The steps that keep theirs are spread evenly."""
+_SAMPLES_OF_STEPS, _SAMPLES_BYTES = 60, 24 << 20
+"""Steps with samples, and bytes of these in a file: a run of thousands of steps has gigabytes."""
+
+
+def write_html(folders: Sequence[Path], output: Path, *, gpu: str | None = None) -> str:
+    """Write runs to a page and describe it in a line. ValueError if a folder holds no run; OSError."""
+    if gpu is not None:
+        gpu = gpu_named(gpu).name
+    runs = [open_run(folder) for folder in folders]
+    names = distinct_names(folders)
+    manifest: dict[str, Any] = {"version": __version__, "live": False, "written": time.time(), "runs": []}
+    aside = output.with_name(f".{output.name}.new")
+    with naming(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                blobs: list[str] = []
+                for place, (run, name) in enumerate(zip(runs, names, strict=True)):
+                    entry: dict[str, Any] = {"name": name}
+                    blobs += _blobs(run, place, entry, gpu)
+                    manifest["runs"].append(entry)
+                file.writelines(page(manifest, blobs))
+            aside.replace(output)
+        finally:
+            aside.unlink(missing_ok=True)
+    size = output.stat().st_size / 2**20
+    return f"{output}: {size:,.1f} MB, to be opened in a browser"
+
+
+def open_run(folder: Path) -> RunReader:
+    """Read a run. ValueError if the folder holds none."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; name the run folder, by default runs/NAME")
+    if not (folder / "pipeline.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
+        raise ValueError(f"{folder} holds neither pipeline.yaml nor metrics.jsonl: no run has written there")
+    run = RunReader(folder)
+    run.refresh()
+    return run
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many parts as tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return names if folders else []
+
+
+def _blobs(run: RunReader, place: int, entry: dict[str, Any], gpu: str | None) -> Iterator[str]:
+    """The data of a run; what is in it goes to its `entry` of the manifest."""
+    yield blob(f"{place}/overview", overview(run))[0]
+    yield blob(f"{place}/metrics", metrics_table(run))[0]
+    yield blob(f"{place}/plan", plan_view(run, gpu))[0]
+    entry["timed"] = []
+    for chunk in batched(_timed_steps(run), _STEPS_OF_CHUNK):
+        entry["timed"].append(chunk)
+        yield blob(f"{place}/steps/{chunk[0]}", {step: step_view(run, step) for step in chunk})[0]
+    entry["samples"] = {}
+    for kind, steps in sample_steps(run.folder).items():
+        entry["samples"][kind] = []
+        budget = _SAMPLES_BYTES
+        # The newest samples first, as they say most; then back to the first.
+        for step in reversed(spread(steps, _SAMPLES_OF_STEPS)):
+            text, size = blob(f"{place}/samples/{kind}/{step}", sample_view(run.folder, step, validation=kind == "val"))
+            budget -= size
+            if budget < 0:
+                break
+            entry["samples"][kind].insert(0, step)
+            yield text
+
+
+def _timed_steps(run: RunReader) -> list[int]:
+    steps = run.timed_steps
+    share = min(1.0, _MOST_SPANS / max(1, len(run.spans)))
+    return spread(steps, min(_MOST_TIMED_STEPS, round(len(steps) * share)))
+
+
+def spread(steps: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the steps, evenly spaced, the first and the last among them."""
+    if len(steps) <= count:
+        return list(steps)
+    last = len(steps) - 1
+    return [steps[round(place * last / max(1, count - 1))] for place in range(count)]

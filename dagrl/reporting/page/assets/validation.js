@@ -1,0 +1,27 @@
+"use strict";
+// Validations as curves and as a table, a row for each.
+(() => {
+  const { h, number, table } = window.dagrl;
+
+  function render(view, app) {
+    const { metrics } = app.run;
+    const names = [...metrics.columns.keys()].filter((name) => name.startsWith("val/")).sort();
+    if (!names.length) {
+      view.append(h("p", { class: "note" }, "This run has not validated yet (run.validate_every)."));
+      return;
+    }
+    const rows = metrics.steps.map((step, place) => [step, ...names.map((name) => metrics.columns.get(name)[place])]).filter((row) => row.slice(1).some((value) => value !== null));
+    const columns = [{ name: "Step" }, ...names.map((name) => ({ name: name.slice("val/".length) }))];
+    const best = names.find((name) => name === "val/reward/mean");
+    const top = best && rows.reduce((most, row) => ((row[1 + names.indexOf(best)] ?? -Infinity) > (most[1 + names.indexOf(best)] ?? -Infinity) ? row : most));
+    view.append(
+      top ? h("p", {}, `The best mean reward, ${number(top[1 + names.indexOf(best)])}, is that of step ${top[0]}. `,
+        app.run.sampleSteps("val").length ? h("a", { href: app.link("samples", { kind: "val", step: top[0] }) }, "Read its samples") : null) : null,
+      h("div", { class: "scroll", tabindex: 0 }, table(columns, rows, { label: "Validations" })),
+      h("h2", {}, "Curves"),
+      h("div", { class: "charts" }, names.map((name) => window.dagrl.metricCard(name, app, { smoothing: 0 }))),
+    );
+  }
+
+  window.dagrl.views.validation = { title: "Validation", render };
+})();

@@ -1,0 +1,120 @@
+"""What a page shows first of a run: how far it is, what happened to it, its pipeline and its DAG."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dagrl.config.errors import PipelineError
+from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
+from dagrl.config.schema import Pipeline
+from dagrl.graph.dag import build_graph
+from dagrl.graph.plugins.isolation import isolated_imports
+from dagrl.orchestrator.folder.run_folder import modules_of
+from dagrl.reporting.run_data.dag_view import dag_view
+from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_data.sample_view import sample_steps
+from dagrl.tracking.redact import without_secrets
+
+_LOG_CHARACTERS = 20_000
+
+
+def overview(run: RunReader) -> dict[str, Any]:
+    """Progress, events, pipeline and DAG of a run."""
+    described = _described(run.folder, _changed(run.folder / "pipeline.yaml"))
+    best = run.folder / "checkpoints" / "best"
+    failure = run.folder / "logs" / "failure.txt"
+    return {
+        "folder": str(run.folder),
+        "last_step": run.last_step,
+        "torn": run.torn,
+        "best": best.read_text(encoding="utf-8", errors="replace").strip() if best.is_file() else "",
+        "failure": failure.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS:]
+        if failure.is_file()
+        else "",
+        "events": _events(run),
+        "samples": sample_steps(run.folder),
+        "timed_steps": run.timed_steps,
+        "seconds": [round(window.end - window.start, 4) for step in run.timed_steps if (window := run.window(step))],
+        **described,
+    }
+
+
+@lru_cache(maxsize=64)
+def _described(folder: Path, changed: int) -> dict[str, Any]:
+    """What follows from the pipeline alone; `changed` says when the file did."""
+    loaded = pipeline_of(folder)
+    return {
+        "steps": None if isinstance(loaded, str) else loaded.pipeline.run.steps,
+        "groups": {} if isinstance(loaded, str) else _groups(loaded.pipeline),
+        "pipeline": _pipeline_text(folder),
+        "dag": _dag(folder, loaded),
+    }
+
+
+def _changed(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+def pipeline_of(folder: Path) -> LoadedPipeline | str:
+    """The pipeline of a run, or why there is none that this version can read."""
+    path = folder / "pipeline.yaml"
+    if not path.is_file():
+        return f"{folder} holds no pipeline.yaml"
+    try:
+        return load_pipeline(path)
+    except PipelineError as error:
+        return str(error)
+
+
+def _events(run: RunReader) -> list[dict[str, Any]]:
+    """Restarts of workers and new starts of the run, by the step that followed or was under way."""
+    found: list[dict[str, Any]] = []
+    for span in run.spans:
+        if span.name == "restart":
+            what = f"{span.worker.rpartition('/')[0]} restarted after a loss"
+            found.append(
+                {"step": span.step, "kind": "restart", "text": what, "seconds": round(span.end - span.start, 2)}
+            )
+    seen = {event["step"] for event in found}
+    count = 0.0
+    for line in run.steps:
+        now = line.get("run/restarts", 0)
+        if now > count and line["step"] not in seen:
+            found.append({"step": line["step"], "kind": "restart", "text": "went on after a loss", "seconds": None})
+        count = now
+    for step, seconds in run.pauses():
+        found.append({"step": step, "kind": "pause", "text": "the run was not under way", "seconds": round(seconds, 1)})
+    return sorted(found, key=lambda event: event["step"])
+
+
+def _groups(pipeline: Pipeline) -> dict[str, str]:
+    """Group -> its devices."""
+    found = {}
+    for name, group in pipeline.groups.items():
+        what = "CPU slot" if group.is_cpu else group.gpu or "GPU"
+        found[name] = f"{group.ranks} {what}{'s' if group.ranks > 1 else ''}"
+    return found
+
+
+def _pipeline_text(folder: Path) -> str:
+    """The file without secrets; empty if there is none."""
+    path = folder / "pipeline.yaml"
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""
+    return yaml.safe_dump(without_secrets(tree), sort_keys=False) if isinstance(tree, dict) else ""
+
+
+def _dag(folder: Path, loaded: LoadedPipeline | str) -> dict[str, Any]:
+    if isinstance(loaded, str):
+        return {"error": loaded}
+    try:
+        with isolated_imports():
+            return dag_view(build_graph(loaded.pipeline, modules_of(folder), loaded.positions))
+    except PipelineError as error:
+        return {"error": str(error)}

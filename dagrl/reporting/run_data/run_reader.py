@@ -1,0 +1,119 @@
+"""Reads the folder of a run that may still be going on: what is new since the last time, and no more."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dagrl.reporting.run_data.tail import Tail
+from dagrl.scheduler.intervals import Interval
+from dagrl.scheduler.plan import HOST
+from dagrl.tracking.report import RunRecord, TimelineSpan, parse_step, spans_of
+from dagrl.tracking.timeline import parse_events
+
+_PAUSE_S, _PAUSE_STEPS = 20.0, 5.0
+"""A pause between two starts of a run is longer than this, and than so many median steps."""
+
+
+class RunReader:
+    """Metrics and timeline of a run. `refresh` reads what was added."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._metrics = Tail(folder / "metrics.jsonl")
+        self._timeline = Tail(folder / "timeline.json")
+        self.torn = 0
+        """Unreadable lines of metrics.jsonl."""
+        self.steps: list[dict[str, Any]] = []
+        """Metrics of each step, including ``step``, in order."""
+        self.spans: list[TimelineSpan] = []
+        """In the order of their starts."""
+        self.groups: list[str] = []
+        """Groups that have run anything."""
+        self._of_step: dict[int, list[TimelineSpan]] = defaultdict(list)
+        self._starts: list[float] = []
+        self._longest = 0.0
+        self._seconds: dict[int, float] = {}
+
+    @property
+    def generation(self) -> int:
+        """Changes if steps that were read before are no longer part of the run: it went back to a checkpoint."""
+        return self._metrics.generation
+
+    @property
+    def last_step(self) -> int:
+        return self.steps[-1]["step"] if self.steps else 0
+
+    def refresh(self) -> None:
+        """Read what was added. ValueError if timeline.json is not a run's; OSError if a file cannot be read."""
+        self._refresh_metrics()
+        before = self._timeline.generation
+        lines = self._timeline.new_lines()
+        if self._timeline.generation != before:
+            self.spans, self._of_step = [], defaultdict(list)
+        if new := spans_of(parse_events(lines), self.folder / "timeline.json"):
+            self.spans = sorted([*self.spans, *new], key=lambda span: span.start)
+            self._starts = [span.start for span in self.spans]
+            self.groups = sorted({span.group for span in self.spans})
+            self._longest = max(span.end - span.start for span in self.spans)
+            for span in new:
+                self._of_step[span.step].append(span)
+
+    def record(self) -> RunRecord:
+        """What was read, as other reports take it."""
+        return RunRecord(self.folder, self.steps, self.spans, self.torn)
+
+    @property
+    def timed_steps(self) -> list[int]:
+        """Steps with a timeline, in order."""
+        return sorted(self._of_step)
+
+    def window(self, step: int) -> Interval | None:
+        """When a step was under way, in seconds since the epoch; None if the timeline lacks it.
+
+        From its first activity on an engine, or from ``time/step_s`` before its end, the commit of the step before,
+        whichever is earlier. The host reads prompts ahead.
+        """
+        found = self._of_step.get(step)
+        if not found:
+            return None
+        end = max(span.end for span in found)
+        starts = [span.start for span in found if span.group != HOST] or [span.start for span in found]
+        return Interval(min(min(starts), end - self._seconds.get(step, 0.0)), end)
+
+    def within(self, window: Interval) -> list[TimelineSpan]:
+        """Activities of any step that overlap with a window, in the order of their starts."""
+        if not self.spans:
+            return []
+        first = bisect_left(self._starts, window.start - self._longest)
+        last = bisect_right(self._starts, window.end)
+        return [span for span in self.spans[first:last] if span.end > window.start and span.start < window.end]
+
+    def pauses(self) -> list[tuple[int, float]]:
+        """(step, seconds): pauses after a step, in which the run did not go on, longer than any step would explain."""
+        windows = [(step, window) for step in self.timed_steps if (window := self.window(step)) is not None]
+        if len(windows) < 2:
+            return []
+        usual = median(window.end - window.start for _, window in windows)
+        shortest = max(_PAUSE_S, _PAUSE_STEPS * usual)
+        found, covered = [], windows[0][1].end
+        for (before, _), (_, window) in pairwise(windows):
+            if window.start - covered > shortest:
+                found.append((before, window.start - covered))
+            covered = max(covered, window.end)
+        return found
+
+    def _refresh_metrics(self) -> None:
+        before = self._metrics.generation
+        lines = self._metrics.new_lines()
+        if self._metrics.generation != before:
+            self.steps, self.torn = [], 0
+        new = [parse_step(line) for line in lines]
+        self.torn += new.count(None)
+        self.steps += [step for step in new if step is not None]
+        self.steps.sort(key=lambda step: step["step"])
+        self._seconds = {step["step"]: step["time/step_s"] for step in self.steps if step.get("time/step_s")}

@@ -1,0 +1,55 @@
+"""Samples of a step or a validation, as `samples/` of the run folder has them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from dagrl.graph.columns import LOGPROB_COLUMNS
+
+_FILE = re.compile(r"step_(\d+)(_val)?\.parquet")
+_NOT_SHOWN = frozenset({"response_tokens"})
+"""Token ids, of which the text says more."""
+
+
+def sample_steps(folder: Path) -> dict[str, list[int]]:
+    """``train`` and ``val`` -> steps with samples, in order."""
+    found: dict[str, list[int]] = {"train": [], "val": []}
+    samples = folder / "samples"
+    for path in samples.iterdir() if samples.is_dir() else ():
+        if match := _FILE.fullmatch(path.name):
+            found["val" if match[2] else "train"].append(int(match[1]))
+    return {kind: sorted(steps) for kind, steps in found.items()}
+
+
+def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, Any]]:
+    """The samples, one dictionary each. ValueError or OSError if there is no such file, or it cannot be read.
+
+    ``token_count`` is the length of the response. Log-probs have four digits.
+    """
+    import pyarrow.parquet as pq
+
+    path = folder / "samples" / f"step_{step}{'_val' if validation else ''}.parquet"
+    try:
+        with pq.ParquetFile(path) as file:
+            rows = file.read().to_pylist()
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}; remove it") from error
+    return [_shown(row) for row in rows]
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: _finite(value) for name, value in row.items() if name not in _NOT_SHOWN and value is not None}
+    if "response_tokens" in row:
+        shown["token_count"] = len(row["response_tokens"])
+    for name in LOGPROB_COLUMNS:
+        if name in row:
+            shown[name] = [float(f"{value:.4g}") if math.isfinite(value) else None for value in row[name]]
+    return shown
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither NaN nor infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,268 @@
+"""What a person sees of runs: the report's file and the live page, in headless Chromium."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from browser import browsing, opened, served
+from finished_runs import sample, write_run, write_samples
+from playwright.sync_api import Browser
+
+from dagrl.reporting.html_report import write_html
+from dagrl.reporting.server import Runs
+from dagrl.tracking.timeline import Timeline, complete_event
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script></script>"
+LOGPROBS = {
+    "token_text": ["2", "<eos>"],
+    "rollout_logprob": [-0.5, -1.0],
+    "old_logprob": [-0.5, -1.5],
+}
+OPENING_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = write_run(tmp_path_factory.mktemp("runs") / "one")
+    rows = [
+        sample(0, **LOGPROBS),
+        sample(
+            1, prompt="<|im_start|>user\n7+7=<|im_end|>\n", response=HOSTILE, answer=HOSTILE, reward=0.25, **LOGPROBS
+        ),
+        sample(2, response="14", reward=0.75, finish_reason="length", **LOGPROBS),
+    ]
+    write_samples(run, 4, rows)
+    write_samples(run, 2, [sample(7, response="a needle", data_source=HOSTILE)])
+    turns = [
+        {"turn": 1, "text": "look", "reward": 0.5},
+        {"turn": None, "text": HOSTILE, "reward": None},
+        {"turn": 2, "text": "found", "reward": None},
+    ]
+    write_samples(run, 3, [sample(0, turns=turns)], validation=True)
+    return run
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> Path:
+    other = write_run(folder.parent / "other", "engines.actor.optimizer.lr=0.5", steps=3)
+    write_html([folder, other], folder / "report.html")
+    return folder / "report.html"
+
+
+def test_the_figures_of_runs_are_seen(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as seen:
+        assert "4 of 200" in seen.text() and "reward/mean" in seen.text()
+        assert "0.4" in seen.text(".card:has-text('reward/mean')")
+        seen.wait_for("[aria-label=Differences] tr", "engines.actor.optimizer.lr")
+        assert "0.002\t0.5" in seen.text("[aria-label=Differences]")
+        assert seen.page.locator("canvas").count() >= 2
+
+        seen.show("metrics")
+        seen.page.get_by_label("Search").fill("reward")
+        assert seen.page.locator("figure").evaluate_all("all => all.map((each) => each.dataset.metric)") == [
+            "reward/mean"
+        ]
+        label = seen.page.locator("[data-metric='reward/mean'] [role=img]").get_attribute("aria-label")
+        assert label == "reward/mean. one: 0.1 to 0.4; other: 0.1 to 0.3"
+
+        seen.show("plan")
+        seen.wait_for("main", "a step")
+        assert "rollout generator 6 s 6 s 1.00" in " ".join(seen.text().split())
+        assert seen.errors == [] and seen.requests == [report.as_uri()]
+
+
+def test_a_step_has_bars_and_names_for_its_idle_time(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as seen:
+        seen.show("steps?step=3")
+        assert "Step 3: " in seen.text()
+        seen.wait_for("[aria-label='Idle time by cause']", "update (actor)")
+        seen.wait_for("[aria-label='Time by node']", "update")
+        assert "rollout generator 2 6 s" in " ".join(seen.text("[aria-label='Time by node']").split())
+        seen.page.get_by_label("Step before").click()
+        seen.wait_for("main", "Step 2: ")
+        assert seen.errors == []
+
+
+def test_the_dag_shows_times_and_opens_nodes_by_key(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as seen:
+        seen.show("graph")
+        node = seen.page.get_by_role("button", name="rollout, rollout on generator.")
+        node.focus()
+        seen.page.keyboard.press("Enter")
+        assert "rollout on generator" in seen.text("aside")
+        assert seen.errors == []
+
+
+def test_samples_are_text_whatever_they_hold(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as seen:
+        seen.show("samples?step=4&sample=1")
+        assert [bubble.inner_text() for bubble in seen.page.locator(".bubble").all()] == [
+            "user\n7+7=",
+            f"policy\n{HOSTILE}",
+            f"answer the reference\n{HOSTILE}",
+        ]
+        assert "reward 0.25" in seen.text("aside") and "advantage 0.5" in seen.text("aside")
+        shades = seen.page.locator(".token").evaluate_all("all => all.map((each) => each.style.backgroundColor)")
+        assert shades == ["", "rgba(214, 69, 65, 0.6)"]
+        assert "trainer − generator: -0.5" in (seen.page.locator(".token").last.get_attribute("title") or "")
+
+        seen.show("samples?kind=val&step=3")
+        whos = [bubble.inner_text().splitlines()[0] for bubble in seen.page.locator(".bubble").all()]
+        assert whos == ["prompt", "policy turn 1, reward 0.5", "observation", "policy turn 2", "answer the reference"]
+        assert seen.page.title() != "owned" and seen.page.locator("img").count() == 0
+        # And a script that would make HTML of a text is stopped by the browser.
+        refused = (
+            "() => { try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (error) { return error.name; } }"
+        )
+        assert seen.page.evaluate(refused) == "TypeError"
+
+
+def test_samples_are_searched_and_filtered(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as seen:
+        seen.show("samples?step=4")
+        rows = seen.page.locator(".samples tbody tr")
+        rows.nth(2).wait_for()
+        seen.page.get_by_label("Reward from").fill("0.5")
+        seen.page.get_by_label("to", exact=True).fill("0.8")
+        assert "1 of 3" in seen.text()
+        seen.page.locator(".samples tbody tr:only-child", has_text="14").wait_for()
+        seen.page.get_by_label("Reward from").fill("")
+        seen.page.get_by_label("to", exact=True).fill("")
+        seen.page.get_by_label("Ended").select_option("length")
+        assert "1 of 3" in seen.text()
+        seen.page.get_by_label("Ended").select_option("")
+        seen.page.get_by_label("Search").fill("needle")
+        seen.page.get_by_role("button", name="Search all steps").click()
+        seen.page.get_by_role("button", name="7", exact=True).click()
+        seen.wait_for("aside", "a needle")
+        assert seen.errors == []
+
+
+def contrast(page) -> float:
+    """The least contrast of texts with the ground they are on, as WCAG 2 computes it."""
+    return page.evaluate(
+        """() => {
+          const pairs = [["ink", "paper"], ["ink", "raised"], ["faint", "paper"], ["faint", "raised"],
+            ["accent", "raised"],
+            ["ink", "idle"], ["ink", "policy"], ["ink", "observation"], ["ink", "answer"], ["faint", "prompt"],
+            ["faint", "policy"], ["ink", "warn-paper"]];
+          const light = (name) => {
+            const hex = dagrl.color(name);
+            const parts = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255)
+              .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+            return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+          };
+          return Math.min(...pairs.map((pair) => {
+            const [low, high] = pair.map(light).sort((one, other) => one - other);
+            return (high + 0.05) / (low + 0.05);
+          }));
+        }"""
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_can_be_read_in_both_colour_schemes(browser: Browser, report: Path, scheme: str) -> None:
+    with opened(browser, report, color_scheme=scheme) as seen:
+        assert contrast(seen.page) >= 4.5
+
+
+def write_long_run(folder: Path, steps: int, metrics: int) -> Path:
+    run = write_run(folder)
+    names = [f"group_{number % 9}/metric_{number}" for number in range(metrics)]
+    with (run / "metrics.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            values = {name: (step * 7919 + place * 104729) % 1000003 / 1e5 for place, name in enumerate(names)}
+            file.write(json.dumps({"step": step, "reward/mean": step / steps, "time/step_s": 9.0, **values}) + "\n")
+    timeline = Timeline()
+    timeline.start(run, None)
+    bars = (("rollout", "rollout", 0.0, 3.0), ("rollout", "rollout", 3.0, 4.0), ("update", "train", 4.0, 9.0))
+    timeline.extend(
+        complete_event(
+            name, name, at + step * 9, end + step * 9, step=step, shard=None, group=group, worker=f"{name}/0"
+        )
+        for step in range(1, steps + 1)
+        for name, group, at, end in bars
+    )
+    timeline.close()
+    return run
+
+
+def test_a_run_of_ten_thousand_steps_opens_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
+    run = write_long_run(tmp_path / "long", 10_000, 40)
+    write_html([run], tmp_path / "long.html")
+    with opened(browser, None) as seen:
+        # Seconds of the processor: those of the clock say how busy the machine is.
+        client = seen.page.context.new_cdp_session(seen.page)
+        client.send("Performance.enable", {"timeDomain": "threadTicks"})
+        seen.page.goto((tmp_path / "long.html").as_uri())
+        seen.page.wait_for_selector("body[data-ready]")
+        seen.page.locator("canvas").nth(1).wait_for()
+        metrics = {each["name"]: each["value"] for each in client.send("Performance.getMetrics")["metrics"]}
+        assert metrics["TaskDuration"] < OPENING_S
+        assert "10,000 of 200" in seen.text()
+        seen.show("steps?step=7001")
+        assert "Step 7001: 9 s" in seen.text() and seen.errors == []
+
+
+# -- live
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """A folder of runs that a server shows, and its port."""
+    run = write_run(tmp_path / "runs" / "first")
+    with served(Runs([tmp_path / "runs"])) as port:
+        yield run, port
+
+
+def test_the_live_page_follows_a_run_and_finds_new_ones(browser: Browser, live: tuple[Path, int]) -> None:
+    run, port = live
+    with opened(browser, f"http://127.0.0.1:{port}/") as seen:
+        assert "4 of 200" in seen.text()
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 5, "time/step_s": 6.0, "reward/mean": 0.875}) + "\n")
+        seen.wait_for("main", "0.875")
+        assert "5 of 200" in seen.text()
+        write_run(run.parent / "second")
+        seen.wait_for(".runs", "second")
+        write_samples(run, 4, [sample(3, response=HOSTILE)])
+        seen.show("samples?run=0")
+        seen.page.reload()
+        seen.page.wait_for_selector(".bubble.policy")
+        assert HOSTILE in seen.text(".bubble.policy") and seen.page.title() != "owned"
+        assert seen.errors == []
+        assert {request.split("/api")[0].partition("?")[0] for request in seen.requests} <= {
+            f"http://127.0.0.1:{port}",
+            f"http://127.0.0.1:{port}/",
+        }
+
+
+def test_only_this_machine_is_answered(live: tuple[Path, int]) -> None:
+    _, port = live
+
+    def status(path: str, host: str = f"127.0.0.1:{port}", method: str = "GET") -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request(method, path, headers={"Host": host})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+    with urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert status("/api/0/overview") == 200 and status("/", f"localhost:{port}") == 200
+    # Another site that resolves its name to this machine.
+    assert status("/api/0/overview", "evil.example") == 400
+    assert status("/api/0/overview", method="POST") == 405
+    for path in ("/api/9/overview", "/api/0/steps/99", "/api/0/samples/train/1", "/api/0/samples/..%2f/1"):
+        assert status(path) == 404, path
