@@ -25,6 +25,7 @@ from dagrl.cli.report import report
 from dagrl.cli.run import run
 from dagrl.cli.ui import ui
 from dagrl.cli.validate import validate
+from dagrl.cli.why import why
 from dagrl.config.errors import PipelineError
 
 INTERRUPTED = 130
@@ -40,6 +41,7 @@ for command, summary in (
     (launch, "Train on several machines."),
     (report, "Summarize a run."),
     (ui, "Show runs in a browser."),
+    (why, "Explain why steps take so long."),
     (export, "Write the policy of a run as a Hugging Face folder."),
     (convert, "Convert weights between Hugging Face and Megatron."),
     (doctor, "Report what this machine can run."),

@@ -97,8 +97,8 @@ def is_seen_in_a_browser(folder: Path, out: str) -> None:
     with browsing() as browser, served(Runs([folder / "runs"])) as port:
         for address in (run / "report.html", f"http://127.0.0.1:{port}/"):
             with opened(browser, address) as seen:
-                assert "60 of 60\nfinished" in seen.text(".card")
-                reward = seen.text(".card:has-text('reward/mean')").splitlines()
+                assert seen.text(".card").split("\n\n") == ["Steps", "60 of 60", "finished"]
+                reward = seen.text(".card:has-text('reward/mean')").split("\n\n")
                 assert reward[0] == "reward/mean" and float(reward[1]) == pytest.approx(last["reward/mean"], rel=1e-3)
                 seen.show("steps?step=60")
                 seen.wait_for("[aria-label='Time by node']", "rollout")
@@ -123,6 +123,7 @@ CHECKS: dict[str, Callable[[Path, str], None]] = {
     "dagrl run first.yaml run.steps=60": steps(60),
     "dagrl report runs/first --timeline": is_a_plan_beside_a_run,
     "dagrl report runs/first --html": is_seen_in_a_browser,
+    "dagrl why runs/first": says("critical path", "update", "as it is"),
     "dagrl doctor": says("processor", "0 missing"),
     "python data_preprocess/gsm8k.py --local_dir data/gsm8k": has_prompts,
     "dagrl run dag_templates/tiny_gsm8k.yaml": says("tiny-gsm8k is valid", "(38 prompts)"),
@@ -194,6 +195,8 @@ NOT_HERE: dict[str, NotHere] = {
     "dagrl export RUN -o DIR --best": SYNTAX,
     "dagrl report RUN --html": SYNTAX,
     "dagrl ui [RUN ...]": SYNTAX,
+    "dagrl why RUN [--step N] [--json]": SYNTAX,
+    "dagrl why runs/slow": NotHere("tests/reporting/why explains such a run"),
     "dagrl validate own.yaml": NotHere("tests/test_your_own.py validates it"),
     "dagrl run own.yaml": NotHere("tests/orchestrator/test_your_own.py runs code of every kind"),
 }

@@ -85,6 +85,11 @@ class RunReader:
         starts = [span.start for span in found if span.group != HOST] or [span.start for span in found]
         return Interval(min(min(starts), end - self._seconds.get(step, 0.0)), end)
 
+    def commit_interval(self, step: int) -> Interval | None:
+        """From the commit of the step before to the step's own: what a step takes where steps overlap."""
+        window, seconds = self.window(step), self._seconds.get(step)
+        return window and (Interval(window.end - seconds, window.end) if seconds else window)
+
     def within(self, window: Interval) -> list[TimelineSpan]:
         """Activities of any step that overlap with a window, in the order of their starts."""
         if not self.spans:

@@ -1,0 +1,136 @@
+"""Changes of a pipeline that may make its steps shorter, and what each would do to the measured times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dagrl.backends.changes import Change as RoomChange
+from dagrl.backends.families.registry import model_shape
+from dagrl.backends.fit import fit
+from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, UpdateNode
+from dagrl.graph.dag import Graph
+from dagrl.graph.rollouts import rollouts
+from dagrl.graph.updates import hindrance
+from dagrl.planner.changes import changed
+from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.planner.cost.lengths import Assumed
+from dagrl.scheduler.commands import Run
+from dagrl.scheduler.placement import make_plan
+from dagrl.scheduler.plan import HOST, Plan
+
+_OVER_SAMPLING = 1.25
+_MODEL_IS_OFF = 0.25
+"""Share of a change by which the cost model may be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Factor to the seconds of a task: expected, at best and at worst."""
+
+    task: str
+    expected: float
+    best: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change, as overrides of the pipeline file."""
+
+    overrides: tuple[str, ...]
+    what: str
+    scales: tuple[Scale, ...] = ()
+    """What the simulation cannot know: how the seconds of tasks change."""
+    hint: str = ""
+    """The key, where it has no single value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggling:
+    """A rollout's waits for its last responses."""
+
+    tail: float
+    """Share of the rollout's seconds in which only the last shard ran."""
+    thin: float
+    """Share after the mean response has ended: 1 - mean / max of the responses' tokens."""
+
+
+def changes(pipeline: Pipeline, graph: Graph, plan: Plan, straggling: dict[str, Straggling]) -> Iterator[Change]:
+    """Changes that the pipeline allows, whether they help or not. `straggling`: by rollout."""
+    schedule = pipeline.schedule
+    apart = {executor.group for executor in plan.executors.values() if executor.trained} != {
+        executor.group for name, executor in plan.executors.items() if plan.generates(name)
+    }
+    if apart:
+        yield Change(
+            (f"schedule.max_staleness={schedule.max_staleness + 1}",),
+            f"generate {schedule.max_staleness + 1} ahead; samples are as many versions old",
+        )
+    updates = {name: node for name, node in pipeline.nodes.items() if isinstance(node, UpdateNode)}
+    several = any(node.optimizer_steps(pipeline.data.prompts_per_step) > 1 for node in updates.values())
+    free = not any(hindrance(pipeline, name, node, graph) for name, node in updates.items())
+    if not schedule.stream_update and several and free:
+        yield Change(("schedule.stream_update=true",), "train on mini-batches before the last response is there")
+    yield Change((f"run.host_workers={2 * pipeline.run.host_workers}",), "twice the processes for nodes without engine")
+    for name, node in pipeline.nodes.items():
+        if isinstance(node, RewardNode | JudgeNode) and plan.task(name).executor == HOST:
+            yield Change((), f"`{name}` twice as fast", (Scale(name, 0.5, 0.5, 0.5),), hint=f"nodes.{name}")
+    for name, node in rollouts(pipeline).items():
+        found = straggling.get(name, Straggling(0.0, 0.0))
+        yield from _more_generators(pipeline, plan, name, found)
+        if found.tail > 0 and not node.over_sampling_batch_size:
+            begun = math.ceil(_OVER_SAMPLING * pipeline.data.prompts_per_step)
+            bulk = 1 - found.tail
+            scale = Scale(name, bulk * (1 + _OVER_SAMPLING) / 2, bulk, bulk * _OVER_SAMPLING)
+            yield Change(
+                (f"nodes.{name}.over_sampling_batch_size={begun}",),
+                "abort the slowest prompts; what is learned leans to short responses",
+                (scale,),
+            )
+
+
+def _more_generators(pipeline: Pipeline, plan: Plan, name: str, found: Straggling) -> Iterator[Change]:
+    """Twice the ranks of a group that only generates. Its last responses take as long as before."""
+    executor = plan.executors[plan.task(name).executor]
+    group = executor.group
+    if group is None or any(other.trained for other in plan.executors.values() if other.group == group):
+        return
+    spec = pipeline.groups[group]
+    key = "cpus_per_node" if spec.is_cpu else "gpus_per_node"
+    count = spec.cpus_per_node if spec.is_cpu else spec.gpus_per_node
+    halved = [(1 + share) / 2 for share in (found.tail, 0.0, max(found.tail, found.thin))]
+    yield Change((f"groups.{group}.{key}={2 * count}",), "twice the generators", (Scale(name, *halved),))
+
+
+def micro_batches(pipeline: Pipeline, graph: Graph, lengths: Assumed) -> Iterator[Change]:
+    """Twice the tokens of a micro-batch where the GPUs have room, and half: the cost model says by how much.
+
+    None where groups name no GPU or the model is unknown.
+    """
+    try:
+        shape = model_shape(pipeline.model)
+    except ValueError:
+        return
+    if shape is None or any(group.is_cpu or not group.gpu for group in pipeline.groups.values()):
+        return
+    plan = make_plan(pipeline, graph)
+    for task in plan.tasks:
+        node = pipeline.nodes.get(task.name)
+        tokens = getattr(node, "tokens_per_micro_batch", None)
+        if tokens is None:
+            continue
+        run = Run(1, task.name, tuple(range(plan.shards)))
+        now = PipelineCosts(pipeline, plan, shape, assumed=lengths).seconds(run)
+        for wanted in (2 * tokens, tokens // 2):
+            other = changed(pipeline, RoomChange({("nodes", task.name, "tokens_per_micro_batch"): wanted}))
+            if fit(other, make_plan(other, graph), shape=shape).problems:
+                continue
+            factor = PipelineCosts(other, make_plan(other, graph), shape, assumed=lengths).seconds(run) / now
+            off = _MODEL_IS_OFF * abs(1 - factor)
+            yield Change(
+                (f"nodes.{task.name}.tokens_per_micro_batch={wanted}",),
+                "another micro-batch, by the cost model",
+                (Scale(task.name, factor, factor - off, factor + off),),
+            )

@@ -1,0 +1,123 @@
+"""Steps as they would have been: the scheduler, simulated with the times that were measured."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from dagrl.backends.fit import place
+from dagrl.config.errors import PipelineError
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.schema import Pipeline
+from dagrl.graph.dag import Graph, build_graph
+from dagrl.graph.plugins.isolation import isolated_imports
+from dagrl.orchestrator.folder.run_folder import modules_of
+from dagrl.planner.simulation.measured import MeasuredCosts, measured_costs
+from dagrl.planner.simulation.simulate import Activity, simulate
+from dagrl.reporting.why.changes import Change
+from dagrl.scheduler.plan import Plan
+
+_STEPS, _WARM_UP = 10, 3
+"""Steps that are simulated, beside the staleness, and those at their beginning that do not count."""
+_RESAMPLES = 8
+_LEAST_GAIN = 0.01
+"""A smaller gain is no advice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change that would make steps shorter."""
+
+    key: str
+    """The override, or the section to change."""
+    what: str
+    step_s: float
+    """Seconds of a step with it."""
+    gain: float
+    """Share of the step that it saves, expected; then the least and the most of what the run's steps, and what is
+    not known, allow."""
+    least: float
+    most: float
+
+
+class Planned(NamedTuple):
+    """The pipeline of a run, with overrides."""
+
+    pipeline: Pipeline
+    graph: Graph
+    plan: Plan
+
+
+def plan_of(folder: Path, overrides: Sequence[str] = ()) -> Planned:
+    """The pipeline of a run, with overrides, and its plan. PipelineError, ValueError."""
+    loaded = load_pipeline(folder / "pipeline.yaml", list(overrides))
+    with isolated_imports():
+        graph = build_graph(loaded.pipeline, modules_of(folder), loaded.positions)
+    placed = place(loaded.pipeline, graph)
+    return Planned(placed.pipeline, graph, placed.plan)
+
+
+def advice(folder: Path, changes: Iterable[Change], activities: Sequence[Activity], measured_s: float) -> list[Advice]:
+    """The changes that help, the best first. `measured_s`: a step of the run, in seconds.
+
+    Each is simulated with the median of the run's steps, and with resamples of the steps for its uncertainty. What a
+    simulation gains is taken from the measured step, which has the driver's time too.
+    """
+    plan = plan_of(folder).plan
+    samples = _resampled(activities)
+    before = [step_seconds(plan, measured_costs(plan, sample)) for sample in (activities, *samples)]
+    found = []
+    for change in changes:
+        try:
+            changed = plan_of(folder, change.overrides).plan if change.overrides else plan
+        except (PipelineError, ValueError):
+            continue
+        gains = []
+        for sample, base in zip((activities, *samples), before, strict=True):
+            costs = measured_costs(changed, sample)
+            gains.append([base - step_seconds(changed, _scaled(costs, change, which)) for which in _WHICH])
+        expected = gains[0][0] / measured_s
+        every = [gain / measured_s for some in gains for gain in some]
+        if expected >= _LEAST_GAIN:
+            key = " ".join(change.overrides) or change.hint
+            step_s = measured_s * (1 - expected)
+            found.append(Advice(key, change.what, step_s, expected, min(every), max(every)))
+    return sorted(found, key=lambda each: -each.gain)
+
+
+def step_seconds(plan: Plan, costs: MeasuredCosts) -> float:
+    """The mean of steps without validation and checkpoint, once the first ones are over."""
+    steps = _STEPS + plan.max_staleness
+    plain = replace(plan, steps=steps + 1, save_every=None, validate_every=None, validate_first=False)
+    seconds = simulate(plain, costs, steps).step_seconds
+    return fmean(seconds[step] for step in range(_WARM_UP + plan.max_staleness, steps + 1))
+
+
+_WHICH = ("expected", "best", "worst")
+
+
+def _scaled(costs: MeasuredCosts, change: Change, which: str) -> MeasuredCosts:
+    factors: Mapping[str, float] = {scale.task: getattr(scale, which) for scale in change.scales}
+    shard = {task: seconds * factors.get(task, 1.0) for task, seconds in costs.runs.shard.items()}
+    return replace(costs, runs=replace(costs.runs, shard=shard))
+
+
+def _resampled(activities: Iterable[Activity]) -> list[list[Activity]]:
+    """Resamples of the steps with replacement, the same in each call."""
+    by_step: dict[int, list[Activity]] = defaultdict(list)
+    for each in activities:
+        by_step[each.step].append(each)
+    steps, draw = sorted(by_step), random.Random(0)
+    return [
+        [
+            each._replace(step=place)
+            for place, step in enumerate(draw.choices(steps, k=len(steps)), start=1)
+            for each in by_step[step]
+        ]
+        for _ in range(_RESAMPLES)
+    ]

@@ -1,0 +1,134 @@
+"""The critical path of a step as it ran: the activities that nothing else could have hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from dagrl.scheduler.intervals import Interval
+from dagrl.scheduler.plan import HOST, Plan
+from dagrl.tracking.report import TimelineSpan
+
+_TOLERANCE_S = 2e-3
+"""Clocks of workers and driver differ by less than this."""
+_AT_ONCE_S = 0.02
+_STRAGGLES = 2.0
+"""A last shard straggles if it ends later after the one before it than so many median gaps between shards."""
+_SHORTEST_S = 1e-4
+_MOVES = {
+    "sync": "weights travel",
+    "sleep": "memory turns",
+    "wake": "memory turns",
+    "save": "checkpoint",
+    "write": "checkpoint",
+    "restart": "restart",
+}
+STRAGGLER = "waits for the last responses"
+GENERATION, COMPUTATION, ON_HOST, DRIVER = "generation", "computation", "host", "no worker runs"
+
+
+class Part(NamedTuple):
+    """A part of the path, in seconds since the epoch."""
+
+    name: str
+    """The activity; ``driver`` where no worker runs."""
+    executor: str
+    cause: str
+    start: float
+    end: float
+
+
+def critical_path(spans: Sequence[TimelineSpan], window: Interval, plan: Plan) -> list[Part]:
+    """Walk back from the end of a step's window: each activity is preceded by the last one that it waited for.
+
+    `spans` are all activities that overlap with the window. The parts cover the window without gaps, in order.
+    """
+    needs = waits_for(plan)
+    generating = {task.name for task in plan.tasks if task.generates}
+    left = [span for span in spans if span.end - span.start > _SHORTEST_S]
+    now, current = window.end, None
+    found: list[Part] = []
+    while now > window.start + _SHORTEST_S:
+        before = [span for span in left if span.start < now - _SHORTEST_S and _ended(span, now, current)]
+        if current is not None:
+            known = [span for span in before if _precedes(span, current, needs)]
+            before = known or before
+        if not before:
+            found.append(Part("driver", "", DRIVER, window.start, now))
+            break
+        last = max(before, key=lambda span: (span.end, span.end - span.start))
+        if last.end > now + _TOLERANCE_S:
+            # The rollout was called before its weights had come.
+            while found and found[-1].end <= last.end:
+                found.pop()
+            if found:
+                found[-1] = found[-1]._replace(start=max(found[-1].start, last.end))
+            now = last.end
+        if last.end < now - _SHORTEST_S:
+            found.append(Part("driver", "", DRIVER, max(last.end, window.start), now))
+        begin, end = max(last.start, window.start), min(last.end, now)
+        if end > begin:
+            found += reversed(_parts(last, begin, end, left, generating))
+        left.remove(last)
+        now, current = begin, last
+    return [part for part in reversed(found) if part.end > part.start]
+
+
+def waits_for(plan: Plan) -> dict[str, frozenset[str]]:
+    """Task -> all tasks that must be done before it; a sync waits for what trains."""
+    needs: dict[str, frozenset[str]] = {}
+    for task in plan.tasks:
+        direct = plan.waits_for(task)
+        needs[task.name] = frozenset(direct).union(*(needs[name] for name in direct))
+    needs["sync"] = frozenset(task.name for task in plan.tasks if task.trains)
+    return needs
+
+
+def _ended(span: TimelineSpan, now: float, later: TimelineSpan | None) -> bool:
+    """Whether `span` had ended when `later` began, `now`. A move of the same workers precedes what it overlaps with."""
+    moved = later is not None and span.name in _MOVES and executor_of(span) == executor_of(later)
+    return span.end <= (later.end if moved and later is not None else now + _TOLERANCE_S)
+
+
+def _precedes(span: TimelineSpan, later: TimelineSpan, needs: Mapping[str, frozenset[str]]) -> bool:
+    """Whether `later` may have waited for `span`: its inputs, or the same workers or GPUs."""
+    same = executor_of(span) == executor_of(later)
+    if same and span.group == HOST:
+        # Any of the host's processes takes a task: one that was free at once has not been waited for.
+        same = later.start - span.end < _AT_ONCE_S
+    moved = span.group == later.group != HOST and span.name in _MOVES
+    return same or moved or span.name in needs.get(later.name, ())
+
+
+def _parts(
+    span: TimelineSpan, begin: float, end: float, spans: Sequence[TimelineSpan], generating: Container[str]
+) -> list[Part]:
+    """An activity as parts of the path: the time in which only the last shard of a rollout ran is a part of its own."""
+    executor = executor_of(span)
+    if span.name not in generating:
+        return [Part(span.name, executor, _cause(span), begin, end)]
+    alone = _alone_from(span, spans)
+    if alone is None or not begin < alone < end:
+        return [Part(span.name, executor, GENERATION, begin, end)]
+    return [Part(span.name, executor, GENERATION, begin, alone), Part(span.name, executor, STRAGGLER, alone, end)]
+
+
+def _alone_from(span: TimelineSpan, spans: Sequence[TimelineSpan]) -> float | None:
+    """When the last shard of a rollout was alone; None if it does not straggle."""
+    shards = [each for each in spans if (each.name, each.step) == (span.name, span.step)]
+    ends = sorted(each.end for each in shards)
+    if len(ends) < 2 or ends[-1] > span.end:
+        return None
+    gaps = [later - before for before, later in pairwise([min(each.start for each in shards), *ends])]
+    return ends[-2] if gaps[-1] > _STRAGGLES * median(gaps) else None
+
+
+def _cause(span: TimelineSpan) -> str:
+    return _MOVES.get(span.name) or (ON_HOST if span.group == HOST else COMPUTATION)
+
+
+def executor_of(span: TimelineSpan) -> str:
+    """The worker `actor/0` is the first of the executor `actor`."""
+    return span.worker.rpartition("/")[0]

@@ -1,0 +1,159 @@
+"""Explains the steps of a run: where their time went, and which keys would make them shorter."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import RenderableType
+
+from dagrl.config.errors import PipelineError
+from dagrl.planner.cost.lengths import Assumed
+from dagrl.reporting.html_report import open_run
+from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_report import activities_of
+from dagrl.reporting.why.changes import Straggling, changes, micro_batches
+from dagrl.reporting.why.counterfactuals import Advice, advice, plan_of
+from dagrl.reporting.why.critical_path import STRAGGLER, Part, critical_path
+from dagrl.scheduler.plan import Plan
+from dagrl.tables import render, table
+
+_MOST_STEPS = 200
+"""The newest steps that are looked at."""
+_SHOWN_SHARE = 0.005
+"""Parts of a path below this share of the step are summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why steps take as long as they do."""
+
+    steps: list[int]
+    step_s: float
+    """Seconds of a step: their mean, or those of the one step."""
+    path: list[tuple[str, str, str, float]]
+    """Node, executor, cause and seconds of a step, the longest first; together they are the step."""
+    usual_step_s: float
+    """Median seconds of the steps that advice is for: those without validation and checkpoint."""
+    advice: list[Advice]
+    why_no_advice: str
+    longest_response: float | None
+    mean_response: float | None
+
+
+def explain(folder: Path, step: int | None = None) -> Explanation:
+    """Explain a step, or the newest ones. ValueError if the run has no such step, or no pipeline; PipelineError."""
+    run = open_run(folder)
+    pipeline, graph, plan = plan_of(folder)
+    usual = _usual_steps(run, plan)
+    chosen = usual if step is None else [step]
+    windows = {number: window for number in chosen if (window := run.commit_interval(number)) is not None}
+    if not windows:
+        what = f"step {step}" if step is not None else "a finished step beside the first"
+        raise ValueError(f"{folder} has no timeline of {what}")
+    paths = {number: critical_path(run.within(window), window, plan) for number, window in windows.items()}
+    step_s = fmean(window.end - window.start for window in windows.values())
+    actual = [each for each in activities_of(run.record()) if each.step in set(usual)]
+    lengths = [run.commit_interval(number) for number in usual]
+    measured = median([window.end - window.start for window in lengths if window is not None] or [step_s])
+    found, why_not = [], ""
+    if len(usual) < 2:
+        why_not = "advice needs two steps beside the first, without validation or checkpoint"
+    else:
+        try:
+            tried = [
+                *changes(pipeline, graph, plan, _straggling(run, plan, paths)),
+                *micro_batches(
+                    pipeline, graph, Assumed(response_tokens=_mean_of(run, "response_tokens/mean", windows))
+                ),
+            ]
+            found = advice(folder, tried, actual, measured)
+        except (PipelineError, ValueError) as error:
+            why_not = str(error)
+    return Explanation(
+        sorted(windows), step_s, _summed(paths), measured, found, why_not,
+        _mean_of(run, "response_tokens/max", windows), _mean_of(run, "response_tokens/mean", windows),
+    )  # fmt: skip
+
+
+def as_text(folder: Path, explained: Explanation) -> str:
+    """The explanation as tables."""
+    steps = explained.steps
+    which = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps up to {steps[-1]}, on average"
+    parts: list[RenderableType] = [f"{folder}: {which}: {_seconds(explained.step_s)}", ""]
+    rows = [
+        [name, executor, cause, _seconds(seconds), f"{seconds / explained.step_s:.0%}"]
+        for name, executor, cause, seconds in explained.path
+        if seconds >= _SHOWN_SHARE * explained.step_s
+    ]
+    parts.append(table(rows, headings=["critical path", "on", "cause", "seconds", "of a step"], left=(0, 1, 2)))
+    if explained.longest_response and any(cause == STRAGGLER for _, _, cause, _ in explained.path):
+        longest, mean = explained.longest_response, explained.mean_response or 0.0
+        parts.append(f"  the longest response has {longest:,.0f} tokens, the mean one {mean:,.0f}")
+    if explained.advice:
+        told = [["as it is", _seconds(explained.usual_step_s), "", "", ""]]
+        told += [
+            [each.key, _seconds(each.step_s), f"-{each.gain:.0%}", f"{each.least:.0%} to {each.most:.0%}", each.what]
+            for each in explained.advice
+        ]
+        headings = ["change", "a step", "saves", "surely", ""]
+        parts += [
+            "",
+            table(told, headings=headings, left=(0, 4)),
+            "  simulated with the run's own times, each change alone",
+        ]
+    else:
+        parts += ["", f"  {explained.why_no_advice or 'no change that was tried would save a hundredth of a step'}"]
+    return render(parts)
+
+
+def as_json(explained: Explanation) -> str:
+    """The explanation for programs."""
+    document: dict[str, Any] = asdict(explained)
+    document["path"] = [
+        dict(zip(("node", "executor", "cause", "seconds"), part, strict=True)) for part in explained.path
+    ]
+    return json.dumps(document, indent=2)
+
+
+def _usual_steps(run: RunReader, plan: Plan) -> list[int]:
+    """The newest steps that neither are the first after a start, nor validate or save."""
+    after_pause = {step + 1 for step, _ in run.pauses()}
+    finished = {line["step"] for line in run.steps}
+    steps = [step for step in run.timed_steps if step > 1 and step in finished and step not in after_pause]
+    plain = [step for step in steps if not plan.validates(step) and not plan.saves(step)]
+    return (plain or steps)[-_MOST_STEPS:]
+
+
+def _summed(paths: dict[int, list[Part]]) -> list[tuple[str, str, str, float]]:
+    sums: dict[tuple[str, str, str], float] = defaultdict(float)
+    for part in (part for path in paths.values() for part in path):
+        sums[part.name, part.executor, part.cause] += part.end - part.start
+    return sorted(((*key, total / len(paths)) for key, total in sums.items()), key=lambda part: -part[-1])
+
+
+def _straggling(run: RunReader, plan: Plan, paths: dict[int, list[Part]]) -> dict[str, Straggling]:
+    """How much of each rollout only its last responses take."""
+    means, longest = run.record().of("response_tokens/mean"), run.record().of("response_tokens/max")
+    thin = 1 - fmean(means) / fmean(longest) if means and longest and fmean(longest) else 0.0
+    found = {}
+    for task in plan.tasks:
+        parts = [part for path in paths.values() for part in path if part.name == task.name]
+        whole = sum(part.end - part.start for part in parts)
+        if task.generates and whole:
+            tail = sum(part.end - part.start for part in parts if part.cause == STRAGGLER)
+            found[task.name] = Straggling(tail / whole, thin)
+    return found
+
+
+def _mean_of(run: RunReader, name: str, steps: dict[int, Any]) -> float | None:
+    values = [line[name] for line in run.steps if line["step"] in steps and name in line]
+    return fmean(values) if values else None
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.3f} s" if seconds < 10 else f"{seconds:,.1f} s"

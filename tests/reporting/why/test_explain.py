@@ -1,0 +1,90 @@
+"""`dagrl why`: where the time went, and advice that holds when it is followed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from finished_runs import write_run
+
+from dagrl.cli import main
+from dagrl.planner.simulation.costs import CostTable
+from dagrl.reporting.why.explain import Explanation, as_text, explain
+from dagrl.tracking.timeline import Timeline
+
+SECONDS = CostTable({"rollout": 2.0, "reward": 3.0, "ref": 0.5, "update": 2.0}, sync=1.0, save=8.0)
+STEPS = 8
+
+
+def run_of(folder: Path, *overrides: str, costs: CostTable = SECONDS) -> Path:
+    return write_run(folder, "run.save_every=null", "run.validate_every=null", *overrides, steps=STEPS, costs=costs)
+
+
+def gain(explained: Explanation, key: str) -> float:
+    return next(each.gain for each in explained.advice if each.key == key)
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> Explanation:
+    return explain(run_of(tmp_path_factory.mktemp("runs") / "base"))
+
+
+def test_the_path_is_the_step_by_node_and_cause(explained: Explanation) -> None:
+    # The first shard is sampled in 2 s; the host's one process then has rewards for 2 x 3 s; the update, 2 x 2 s; sync.
+    assert explained.step_s == pytest.approx(2 + 6 + 4 + 1)
+    assert sum(seconds for *_, seconds in explained.path) == pytest.approx(explained.step_s)
+    found = {(name, cause): seconds for name, _, cause, seconds in explained.path}
+    assert found["reward", "host"] == pytest.approx(6) and found["update", "computation"] == pytest.approx(4)
+    assert found["rollout", "generation"] == pytest.approx(2) and found["sync", "weights travel"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides", "costs"),
+    [
+        ("run.host_workers=2", ["run.host_workers=2"], SECONDS),
+        ("schedule.max_staleness=1", ["schedule.max_staleness=1"], SECONDS),
+        ("nodes.reward", [], CostTable({**SECONDS.shard, "reward": 1.5}, sync=1.0, save=8.0)),
+    ],
+)
+def test_a_run_that_follows_an_advice_gains_what_was_said(
+    explained: Explanation, tmp_path: Path, key: str, overrides: list[str], costs: CostTable
+) -> None:
+    after = explain(run_of(tmp_path / "after", *overrides, costs=costs))
+    saved = 1 - after.usual_step_s / explained.usual_step_s
+    assert saved > 0.05
+    assert gain(explained, key) == pytest.approx(saved, rel=0.25)
+
+
+def test_a_straggler_is_named_and_over_sampling_advised(tmp_path: Path) -> None:
+    """Shards end after 1, 2 and 3 seconds, and the last one after 10; the update takes 2."""
+    folder = run_of(tmp_path / "run", "schedule.shards_per_step=4")
+    timeline = Timeline()
+    timeline.start(folder, None)
+    for step in range(1, STEPS + 1):
+        bars = [("rollout", "rollout", "generator", 0, end, shard) for shard, end in enumerate((1, 2, 3, 10))]
+        for name, group, on, start, end, shard in [*bars, ("update", "train", "actor", 10, 12, None)]:
+            where = {"step": step, "shard": shard, "group": group, "worker": f"{on}/0"}
+            timeline.complete(name, name, step * 12.0 + start, step * 12.0 + end, **where)
+    timeline.close()
+    lengths = {"response_tokens/max": 16384, "response_tokens/mean": 2000.0}
+    lines = [json.dumps({"step": step, **lengths}) for step in range(1, STEPS + 1)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    explained = explain(folder)
+    causes = {cause: seconds for _, _, cause, seconds in explained.path}
+    assert causes["waits for the last responses"] == pytest.approx(7.0)
+    assert "the longest response has 16,384 tokens, the mean one 2,000" in as_text(folder, explained)
+    # Without its tail, a rollout of 10 s takes 3 to 3.75 s, as there are more prompts.
+    (found,) = [each for each in explained.advice if each.key == "nodes.rollout.over_sampling_batch_size=40"]
+    assert found.step_s == pytest.approx(12 - (10 - 3 * 1.125))
+
+
+def test_what_is_said_is_text_or_json(tmp_path: Path, capsys) -> None:
+    folder = run_of(tmp_path / "run")
+    assert main(["why", str(folder), "--step", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "step 3: 13.0 s" in out and "run.host_workers=2" in out
+    assert main(["why", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"][0]["node"] == "reward"
+    assert main(["why", str(folder), "--step", "99"]) == 2
+    assert "has no timeline of step 99" in capsys.readouterr().err
