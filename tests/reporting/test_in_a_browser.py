@@ -66,7 +66,7 @@ def test_the_figures_of_runs_are_seen(browser: Browser, report: Path) -> None:
         assert "0.4" in seen.text(".card:has-text('reward/mean')")
         seen.wait_for("[aria-label=Differences] tr", "engines.actor.optimizer.lr")
         assert "0.002\t0.5" in seen.text("[aria-label=Differences]")
-        assert seen.page.locator("canvas").count() >= 2
+        seen.page.locator("canvas").nth(1).wait_for()
 
         seen.show("metrics")
         seen.page.get_by_label("Search").fill("reward")
@@ -77,7 +77,7 @@ def test_the_figures_of_runs_are_seen(browser: Browser, report: Path) -> None:
         assert label == "reward/mean. one: 0.1 to 0.4; other: 0.1 to 0.3"
 
         seen.show("plan")
-        seen.wait_for("main", "a step")
+        seen.wait_for("[aria-label='Planned and actual seconds'] td", "a step")
         assert "rollout generator 6 s 6 s 1.00" in " ".join(seen.text().split())
         assert seen.errors == [] and seen.requests == [report.as_uri()]
 
