@@ -12,7 +12,7 @@ from dagrl import __version__
 from dagrl.models.gpus import gpu_named
 from dagrl.reporting.page.assemble import blob, page
 from dagrl.reporting.run_data.metrics_table import metrics_table
-from dagrl.reporting.run_data.overview import overview
+from dagrl.reporting.run_data.overview import overview, plan_of_run
 from dagrl.reporting.run_data.plan_view import plan_view
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps, sample_view
@@ -78,10 +78,11 @@ def _blobs(run: RunReader, place: int, entry: dict[str, Any], gpu: str | None) -
     yield blob(f"{place}/overview", overview(run))[0]
     yield blob(f"{place}/metrics", metrics_table(run))[0]
     yield blob(f"{place}/plan", plan_view(run, gpu))[0]
+    plan = plan_of_run(run.folder)
     entry["timed"] = []
     for chunk in batched(_timed_steps(run), _STEPS_OF_CHUNK):
         entry["timed"].append(chunk)
-        yield blob(f"{place}/steps/{chunk[0]}", {step: step_view(run, step) for step in chunk})[0]
+        yield blob(f"{place}/steps/{chunk[0]}", {step: step_view(run, step, plan) for step in chunk})[0]
     entry["samples"] = {}
     for kind, steps in sample_steps(run.folder).items():
         entry["samples"][kind] = []

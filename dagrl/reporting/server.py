@@ -22,7 +22,7 @@ from dagrl import __version__
 from dagrl.reporting.html_report import distinct_names, open_run
 from dagrl.reporting.page.assemble import content_security_policy, page, to_json
 from dagrl.reporting.run_data.metrics_table import metrics_table
-from dagrl.reporting.run_data.overview import overview
+from dagrl.reporting.run_data.overview import overview, plan_of_run
 from dagrl.reporting.run_data.plan_view import plan_view
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps, sample_view
@@ -121,7 +121,7 @@ def application(runs: Runs) -> Starlette:
         Route("/api/{run}/overview", answers(lambda request, run: overview(run))),
         Route("/api/{run}/metrics", answers(_metrics)),
         Route("/api/{run}/plan", answers(lambda request, run: runs.plan(run))),
-        Route("/api/{run}/steps/{step:int}", answers(lambda request, run: step_view(run, request.path_params["step"]))),
+        Route("/api/{run}/steps/{step:int}", answers(_step)),
         Route("/api/{run}/samples/{kind}/{step:int}", answers(_samples)),
     ]
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)])
@@ -140,6 +140,10 @@ def listen(port: int) -> socket.socket:
         return socket.create_server((HOST, port))
     except OSError as error:
         raise OSError(f"cannot listen on {HOST}:{port}: {error.strerror}; choose another --port") from error
+
+
+def _step(request: Request, run: RunReader) -> dict[str, Any] | None:
+    return step_view(run, request.path_params["step"], plan_of_run(run.folder))
 
 
 def _metrics(request: Request, run: RunReader) -> dict[str, Any]:

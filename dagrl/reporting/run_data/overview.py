@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from dagrl.backends.fit import place
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
@@ -17,6 +18,7 @@ from dagrl.orchestrator.folder.run_folder import modules_of
 from dagrl.reporting.run_data.dag_view import dag_view
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps
+from dagrl.scheduler.plan import Plan
 from dagrl.tracking.redact import without_secrets
 
 _LOG_CHARACTERS = 20_000
@@ -53,6 +55,24 @@ def _described(folder: Path, changed: int) -> dict[str, Any]:
         "pipeline": _pipeline_text(folder),
         "dag": _dag(folder, loaded),
     }
+
+
+def plan_of_run(folder: Path) -> Plan | None:
+    """The plan of a run's pipeline; None if it cannot be read or placed."""
+    return _plan(folder, _changed(folder / "pipeline.yaml"))
+
+
+@lru_cache(maxsize=64)
+def _plan(folder: Path, changed: int) -> Plan | None:
+    loaded = pipeline_of(folder)
+    if isinstance(loaded, str):
+        return None
+    try:
+        with isolated_imports():
+            graph = build_graph(loaded.pipeline, modules_of(folder), loaded.positions)
+        return place(loaded.pipeline, graph).plan
+    except (PipelineError, ValueError):
+        return None
 
 
 def _changed(path: Path) -> int:

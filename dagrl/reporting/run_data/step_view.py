@@ -6,16 +6,17 @@ from typing import Any
 
 from dagrl.reporting.run_data.idle import idle_times
 from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.why.critical_path import Part, critical_path
 from dagrl.scheduler.intervals import busy_seconds
-from dagrl.scheduler.plan import HOST
+from dagrl.scheduler.plan import HOST, Plan
 
 
-def step_view(run: RunReader, step: int) -> dict[str, Any] | None:
-    """The bars and pauses of a step; None if the timeline lacks it.
+def step_view(run: RunReader, step: int, plan: Plan | None = None) -> dict[str, Any] | None:
+    """The bars and pauses of a step, and its critical path if there is a `plan`; None if the timeline lacks the step.
 
     ``spans``: [name, group, worker, start, seconds, shard, step] of all activities in the window of the step, also
-    those of steps that overlap with it; ``idle``: [group, start, seconds, cause]. Starts are in seconds from the
-    window's.
+    those of steps that overlap with it; ``idle``: [group, start, seconds, cause]; ``path``: [name, executor, cause,
+    start, seconds]. Starts are in seconds from the window's.
     """
     window = run.window(step)
     if window is None:
@@ -42,11 +43,20 @@ def step_view(run: RunReader, step: int) -> dict[str, Any] | None:
         "idle": [
             [idle.group, _rounded(idle.start - window.start), _rounded(idle.seconds), idle.cause] for idle in pauses
         ],
+        "path": [
+            [part.name, part.executor, part.cause, _rounded(part.start - window.start), _rounded(part.end - part.start)]
+            for part in _path(run, step, plan)
+        ],
         "busy": {
             group: _rounded(whole and busy_seconds(span for span in spans if span.group == group) / whole)
             for group in run.groups
         },
     }
+
+
+def _path(run: RunReader, step: int, plan: Plan | None) -> list[Part]:
+    interval = run.commit_interval(step)
+    return critical_path(run.within(interval), interval, plan) if plan and interval else []
 
 
 def _rounded(seconds: float) -> float:

@@ -9,6 +9,7 @@ import pytest
 from finished_runs import write_run
 
 from dagrl.reporting.run_data.metrics_table import metrics_table
+from dagrl.reporting.run_data.overview import plan_of_run
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.step_view import step_view
 from dagrl.reporting.run_data.tail import Tail
@@ -97,6 +98,7 @@ def test_a_step_begins_with_its_engines_or_with_the_commit_before(tmp_path: Path
         ["train", 0.0, 2.0, "driver"],
         ["train", 2.0, 3.0, "rollout (rollout)"],
     ]
+    assert view["path"] == []
     assert view["busy"]["train"] == pytest.approx(1 / 6, abs=1e-4)
 
 
@@ -112,3 +114,14 @@ def test_a_night_between_two_starts_is_a_pause(tmp_path: Path) -> None:
     run.refresh()
     ((step, seconds),) = run.pauses()
     assert step == 4 and seconds == pytest.approx(30_000, abs=10)
+
+
+def test_the_critical_path_of_a_planned_pipeline_is_the_step(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    run = RunReader(folder)
+    run.refresh()
+    view = step_view(run, 3, plan_of_run(folder))
+    assert view is not None and sum(part[4] for part in view["path"]) == pytest.approx(run.steps[2]["time/step_s"])
+    assert {part[0] for part in view["path"]} >= {"rollout", "update"}
+    (folder / "pipeline.yaml").write_text("name: [\n")
+    assert plan_of_run(folder) is None

@@ -34,6 +34,10 @@
 
   function gantt(step, view, planned) {
     const actual = rowsOf(view.spans, view.idle);
+    if (view.path.length) {
+      for (const [name, , cause, start, length] of view.path) actual.bars.push({ kind: "path", row: actual.rows.length, name, cause, start, length, step });
+      actual.rows.push({ group: "", label: "critical path" });
+    }
     const plan = planned ? rowsOf(planned, [], " (plan)") : { rows: [], bars: [] };
     const rows = [...actual.rows, ...plan.rows];
     const bars = [...actual.bars, ...plan.bars.map((bar) => ({ ...bar, row: bar.row + actual.rows.length, planned: true }))];
@@ -75,9 +79,9 @@
     const width = Math.max(1.5, Math.min(right, area.x + area.width) - x);
     if (right < area.x || left > area.x + area.width) return null;
     const idle = bar.kind === "idle";
-    const fill = idle ? color("idle") : shade(bar.name);
+    const fill = idle || bar.name === "driver" ? color("idle") : shade(bar.name);
     const opacity = bar.planned ? 0.45 : bar.step === step || idle ? 1 : 0.35;
-    const text = { text: width > 34 ? bar.name : "", width: width - 6, overflow: "truncate", fill: idle || bar.planned || bar.step !== step ? color("ink") : "#fff", fontSize: 10.5, x: x + 3, y: middle, verticalAlign: "middle" };
+    const text = { text: width > 34 ? bar.name : "", width: width - 6, overflow: "truncate", fill: idle || bar.planned || bar.step !== step || bar.name === "driver" ? color("ink") : "#fff", fontSize: 10.5, x: x + 3, y: middle, verticalAlign: "middle" };
     return {
       type: "group",
       children: [
@@ -90,6 +94,7 @@
   function told(bar, step) {
     const when = `from ${seconds(bar.start)} for ${seconds(bar.length)}`;
     if (bar.kind === "idle") return `${bar.group} is idle ${when}\n${bar.name === "driver" ? "no worker runs: the driver works" : `waits for ${bar.name}`}`;
+    if (bar.kind === "path") return `on the critical path: ${bar.name}\n${bar.cause}\n${when}`;
     const of = [bar.shard === null || bar.shard === undefined ? "" : `shard ${bar.shard}`, bar.step === step ? "" : `step ${bar.step}`].filter(Boolean).join(", ");
     return `${bar.planned ? "planned: " : ""}${bar.name}${of ? ` (${of})` : ""}\n${bar.worker}\n${when}`;
   }
