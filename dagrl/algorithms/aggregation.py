@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from dagrl.config.schema import Aggregation
 
 
-def token_weights(mask: Column, aggregation: Aggregation, longest_response: int | None = None) -> tuple[Column, float]:
+def token_weights(
+    mask: Column, aggregation: Aggregation, longest_response: int | None = None, shares: np.ndarray | None = None
+) -> tuple[Column, float]:
     """Weight of each token, float32 and ragged as `mask`, and these rows' share of the normalizer.
 
     ======================= ============================ ===============
@@ -27,18 +29,22 @@ def token_weights(mask: Column, aggregation: Aggregation, longest_response: int 
     token-mean is from DAPO (arXiv 2503.14476, section 3.3), seq-mean-token-mean from GRPO (arXiv 2402.03300, eq. 3);
     seq-mean-token-sum has no length bias, and seq-mean-token-sum-norm is the same up to Dr. GRPO's constant in place of
     the length (arXiv 2503.20783). Responses without trained tokens do not count.
+
+    `shares`, float [rows], are the rows' parts of trajectories that have several: a trajectory counts as one response,
+    whose tokens are those of all of its rows.
     """
     values = mask.values.astype(np.float64)
     row = np.repeat(np.arange(len(mask)), mask.lengths)
     row_sums = np.bincount(row, values, minlength=len(mask))
-    responses = float(np.count_nonzero(row_sums))
+    parts = np.ones(len(mask)) if shares is None else shares.astype(np.float64)
+    responses = float(parts[row_sums > 0].sum())
     match aggregation:
         case "token-mean":
             weights, normalizer = values, float(values.sum())
         case "seq-mean-token-sum":
             weights, normalizer = values, responses
         case "seq-mean-token-mean":
-            weights, normalizer = values / np.where(row_sums > 0, row_sums, 1.0)[row], responses
+            weights, normalizer = values * (parts / np.where(row_sums > 0, row_sums, 1.0))[row], responses
         case "seq-mean-token-sum-norm":
             assert longest_response
             weights, normalizer = values / longest_response, responses

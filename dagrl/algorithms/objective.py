@@ -100,7 +100,8 @@ class PolicyObjective:
         Tokens rejected by a correction count, because rejection is known only with the trainer's log-probs: so the loss
         does not depend on when these are computed. Further totals normalize importance weights.
         """
-        weights, normalizer = token_weights(batch["response_mask"], self.loss.weighting, self.longest_response)
+        shares = batch["trajectory_share"].values if "trajectory_share" in batch else None
+        weights, normalizer = token_weights(batch["response_mask"], self.loss.weighting, self.longest_response, shares)
         totals: tuple[float, ...] = (normalizer,)
         if self.correction and self.correction.rollout_is_batch_normalize:
             totals += importance_totals(self.correction, batch)

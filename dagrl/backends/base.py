@@ -238,6 +238,8 @@ class GenerationRequest:
     """Seed of the response, if the engine supports seeds."""
     begun: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Tokens of a partial response to continue, int64. They count towards max_new_tokens."""
+    limit: int | None = None
+    """Tokens to sample at most, if they are fewer than max_new_tokens leaves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 BUILT_IN_REWARDS = {
+    "agent": "dagrl.rewards.agent:agent_reward",
     "code": "dagrl.rewards.code.reward:code_reward",
     "environment": "dagrl.rewards.environment:environment_reward",
     "exact": "dagrl.rewards.exact:exact_reward",

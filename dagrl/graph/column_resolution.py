@@ -20,6 +20,7 @@ _USUAL_WRITERS = {
     "turns": f"{_ROLLOUT}, tools: [...]",
     "token_turn": f"{_ROLLOUT}, tools: [...]",
     "token_reward": f"{_ROLLOUT}, environment: ...",
+    "agent_reward": f"{_ROLLOUT}, agent: ...",
     "reward": "op: reward",
     "advantage": "op: advantage",
     "old_logprob": "op: logprob, write: old_logprob",

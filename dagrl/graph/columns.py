@@ -59,6 +59,12 @@ _CORE = (
         "token_turn", "int16", Shape.RESPONSE, "turn in which the policy sampled the token, from 1; 0 in answers"
     ),
     ColumnSpec("token_reward", "float32", Shape.RESPONSE, "reward of a turn, at its last token; 0 elsewhere"),
+    ColumnSpec("excluded", "float32", Shape.SAMPLE, "1 where an agent failed: no part of losses and baselines"),
+    ColumnSpec("agent_reward", "float32", Shape.SAMPLE, "reward that an agent gave; NaN where it gave none"),
+    ColumnSpec("agent_output", "uint8", Shape.TEXT, "end of what an agent's command printed"),
+    ColumnSpec(
+        "trajectory_share", "float32", Shape.SAMPLE, "part of its trajectory's trained tokens that the row holds"
+    ),
     ColumnSpec("routed_experts", "int16", Shape.ROUTES, "experts that the generator sent each token to"),
     ColumnSpec("logprob", "float32", Shape.RESPONSE, "log-prob of the token under an engine's weights"),
     ColumnSpec("old_logprob", "float32", Shape.RESPONSE, "log-prob under the trainer's weights before the update"),

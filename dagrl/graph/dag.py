@@ -211,7 +211,12 @@ class Graph:
 
     def _without_replacing(self) -> Graph:
         """The graph without nodes that replace columns: readers get the original columns."""
-        replacing = {name for name, node in self.nodes.items() if node.contract.replaces}
+        replacing = {
+            name
+            for name, node in self.nodes.items()
+            # An agent's rollout replaces prompts by those that it has sampled after.
+            if node.contract.replaces and not isinstance(node.spec, RolloutNode)
+        }
 
         def origin(wire: Wire | None) -> Wire | None:
             while wire is not None and wire.node in replacing:
@@ -307,7 +312,8 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
     sampled = ("response_tokens", "reward") if rollouts(pipeline) else ()
     given = ("demonstration",) if is_offline(pipeline) else ()
     logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
-    optional = ("advantage", "policy_version", "finish_reason", "is_expert", *TURN_COLUMNS, *given, *logprobs)
+    agent = ("excluded", "agent_output", "trajectory_share")
+    optional = ("advantage", "policy_version", "finish_reason", "is_expert", *TURN_COLUMNS, *given, *logprobs, *agent)
     return OpContract(
         reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),
         writes=(),

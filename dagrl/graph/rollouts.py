@@ -71,7 +71,7 @@ def rows_per_prompt(pipeline: Pipeline, *, validation: bool = False) -> int:
     if not rollouts(pipeline) or (is_offline(pipeline) and not validation):
         return max(1, len(pipeline.data.responses))
     leading = rollouts(pipeline)[leading_rollout(pipeline)]
-    return leading.val_n if validation else leading.n
+    return leading.val_n if validation else leading.n * leading.rows_per_sample
 
 
 def longest_row(pipeline: Pipeline) -> int:

@@ -27,6 +27,7 @@ from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import for_all_rows, own_rows
 from dagrl.ops.own_estimator import own_advantages
 from dagrl.ops.shaping import shaped_rewards
+from dagrl.ops.trajectories import joined_rows, split_rows
 
 
 def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
@@ -35,7 +36,8 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     assert isinstance(node, AdvantageNode)
     for part in parts:
         # Responses of an expert are not samples of the policy, so they are not part of any baseline.
-        batch = own_rows(part.batch)
+        joined = joined_rows(part.batch, context)
+        batch = own_rows(joined)
         rewards, stats = shaped_rewards(node, batch, longest=context.sampling.max_new_tokens)
         charges = None
         if (charge := node.kl_in_reward) is not None:
@@ -52,7 +54,8 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
             stats["returns/mean"] = Stat.of(columns["return"].values[batch["response_mask"].values > 0])
         else:
             columns = {"advantage": _estimate(node, batch, rewards, charges, context)}
-        yield Output((part.index,), part.batch.rows, for_all_rows(columns, batch, part.batch), stats)
+        spread = split_rows(for_all_rows(columns, batch, joined), part.batch)
+        yield Output((part.index,), part.batch.rows, spread, stats)
 
 
 def _with_critic(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges: Column | None) -> dict[str, Column]:

@@ -98,6 +98,10 @@ class Resources:
             return self.cache[key]
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Node, step and resources of one call of an op."""
@@ -135,6 +139,8 @@ class Context:
     """Only for a rollout: the weight version it begins with, which may still be arriving."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> partial responses from earlier steps: columns of a rollout, rows in the group's order."""
+    aborted: Callable[[], bool] = _never
+    """Only for a rollout: whether it was told to end early."""
 
     @property
     def pipeline(self) -> Pipeline:
@@ -150,6 +156,11 @@ class Context:
     def rollout(self) -> RolloutNode:
         """The rollout node whose responses the op works on."""
         return rollouts(self.pipeline)[self.sampled_by or leading_rollout(self.pipeline)]
+
+    @property
+    def sequences(self) -> int:
+        """Rows of a trajectory; more than one only in training with an agent."""
+        return self.rollout.rows_per_sample if rollouts(self.pipeline) and not self.validation else 1
 
     @property
     def sampling(self) -> SamplingSpec:

@@ -13,6 +13,7 @@ from dagrl.data.stats import Stat
 from dagrl.graph.plugins.custom import load_function, located, raised_by
 from dagrl.graph.plugins.declarations import rule_columns
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.trajectories import first_rows
 from dagrl.ops.view import view_of
 
 
@@ -25,9 +26,10 @@ def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     passes = _rule(node, context) if node.fn else _bounds(node, batch)
     groups, counts = np.unique(batch["group_id"].values, return_counts=True)
     places = np.split(np.argsort(batch["group_id"].values, kind="stable"), np.cumsum(counts)[:-1])
-    passed = [group for group, mine in zip(groups, places, strict=True) if passes(batch.take(mine))]
+    samples = [first_rows(batch.take(mine), context) for mine in places]
+    passed = [group for group, mine in zip(groups, samples, strict=True) if passes(mine)]
     # Over all samples; `samples` reports those that the step trains on, which no longer measure the policy.
-    stats = {} if node.fn else {f"filter/{node.metric}": Stat.of(batch[node.metric].values)}
+    stats = {} if node.fn else {f"filter/{node.metric}": Stat.of(first_rows(batch, context)[node.metric].values)}
     yield Output((), batch.rows[np.isin(batch["group_id"].values, passed)], stats=stats)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,8 @@ class Response:
     """Tokens sampled by earlier steps."""
     outdated: bool = False
     """Whether the tokens of earlier steps were too old and were dropped."""
+    agent: Any = None
+    """An `AgentRow`, in an agent rollout."""
 
     @property
     def finished(self) -> bool:
@@ -99,6 +102,10 @@ class Response:
     def ended(self, reason: str) -> Response:
         """Set the finish reason."""
         return replace(self, finish_reason=reason)
+
+    def with_agent(self, row: Any, reason: str) -> Response:
+        """Set what belongs to an agent rollout, and the finish reason."""
+        return replace(self, agent=row, finish_reason=reason)
 
     def token_turns(self) -> np.ndarray:
         """Number of each token's turn, from 1; 0 in observations. Int16 [tokens]."""

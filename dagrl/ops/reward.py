@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from dagrl.data.end_tokens import end_tokens
 from dagrl.data.stats import Stat
 from dagrl.graph.rollouts import rollouts
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.trajectories import first_rows
 from dagrl.ops.turns.passages import passages
 from dagrl.rewards.registry import load_reward
 from dagrl.rewards.score import Samples, score
@@ -26,14 +28,15 @@ def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     resources = context.resources
     function = resources.once(f"reward {node.fn}", lambda: load_reward(node.fn, resources.folder))
     for part in parts:
-        scored = _samples(part.batch, context)
+        scored = _samples(first_rows(part.batch, context), context)
         scores = score(function, scored, args=node.args, on_error=node.on_error, concurrency=node.concurrency)
+        rewards = np.repeat(scores.rewards, context.sequences)
         column = node.written_as("reward")
         # `samples` reports the mean of `reward`, which other nodes may change.
         stats = {} if column == "reward" else {f"reward/{column}": Stat.of(scores.rewards)}
         if node.on_error != "stop":
-            stats["reward/failed_fraction"] = Stat.of(np.arange(len(part.batch)) < scores.failures)
-        yield Output((part.index,), part.batch.rows, {"reward": Column(scores.rewards)}, stats)
+            stats["reward/failed_fraction"] = Stat.of(np.arange(len(scores.rewards)) < scores.failures)
+        yield Output((part.index,), part.batch.rows, {"reward": Column(rewards)}, stats)
 
 
 def _samples(batch: Batch, context: Context) -> Samples:
@@ -48,10 +51,11 @@ def _samples(batch: Batch, context: Context) -> Samples:
         data_source=batch["data_source"].strings(),
         extra_info=[json.loads(text) for text in batch["extra_info"].strings()],
         **_turns(batch, context),
+        agent_reward=_agent_rewards(batch),
     )
 
 
-def _turns(batch: Batch, context: Context) -> dict[str, list[list[Any]]]:
+def _turns(batch: Batch, context: Context) -> dict[str, Any]:
     """Texts and rewards of the policy's turns, in a multi-turn rollout."""
     if "token_turn" not in batch:
         return {}
@@ -60,6 +64,12 @@ def _turns(batch: Batch, context: Context) -> dict[str, list[list[Any]]]:
         "turns": [[response_text(each.tokens, context) for each in turns] for turns in own],
         "turn_rewards": [[each.reward for each in turns] for turns in own] if "token_reward" in batch else [],
     }
+
+
+def _agent_rewards(batch: Batch) -> list[float | None]:
+    """Rewards of agents; none without an agent."""
+    given = batch["agent_reward"].values.tolist() if "agent_reward" in batch else []
+    return [None if math.isnan(reward) else reward for reward in given]
 
 
 def scored_text(batch: Batch, row: int, context: Context) -> str:

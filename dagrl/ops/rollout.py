@@ -15,6 +15,8 @@ from dagrl.backends.base import GenerateEngine, GenerationRequest
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.ops.agents.play import play
+from dagrl.ops.agents.rows import agent_columns_of, agent_stats
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response import Response, columns_of, stored, turn_columns_of
 from dagrl.ops.turns.loop import converse
@@ -36,7 +38,9 @@ def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         for row, response in enumerate(responses)
         if not response.finished
     }
-    if context.rollout.multi_turn:
+    if context.rollout.agent is not None:
+        grown = play(batch, requests, context)
+    elif context.rollout.multi_turn:
         grown = converse(batch, requests, responses, context)
     else:
         grown = _sampled(requests, responses, context)
@@ -150,7 +154,7 @@ def _output(
     if unfinished:
         columns = _columns(chosen, context) if keeps_begun else {}
         return Output((), rows[places], columns, sampled=sampled, unfinished=True)
-    stats = {}
+    columns, stats = _columns(chosen, context), {}
     if context.sampled_by not in (None, leading_rollout(context.pipeline)):
         # `samples` reports those of the leading rollout, only for the rows that the step trains on.
         stats["response_tokens"] = Stat.of([len(each.tokens) for each in chosen])
@@ -158,12 +162,19 @@ def _output(
         tokens = sum(len(each.tokens) for each in chosen)
         stats["rollout/begun_token_fraction"] = Stat.weighted(tokens - sampled, tokens)
         stats["rollout/outdated_fraction"] = Stat.of([each.outdated for each in chosen])
+    if context.rollout.agent is not None:
+        stats |= agent_stats(chosen)
+        chosen = [each for each in chosen if each.agent.first]
     if context.rollout.multi_turn:
         stats |= turn_stats(chosen, context.rollout)
-    return Output((), rows[places], _columns(chosen, context), stats, sampled=sampled)
+    return Output((), rows[places], columns, stats, sampled=sampled)
 
 
 def _columns(responses: Sequence[Response], context: Context) -> dict[str, Column]:
     node = context.rollout
-    turns = turn_columns_of(responses, rewarded=node.environment is not None) if node.multi_turn else {}
-    return columns_of(responses) | turns
+    columns = columns_of(responses)
+    if node.multi_turn:
+        columns |= turn_columns_of(responses, rewarded=node.environment is not None)
+    if node.agent is not None:
+        columns |= agent_columns_of(responses, several=context.sequences > 1)
+    return columns

@@ -19,6 +19,7 @@ from dagrl.graph.columns import LOGPROB_COLUMNS
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
 from dagrl.ops.reward import response_text
+from dagrl.ops.trajectories import first_rows
 from dagrl.ops.turns.passages import passages
 from dagrl.ops.validation import validation_stats
 
@@ -33,8 +34,11 @@ def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     limit = context.pipeline.run.samples_per_step
     if limit:
         name = f"step_{context.step}{'_val' if context.validation else ''}.parquet"
-        _write(_table(_first_of_each_set(batch, limit), context), context.resources.run_dir / "samples" / name)
-    yield Output((), batch.rows, stats=_stats(own_rows(batch), context))
+        _write(
+            _table(_used_rows(_first_of_each_set(batch, limit), context), context),
+            context.resources.run_dir / "samples" / name,
+        )
+    yield Output((), batch.rows, stats=_stats(own_rows(first_rows(batch, context)), context))
 
 
 def _write(table: pa.Table, path: Path) -> None:
@@ -76,6 +80,14 @@ def _first_of_each_set(batch: Batch, limit: int) -> Batch:
     return batch.take(np.array(chosen))
 
 
+def _used_rows(batch: Batch, context: Context) -> Batch:
+    """Without the rows that a trajectory does not need."""
+    if "trajectory_share" not in batch:
+        return batch
+    first = batch.rows % context.sequences == 0
+    return batch.take(np.flatnonzero(first | (batch["trajectory_share"].values > 0)))
+
+
 def _table(batch: Batch, context: Context) -> pa.Table:
     decode, rows = context.resources.tokenizer.decode, range(len(batch))
     table: dict[str, list] = {
@@ -101,6 +113,11 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["policy_version"] = batch["policy_version"].values.tolist()
     if "finish_reason" in batch:
         table["finish_reason"] = batch["finish_reason"].strings()
+    if "agent_output" in batch:
+        # Rows of a trajectory have the id of its first.
+        table["trajectory"] = (batch.rows - batch.rows % context.sequences).tolist()
+        table["excluded"] = (batch["excluded"].values > 0).tolist()
+        table["output"] = batch["agent_output"].strings()
     if "token_turn" in batch:
         table["turns"] = [_turns(batch, row, context) for row in rows]
     if logprobs := [name for name in LOGPROB_COLUMNS if name in batch]:

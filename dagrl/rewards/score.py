@@ -38,12 +38,16 @@ class Samples:
     """Texts of the policy's turns. Default: one turn, the response."""
     turn_rewards: Sequence[Sequence[float]] = ()
     """Rewards that an environment gave for the turns. Default: none."""
+    agent_reward: Sequence[float | None] = ()
+    """Reward that an agent gave. Default: none."""
 
     def __post_init__(self) -> None:
         if not self.turns:
             object.__setattr__(self, "turns", [[said] for said in self.response])
         if not self.turn_rewards:
             object.__setattr__(self, "turn_rewards", [[]] * len(self.response))
+        if not self.agent_reward:
+            object.__setattr__(self, "agent_reward", [None] * len(self.response))
         lengths = {name: len(getattr(self, name)) for name in ("sample_id", *FIELDS)}
         assert len(set(lengths.values())) == 1, f"samples with columns of lengths {lengths}"
 

@@ -17,6 +17,7 @@ from dagrl.graph.plugins.environment import environment_fields
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.tool import check_tool, load_tool, tool_name
 from dagrl.graph.rollouts import leading_rollout, prompts_per_round, rollouts
+from dagrl.validation.agents import check_agent_of
 
 _ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
 _ONLY_ALONE = ("over_sampling_batch_size", "partial_rollout")
@@ -28,11 +29,16 @@ def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None
     found = rollouts(pipeline)
     for name, node in found.items():
         _check_prompts_begun(pipeline, name, node, findings, alone=len(found) == 1)
-        if node.multi_turn:
+        if node.agent is not None:
+            check_agent_of(pipeline, name, node, folder, findings)
+            _check_tool_format(name, node, folder, findings, _tool_formats(pipeline, node))
+            _check_turns(pipeline, name, node, findings)
+        elif node.multi_turn:
             _check_tools(name, node, folder, findings, _tool_formats(pipeline, node))
             _check_environment(pipeline, name, node, folder, findings)
         elif unused := [key for key in TurnOptions.model_fields if key in node.model_fields_set]:
-            message = f"nothing answers the policy, so {listed(unused)} has no effect; set `tools` or `environment`"
+            remedy = "set `tools`, `environment` or `agent`"
+            message = f"nothing answers the policy, so {listed(unused)} has no effect; {remedy}"
             findings.error(("nodes", name, unused[0]), message, code="turns-without-tools")
     _check_filters(pipeline, findings)
 
@@ -108,9 +114,14 @@ def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings,
     for unknown in [key for key in node.tool_args if key not in names]:
         message = f"there is no tool `{unknown}`; {suggest(unknown, names)}"
         findings.error((*place, "tool_args", unknown), message, code="unknown-tool")
-    if not node.tools:
-        return
-    where, tool_format = (*place, "tool_format"), node.tool_format
+    if node.tools:
+        _check_tool_format(name, node, folder, findings, known)
+
+
+def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Findings, known: Sequence[str]) -> None:
+    """Report a syntax of tool calls that nothing reads; `known` are those of the backends."""
+    where: Place = ("nodes", name, "tool_format")
+    tool_format = node.tool_format
     if ":" in tool_format:
         try:
             ask(tool_format, parameters_of, tool_format, folder=folder)
@@ -128,17 +139,23 @@ def _check_environment(pipeline: Pipeline, name: str, node: RolloutNode, folder:
             ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
         except ValueError as error:
             findings.error((*place, "environment"), str(error), code="invalid-environment")
+    _check_turns(pipeline, name, node, findings)
+
+
+def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, findings: Findings) -> None:
+    """Report options that a rollout of several turns cannot have."""
+    place: Place = ("nodes", name)
     if node.expected_turns is not None and node.expected_turns > node.max_turns:
         message = f"{node.expected_turns:g} turns are more than max_turns, {node.max_turns}; lower it"
         findings.error((*place, "expected_turns"), message, code="too-many-turns")
     if node.partial_rollout:
-        message = "a response cannot continue in a later step, after its tools or environment are gone; remove it"
+        message = "a response cannot continue in a later step, after what answers the policy is gone; remove it"
         findings.error((*place, "partial_rollout"), message, code="partial-rollout-of-turns")
     if node.tool_timeout_s >= (silence := pipeline.run.node_timeout_s):
         message = f"a worker that waits for tools is silent, for at most run.node_timeout_s = {silence:g}; lower it"
         findings.error((*place, "tool_timeout_s"), message, code="tool-timeout-too-long")
     for mix in [key for key, other in pipeline.nodes.items() if isinstance(other, MixNode)]:
-        message = f"responses of the data set have no turns; remove `tools` and `environment` of `{name}`, or this node"
+        message = f"responses of the data set have no turns; remove what answers the policy in `{name}`, or this node"
         findings.error(("nodes", mix), message, code="mix-with-turns")
 
 

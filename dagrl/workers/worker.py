@@ -256,7 +256,7 @@ class Worker:
                 context = replace(context, kl_weight=work.kl_weight)
             case RolloutWork():
                 begun = {group: cache.partial_rollout(each, work.outputs) for group, each in work.begun.items()}
-                context = replace(context, begun=begun)
+                context = replace(context, begun=begun, aborted=lambda: self._aborted == work.rollout)
                 if work.weights:
                     context = replace(context, version=work.weights.version)
             case ScoreWork():

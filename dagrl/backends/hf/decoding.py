@@ -38,6 +38,8 @@ def decode(
     prompts = [np.concatenate([request.prompt, request.begun]).astype(np.int64) for request in requests]
     begun = torch.tensor([len(request.begun) for request in requests], device=device)
     assert (begun < sampling.max_new_tokens).all(), "a complete response cannot be continued"
+    most = [sampling.max_new_tokens if request.limit is None else request.limit for request in requests]
+    ends = (begun + torch.tensor(most, device=device)).clamp(max=sampling.max_new_tokens)
     cache, logits, visible = _prefill(model, prompts)
     positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
     seeds = [request.seed for request in requests]
@@ -53,7 +55,7 @@ def decode(
         logprobs[live, step] = picked_logprobs
         told_to_end = not goes_on(len(live))
         stopped = torch.isin(picked, stops)
-        full = ~stopped & (begun[live] + step + 1 == sampling.max_new_tokens)
+        full = ~stopped & (begun[live] + step + 1 == ends[live])
         ended = stopped | full
         if ended.any():
             for reason, those in (("stop", stopped), ("length", full)):

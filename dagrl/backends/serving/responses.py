@@ -140,13 +140,16 @@ class ResponseReader:
             await response.prompt_is_there.wait()
         while not response.finish_reason:
             await self._gate.wait()
-            left = sampling.max_new_tokens - len(response.request.begun) - len(response.tokens)
+            request = response.request
+            left = sampling.max_new_tokens - len(request.begun) - len(response.tokens)
+            if request.limit is not None:
+                left = min(left, request.limit - len(response.tokens))
             if self._aborts != born:
                 response.finish_reason = "abort"
             elif left <= 0:
                 response.finish_reason = "length"
             else:
-                parameters = self._client.parameters(sampling, left, response.request.seed, self._stops)
+                parameters = self._client.parameters(sampling, left, request.seed, self._stops)
                 await self._go_on_with(response, parameters, born)
         deliver(
             Completion(

@@ -11,6 +11,7 @@ from dagrl.config.schema.nodes.advantage import (
     LengthRewardSpec,
     OverlongBufferSpec,
 )
+from dagrl.config.schema.nodes.agent import AgentSpec
 from dagrl.config.schema.nodes.base import (
     TURN_COLUMNS,
     Aggregation,
@@ -29,7 +30,7 @@ from dagrl.config.schema.nodes.logprob import LogprobNode
 from dagrl.config.schema.nodes.mix import MixNode
 from dagrl.config.schema.nodes.reward import RewardNode
 from dagrl.config.schema.nodes.reward_model import RewardModelNode
-from dagrl.config.schema.nodes.rollout import ROLLOUT_WRITES, RolloutNode, SamplingSpec, TurnOptions
+from dagrl.config.schema.nodes.rollout import AGENT_COLUMNS, ROLLOUT_WRITES, RolloutNode, SamplingSpec, TurnOptions
 from dagrl.config.schema.nodes.update import (
     DivergenceCriterion,
     ImportanceLevel,

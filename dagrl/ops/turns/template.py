@@ -33,11 +33,20 @@ class MessageWriter:
     texts follow each other.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, schemas: Sequence[dict[str, Any]], max_tokens: int) -> None:
-        """`schemas` of the tools, for the template; an answer is truncated to `max_tokens`."""
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        schemas: Sequence[dict[str, Any]],
+        max_tokens: int,
+        literal: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        """`schemas` of the tools, for the template; an answer is truncated to `max_tokens`.
+
+        `literal` is a copy of the tokenizer that no other thread uses. Default: a new one.
+        """
         self._tokenizer = tokenizer
         # A copy, because handling of special tokens is a state of the tokenizer, which other threads use.
-        self._literal = copy.deepcopy(tokenizer)
+        self._literal = literal or copy.deepcopy(tokenizer)
         self._schemas = list(schemas) or None
         self._max_tokens = max_tokens
         self._pieces: dict[tuple[str, ...], list[list[int]]] = {}

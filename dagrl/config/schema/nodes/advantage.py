@@ -138,5 +138,5 @@ class AdvantageNode(NodeBase):
             tuple(dict.fromkeys(reads)),
             ("advantage", "return") if critic else ("advantage",),
             scope,
-            reads_if_written=("is_expert", *(("token_reward",) if critic else ())),
+            reads_if_written=("is_expert", "excluded", *(("token_reward",) if critic else ())),
         )

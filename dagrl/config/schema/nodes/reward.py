@@ -16,7 +16,7 @@ class RewardNode(NodeBase):
 
     op: Literal["reward"]
     fn: str
-    """``math``, ``exact``, ``code``, or your own as ``module:function``."""
+    """``math``, ``exact``, ``code``, ``environment``, ``agent``, or your own as ``module:function``."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
     on_error: Literal["stop"] | Reward = "stop"
@@ -32,4 +32,6 @@ class RewardNode(NodeBase):
         reads = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
         if self.fn == "environment":
             return OpContract((*reads, "token_reward"), ("reward",), reads_if_written=("token_turn",))
-        return OpContract(reads, ("reward",), reads_if_written=TURN_COLUMNS)
+        if self.fn == "agent":
+            return OpContract((*reads, "agent_reward"), ("reward",), reads_if_written=TURN_COLUMNS)
+        return OpContract(reads, ("reward",), reads_if_written=(*TURN_COLUMNS, "agent_reward"))

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.nodes.agent import AgentSpec
 from dagrl.config.schema.nodes.base import TURN_COLUMNS, NodeBase, OpContract
 from dagrl.config.schema.section import (
     Coefficient,
@@ -24,6 +25,8 @@ from dagrl.config.schema.section import (
 _OTHER_POLICY = "changes the logits, and log-probs would be those of another policy; remove it"
 _OF_TEXT = "concerns text, but input and output are token ids; remove it"
 
+AGENT_COLUMNS = ("excluded", "agent_reward", "agent_output", "trajectory_share")
+"""Columns of a rollout with an agent, beside those of turns; the last one only with several rows of a trajectory."""
 ROLLOUT_WRITES = (
     "response_tokens",
     "response_mask",
@@ -69,7 +72,8 @@ class TurnOptions(Section):
     """
 
     max_turns: PositiveInt = 8
-    """Turns of the policy in a response with `tools` or an `environment`; the last one is not answered."""
+    """Turns of the policy in a response with `tools` or an `environment`, the last of which is not answered; replies to
+    an `agent`."""
     tools: tuple[str, ...] = ()
     """Functions that the policy may call: ``calculator``, ``python``, or your own as ``module:function``. The chat
     template describes them."""
@@ -92,6 +96,8 @@ class TurnOptions(Section):
     """Keyword arguments of the environment's constructor, called for each response."""
     on_environment_error: Literal["stop", "end"] = "stop"
     """When the environment raises or takes too long: stop the run, or end the response."""
+    agent: AgentSpec | None = None
+    """Your own program, which speaks to the policy through an OpenAI endpoint: ``module:function``, or a section."""
 
     expected_turns: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     """Turns of a response on average, for `dagrl plan` only. Default: half of `max_turns`."""
@@ -105,8 +111,13 @@ class TurnOptions(Section):
 
     @property
     def multi_turn(self) -> bool:
-        """Whether tools or an environment answer the policy."""
-        return bool(self.tools) or self.environment is not None
+        """Whether tools, an environment or an agent answer the policy."""
+        return bool(self.tools) or self.environment is not None or self.agent is not None
+
+    @property
+    def rows_per_sample(self) -> int:
+        """Rows of one of the `n` samples, in training."""
+        return self.agent.sequences if self.agent else 1
 
 
 class RolloutNode(NodeBase, TurnOptions):
@@ -143,10 +154,14 @@ class RolloutNode(NodeBase, TurnOptions):
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads: tuple[str, ...] = ("group_id", "prompt_tokens")
-        writes = ROLLOUT_WRITES
+        writes: tuple[str, ...] = ROLLOUT_WRITES
         if self.multi_turn:
             reads += ("extra_info",)
             writes += ("turns", *(TURN_COLUMNS if self.environment else TURN_COLUMNS[:-1]))
         if self.environment:
             reads += ("answer", "data_source")
-        return OpContract(reads, writes, needs=Capability.GENERATE)
+        if self.agent:
+            reads += ("messages", "answer", "data_source")
+            writes += ("prompt_tokens", *AGENT_COLUMNS[: None if self.rows_per_sample > 1 else -1])
+        replaces = ("prompt_tokens",) if self.agent else ()
+        return OpContract(reads, writes, needs=Capability.GENERATE, replaces=replaces)

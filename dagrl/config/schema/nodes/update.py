@@ -148,6 +148,7 @@ class UpdateNode(TrainingNode):
             "ref_logprob": self.loss.kl_coef > 0,
             "rollout_logprob": self.rollout_correction is not None,
             "is_expert": self.loss.sft_coef > 0,
+            "trajectory_share": False,
         }
         formula = declared or _LOSSES.get(self.loss.policy, _WITH_OLD)
         needed |= dict.fromkeys(formula.reads, True)

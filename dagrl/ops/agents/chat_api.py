@@ -1,0 +1,172 @@
+"""OpenAI's ``/v1/chat/completions`` and ``/v1/completions``: requests in, answers and streams of chunks out."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dagrl.ops.agents.messages import Message, RequestError, message_of
+from dagrl.ops.agents.session import Reply, Wish
+
+_MOST_REPLIES = 128
+
+
+def chat_request(body: Mapping[str, Any]) -> tuple[list[Message], Wish]:
+    """Messages and options of a request. Raises RequestError.
+
+    Sampling options other than lengths and ends are the node's: replies under others could not be trained on.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("`messages` is a list of at least one message")
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    return [message_of(each) for each in messages], wish_of(body, limit, tools_of(body.get("tools"), body))
+
+
+def wish_of(body: Mapping[str, Any], limit: Any, tools: tuple[dict[str, Any], ...] = ()) -> Wish:
+    """The options of a request. Raises RequestError."""
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise RequestError(f"the number of tokens must be at least 1, not {limit!r}")
+    replies = body.get("n") or 1
+    if not isinstance(replies, int) or not 1 <= replies <= _MOST_REPLIES:
+        raise RequestError(f"`n` is a number from 1 to {_MOST_REPLIES}, not {replies!r}")
+    stops = body.get("stop") or ()
+    stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    if not all(isinstance(stop, str) and stop for stop in stops):
+        raise RequestError("`stop` is a text, or a list of texts")
+    if body.get("top_logprobs"):
+        raise RequestError("`top_logprobs` is not supported: only the log-probs of sampled tokens are known")
+    single = body.get("parallel_tool_calls") is False
+    return Wish(replies, limit, stops, tools, single)
+
+
+def tools_of(given: Any, body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Tools as chat templates describe them. Raises RequestError."""
+    choice = body.get("tool_choice")
+    if choice == "none":
+        return ()
+    if choice not in (None, "auto"):
+        raise RequestError("`tool_choice` can be auto or none: forced calls would be those of another policy")
+    tools = []
+    for tool in given or ():
+        if not isinstance(tool, Mapping) or tool.get("type") != "function":
+            raise RequestError("tools are of type function")
+        # The Responses API has the function's fields beside the type.
+        function = tool.get("function") or {key: value for key, value in tool.items() if key != "type"}
+        kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
+        if not isinstance(kept.get("name"), str):
+            raise RequestError("a tool has a name")
+        tools.append({"type": "function", "function": {"description": "", "parameters": {}, **kept}})
+    return tuple(tools)
+
+
+def chat_answer(body: Mapping[str, Any], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The answer to a chat request; `tokens` are the texts of each reply's tokens."""
+    choices = [
+        {
+            "index": index,
+            "message": _message(reply),
+            "finish_reason": "tool_calls" if reply.calls else reply.finish_reason,
+            "logprobs": _logprobs(reply, texts) if body.get("logprobs") else None,
+        }
+        for index, (reply, texts) in enumerate(zip(replies, tokens, strict=True))
+    ]
+    return {**_head("chat.completion", "chatcmpl", body), "choices": choices, "usage": usage_of(replies)}
+
+
+def chat_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
+    """A finished answer as a stream of events."""
+    head = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    for choice in answer["choices"]:
+        message = choice["message"]
+        first: dict[str, Any] = {"role": "assistant", "content": message["content"]}
+        if "reasoning_content" in message:
+            first["reasoning_content"] = message["reasoning_content"]
+        if "tool_calls" in message:
+            first["tool_calls"] = [{"index": number, **call} for number, call in enumerate(message["tool_calls"])]
+        for delta, reason in ((first, None), ({}, choice["finish_reason"])):
+            part = {"index": choice["index"], "delta": delta, "finish_reason": reason}
+            part |= {"logprobs": choice["logprobs"] if reason is None else None}
+            yield event({**head, "choices": [part]})
+    if with_usage:
+        yield event({**head, "choices": [], "usage": answer["usage"]})
+    yield b"data: [DONE]\n\n"
+
+
+def text_request(body: Mapping[str, Any]) -> tuple[str | list[int], Wish]:
+    """Prompt and options of a completion. Raises RequestError."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    tokens = isinstance(prompt, list) and all(isinstance(token, int) and token >= 0 for token in prompt)
+    if not prompt or not (isinstance(prompt, str) or tokens):
+        raise RequestError("`prompt` is a text or a list of tokens, one in each request")
+    logprobs = body.get("logprobs") or 0
+    if logprobs is not True and logprobs > 1:
+        raise RequestError("`logprobs` can be 1: only those of sampled tokens are known")
+    return prompt, wish_of(body, body.get("max_tokens"))
+
+
+def text_answer(body: Mapping[str, Any], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The answer to a completion request."""
+    choices = []
+    for index, (reply, texts) in enumerate(zip(replies, tokens, strict=True)):
+        logprobs = None
+        if body.get("logprobs") is not None:
+            logprobs = {"tokens": [*texts], "token_logprobs": reply.logprobs.tolist(), "top_logprobs": None}
+            logprobs["text_offset"] = [sum(map(len, texts[:place])) for place in range(len(texts))]
+        choices.append({"index": index, "text": reply.text, "finish_reason": reply.finish_reason, "logprobs": logprobs})
+    return {**_head("text_completion", "cmpl", body), "choices": choices, "usage": usage_of(replies)}
+
+
+def text_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
+    """A finished answer as a stream of events."""
+    for choice in answer["choices"]:
+        yield event({**answer, "choices": [choice], "usage": None})
+    if with_usage:
+        yield event({**answer, "choices": []})
+    yield b"data: [DONE]\n\n"
+
+
+def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+    """A server-sent event."""
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+def usage_of(replies: Sequence[Reply]) -> dict[str, int]:
+    """Token counts of an answer."""
+    prompt, sampled = replies[0].prompt_tokens, sum(len(reply.tokens) for reply in replies)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _head(kind: str, prefix: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    name = body.get("model") or "policy"
+    return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": name}
+
+
+def _message(reply: Reply) -> dict[str, Any]:
+    # Servers of OpenAI send null beside calls.
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": key,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            }
+            for key, call in zip(reply.call_ids, reply.calls, strict=True)
+        ]
+    return message
+
+
+def _logprobs(reply: Reply, texts: Sequence[str]) -> dict[str, Any]:
+    content = [
+        {"token": text, "logprob": logprob, "bytes": [*text.encode()], "top_logprobs": []}
+        for text, logprob in zip(texts, reply.logprobs.tolist(), strict=True)
+    ]
+    return {"content": content, "refusal": None}

@@ -1,0 +1,214 @@
+"""Runs a user's program once for a trajectory: an async function, a command, or a service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from dagrl.config.schema import AgentSpec
+from dagrl.graph.plugins.agent import check_agent
+from dagrl.graph.plugins.custom import load_function, raised_by
+
+OUTPUT_BYTES = 16 << 10
+"""End of a command's output that is kept."""
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+_STARTER = Path(__file__).with_name("starter.py")
+
+
+class ProgramError(RuntimeError):
+    """A program failed for a trajectory."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a program says of its trajectory."""
+
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    output: str = ""
+    """End of what it has printed."""
+
+
+class Program(Protocol):
+    """A way to run the user's program."""
+
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+        """Run it to its end, on the endpoint's event loop. Raises ProgramError; ends it if cancelled."""
+        ...
+
+
+def load_program(spec: AgentSpec, folder: Path | None) -> Program:
+    """The program of a node. Raises ValueError if its function cannot be loaded."""
+    if spec.function is not None:
+        function = load_function(spec.function, folder)
+        check_agent(function, spec.function, spec.args)
+        return FunctionProgram(function, spec.function, spec.args)
+    if spec.command is not None:
+        return CommandProgram(spec.command, spec.env, folder or Path.cwd())
+    assert spec.url is not None, "one of the three is set"
+    return ServiceProgram(spec.url)
+
+
+def verdict_of(returned: Any, output: str = "") -> Verdict:
+    """The verdict in what a program returns: a number, a mapping with ``reward`` and metrics, or nothing.
+
+    Raises ProgramError for anything else.
+    """
+    if returned is None:
+        return Verdict(output=output)
+    values = returned if isinstance(returned, Mapping) else {"reward": returned}
+    numbers = {}
+    for name, value in values.items():
+        if not isinstance(name, str) or not _is_number(value):
+            raise ProgramError(
+                f"it returned {returned!r:.200}; return a number, or a dict with `reward` and other numbers", output
+            )
+        numbers[name] = float(value)
+    return Verdict(numbers.pop("reward", None), numbers, output)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value)) and not isinstance(value, str)
+    except (TypeError, ValueError):
+        return False
+
+
+class FunctionProgram:
+    """Async functions in a thread of their own, so that one that blocks does not hold up the endpoint."""
+
+    def __init__(self, function: Any, place: str, args: Mapping[str, Any]) -> None:
+        self._function, self._place, self._args = function, place, args
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
+        self._transport: Any = None
+
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+        call = asyncio.run_coroutine_threadsafe(self._call(base_url, key, row), self._loop)
+        return verdict_of(await asyncio.wrap_future(call))
+
+    async def _call(self, base_url: str, key: str, row: Mapping[str, Any]) -> Any:
+        client = self._client(base_url, key)
+        try:
+            return await self._function(client, dict(row), **self._args)
+        except asyncio.CancelledError:
+            raise
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
+            raise ProgramError(f"it {raised_by(self._function, error)}") from error
+
+    def _client(self, base_url: str, key: str) -> Any:
+        import httpx
+        from openai import AsyncOpenAI
+
+        if self._transport is None:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=512)
+            self._transport = _shared(httpx.AsyncHTTPTransport(limits=limits))
+        # Connections are shared, and the settings of the user's environment are not those of this endpoint.
+        http = httpx.AsyncClient(transport=self._transport, trust_env=False, timeout=None)
+        return AsyncOpenAI(base_url=base_url, api_key=key, http_client=http, max_retries=0, timeout=None)
+
+
+def _shared(transport: Any) -> Any:
+    """A transport that its clients do not close."""
+    import httpx
+
+    class Shared(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return await transport.handle_async_request(request)
+
+    return Shared()
+
+
+class CommandProgram:
+    """A process for each trajectory, in a session of its own that ends with it."""
+
+    def __init__(self, command: tuple[str, ...], env: Mapping[str, str], folder: Path) -> None:
+        self._command, self._env, self._folder = command, env, folder
+
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+        with TemporaryDirectory(prefix="dagrl-agent-") as made:
+            result, output = Path(made, "result.json"), Path(made, "output")
+            told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": str(result)}
+            inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+            with output.open("wb") as file:
+                process = await asyncio.create_subprocess_exec(
+                    # Ends the command with this process, whatever ends that.
+                    *(sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), *self._command),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=file,
+                    stderr=file,
+                    cwd=self._folder,
+                    env={**inherited, **self._env, **told},
+                    start_new_session=True,
+                )
+            try:
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    await process.communicate(json.dumps(row).encode())
+                status = await process.wait()
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            said = _end_of(output)
+            if status:
+                how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
+                raise ProgramError(f"it {how}{_last_line(said)}", said)
+            if not result.exists():
+                return Verdict(output=said)
+            try:
+                returned = json.loads(result.read_bytes())
+            except ValueError as error:
+                raise ProgramError(f"its result file is not JSON: {error}", said) from error
+            return verdict_of(returned, said)
+
+
+class ServiceProgram:
+    """A service that runs the program itself."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client: Any = None
+
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+        import aiohttp
+
+        if self._client is None:
+            unlimited = aiohttp.ClientTimeout(total=None)
+            self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=unlimited)
+        task = {"base_url": base_url, "api_key": key, "row": row}
+        try:
+            async with self._client.post(self._url, json=task) as answer:
+                body = await answer.text()
+                if answer.status >= 400:
+                    raise ProgramError(f"it answered {answer.status}: {body:.200}")
+        except aiohttp.ClientError as error:
+            raise ProgramError(f"it cannot be reached: {error}") from error
+        try:
+            return verdict_of(json.loads(body) if body.strip() else None)
+        except ValueError as error:
+            raise ProgramError(f"it answered in another form than JSON: {body:.200}") from error
+
+
+def _end_of(file: Path) -> str:
+    with file.open("rb") as output:
+        output.seek(max(0, file.stat().st_size - OUTPUT_BYTES))
+        return output.read().decode("utf-8", "replace")
+
+
+def _last_line(output: str) -> str:
+    lines = output.strip().splitlines()
+    return f": {lines[-1][:200]}" if lines else ""

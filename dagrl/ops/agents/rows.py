@@ -1,0 +1,148 @@
+"""The rows of a trajectory, and metrics of trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dagrl.data.batch import Column
+from dagrl.data.stats import Stat
+from dagrl.ops.agents.programs import Verdict
+from dagrl.ops.agents.tree import SampledSequence, TrajectoryTree
+from dagrl.ops.response import Response, Turn
+from dagrl.ops.turns.dialogue import ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A trajectory that has ended."""
+
+    tree: TrajectoryTree
+    verdict: Verdict
+    error: str | None
+    """Why the program failed; None if it did not."""
+    refused: str | None
+    """``length`` or ``turns`` if a request was refused for that limit."""
+    retries: int
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program failed for another reason than a limit of the policy."""
+        return self.error is not None and self.refused is None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRow:
+    """What a row of an agent rollout has beside its response."""
+
+    prompt: np.ndarray
+    """Int64."""
+    trajectory: Trajectory
+    dropped: float
+    """Fraction of the trajectory's sampled tokens that are in none of its rows."""
+    first: bool
+    """Whether it is the trajectory's first row, which holds its last reply."""
+    share: float
+    """Fraction of the trajectory's trained tokens; 1 in all of its rows together."""
+    excluded: bool
+    """Whether the trajectory is no part of losses and baselines."""
+    reward: float
+    """The program's reward; NaN if it gave none."""
+
+
+def responses_of(trajectory: Trajectory, prompt: np.ndarray, rows: int, *, version: int, zero: bool) -> list[Response]:
+    """The `rows` rows of a trajectory; unused ones have one token that is not trained on.
+
+    `prompt` is the row's in the data set, `version` that of the weights. With `zero`, a failed program has the reward
+    0; otherwise its trajectory is excluded, as is one without any reply.
+    """
+    sequences = trajectory.tree.sequences(rows)
+    excluded = not sequences or (trajectory.failed and not zero)
+    reward = trajectory.verdict.reward
+    if trajectory.error is not None:
+        reward = 0.0
+    version = min([each.version for each in sequences], default=version)
+    trained = sum(each.trained for each in sequences)
+    sampled = trajectory.tree.sampled_tokens()
+    made = []
+    for number in range(rows):
+        sequence = sequences[number] if number < len(sequences) else None
+        row = AgentRow(
+            prompt[-1:] if sequence is None else sequence.prompt,
+            trajectory,
+            1 - trained / sampled if sampled else 0.0,
+            first=number == 0,
+            share=sequence.trained / trained if sequence else 0.0,
+            excluded=excluded,
+            reward=np.nan if reward is None else reward,
+        )
+        response = _unused(prompt, version) if sequence is None else _response(sequence, trained=not excluded)
+        reason = ERROR if trajectory.failed else trajectory.refused or response.finish_reason
+        made.append(response.with_agent(row, reason))
+    return made
+
+
+def agent_columns_of(responses: Sequence[Response], *, several: bool) -> dict[str, Column]:
+    """Columns that only an agent rollout writes; with `several`, also that of trajectories with several rows."""
+    rows = [_agent(each) for each in responses]
+    columns = {
+        "prompt_tokens": Column.ragged([row.prompt for row in rows], "int64"),
+        "excluded": Column(np.array([row.excluded for row in rows], dtype=np.float32)),
+        "agent_reward": Column(np.array([row.reward for row in rows], dtype=np.float32)),
+        "agent_output": Column.text([row.trajectory.verdict.output if row.first else "" for row in rows]),
+    }
+    if several:
+        columns["trajectory_share"] = Column(np.array([row.share for row in rows], dtype=np.float32))
+    return columns
+
+
+def agent_stats(responses: Sequence[Response]) -> dict[str, Stat]:
+    """Metrics of trajectories."""
+    rows = [row for row in map(_agent, responses) if row.first]
+    trajectories = [row.trajectory for row in rows]
+    stats = {
+        "agent/failed_fraction": Stat.of([each.failed for each in trajectories]),
+        "agent/retries": Stat.of([each.retries for each in trajectories]),
+        "agent/requests": Stat.of([len(each.tree.exchanges) for each in trajectories]),
+        "agent/dropped_token_fraction": Stat.of([row.dropped for row in rows]),
+        "agent/seconds": Stat.of([each.seconds for each in trajectories]),
+    }
+    names = dict.fromkeys(name for each in trajectories for name in each.verdict.metrics)
+    for name in names:
+        values = [each.verdict.metrics[name] for each in trajectories if name in each.verdict.metrics]
+        stats[f"agent/{name}"] = Stat.of(values)
+    return stats
+
+
+def _agent(response: Response) -> AgentRow:
+    assert isinstance(response.agent, AgentRow)
+    return response.agent
+
+
+def _response(sequence: SampledSequence, *, trained: bool) -> Response:
+    mask = np.zeros(len(sequence.tokens), dtype=np.float32)
+    for span in sequence.spans:
+        mask[span.begin : span.end] = span.trained and trained
+    return Response(
+        sequence.version,
+        sequence.tokens,
+        sequence.logprobs,
+        mask,
+        sequence.finish_reason,
+        sequence.routed_experts,
+        tuple(Turn(span.begin, span.end) for span in sequence.spans),
+    )
+
+
+def _unused(prompt: np.ndarray, version: int) -> Response:
+    """A row without a sequence: the shortest that every engine can process."""
+    return Response(
+        version,
+        prompt[-1:],
+        np.zeros(1, dtype=np.float32),
+        np.zeros(1, dtype=np.float32),
+        "stop",
+    )

@@ -1,0 +1,212 @@
+"""What the endpoint knows of one trajectory: its tree, and how a request becomes replies of the policy."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dagrl.backends.base import Completion, GenerationRequest
+from dagrl.backends.tool_calls import Call, Parser, after_reasoning
+from dagrl.ops.agents.context_writer import ContextWriter
+from dagrl.ops.agents.messages import Message, key_of, reply_message
+from dagrl.ops.agents.tree import ContextLengthError, Exchange, TrajectoryTree, cut_reply, digests
+
+_LENGTH, _TURNS = "length", "turns"
+
+
+class TurnLimitError(ValueError):
+    """A trajectory has used all of its turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Options of a request."""
+
+    replies: int = 1
+    limit: int | None = None
+    """Tokens of a reply at most."""
+    stops: tuple[str, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    single_call: bool = False
+    """Only the first tool call of a reply counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply as a program gets it."""
+
+    text: str
+    """All of it, without the token that ended it."""
+    reasoning: str
+    content: str
+    """The text without reasoning and calls."""
+    calls: tuple[Call, ...]
+    call_ids: tuple[str, ...]
+    finish_reason: str
+    """``stop`` or ``length``"""
+    tokens: np.ndarray
+    """Int64."""
+    logprobs: np.ndarray
+    """Float32 [tokens]."""
+    prompt_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One trajectory. All methods run on the endpoint's event loop."""
+
+    tree: TrajectoryTree
+    writer: ContextWriter
+    parser: Callable[[Sequence[dict[str, Any]]], Parser]
+    """From the tools of a request to the parser of calls."""
+    hermes: bool
+    """Whether calls are written between marks, so that the text before them is known."""
+    ask: Callable[[GenerationRequest], Awaitable[Completion]]
+    """Samples one reply."""
+    max_turns: int
+    key: str = field(default_factory=lambda: f"dagrl-{secrets.token_urlsafe(24)}")
+    refused: str | None = None
+    """``length`` or ``turns`` once a request was refused for that limit."""
+    conversations: dict[str, list[Message]] = field(default_factory=dict)
+    """Responses' ids -> their conversations, for ``previous_response_id``."""
+    _turns: int = 0
+    _ends: dict[bytes, list[Exchange]] = field(default_factory=dict)
+    """Digest of a conversation that ends with a reply -> the exchanges with such a reply."""
+    _texts: list[tuple[str, Exchange]] = field(default_factory=list)
+    """For completions: prompts with their replies, as text."""
+
+    async def chat(self, messages: Sequence[Message], wish: Wish) -> list[Reply]:
+        """Replies to a conversation. Raises RequestError, ContextLengthError or TurnLimitError."""
+        start = digests([repr(wish.tools).encode()])[0]
+        said = digests([key_of(message) for message in messages], start)
+        parent, given = self._known(messages, said, wish) or (None, self.writer.conversation(messages, wish.tools))
+        read = self.parser(wish.tools) if wish.tools else None
+
+        async def reply() -> Reply:
+            exchange, completion, text = await self._sample(parent, given, wish)
+            made = self._reply(exchange, completion, text, read, wish)
+            message = reply_message(made.content, made.calls, made.call_ids)
+            end = digests([key_of(message)], said[-1] if said else start)[0]
+            self._ends.setdefault(end, []).append(exchange)
+            return made
+
+        return await _all(reply() for _ in range(wish.replies))
+
+    async def continue_text(self, prompt: str | Sequence[int], wish: Wish) -> list[Reply]:
+        """Continuations of a text or of tokens. Errors as in `chat`."""
+        parent, given = self._known_text(prompt) if isinstance(prompt, str) else self._known_tokens(prompt)
+
+        async def reply() -> Reply:
+            exchange, completion, text = await self._sample(parent, given, wish)
+            if isinstance(prompt, str):
+                self._texts.append((prompt + text, exchange))
+            return self._reply(exchange, completion, text, None, wish)
+
+        return await _all(reply() for _ in range(wish.replies))
+
+    # -- what is known already
+
+    def _known(
+        self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish
+    ) -> tuple[Exchange, np.ndarray] | None:
+        """The reply that the conversation follows, and the tokens after it; None for a conversation that is new."""
+        for count in range(len(messages) - 1, 0, -1):
+            if ends := self._ends.get(said[count - 1]):
+                # Of replies that read the same, one that is not followed yet.
+                parent = next((each for each in ends if not each.followers), ends[-1])
+                assert parent.reply is not None
+                last = int(parent.reply.tokens[-1])
+                given = self.writer.following(messages[count:], wish.tools, last)
+                return None if given is None else (parent, given)
+        return None
+
+    def _known_text(self, prompt: str) -> tuple[Exchange | None, np.ndarray]:
+        for text, exchange in sorted(self._texts, key=lambda each: -len(each[0])):
+            if prompt.startswith(text) and len(prompt) > len(text):
+                return exchange, self.writer.plain(prompt[len(text) :])
+        return None, np.array(self.writer.tokenizer.encode(prompt), dtype=np.int64)
+
+    def _known_tokens(self, prompt: Sequence[int]) -> tuple[Exchange | None, np.ndarray]:
+        tokens = np.array(prompt, dtype=np.int64)
+        longest: tuple[Exchange | None, int] = None, 0
+        for exchange in self.tree.exchanges:
+            assert exchange.reply is not None
+            seen = np.concatenate([self.tree.context(exchange), exchange.reply.tokens])
+            if longest[1] < len(seen) < len(tokens) and np.array_equal(seen, tokens[: len(seen)]):
+                longest = exchange, len(seen)
+        return longest[0], tokens[longest[1] :]
+
+    # -- one reply
+
+    async def _sample(self, parent: Exchange | None, given: np.ndarray, wish: Wish) -> tuple[Exchange, Completion, str]:
+        if self._turns >= self.max_turns:
+            self.refused = _TURNS
+            raise TurnLimitError(f"the policy has had its {self.max_turns} turns, the node's max_turns")
+        try:
+            exchange = self.tree.begin(parent, given, wish.limit)
+        except ContextLengthError:
+            self.refused = _LENGTH
+            raise
+        self._turns += 1
+        completion = await self.ask(self.tree.request(exchange))
+        completion, text = self._until_stop(exchange, completion, wish.stops)
+        self.tree.complete(exchange, completion)
+        return exchange, completion, text
+
+    def _until_stop(self, exchange: Exchange, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str]:
+        """The reply up to the first stop string, and its text without it."""
+        tokens = completion.tokens
+        ended = completion.finish_reason == "stop"
+        text = self._decode(tokens[:-1] if ended else tokens)
+        places = [place for stop in stops if (place := text.find(stop)) >= 0]
+        if not places:
+            return completion, text
+
+        def stopped(length: int) -> bool:
+            begun = self._decode(tokens[:length])
+            return any(stop in begun for stop in stops)
+
+        length = bisect_left(range(len(tokens) + 1), True, key=stopped)
+        return cut_reply(completion, length, len(self.tree.context(exchange))), text[: min(places)]
+
+    def _reply(self, exchange: Exchange, completion: Completion, text: str, read: Parser | None, wish: Wish) -> Reply:
+        calls = [call for call in read(text) if isinstance(call, Call)] if read else []
+        if wish.single_call:
+            calls = calls[:1]
+        content = after_reasoning(text)
+        reasoning = text[: len(text) - len(content)]
+        if calls:
+            content = content.partition("<tool_call>")[0] if self.hermes else ""
+        return Reply(
+            text,
+            reasoning.removeprefix("<think>").removesuffix("</think>").strip(),
+            content.strip() if reasoning or calls else content,
+            tuple(calls),
+            tuple(f"call_{secrets.token_hex(8)}" for _ in calls),
+            completion.finish_reason,
+            completion.tokens,
+            completion.logprobs,
+            len(self.tree.context(exchange)),
+        )
+
+    def _decode(self, tokens: np.ndarray) -> str:
+        return self.writer.tokenizer.decode(tokens)
+
+
+async def _all(replies: Any) -> list[Reply]:
+    """All results, in order; the first failure cancels the others."""
+    waiting = [*replies]
+    if len(waiting) == 1:
+        return [await waiting[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in waiting]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

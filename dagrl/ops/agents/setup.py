@@ -1,0 +1,82 @@
+"""Endpoint, program and chat template of an agent rollout, made once for a worker."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagrl.backends.tool_calls import Parser
+from dagrl.config.schema import AgentSpec, RewardNode
+from dagrl.data.batch import Batch
+from dagrl.ops.agents.context_writer import ContextWriter
+from dagrl.ops.agents.gateway import Gateway
+from dagrl.ops.agents.programs import Program, load_program
+from dagrl.ops.base import Context
+from dagrl.ops.turns.calls import parser_of
+
+ROW_FIELDS = ("messages", "answer", "data_source", "extra_info")
+"""Columns of the row that a program gets, beside ``seed`` and ``sample_id``."""
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSetup:
+    """What the trajectories of a node share."""
+
+    spec: AgentSpec
+    gateway: Gateway
+    program: Program
+    writer: ContextWriter
+    parser: Callable[[Sequence[dict[str, Any]]], Parser]
+    """From the tools of a request to the parser of calls."""
+    needs_reward: bool
+    """Whether a reward node takes the program's reward."""
+
+
+def agent_setup(context: Context) -> AgentSetup:
+    """The setup of the context's rollout. Raises ValueError if its function cannot be loaded."""
+    node, resources = context.rollout, context.resources
+    spec = node.agent
+    assert spec is not None
+    host = _LOOPBACK if spec.listen == "loopback" else _node_address()
+
+    def make() -> AgentSetup:
+        rewards = [each for each in context.pipeline.nodes.values() if isinstance(each, RewardNode)]
+        return AgentSetup(
+            spec,
+            resources.once(f"gateway on {host}", lambda: Gateway(host)),
+            load_program(spec, resources.folder),
+            ContextWriter(resources.tokenizer),
+            lambda tools: parser_of(node.tool_format, tools, resources.folder),
+            any(each.fn == "agent" for each in rewards),
+        )
+
+    return resources.once(f"agent of {context.sampled_by}", make)
+
+
+def row_of(batch: Batch, row: int, seed: int) -> dict[str, Any]:
+    """A row as a program gets it."""
+
+    def text(name: str) -> str:
+        return bytes(batch[name][row]).decode()
+
+    return {
+        "messages": json.loads(text("messages")),
+        "answer": text("answer"),
+        "data_source": text("data_source"),
+        "extra_info": json.loads(text("extra_info")),
+        # Half of it, which every language's integers hold exactly.
+        "seed": seed % 2**32,
+        "sample_id": int(batch.rows[row]),
+    }
+
+
+def _node_address() -> str:
+    """The machine's address towards others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Sends nothing: it only chooses a route.
+        probe.connect(("192.0.2.1", 9))
+        return probe.getsockname()[0]

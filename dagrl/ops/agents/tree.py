@@ -1,0 +1,212 @@
+"""The tokens of a trajectory as a tree: what was asked and sampled, and the sequences that are trained on.
+
+An exchange is one request and the reply that the policy sampled. A request that extends the conversation of an earlier
+exchange is its child, so that the tokens on the path from a root are exactly those that the policy has seen and
+written. A rewritten conversation is a new root; two requests after the same reply are two branches. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dagrl.backends.base import Completion, GenerationRequest
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request and its reply."""
+
+    parent: Exchange | None
+    given: np.ndarray
+    """Tokens between the parent's reply and this one, int64; those of the whole prompt at a root."""
+    seed: int
+    limit: int | None
+    """Tokens of the reply at most; None: as many as fit."""
+    reply: Completion | None = None
+    """None until the reply has been sampled and the program has it."""
+    followers: int = 0
+    """Requests that follow the reply."""
+
+    def path(self) -> list[Exchange]:
+        """The exchanges from the root to this one."""
+        found = [self]
+        while (parent := found[-1].parent) is not None:
+            found.append(parent)
+        return found[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A reply in a sequence."""
+
+    begin: int
+    """Index of its first token in the response."""
+    end: int
+    trained: bool
+    """Whether its tokens are trained on here: a reply that several sequences contain counts in one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """A path of the tree as one sample: a prompt and a response."""
+
+    prompt: np.ndarray
+    """Int64."""
+    tokens: np.ndarray
+    """Response, int64."""
+    logprobs: np.ndarray
+    """Float32; 0 for tokens that were not sampled."""
+    spans: tuple[Span, ...]
+    version: int
+    """Oldest policy version that sampled any of the tokens."""
+    finish_reason: str
+    """That of its last reply."""
+    routed_experts: np.ndarray | None
+
+    @property
+    def trained(self) -> int:
+        """Tokens that are trained on."""
+        return sum(span.end - span.begin for span in self.spans if span.trained)
+
+
+class ContextLengthError(ValueError):
+    """A request leaves no room for a reply."""
+
+
+@dataclass(slots=True)
+class TrajectoryTree:
+    """The exchanges of one trajectory."""
+
+    prompt: np.ndarray
+    """Prompt of the row: the first request with it draws as a rollout without an agent would."""
+    seed: int
+    longest_prompt: int
+    """Tokens of a sequence that are its prompt, at most; a longer context continues in the response."""
+    longest_response: int
+    exchanges: list[Exchange] = field(default_factory=list)
+    """Those with a reply, in the order of the replies."""
+    _asked: dict[bytes, int] = field(default_factory=dict)
+    """Context -> requests with it."""
+
+    def begin(self, parent: Exchange | None, given: np.ndarray, limit: int | None = None) -> Exchange:
+        """A new exchange after `parent`. Raises ContextLengthError if no token of a reply fits."""
+        exchange = Exchange(parent, given, self.seed, limit)
+        context = self.context(exchange)
+        first = self._prompt_length(exchange)
+        if len(context) - first >= self.longest_response:
+            raise ContextLengthError(
+                f"the conversation has {len(context)} tokens, and no reply fits into {first + self.longest_response}, "
+                "which max_prompt_tokens and sampling.max_new_tokens allow"
+            )
+        key = context.tobytes()
+        times = self._asked[key] = self._asked.get(key, -1) + 1
+        if parent is None:
+            as_usual = np.array_equal(context, self.prompt)
+        else:
+            as_usual, exchange.seed = not parent.followers, parent.seed
+            parent.followers += 1
+        if times or not as_usual:
+            # From the context instead of the order of arrival, which differs from run to run.
+            exchange.seed = self._seed_of(key, times)
+        return exchange
+
+    def context(self, exchange: Exchange) -> np.ndarray:
+        """Tokens before the reply, int64."""
+        pieces = [piece for each in exchange.path() for piece in (each.given, _tokens(each))]
+        return np.concatenate(pieces[:-1])
+
+    def request(self, exchange: Exchange) -> GenerationRequest:
+        """The engine's request for a reply."""
+        context = self.context(exchange)
+        prompt, begun = np.split(context, [self._prompt_length(exchange)])
+        return GenerationRequest(prompt, exchange.seed, begun, exchange.limit)
+
+    def complete(self, exchange: Exchange, reply: Completion) -> None:
+        """Record the reply that the program gets."""
+        exchange.reply = reply
+        self.exchanges.append(exchange)
+
+    def sequences(self, most: int) -> list[SampledSequence]:
+        """At most `most` sequences: first the one with the last reply, then those with the most tokens not yet covered.
+
+        A reply is trained on in the first of them that contains it.
+        """
+        followed = {id(exchange.parent) for exchange in self.exchanges}
+        leaves = [exchange for exchange in self.exchanges if id(exchange) not in followed][::-1]
+        covered: set[int] = set()
+        found: list[SampledSequence] = []
+
+        def new_tokens(leaf: Exchange) -> int:
+            return sum(len(_tokens(each)) for each in leaf.path() if id(each) not in covered)
+
+        while leaves and len(found) < most:
+            leaf = max(leaves, key=new_tokens) if found else leaves[0]
+            leaves.remove(leaf)
+            found.append(self._sequence(leaf, covered))
+            covered |= {id(each) for each in leaf.path()}
+        return found
+
+    def sampled_tokens(self) -> int:
+        """Tokens of all replies."""
+        return sum(len(_tokens(exchange)) for exchange in self.exchanges)
+
+    def _sequence(self, leaf: Exchange, covered: set[int]) -> SampledSequence:
+        pieces, logprobs, spans, end = [], [], [], 0
+        for each in leaf.path():
+            reply = each.reply
+            assert reply is not None, "a program only follows replies that it has"
+            begin, end = end + len(each.given), end + len(each.given) + len(reply.tokens)
+            pieces += [each.given, reply.tokens]
+            logprobs += [np.zeros(len(each.given), dtype=np.float32), reply.logprobs]
+            spans.append(Span(begin, end, id(each) not in covered))
+        length = self._prompt_length(leaf)
+        prompt, tokens = np.split(np.concatenate(pieces), [length])
+        assert leaf.reply is not None
+        return SampledSequence(
+            prompt,
+            tokens,
+            np.concatenate(logprobs)[length:].astype(np.float32),
+            tuple(replace(span, begin=span.begin - length, end=span.end - length) for span in spans),
+            min(each.reply.policy_version for each in leaf.path() if each.reply is not None),
+            leaf.reply.finish_reason,
+            leaf.reply.routed_experts,
+        )
+
+    def _prompt_length(self, exchange: Exchange) -> int:
+        return min(len(exchange.path()[0].given), self.longest_prompt)
+
+    def _seed_of(self, context: bytes, times: int) -> int:
+        digest = hashlib.blake2b(context, digest_size=16).digest()
+        entropy = [self.seed % 2**64, *np.frombuffer(digest, dtype=np.uint32).tolist(), times]
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+
+
+def _tokens(exchange: Exchange) -> np.ndarray:
+    return _NONE if exchange.reply is None else exchange.reply.tokens
+
+
+def cut_reply(reply: Completion, length: int, context_length: int) -> Completion:
+    """The first `length` tokens of a reply that a stop string ends."""
+    routes = reply.routed_experts
+    return replace(
+        reply,
+        tokens=reply.tokens[:length],
+        logprobs=reply.logprobs[:length],
+        finish_reason="stop",
+        routed_experts=None if routes is None else routes[: context_length + length - 1],
+    )
+
+
+def digests(parts: Sequence[bytes], start: bytes = b"") -> list[bytes]:
+    """For each beginning of `parts` a digest: equal ones for equal beginnings."""
+    found, last = [], start
+    for part in parts:
+        last = hashlib.blake2b(part, digest_size=16, key=last).digest()
+        found.append(last)
+    return found

@@ -1,0 +1,62 @@
+"""Agents of rollouts: whether their functions and commands can be called, and options fit each other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from dagrl.config.errors import Place, listed
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import AgentSpec, Pipeline, RolloutNode
+from dagrl.graph.plugins.agent import check_agent
+from dagrl.graph.plugins.isolation import ask
+from dagrl.graph.rollouts import rollouts
+
+_KINDS = ("function", "command", "url")
+_ONLY_WITH = {"args": "function", "env": "command"}
+_OF_OTHERS = (
+    *("tools", "tool_args", "max_parallel_calls", "tool_timeout_s", "tool_concurrency", "max_observation_tokens"),
+    *("environment", "environment_args", "on_environment_error"),
+)
+"""Options of rollouts whose turns dagrl itself answers."""
+
+
+def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
+    """Report an agent that cannot run; `folder` holds the user's modules and commands."""
+    spec = node.agent
+    assert spec is not None
+    place: Place = ("nodes", name, "agent")
+    given = [kind for kind in _KINDS if getattr(spec, kind) is not None]
+    if len(given) != 1:
+        message = f"it has {listed(given) if given else 'no program'}; give it one of {', '.join(_KINDS)}"
+        findings.error(place, message, code="agent-without-program")
+        return
+    for option, kind in _ONLY_WITH.items():
+        if option in spec.model_fields_set and given != [kind]:
+            message = f"has no effect without `{kind}`; remove it"
+            findings.error((*place, option), message, code="option-without-effect")
+    if others := [key for key in _OF_OTHERS if key in node.model_fields_set]:
+        message = f"the agent itself answers the policy; remove {listed(others)}"
+        findings.error(("nodes", name, others[0]), message, code="option-without-effect")
+    _check_program(spec, place, folder, findings)
+    if spec.timeout_s >= (silence := pipeline.run.node_timeout_s):
+        message = f"a worker that waits for agents is silent, for at most run.node_timeout_s = {silence:g}; lower it"
+        findings.error((*place, "timeout_s"), message, code="agent-timeout-too-long")
+    if spec.sequences > 1 and len(rollouts(pipeline)) > 1:
+        message = "all rollouts of a pipeline have the same rows, one for each sample; remove it"
+        findings.error((*place, "sequences"), message, code="several-rollouts")
+
+
+def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findings) -> None:
+    if spec.function is not None:
+        try:
+            ask(spec.function, check_agent, spec.function, spec.args, folder=folder)
+        except ValueError as error:
+            inner = "args" if spec.args and "cannot be called" in str(error) else "function"
+            where = (*place, inner) if inner == "args" else place
+            findings.error(where, str(error), code="invalid-agent")
+    elif spec.command is not None:
+        program = spec.command[0]
+        if shutil.which(str(folder / program) if "/" in program else program) is None:
+            message = f"there is no program `{program}` on the path or in {folder}; name one that can be executed"
+            findings.error((*place, "command"), message, code="invalid-agent")

@@ -1,0 +1,203 @@
+"""Agent rollouts with a real model: unmodified clients, and exactly the tokens that a plain rollout samples."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dagrl.backends.backend import RankContext
+from dagrl.backends.hf.engine import HfEngine
+from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.config.schema import ModelSpec, TokenizerSpec
+from dagrl.data.batch import Batch
+from dagrl.ops.agents.play import AgentFailedError
+from dagrl.ops.base import OpInput, Output
+from dagrl.ops.rollout import rollout
+
+MODEL = ModelSpec(
+    init={
+        "model_type": "qwen3",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.4,
+    },
+    tokenizer=TokenizerSpec(kind="characters", alphabet="0123456789+="),
+)
+PROMPTS = ("1+1=", "1+1=", "2+3=", "2+3=", "10+7=", "10+7=", "4+4=", "4+4=")
+AGENTS = """
+import asyncio
+
+async def once(client, row):
+    answer = await client.chat.completions.create(model="policy", messages=row["messages"])
+    return {"reward": float(len(answer.choices[0].message.content)), "asked": 1}
+
+async def twice(client, row):
+    messages = list(row["messages"])
+    for _ in range(2):
+        answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
+        messages += [answer.choices[0].message, {"role": "user", "content": "+1="}]
+    return 0.5
+
+async def branches(client, row):
+    ask = lambda text: client.chat.completions.create(model="x", messages=[{"role": "user", "content": text}])
+    await asyncio.gather(*(ask(text) for text in ("1+", "2+", "3+")))
+    return 1.0
+
+async def fails(client, row):
+    if row["sample_id"] % 2:
+        raise RuntimeError("no idea")
+    return await once(client, row)
+
+async def talks_forever(client, row):
+    while True:
+        await once(client, row)
+
+async def sleeps(client, row):
+    await once(client, row)
+    await asyncio.sleep(100)
+"""
+COMMAND = """
+import json, os, sys
+from openai import OpenAI
+
+row = json.load(sys.stdin)
+client = OpenAI(max_retries=0)
+answer = client.chat.completions.create(model="policy", messages=row["messages"])
+print("said", answer.choices[0].message.content)
+if row["sample_id"] == 1:
+    sys.exit("gives up")
+with open(os.environ["DAGRL_RESULT"], "w") as file:
+    json.dump({"reward": 2.0}, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> HfEngine:
+    spec = HfEngineSpec(backend="hf", group="rollout", max_batch_size=64)
+    return HfEngine(MODEL, spec, RankContext(0, 1, "127.0.0.1", 0, 10.0, 11))
+
+
+@pytest.fixture
+def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
+    bench.write_module("bots", AGENTS)
+    (bench.folder / "bot.py").write_text(COMMAND)
+
+    def play(
+        agent: Any = None, *, prompts: tuple[str, ...] = PROMPTS, tokens: int = 12, **options: Any
+    ) -> list[Output]:
+        node: dict[str, Any] = {
+            "op": "rollout",
+            "engine": "generator",
+            "n": 2,
+            "sampling": {"max_new_tokens": tokens},
+            **options,
+        }
+        if agent is not None:
+            node["agent"] = agent
+        context = bench.context("rollout", engine=engine, nodes={"rollout": node})
+        each = context.sequences
+        prompts = tuple(prompt for prompt in prompts for _ in range(each))
+        rows = list(range(len(prompts)))
+        batch = bench.batch(
+            rows,
+            prompt_tokens=list(prompts),
+            group_id=[row // 2 // each for row in rows],
+            answer=["7"] * len(rows),
+            data_source=["sums"] * len(rows),
+            extra_info=["{}"] * len(rows),
+            messages=[f'[{{"role": "user", "content": "{prompt}"}}]' for prompt in prompts],
+        )
+        outputs = list(rollout([OpInput(0, batch)], context))
+        for output in outputs:
+            if not output.unfinished:
+                assert set(output.columns) | {"routed_experts"} == set(context.node.contract().writes)
+        return outputs
+
+    return play
+
+
+def together(outputs: list[Output]) -> Batch:
+    whole = Batch.concat([Batch(output.rows, output.columns) for output in outputs if not output.unfinished])
+    return whole.in_order(np.sort(whole.rows))
+
+
+def test_a_trajectory_of_one_request_has_the_tokens_of_the_rollout_without_an_agent(play) -> None:
+    plain, agent = together(play()), together(play("bots:once"))
+    assert agent.rows.tolist() == plain.rows.tolist() == list(range(8))
+    for name in ("response_tokens", "response_mask", "finish_reason", "policy_version"):
+        assert agent[name].values.tolist() == plain[name].values.tolist()
+    np.testing.assert_allclose(agent["rollout_logprob"].values, plain["rollout_logprob"].values, atol=1e-5)
+    assert (agent["excluded"].values == 0).all()
+
+
+def test_later_requests_continue_with_the_sampled_tokens(play, bench) -> None:
+    batch = together(play("bots:twice", tokens=20))
+    for row in range(8):
+        tokens, turns = batch["response_tokens"][row], batch["token_turn"][row]
+        assert batch["turns"].values[row] == 2 and ((turns == 1).sum(), (turns == 2).sum()) <= (6, 6)
+        assert (batch["response_mask"][row] > 0).tolist() == (turns > 0).tolist()
+        assert bench.tokenizer.decode(tokens[turns == 0]) == "+1="
+        assert batch["agent_reward"].values[row] == 0.5
+
+
+def test_parallel_requests_are_rows_of_one_trajectory(play) -> None:
+    outputs = play({"function": "bots:branches", "sequences": 4}, prompts=PROMPTS[:2])
+    batch = together(outputs)
+    assert batch.rows.tolist() == list(range(8))
+    assert sorted(map(len, (batch["prompt_tokens"][row] for row in range(8)))) == [1, 1, *[2] * 6]
+    shares = batch["trajectory_share"].values.reshape(2, 4)
+    np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-6)
+    assert (np.sort(shares, axis=1)[:, 0] == 0).all() and (np.sort(shares, axis=1)[:, 1:] > 0).all()
+    assert outputs[0].stats["agent/requests"].mean == 3
+    assert outputs[0].stats["agent/dropped_token_fraction"].mean == 0
+    (kept,) = play({"function": "bots:branches"}, prompts=PROMPTS[:2])
+    assert 0 < kept.stats["agent/dropped_token_fraction"].mean < 1
+
+
+def test_a_failed_agent_is_left_out_given_nothing_or_ends_the_run(play) -> None:
+    masked = together(play("bots:fails"))
+    failed = np.arange(8) % 2 == 1
+    assert (masked["excluded"].values > 0).tolist() == failed.tolist()
+    assert [reason == "error" for reason in masked["finish_reason"].strings()] == failed.tolist()
+    zero = together(play({"function": "bots:fails", "on_error": "zero"}))
+    assert (zero["excluded"].values > 0).tolist() == failed.tolist(), "nothing was sampled in them"
+    assert (zero["agent_reward"].values[failed] == 0).all()
+    with pytest.raises(AgentFailedError, match=r"bots:fails.*sample 1.*RuntimeError: no idea .*bots.py:"):
+        play({"function": "bots:fails", "on_error": "stop"}, prompts=PROMPTS[:2])
+
+
+def test_an_agent_without_turns_left_has_failed_the_task(play) -> None:
+    (output,) = play("bots:talks_forever", prompts=PROMPTS[:2], max_turns=3)
+    assert output.stats["agent/requests"].mean == 3
+    assert output.stats["agent/failed_fraction"].mean == 0
+    batch = together([output])
+    assert batch["finish_reason"].strings() == ["turns"] * 2
+    assert (batch["agent_reward"].values == 0).all() and (batch["excluded"].values == 0).all()
+
+
+def test_a_slow_agent_is_stopped(play) -> None:
+    (output,) = play({"function": "bots:sleeps", "timeout_s": 0.5}, prompts=PROMPTS[:2])
+    assert output.stats["agent/failed_fraction"].mean == 1
+    batch = together([output])
+    assert (batch["response_mask"].values == 0).all() and len(batch["response_mask"].values) > 2
+
+
+def test_a_command_is_an_agent(play) -> None:
+    (output,) = play({"command": [sys.executable, "bot.py"]}, prompts=PROMPTS[:2])
+    batch = together([output])
+    assert batch["agent_reward"].values.tolist() == [2.0, 0.0]
+    assert batch["excluded"].values.tolist() == [0.0, 1.0]
+    first, second = batch["agent_output"].strings()
+    assert first.startswith("said ") and "gives up" in second
+    plain = together(play(prompts=PROMPTS[:2]))
+    assert batch["response_tokens"].values.tolist() == plain["response_tokens"].values.tolist()
