@@ -4,56 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from chatml import chatml_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.tokenizer import make_tokenizer
 from dagrl.ops.turns.template import Message, MessageWriter
 
-CHATML = """\
-{%- if tools %}<|im_start|>system
-# Tools{% for tool in tools %} {{ tool.function.name }}{% endfor %}<|im_end|>
-{% endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}
-{%- if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}
-{{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
-{%- if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>
-{% endif %}
-{%- elif message.role == 'assistant' and loop.last %}<|im_start|>assistant
-<think>
-
-</think>
-
-{{ message.content }}<|im_end|>
-{% else %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""In Qwen 3's manner: answers of tools are a user's, those next to each other in one message, and what an assistant has
-said is written otherwise where it comes last."""
 SCHEMAS = [{"type": "function", "function": {"name": "search"}}]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, and the special tokens of ChatML."""
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend = Tokenizer(BPE({character: number for number, character in enumerate(sorted(alphabet))}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        chat_template=CHATML,
-        clean_up_tokenization_spaces=False,
-    )
+    return chatml_tokenizer()
 
 
 def written(tokenizer, answers: list[Message], *, last: str = "<|im_end|>", longest: int = 100) -> str:
