@@ -19,6 +19,7 @@ from dagrl.algorithms.advantages import (
     whitened,
 )
 from dagrl.algorithms.gae import gae_advantages, token_rewards
+from dagrl.algorithms.gigpo import gigpo_advantages
 from dagrl.algorithms.reward_shaping import kl_charges
 from dagrl.config.schema import AdvantageNode
 from dagrl.data.batch import Batch, Column
@@ -101,6 +102,18 @@ def _estimate(
             return opmd_advantages(rewards, groups, mask, baseline=node.baseline, tau=node.tau)
         case "gpg":
             return gpg_advantages(rewards, groups, mask)
+        case "gigpo":
+            return gigpo_advantages(
+                rewards,
+                groups,
+                mask,
+                token_rewards=token_rewards(rewards, mask, placed=batch.columns.get("token_reward")),
+                tokens=batch["response_tokens"],
+                turns=batch["token_turn"],
+                discount=node.gamma,
+                step_coef=node.step_coef,
+                normalize_by_std=node.normalize_by_std,
+            )
         case "reinforce_plus_plus_baseline":
             return reinforce_plus_plus_baseline_advantages(rewards, groups, mask)
     raise AssertionError(f"no estimator {node.estimator!r}")

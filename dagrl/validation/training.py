@@ -29,8 +29,9 @@ from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, tells_val_loss
 
 _OF_ESTIMATORS = {
-    "normalize_by_std": ("grpo",),
-    "gamma": ("gae",),
+    "normalize_by_std": ("grpo", "gigpo"),
+    "gamma": ("gae", "gigpo"),
+    "step_coef": ("gigpo",),
     "lam": ("gae",),
     "baseline": ("opmd",),
     "tau": ("opmd",),
@@ -162,6 +163,9 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
     if not found:
         return
     leading = leading_rollout(pipeline)
+    if node.estimator == "gigpo" and found[leading].rows_per_sample > 1:
+        message = "it compares the turns of one conversation, and a trajectory may have several rows; remove `sequences`"
+        findings.error((*place, "estimator"), message, code="turns-in-several-rows")
     compares = (
         node.user_function is None and "group_id" in node.model_copy(update={"length_reward": None}).contract().reads
     )

@@ -22,6 +22,7 @@ Estimator = Literal[
     "remax",
     "opmd",
     "gpg",
+    "gigpo",
 ]
 
 _IN_GROUPS = OpContract(("group_id",), scope=Scope.GROUP)
@@ -31,6 +32,7 @@ _ESTIMATORS = {
     "gae": OpContract(("value",), scope=Scope.BATCH),
     "remax": OpContract(("baseline_reward",), scope=Scope.ROW),
     "gpg": OpContract(("group_id",), scope=Scope.BATCH),
+    "gigpo": OpContract(("group_id", "response_tokens", "token_turn"), scope=Scope.GROUP),
 }
 """Estimators that do not just compare within groups."""
 
@@ -97,7 +99,7 @@ class AdvantageNode(NodeBase):
     from their group's mean. ``gae`` compares with what a critic expects, token by token, whitened too, and writes the
     critic's targets, ``return``, beside. ``remax`` compares with ``baseline_reward``, that of the likeliest response;
     ``opmd`` within the group, by the `baseline` of mirror descent; ``gpg`` by mean, scaled up for the groups without
-    signal. Or your own, ``module:function``, decorated with `dagrl.estimator`: see docs/your_own.md."""
+    signal. ``gigpo`` compares responses as ``grpo`` does, and the turns that follow the same answer with each other. Or your own, ``module:function``, decorated with `dagrl.estimator`: see docs/your_own.md."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of your own estimator."""
     baseline: Literal["mean", "logavgexp"] = "mean"
@@ -105,12 +107,14 @@ class AdvantageNode(NodeBase):
     tau: Threshold = 1.0
     """``opmd`` with ``logavgexp`` only: the `tau` of the loss."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """``gae`` only: weight of a reward one token later."""
+    """``gae``: weight of a reward one token later; ``gigpo``: of one a turn later."""
+    step_coef: Weight = 1.0
+    """``gigpo`` only: weight of the comparison of turns."""
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
     """``gae`` only: 1 takes rewards as they come; below, the critic's word for what is still to come counts for more:
     less variance, and more of the critic's own mistakes."""
     normalize_by_std: bool = True
-    """``grpo`` only: divide a group's advantages by its standard deviation."""
+    """``grpo`` and ``gigpo`` only: divide a group's advantages by its standard deviation."""
     kl_in_reward: KlInRewardSpec | None = None
     """Penalty taken off the reward first; with ``reinforce_plus_plus``, ``remax`` and ``gae`` token by token, off what
     is still to come."""
@@ -127,6 +131,7 @@ class AdvantageNode(NodeBase):
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         critic = self.estimator == "gae"
+        turn_rewards = critic or self.estimator == "gigpo"
         formula = declared or _ESTIMATORS.get(self.estimator, _IN_GROUPS)
         reads, scope = ("reward", "response_mask", *formula.reads), formula.scope
         if self.length_reward:
@@ -138,5 +143,5 @@ class AdvantageNode(NodeBase):
             tuple(dict.fromkeys(reads)),
             ("advantage", "return") if critic else ("advantage",),
             scope,
-            reads_if_written=("is_expert", "excluded", *(("token_reward",) if critic else ())),
+            reads_if_written=("is_expert", "excluded", *(("token_reward",) if turn_rewards else ())),
         )

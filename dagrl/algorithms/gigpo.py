@@ -1,0 +1,101 @@
+"""Group-in-group policy optimization: advantages of episodes, and of steps that begin in the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dagrl.algorithms.advantages import grpo_advantages
+from dagrl.data.batch import Column
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of the policy."""
+
+    row: int
+    begin: int
+    """Index of its first token among the tokens of all rows."""
+    end: int
+    state: bytes
+    """Tokens of what the policy was told before the turn: equal ones are the same state of a group."""
+
+
+def gigpo_advantages(
+    rewards: np.ndarray,
+    groups: np.ndarray,
+    mask: Column,
+    *,
+    token_rewards: Column,
+    tokens: Column,
+    turns: Column,
+    discount: float,
+    step_coef: float,
+    normalize_by_std: bool = True,
+) -> Column:
+    """A = A_episode + w A_step (GiGPO, arXiv 2505.10978, equations 3 and 6 to 8).
+
+    A_episode are the advantages of `grpo_advantages`. For A_step, the turns of a group that begin in the same state are
+    compared with each other in the same way, by their returns R_t = sum over k >= t of discount^(k - t) r_k. The state
+    is what the policy was told since its turn before: the paper's anchor state. A state that occurs once has A_step 0.
+
+    Args:
+        rewards: [S], one per response.
+        groups: [S], any integers. Groups must be complete.
+        mask: ragged, rows as long as the responses; tokens with 0 get advantage 0.
+        token_rewards: ragged as `mask`: reward of a turn, on any of its tokens.
+        tokens: ragged as `mask`, the responses.
+        turns: ragged as `mask`, number of each token's turn from 1, 0 for tokens that others wrote.
+        discount: weight of a reward one turn later.
+        step_coef: w.
+        normalize_by_std: whether to divide both advantages by their groups' standard deviations.
+
+    Returns:
+        float32, ragged as `mask`.
+
+    Raises:
+        ValueError: a reward is not finite.
+
+    """
+    episode = grpo_advantages(rewards, groups, mask, normalize_by_std=normalize_by_std)
+    steps = steps_of(tokens, turns)
+    if not steps:
+        return episode
+    states: dict[tuple[int, bytes], int] = {}
+    anchors = np.array([states.setdefault((int(groups[step.row]), step.state), len(states)) for step in steps])
+    one_each = Column(np.ones(len(steps), dtype=np.float32), np.arange(len(steps) + 1))
+    returns = _returns(steps, token_rewards, discount)
+    compared = grpo_advantages(returns, anchors, one_each, normalize_by_std=normalize_by_std)
+    values = episode.values.astype(np.float64)
+    for step, advantage in zip(steps, compared.values.tolist(), strict=True):
+        values[step.begin : step.end] += step_coef * advantage
+    return Column(np.where(mask.values > 0, values, 0.0).astype(np.float32), mask.offsets)
+
+
+def steps_of(tokens: Column, turns: Column) -> list[Step]:
+    """The turns of all rows, in order."""
+    assert turns.offsets is not None
+    steps = []
+    for row, (first, last) in enumerate(zip(turns.offsets[:-1].tolist(), turns.offsets[1:].tolist(), strict=True)):
+        numbers = turns.values[first:last]
+        borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        told = first
+        for begin, end in zip(borders[:-1], borders[1:], strict=True):
+            if begin < end and numbers[begin]:
+                state = tokens.values[told : first + begin].astype(np.int64).tobytes()
+                steps.append(Step(row, first + begin, first + end, state))
+                told = first + end
+    return steps
+
+
+def _returns(steps: Sequence[Step], token_rewards: Column, discount: float) -> np.ndarray:
+    """Discounted sum of the rewards of each step and the later ones of its row, float64 [steps]."""
+    returns = np.zeros(len(steps))
+    for place in range(len(steps) - 1, -1, -1):
+        step = steps[place]
+        returns[place] = token_rewards.values[step.begin : step.end].sum(dtype=np.float64)
+        if place + 1 < len(steps) and steps[place + 1].row == step.row:
+            returns[place] += discount * returns[place + 1]
+    return returns
