@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -82,7 +83,7 @@ def steps_of(tokens: Column, turns: Column) -> list[Step]:
         numbers = turns.values[first:last]
         borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         told = first
-        for begin, end in zip(borders[:-1], borders[1:], strict=True):
+        for begin, end in pairwise(borders):
             if begin < end and numbers[begin]:
                 state = tokens.values[told : first + begin].astype(np.int64).tobytes()
                 steps.append(Step(row, first + begin, first + end, state))

@@ -15,6 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from dagrl import __version__
+from dagrl.cli.agent import agent
 from dagrl.cli.convert import convert
 from dagrl.cli.doctor import doctor
 from dagrl.cli.export import export
@@ -47,6 +48,7 @@ for command, summary in (
     (doctor, "Report what this machine can run."),
 ):
     app.command(short_help=summary)(command)
+app.add_typer(agent, name="agent", short_help="Try the agent of a rollout.")
 
 
 def _print_version(asked: bool) -> None:

@@ -170,19 +170,21 @@ class ColumnResolver:
         writers = self._writers.get(column, [])
         spec = self._specs.get(reader)
         named = next((node for node in (spec.read_from if spec else ()) if node in writers), None)
-        if named is None and len(writers) == 2 and (replacing := self._replacing(column, writers)) is not None:
-            (other,) = (node for node in writers if node != replacing)
-            return other if reader == replacing else replacing
+        if named is None and (replacing := self._replacing(column, writers)):
+            others = [node for node in writers if node not in replacing]
+            if reader in replacing and len(others) == 1:
+                return others[0]
+            if len(writers) == 2 and len(replacing) == 1:
+                return replacing[0]
         if spec is None:
             return self._shown if len(writers) > 1 and self._shown in writers else None
         return named
 
-    def _replacing(self, column: str, writers: Sequence[str]) -> str | None:
-        """The one of two writers that reads the column of the other and replaces it for all other readers."""
-        found = [
+    def _replacing(self, column: str, writers: Sequence[str]) -> list[str]:
+        """The writers that read the column of another one and replace it for all other readers."""
+        return [
             node for node in writers if any(self.outputs[node][own] == column for own in self._contracts[node].replaces)
         ]
-        return found[0] if len(found) == 1 else None
 
     def _replaces_its_own(self, reader: str, op_column: str, column: str) -> bool:
         """Whether a node that replaces a column finds no other writer of it."""

@@ -15,7 +15,15 @@ from dagrl.graph.rollouts import rollouts
 _KINDS = ("function", "command", "url")
 _ONLY_WITH = {"args": "function", "env": "command"}
 _OF_OTHERS = (
-    *("tools", "tool_args", "max_parallel_calls", "tool_timeout_s", "tool_concurrency", "max_observation_tokens"),
+    *(
+        "tools",
+        "tool_args",
+        "mcp_servers",
+        "max_parallel_calls",
+        "tool_timeout_s",
+        "tool_concurrency",
+        "max_observation_tokens",
+    ),
     *("environment", "environment_args", "on_environment_error"),
 )
 """Options of rollouts whose turns dagrl itself answers."""
@@ -23,7 +31,7 @@ _OF_OTHERS = (
 
 def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
     """Report an agent that cannot run; `folder` holds the user's modules and commands."""
-    spec = node.agent
+    spec = node.agent_spec
     assert spec is not None
     place: Place = ("nodes", name, "agent")
     given = [kind for kind in _KINDS if getattr(spec, kind) is not None]
@@ -57,6 +65,11 @@ def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findin
             findings.error(where, str(error), code="invalid-agent")
     elif spec.command is not None:
         program = spec.command[0]
-        if shutil.which(str(folder / program) if "/" in program else program) is None:
+        if which(program, folder) is None:
             message = f"there is no program `{program}` on the path or in {folder}; name one that can be executed"
             findings.error((*place, "command"), message, code="invalid-agent")
+
+
+def which(program: str, folder: Path) -> str | None:
+    """The file of a program: on the path, or in `folder` if its name has a slash. None if there is none."""
+    return shutil.which(str(folder / program) if "/" in program else program)

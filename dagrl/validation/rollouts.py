@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from dagrl.backends.environments import lacks_packages
@@ -17,7 +18,7 @@ from dagrl.graph.plugins.environment import environment_fields
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.tool import check_tool, load_tool, tool_name
 from dagrl.graph.rollouts import leading_rollout, prompts_per_round, rollouts
-from dagrl.validation.agents import check_agent_of
+from dagrl.validation.agents import check_agent_of, which
 
 _ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
 _ONLY_ALONE = ("over_sampling_batch_size", "partial_rollout")
@@ -114,8 +115,26 @@ def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings,
     for unknown in [key for key in node.tool_args if key not in names]:
         message = f"there is no tool `{unknown}`; {suggest(unknown, names)}"
         findings.error((*place, "tool_args", unknown), message, code="unknown-tool")
-    if node.tools:
+    _check_servers(place, node, folder, findings)
+    if node.has_tools:
         _check_tool_format(name, node, folder, findings, known)
+
+
+def _check_servers(place: Place, node: RolloutNode, folder: Path, findings: Findings) -> None:
+    """Report MCP servers that cannot be started."""
+    for name, spec in node.mcp_servers.items():
+        where: Place = (*place, "mcp_servers", name)
+        if find_spec("mcp") is None:
+            findings.error(where, "needs the package mcp; pip install 'dagrl[mcp]'", code="missing-package")
+        if (spec.command is None) == (spec.url is None):
+            findings.error(where, "give it either a `command` or a `url`", code="server-without-command")
+        elif spec.command is not None and which(spec.command[0], folder) is None:
+            message = (
+                f"there is no program `{spec.command[0]}` on the path or in {folder}; name one that can be executed"
+            )
+            findings.error((*where, "command"), message, code="invalid-command")
+        if spec.command is None and spec.env:
+            findings.error((*where, "env"), "has no effect without `command`; remove it", code="option-without-effect")
 
 
 def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Findings, known: Sequence[str]) -> None:
@@ -162,8 +181,8 @@ def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, findings: Fin
 def _check_same_tools(pipeline: Pipeline, name: str, findings: Findings, *, reads_source: bool) -> None:
     """The data set's prompts describe the tools of one rollout."""
     found, leading = rollouts(pipeline), leading_rollout(pipeline)
-    described = found[leading].tools
-    if reads_source and set(found[name].tools) != set(described):
+    described = (*found[leading].tools, *found[leading].mcp_servers)
+    if reads_source and {*found[name].tools, *found[name].mcp_servers} != set(described):
         tools = listed(described) if described else "no tools"
         message = f"it reads the same prompts as `{leading}`, which describe {tools}; give both rollouts the same tools"
         findings.error(("nodes", name, "tools"), message, code="different-tools")

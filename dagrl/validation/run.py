@@ -37,6 +37,7 @@ _PROMPTS = ("data/dropped_prompts", "data/cut_prompts")
 _TURNS = ("turns/mean", "turns/max", "turns/out_of_turns_fraction", "turns/observation_token_fraction")
 _TOOLS = ("tools/calls_per_response", "tools/failed_fraction")
 _ENVIRONMENT = ("environment/reward/mean", "environment/reward/std", "environment/failed_fraction")
+_AGENT = ("agent/failed_fraction", "agent/requests/mean", "agent/dropped_token_fraction", "agent/seconds/mean")
 _DPO = ("loss/dpo", "loss/sft", "dpo/chosen_reward", "dpo/rejected_reward", "dpo/margin", "dpo/accuracy")
 
 
@@ -199,8 +200,9 @@ def _names_written(pipeline: Pipeline, validation: Graph) -> list[str]:
 def _names_of(node: NodeBase) -> tuple[str, ...]:
     match node:
         case RolloutNode():
-            tools, environment = _TOOLS if node.tools else (), _ENVIRONMENT if node.environment else ()
-            return (*_TURNS, *tools, *environment) if node.multi_turn else ()
+            tools, environment = _TOOLS if node.has_tools else (), _ENVIRONMENT if node.environment else ()
+            agent = _AGENT if node.agent else ()
+            return (*_TURNS, *tools, *environment, *agent) if node.multi_turn else ()
         case RewardNode() | RewardModelNode() | JudgeNode():
             column = node.written_as("reward")
             names = [] if column == "reward" else [f"reward/{column}"]

@@ -164,7 +164,9 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
         return
     leading = leading_rollout(pipeline)
     if node.estimator == "gigpo" and found[leading].rows_per_sample > 1:
-        message = "it compares the turns of one conversation, and a trajectory may have several rows; remove `sequences`"
+        message = (
+            "it compares the turns of one conversation, and a trajectory may have several rows; remove `sequences`"
+        )
         findings.error((*place, "estimator"), message, code="turns-in-several-rows")
     compares = (
         node.user_function is None and "group_id" in node.model_copy(update={"length_reward": None}).contract().reads

@@ -39,7 +39,7 @@ class AgentSetup:
 def agent_setup(context: Context) -> AgentSetup:
     """The setup of the context's rollout. Raises ValueError if its function cannot be loaded."""
     node, resources = context.rollout, context.resources
-    spec = node.agent
+    spec = node.agent_spec
     assert spec is not None
     host = _LOOPBACK if spec.listen == "loopback" else _node_address()
 

@@ -13,6 +13,7 @@ from dagrl.graph.plugins.tool import Tool, ToolArgumentError, ToolUnavailableErr
 from dagrl.ops.turns.episode import Episode
 from dagrl.ops.turns.jobs import Done, JobTimeoutError
 from dagrl.ops.turns.template import Message
+from dagrl.tools.mcp import McpTool
 
 STOP, LENGTH, TURNS, ERROR = "stop", "length", "turns", "error"
 """Finish reasons: end token or environment, no tokens left, no turns left, failed environment."""
@@ -22,7 +23,7 @@ STOP, LENGTH, TURNS, ERROR = "stop", "length", "turns", "error"
 class TurnSettings:
     """Tools and environment of a rollout, shared by all of its responses."""
 
-    tools: Mapping[str, Tool]
+    tools: Mapping[str, Tool | McpTool]
     parse: Parser
     environment: EnvironmentClass | None
     max_parallel_calls: int

@@ -20,7 +20,7 @@ def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, St
         "turns/out_of_turns_fraction": Stat.of([each.finish_reason == TURNS for each in responses]),
         "turns/observation_token_fraction": Stat.weighted(tokens - sum(each.sampled for each in responses), tokens),
     }
-    if node.tools:
+    if node.has_tools:
         stats["tools/calls_per_response"] = Stat.weighted(calls, len(responses))
         stats["tools/failed_fraction"] = Stat.weighted(failed, calls)
     if node.environment:

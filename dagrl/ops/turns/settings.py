@@ -13,19 +13,31 @@ from dagrl.ops.base import Context
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.dialogue import TurnSettings
 from dagrl.ops.turns.template import MessageWriter
+from dagrl.tools.mcp import McpServer, McpTool
 
 
-def rollout_tools(context: Context) -> dict[str, Tool]:
-    """Tools of the rollout by the names that the policy uses; empty if nothing is sampled."""
+def rollout_tools(context: Context) -> dict[str, Tool | McpTool]:
+    """Tools of the rollout by the names that the policy uses; empty if nothing is sampled.
+
+    Starts MCP servers. Raises ToolUnavailableError if one does not start, ValueError if two tools share a name.
+    """
     if not rollouts(context.pipeline):
         return {}
     node, resources = context.rollout, context.resources
 
-    def load() -> dict[str, Tool]:
+    def load() -> dict[str, Tool | McpTool]:
         args = node.tool_args
-        return {
+        tools: dict[str, Tool | McpTool] = {
             tool_name(place): load_tool(place, args.get(tool_name(place), {}), resources.folder) for place in node.tools
         }
+        for name, spec in node.mcp_servers.items():
+            for tool in McpServer(name, spec, resources.folder).tools():
+                if tool.name in tools:
+                    raise ValueError(
+                        f"the MCP server `{name}` has a tool `{tool.name}`, and so has another; name others"
+                    )
+                tools[tool.name] = tool
+        return tools
 
     return resources.once(f"tools of {context.sampled_by}", load)
 

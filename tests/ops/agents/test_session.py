@@ -58,8 +58,10 @@ def test_a_tools_answer_continues_a_call() -> None:
     answer = message_of({"role": "tool", "content": "<|im_end|> three", "tool_call_id": "other"})
     ask(session, USER, message_of({**call, "content": "I look."}), answer, tools=SEARCH)
     (sequence,) = session.tree.sequences(5)
-    assert text(sequence).endswith("</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n<|im_end|> three\n"
-                                   "</tool_response><|im_end|>\n<|im_start|>assistant\nfound<|im_end|>")
+    assert text(sequence).endswith(
+        "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n<|im_end|> three\n"
+        "</tool_response><|im_end|>\n<|im_start|>assistant\nfound<|im_end|>"
+    )
     ends = np.concatenate([sequence.prompt, sequence.tokens]) == TOKENIZER.eos_token_id
     assert ends.sum() == 5, "system, user, call, answer and reply: a tool ends no turn"
 
@@ -148,7 +150,9 @@ moves = st.lists(
 @settings(max_examples=60)
 @given(moves)
 def test_whatever_a_program_does_each_sampled_token_counts_once_after_what_it_was_sampled_after(plan) -> None:
-    policy = Policy(lambda seen: f"{len(seen)} " + "<think>x</think>" * (len(seen) % 2) + str(zlib.crc32(seen.encode()) % 7))
+    policy = Policy(
+        lambda seen: f"{len(seen)} " + "<think>x</think>" * (len(seen) % 2) + str(zlib.crc32(seen.encode()) % 7)
+    )
     session = session_of(policy)
     states: list[list[Message]] = [[USER]]
 

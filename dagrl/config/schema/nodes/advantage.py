@@ -99,7 +99,8 @@ class AdvantageNode(NodeBase):
     from their group's mean. ``gae`` compares with what a critic expects, token by token, whitened too, and writes the
     critic's targets, ``return``, beside. ``remax`` compares with ``baseline_reward``, that of the likeliest response;
     ``opmd`` within the group, by the `baseline` of mirror descent; ``gpg`` by mean, scaled up for the groups without
-    signal. ``gigpo`` compares responses as ``grpo`` does, and the turns that follow the same answer with each other. Or your own, ``module:function``, decorated with `dagrl.estimator`: see docs/your_own.md."""
+    signal. ``gigpo`` compares responses as ``grpo`` does, and turns that follow the same answer with each other. Or
+    your own, ``module:function``, decorated with `dagrl.estimator`: see docs/your_own.md."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of your own estimator."""
     baseline: Literal["mean", "logavgexp"] = "mean"

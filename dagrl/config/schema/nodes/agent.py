@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dagrl.config.schema.section import Concurrency, OwnFunction, Seconds, Section
 
@@ -42,11 +42,6 @@ class AgentSpec(Section):
     sequences: Annotated[int, Field(ge=1, le=64)] = 1
     """Rows of a trajectory: conversations that do not continue each other are trained on separately, at most so
     many."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_function(cls, given: Any) -> Any:
-        return {"function": given} if isinstance(given, str) else given
 
     @property
     def shown(self) -> str:

@@ -10,6 +10,7 @@ from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.agent import AgentSpec
 from dagrl.config.schema.nodes.base import TURN_COLUMNS, NodeBase, OpContract
+from dagrl.config.schema.nodes.mcp import McpServerSpec
 from dagrl.config.schema.section import (
     Coefficient,
     Concurrency,
@@ -79,6 +80,8 @@ class TurnOptions(Section):
     template describes them."""
     tool_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Tool -> arguments that are set here, and hidden from the policy."""
+    mcp_servers: dict[Name, McpServerSpec] = Field(default_factory=dict)
+    """Servers of the Model Context Protocol, by name, whose tools the policy may call too."""
     tool_format: str = "hermes"
     """Syntax of the policy's calls: ``hermes``, as in Qwen 2.5 and 3; another backend's parser, for example ``llama3``;
     or your own parser, ``module:function``."""
@@ -96,7 +99,7 @@ class TurnOptions(Section):
     """Keyword arguments of the environment's constructor, called for each response."""
     on_environment_error: Literal["stop", "end"] = "stop"
     """When the environment raises or takes too long: stop the run, or end the response."""
-    agent: AgentSpec | None = None
+    agent: OwnFunction | AgentSpec | None = None
     """Your own program, which speaks to the policy through an OpenAI endpoint: ``module:function``, or a section."""
 
     expected_turns: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
@@ -110,14 +113,24 @@ class TurnOptions(Section):
         return (self.expected_turns or max(1.0, self.max_turns / 2)) - 1 if self.multi_turn else 0.0
 
     @property
+    def agent_spec(self) -> AgentSpec | None:
+        """The agent as a section."""
+        return AgentSpec(function=self.agent) if isinstance(self.agent, str) else self.agent
+
+    @property
     def multi_turn(self) -> bool:
         """Whether tools, an environment or an agent answer the policy."""
-        return bool(self.tools) or self.environment is not None or self.agent is not None
+        return self.has_tools or self.environment is not None or self.agent is not None
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the policy may call tools that dagrl runs."""
+        return bool(self.tools or self.mcp_servers)
 
     @property
     def rows_per_sample(self) -> int:
         """Rows of one of the `n` samples, in training."""
-        return self.agent.sequences if self.agent else 1
+        return self.agent_spec.sequences if self.agent_spec else 1
 
 
 class RolloutNode(NodeBase, TurnOptions):

@@ -1,0 +1,45 @@
+"""`dagrl agent`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dagrl.cli.errors import exit_on
+from dagrl.cli.parameters import Overrides, Pipeline
+
+agent = typer.Typer(add_completion=False, rich_markup_mode=None, subcommand_metavar="COMMAND ...")
+
+
+@agent.callback()
+def _agent() -> None:
+    """Look at the agent of a pipeline's rollout."""
+
+
+@agent.command(name="try", short_help="Run it once, and print the conversation.")
+def try_once(
+    pipeline: Pipeline,
+    overrides: Overrides = None,
+    row: Annotated[int, typer.Option(metavar="N", help="row of the training file, from 0")] = 0,
+) -> int:
+    """Run the agent once on a row of the training file, against the model's initial weights.
+
+    Starts the generator only, in this process, and prints the conversation with its turns, reward and output.
+    """
+    from dagrl.config.loading.hub import HubError, download
+    from dagrl.validation import check_file
+    from dagrl.validation.placing import place_engines
+
+    found = check_file(pipeline, overrides or [])
+    with exit_on("agent try", HubError):
+        if download(found.loaded.pipeline):
+            found = check_file(pipeline, overrides or [])
+    checked, plan = place_engines(found)
+    print(f"starting the generator of {checked.loaded.pipeline.name}", flush=True)
+    from dagrl.orchestrator.agent_trial import try_agent
+
+    with exit_on("agent try", ValueError, OSError):
+        for line in try_agent(checked, plan, row):
+            print(line)
+    return 0

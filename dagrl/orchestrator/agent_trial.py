@@ -1,0 +1,118 @@
+"""Runs the agent of a rollout once, on a generator in this process with the model's initial weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from dagrl.backends.base import GenerateEngine, GenerationRequest
+from dagrl.config.schema import Pipeline, RolloutNode
+from dagrl.data.batch import Batch, Column
+from dagrl.data.prompt_table import PromptTable
+from dagrl.graph.rollouts import rollouts
+from dagrl.ops.agents.play import play
+from dagrl.ops.agents.rows import Trajectory
+from dagrl.ops.base import Context, Resources
+from dagrl.ops.response import Response
+from dagrl.ops.rollout import sample_seed
+from dagrl.scheduler.plan import Plan
+from dagrl.validation import CheckedPipeline
+from dagrl.workers.engine_factory import make_engine
+from dagrl.workers.messages import StartEngine
+
+
+def try_agent(checked: CheckedPipeline, plan: Plan, row: int) -> Iterator[str]:
+    """Run the agent on a row of the training file, and yield the lines of a report.
+
+    Raises ValueError if no rollout has an agent, the row does not exist, or the generator cannot run in this process.
+    """
+    pipeline, folder = checked.loaded.pipeline, checked.loaded.folder
+    name, node = _rollout_with_agent(pipeline)
+    with TemporaryDirectory(prefix="dagrl-try-") as made, _generator(pipeline, node.engine, plan, Path(made)) as engine:
+        resources = Resources(pipeline, folder, Path(made))
+        context = Context(node, 1, False, 0, 1, resources, engine, sampled_by=name)
+        batch = _batch(pipeline, resources, row, context.sequences)
+        prompt = batch["prompt_tokens"][0]
+        requests = {place: GenerationRequest(prompt, sample_seed(context, place)) for place in range(len(batch))}
+        responses = [response for _, response in play(batch, requests, context)]
+        yield from _report(responses, resources)
+
+
+def _rollout_with_agent(pipeline: Pipeline) -> tuple[str, RolloutNode]:
+    found = [(name, node) for name, node in rollouts(pipeline).items() if node.agent is not None]
+    if not found:
+        raise ValueError("no rollout of this pipeline has an `agent`")
+    return found[0]
+
+
+@contextmanager
+def _generator(pipeline: Pipeline, name: str, plan: Plan, run_dir: Path) -> Iterator[GenerateEngine]:
+    """One replica of a generator, with the model's own weights."""
+    spec = pipeline.engines[name]
+    if spec.environment is not None:
+        raise ValueError(f"`{name}` runs in the environment {spec.environment}; override its backend to try the agent")
+    alone = spec.model_copy(update={"weights_from": None, "model": pipeline.model_of(name)})
+    pipeline = pipeline.model_copy(update={"engines": {**pipeline.engines, name: alone}})
+    executor = next(each for each in plan.executors.values() if name in each.engines)
+    ranks = sum(place.dp == 0 for place in executor.places)
+    on_gpus = bool(pipeline.groups[str(spec.group)].gpus_per_node)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(ranks)])[:ranks] if on_gpus else []
+    setup = StartEngine(
+        pipeline, None, run_dir, name, master_addr="127.0.0.1", gpus=tuple(gpus) if spec.replicas_are_servers else ()
+    )
+    engine = make_engine(setup, None)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _batch(pipeline: Pipeline, resources: Resources, row: int, copies: int) -> Batch:
+    table = PromptTable(pipeline.data.train, resources.tokenizer)
+    if not 0 <= row < len(table):
+        raise ValueError(f"{table.path} has the rows 0 to {len(table) - 1}, and no row {row}")
+    prompt = table.prompt(row)
+    texts = {name: column.take(np.zeros(copies, dtype=np.int64)) for name, column in table.texts([row]).items()}
+    rows = np.arange(copies, dtype=np.int64)
+    prompts = Column.ragged([prompt] * copies, "int64")
+    return Batch(rows, {"group_id": Column(np.zeros(copies, dtype=np.int64)), "prompt_tokens": prompts, **texts})
+
+
+def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
+    """The conversations with what came of them, line by line."""
+    tokenizer: Any = resources.tokenizer
+    trajectory: Trajectory = responses[0].agent.trajectory
+    for number, response in enumerate(responses, 1):
+        if not response.turns:
+            continue
+        yield f"-- sequence {number}: {len(response.agent.prompt)} tokens of prompt, {len(response.tokens)} of response"
+        yield tokenizer.decode(response.agent.prompt)
+        end = 0
+        for turn, each in enumerate(response.turns, 1):
+            if each.begin > end:
+                yield "-- told"
+                yield tokenizer.decode(response.tokens[end : each.begin])
+            trained = "" if response.mask[each.begin : each.end].any() else ", not trained on here"
+            yield f"-- turn {turn} of the policy: {each.end - each.begin} tokens{trained}"
+            yield tokenizer.decode(response.tokens[each.begin : each.end])
+            end = each.end
+    dropped = responses[0].agent.dropped
+    yield f"-- {len(trajectory.tree.exchanges)} requests, {trajectory.seconds:.2f} s, {responses[0].finish_reason}"
+    if dropped:
+        yield f"{dropped:.0%} of the sampled tokens are in none of the {len(responses)} rows; raise `sequences`"
+    if trajectory.error is not None:
+        yield f"the agent failed: {trajectory.error}"
+    else:
+        yield f"reward {trajectory.verdict.reward}"
+    for name, value in trajectory.verdict.metrics.items():
+        yield f"{name} {value:g}"
+    if trajectory.verdict.output:
+        yield "-- output of the agent"
+        yield trajectory.verdict.output.rstrip()

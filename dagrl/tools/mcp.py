@@ -1,0 +1,135 @@
+"""Tools of MCP servers, through the official client: https://modelcontextprotocol.io."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from dagrl.config.schema import McpServerSpec
+from dagrl.graph.plugins.tool import ToolUnavailableError
+
+_START_S, _PING_S = 60.0, 5.0
+
+
+class McpServer:
+    """A connection to one server, opened again after a call that has found it lost. Thread-safe."""
+
+    def __init__(self, name: str, spec: McpServerSpec, folder: Path | None) -> None:
+        """Nothing is started before the first use. Commands run in `folder`."""
+        self._name, self._spec, self._folder = name, spec, folder
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name=f"mcp {name}", daemon=True).start()
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._connection: Future[None] | None = None
+
+    def tools(self) -> list[McpTool]:
+        """The server's tools, or those that the pipeline names. Raises ToolUnavailableError."""
+        listed = self._run("list_tools")
+        described = {tool["name"]: tool for tool in listed["tools"]}
+        wanted = described if self._spec.tools is None else self._spec.tools
+        unknown = [name for name in wanted if name not in described]
+        if unknown:
+            raise ToolUnavailableError(
+                f"the MCP server `{self._name}` has no tool {unknown[0]!r}, only {', '.join(described)}"
+            )
+        return [McpTool(self, described[name]) for name in wanted]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of a call, as the protocol has it. Raises ToolUnavailableError if the server cannot be reached."""
+        return self._run("call_tool", name, dict(arguments))
+
+    def _run(self, method: str, *arguments: Any) -> dict[str, Any]:
+        session = self._connected()
+        try:
+            answer = asyncio.run_coroutine_threadsafe(getattr(session, method)(*arguments), self._loop).result()
+        except Exception:
+            self._leave_if_lost(session)
+            raise
+        # By the protocol's own names, which all versions of the client write.
+        return answer.model_dump(by_alias=True, mode="json")
+
+    def _leave_if_lost(self, session: Any) -> None:
+        """Let the next call connect again if the server no longer answers."""
+        try:
+            asyncio.run_coroutine_threadsafe(session.send_ping(), self._loop).result(_PING_S)
+        except Exception:  # noqa: BLE001 - however it is lost
+            if self._connection is not None:
+                self._connection.cancel()
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._connection is None or self._connection.done():
+                ready: Future[Any] = Future()
+                self._connection = asyncio.run_coroutine_threadsafe(self._connect(ready), self._loop)
+                try:
+                    self._session = ready.result(_START_S)
+                except Exception as error:
+                    # The library wraps what went wrong in groups of any depth.
+                    raise ToolUnavailableError(
+                        f"the MCP server `{self._name}` does not start or cannot be reached: {_cause(error)}"
+                    ) from error
+            return self._session
+
+    async def _connect(self, ready: Future[Any]) -> None:
+        """Keep a session open until the server is gone."""
+        from mcp import ClientSession
+
+        try:
+            async with AsyncExitStack() as stack:
+                streams = await stack.enter_async_context(self._transport())
+                session = await stack.enter_async_context(ClientSession(*streams[:2]))
+                await session.initialize()
+                ready.set_result(session)
+                await asyncio.Event().wait()
+        except Exception as error:  # noqa: BLE001 - raised by the call that waits, or the next one connects again
+            if not ready.done():
+                ready.set_exception(error)
+
+    def _transport(self) -> Any:
+        if self._spec.url is not None:
+            from mcp.client.streamable_http import streamable_http_client
+
+            return streamable_http_client(self._spec.url)
+        from mcp import StdioServerParameters, stdio_client
+
+        assert self._spec.command is not None, "one of the two is set"
+        program, *arguments = self._spec.command
+        return stdio_client(
+            StdioServerParameters(command=program, args=arguments, env=dict(self._spec.env), cwd=self._folder)
+        )
+
+
+class McpTool:
+    """One tool of a server."""
+
+    def __init__(self, server: McpServer, described: Mapping[str, Any]) -> None:
+        self._server = server
+        self.name: str = described["name"]
+        function = {
+            "name": self.name,
+            "description": described.get("description") or "",
+            "parameters": described["inputSchema"],
+        }
+        self.schema: dict[str, Any] = {"type": "function", "function": function}
+        """The description for chat templates, in OpenAI's format."""
+
+    def call(self, arguments: Mapping[str, Any], extra_info: Mapping[str, Any]) -> str:
+        """The text of the server's answer. ValueError with its text if that is an error."""
+        del extra_info  # the server has its own data
+        result = self._server.call(self.name, arguments)
+        text = "\n".join(part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in result["content"])
+        if result.get("isError"):
+            raise ValueError(text)
+        return text
+
+
+def _cause(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

@@ -1,0 +1,77 @@
+"""Runs whose rollouts are programs: a client that learns the demo's task, a framework, and a process that is killed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.slow
+TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_agent.yaml"
+PROGRAM = """
+import json, os, signal, sys
+from openai import OpenAI
+
+row = json.load(sys.stdin)
+client = OpenAI(max_retries=0)
+said = client.chat.completions.create(model="policy", messages=row["messages"]).choices[0].message.content
+if row["sample_id"] % 4 == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+print("said", said)
+with open(os.environ["DAGRL_RESULT"], "w") as file:
+    json.dump({"reward": float(said[:1] in "02468"), "length": len(said)}, file)
+"""
+FRAMEWORK = """
+from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner
+
+async def solve(client, row):
+    model = OpenAIChatCompletionsModel(model="policy", openai_client=client)
+    agent = Agent(name="adder", model=model)
+    config = RunConfig(tracing_disabled=True)
+    result = await Runner.run(agent, row["messages"], run_config=config)
+    more = [*result.to_input_list(), {"role": "user", "content": "1+1="}]
+    again = await Runner.run(agent, more, run_config=config)
+    return {"reward": float(row["answer"] in again.final_output), "turns_of_it": len(again.raw_responses)}
+"""
+
+
+def test_the_official_client_trains_the_demos_task(lab, tmp_path: Path) -> None:
+    run = lab.start(TEMPLATE, tmp_path / "run", "run.save_every=null", "track=[console]")
+    assert run.wait() == 0, run.output
+    metrics = run.metrics()
+    assert max(line["val/reward/mean"] for line in metrics if "val/reward/mean" in line) > 0.9
+    for line in metrics:
+        # The trainer's log-probs of what the client was told are the generator's.
+        assert line["mismatch/logprob_diff/max"] < 1e-4
+        assert line["agent/requests/mean"] == 1 and line["agent/failed_fraction"] == 0
+
+
+def test_a_framework_and_processes_that_are_killed(lab, tmp_path: Path) -> None:
+    pipeline = lab.tiny_pipeline()
+    nodes = pipeline["nodes"]
+    command = {"command": [sys.executable, "program.py"], "concurrency": 4}
+    nodes["rollout"] |= {"n": 4, "agent": command, "sampling": {"max_new_tokens": 3}}
+    nodes["reward"] = {"op": "reward", "fn": "agent", "read_from": ["rollout"]}
+    longer = {"max_new_tokens": 16}
+    nodes["framework"] = {"op": "rollout", "engine": "generator", "n": 4, "agent": "framed:solve", "sampling": longer}
+    nodes["framed"] = {"op": "reward", "fn": "agent", "read_from": ["framework"], "write": "framed_reward"}
+    for name, node in nodes.items():
+        if node["op"] in ("logprob", "advantage", "update"):
+            nodes[name]["read_from"] = ["rollout"]
+    pipeline["data"]["prompts_per_step"] = 4
+    pipeline["run"] = {"steps": 2, "seed": 3}
+    path = lab.write_pipeline(tmp_path, pipeline)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "framed.py").write_text(FRAMEWORK)
+    run = lab.start(path, tmp_path / "run")
+    assert run.wait() == 0, run.output
+    for step, line in enumerate(run.metrics(), 1):
+        assert line["agent/failed_fraction"] == 0.25, "those that killed themselves, and no others"
+        assert line["agent/length/mean"] > 0 and line["mismatch/logprob_diff/max"] < 1e-4
+        assert line["framework/agent/requests/mean"] == 2 and line["framework/agent/failed_fraction"] == 0
+        table = pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pydict()
+        assert table["sample_id"] == list(range(16)), "each row once"
+        assert [reason == "error" for reason in table["finish_reason"]] == [row % 4 == 1 for row in range(16)]
+        assert [said.startswith("said ") for said in table["output"]] == [row % 4 != 1 for row in range(16)]
