@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -100,6 +101,7 @@ class McpServer:
 
         assert self._spec.command is not None, "one of the two is set"
         program, *arguments = self._spec.command
+        program = sys.executable if program == "python" else program
         return stdio_client(
             StdioServerParameters(command=program, args=arguments, env=dict(self._spec.env), cwd=self._folder)
         )

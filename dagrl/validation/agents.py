@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from dagrl.config.errors import Place, listed
@@ -12,8 +13,10 @@ from dagrl.graph.plugins.agent import check_agent
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.rollouts import rollouts
 
+PYTHON = "python"
+"""In place of a program: the Python of the worker."""
 _KINDS = ("function", "command", "url")
-_ONLY_WITH = {"args": "function", "env": "command"}
+_ONLY_WITH = {"args": "function", "env": "command", "sandbox": "command"}
 _OF_OTHERS = (
     *(
         "tools",
@@ -63,6 +66,11 @@ def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findin
             inner = "args" if spec.args and "cannot be called" in str(error) else "function"
             where = (*place, inner) if inner == "args" else place
             findings.error(where, str(error), code="invalid-agent")
+    elif spec.command is not None and spec.sandbox:
+        file = folder / spec.command[1] if spec.command[0] == PYTHON and len(spec.command) > 1 else None
+        if file is None or not file.is_file():
+            message = f"a sandbox runs `[python, FILE, ...]` with a file of {folder}; name such a file"
+            findings.error((*place, "command"), message, code="invalid-agent")
     elif spec.command is not None:
         program = spec.command[0]
         if which(program, folder) is None:
@@ -72,4 +80,6 @@ def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findin
 
 def which(program: str, folder: Path) -> str | None:
     """The file of a program: on the path, or in `folder` if its name has a slash. None if there is none."""
+    if program == PYTHON:
+        return sys.executable
     return shutil.which(str(folder / program) if "/" in program else program)

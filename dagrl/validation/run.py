@@ -37,7 +37,7 @@ _PROMPTS = ("data/dropped_prompts", "data/cut_prompts")
 _TURNS = ("turns/mean", "turns/max", "turns/out_of_turns_fraction", "turns/observation_token_fraction")
 _TOOLS = ("tools/calls_per_response", "tools/failed_fraction")
 _ENVIRONMENT = ("environment/reward/mean", "environment/reward/std", "environment/failed_fraction")
-_AGENT = ("agent/failed_fraction", "agent/requests/mean", "agent/dropped_token_fraction", "agent/seconds/mean")
+_AGENT = ("agent/failed_fraction", "agent/retries", "agent/requests", "agent/dropped_token_fraction", "agent/seconds")
 _DPO = ("loss/dpo", "loss/sft", "dpo/chosen_reward", "dpo/rejected_reward", "dpo/margin", "dpo/accuracy")
 
 

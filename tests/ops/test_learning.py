@@ -38,6 +38,7 @@ def sampled(logits: torch.Tensor, random: torch.Generator) -> Batch:
         "response_tokens": Column(tokens.reshape(-1).numpy(), offsets),
         "old_logprob": Column(logprob.reshape(-1).numpy(), offsets),
         "response_mask": Column(np.ones(2 * ROWS, dtype=np.float32), offsets),
+        "token_turn": Column(np.ones(2 * ROWS, dtype=np.int16), offsets),
         "value": Column(np.full(2 * ROWS, 0.5, dtype=np.float32), offsets),
         "group_id": Column(np.repeat(np.arange(GROUPS), EACH)),
         "reward": Column(right.mean(-1).float().numpy()),

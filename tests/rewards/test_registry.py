@@ -24,7 +24,8 @@ def test_a_users_reward_is_found_beside_the_pipeline(tmp_path: Path) -> None:
     [
         (
             "maths",
-            "there is no reward 'maths'; built-in rewards are code, environment, exact, math; did you mean math?",
+            "there is no reward 'maths'; built-in rewards are agent, code, environment, exact, math; did you mean "
+            "math?",
         ),
         ("bleu", "module:function"),
         ("no_such_module_here:f", "no_such_module_here"),

@@ -10,18 +10,25 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from dagrl.config.schema import AgentSpec
 from dagrl.graph.plugins.agent import check_agent
 from dagrl.graph.plugins.custom import load_function, raised_by
+from dagrl.rewards.sandbox import runner as sandbox
 
 OUTPUT_BYTES = 16 << 10
 """End of a command's output that is kept."""
+_RESULT = "result.json"
+_MEMORY_MIB = 4096
+"""Address space of a sandboxed program, which imports more than a policy's code does."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 _STARTER = Path(__file__).with_name("starter.py")
 
@@ -58,6 +65,8 @@ def load_program(spec: AgentSpec, folder: Path | None) -> Program:
         function = load_function(spec.function, folder)
         check_agent(function, spec.function, spec.args)
         return FunctionProgram(function, spec.function, spec.args)
+    if spec.command is not None and spec.sandbox:
+        return SandboxedProgram(spec, folder or Path.cwd())
     if spec.command is not None:
         return CommandProgram(spec.command, spec.env, folder or Path.cwd())
     assert spec.url is not None, "one of the three is set"
@@ -138,7 +147,8 @@ class CommandProgram:
     """A process for each trajectory, in a session of its own that ends with it."""
 
     def __init__(self, command: tuple[str, ...], env: Mapping[str, str], folder: Path) -> None:
-        self._command, self._env, self._folder = command, env, folder
+        self._command = (sys.executable, *command[1:]) if command[0] == "python" else command
+        self._env, self._folder = env, folder
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
         with TemporaryDirectory(prefix="dagrl-agent-") as made:
@@ -164,16 +174,37 @@ class CommandProgram:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             said = _end_of(output)
-            if status:
-                how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
-                raise ProgramError(f"it {how}{_last_line(said)}", said)
-            if not result.exists():
-                return Verdict(output=said)
-            try:
-                returned = json.loads(result.read_bytes())
-            except ValueError as error:
-                raise ProgramError(f"its result file is not JSON: {error}", said) from error
-            return verdict_of(returned, said)
+            return _verdict_of_process(status, said, result.read_text() if result.exists() else None)
+
+
+class SandboxedProgram:
+    """Confined Python programs, each watched by a thread."""
+
+    def __init__(self, spec: AgentSpec, folder: Path) -> None:
+        assert spec.command is not None
+        _, file, *self._arguments = spec.command
+        self._code = (folder / file).read_text()
+        self._env, self._timeout_s = spec.env, spec.timeout_s
+        self._threads = ThreadPoolExecutor(spec.concurrency, thread_name_prefix="sandboxed agent")
+
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+        told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": _RESULT}
+        run = partial(
+            sandbox.run,
+            self._code,
+            stdin=json.dumps(row),
+            timeout_s=self._timeout_s,
+            memory_mib=_MEMORY_MIB,
+            connects_to=urlsplit(base_url).port,
+            arguments=self._arguments,
+            environment={**self._env, **told},
+            kept=_RESULT,
+        )
+        ended = await asyncio.get_running_loop().run_in_executor(self._threads, run)
+        said = (ended.stdout + ended.stderr)[-OUTPUT_BYTES:]
+        if ended.outcome in (sandbox.Outcome.TIMED_OUT, sandbox.Outcome.TOO_MUCH):
+            raise ProgramError(f"it {ended.outcome.value}", said)
+        return _verdict_of_process(ended.exit_status, said, ended.kept)
 
 
 class ServiceProgram:
@@ -201,6 +232,17 @@ class ServiceProgram:
             return verdict_of(json.loads(body) if body.strip() else None)
         except ValueError as error:
             raise ProgramError(f"it answered in another form than JSON: {body:.200}") from error
+
+
+def _verdict_of_process(status: int, said: str, result: str | None) -> Verdict:
+    """The verdict of a process that has ended, by its exit status, output and result file."""
+    if status:
+        how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
+        raise ProgramError(f"it {how}{_last_line(said)}", said)
+    try:
+        return verdict_of(None if result is None else json.loads(result), said)
+    except ValueError as error:
+        raise ProgramError(f"its result file is not JSON: {error}", said) from error
 
 
 def _end_of(file: Path) -> str:

@@ -32,6 +32,7 @@ _TRUNCATE = 1 << 14
 _FOLDERS_ONLY = _READ_DIR | _REMOVE_FILE | _MAKE_REGULAR
 # The number of file rights that each Landlock version knows, starting at version 1: the rights below this bit.
 _RIGHTS_BITS = (13, 14, 15, 15, 16)
+_KNOWS_TCP, _LANDLOCK_NET_PORT, _TCP_CONNECT = 4, 2, 2
 _TCP_BIND_AND_CONNECT, _ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3
 
 
@@ -61,7 +62,7 @@ def _confine(order: dict[str, Any]) -> None:
     _drop_capabilities()
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "the kernel has no no_new_privs")
     if order["readable"] is not None:
-        _hide_files(order["readable"], order["writable"])
+        _hide_files(order["readable"], order["writable"], order["port"])
     _filter_calls(bytes.fromhex(order["filter"]))
 
 
@@ -71,12 +72,15 @@ def _drop_capabilities() -> None:
     _check(_LIBC.syscall(_SYS_CAPSET[os.uname().machine], header, bytes(24)), "cannot drop capabilities")
 
 
-def _hide_files(readable: list[str], writable: list[str]) -> None:
-    """Allow access to these paths only. In writable folders, the process can create files, but no folders or links."""
+def _hide_files(readable: list[str], writable: list[str], port: int | None) -> None:
+    """Allow access to these paths only, and TCP connections to `port` only, if it is given.
+
+    In writable folders, the process can create files, but no folders or links.
+    """
     version = _LIBC.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION_FLAG)
     _check(version, "the kernel has no Landlock, which hides the user's files; `hide_files: false` does without")
     known = (1 << _RIGHTS_BITS[min(version, len(_RIGHTS_BITS)) - 1]) - 1
-    wanted = [known, *([_TCP_BIND_AND_CONNECT] if version >= 4 else [])]
+    wanted = [known, *([_TCP_BIND_AND_CONNECT] if version >= _KNOWS_TCP else [])]
     wanted += [_ABSTRACT_SOCKETS_AND_SIGNALS] if version >= 6 else []
     rules = struct.pack(f"={len(wanted)}Q", *wanted)
     ruleset = _LIBC.syscall(_SYS_LANDLOCK_CREATE, rules, ctypes.c_size_t(len(rules)), 0)
@@ -86,6 +90,12 @@ def _hide_files(readable: list[str], writable: list[str]) -> None:
     for paths, rights in ((readable, reads), (writable, writes)):
         for path in paths:
             _allow(ruleset, path, rights & known)
+    if port is not None:
+        if version < _KNOWS_TCP:
+            raise OSError("the kernel's Landlock cannot limit connections to one port; it needs Linux 6.7")
+        rule = struct.pack("=QQ", _TCP_CONNECT, port)
+        added = _LIBC.syscall(_SYS_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_NET_PORT, rule, 0)
+        _check(added, f"cannot allow connections to port {port}")
     _check(_LIBC.syscall(_SYS_LANDLOCK_RESTRICT, ruleset, 0), "cannot begin to hide files")
     os.close(ruleset)
 

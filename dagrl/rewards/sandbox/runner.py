@@ -17,7 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +25,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dagrl.rewards.sandbox.launcher import READY
 from dagrl.rewards.sandbox.syscalls import filter_program
@@ -66,6 +67,8 @@ class Result:
     """The exit status of the process, or the negative number of the signal that ended it."""
     stdout: str
     stderr: str
+    kept: str | None = None
+    """Text of the file to keep; None if there is none."""
 
     @property
     def finished(self) -> bool:
@@ -82,6 +85,10 @@ def run(
     memory_mib: int = 1024,
     file_mib: int = 16,
     hide_files: bool = True,
+    connects_to: int | None = None,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    kept: str | None = None,
 ) -> Result:
     """Run `code` as a separate program, with the Python and the packages of this process.
 
@@ -92,6 +99,9 @@ def run(
 
     Deterministic code gives the same output in each run: the hash seed is fixed, and the path of the folder, which is
     different each time, is removed from the outputs.
+
+    With `connects_to`, the program can open TCP connections to that port. It gets `arguments`, and `environment` in
+    addition to a fixed one. The result has the text of its file `kept`, if it has written one.
 
     Without `hide_files`, for kernels without Landlock, the code can read every file that the user can read, and cannot
     write any file, not even in its own folder. Raises OSError with an explanation if this machine cannot confine a
@@ -108,11 +118,14 @@ def run(
             _write(folder / name, text)
         _write(outside / "stdin", stdin)
         limits = _limits(timeout_s, memory_mib, file_mib)
-        with _started(outside, folder, limits, hide_files) as process:
+        order = _order(folder, limits, hide_files, connects_to, arguments, environment or {})
+        with _started(outside, folder, order) as process:
             stopped = _watch(process, folder, timeout_s, file_mib * _MIB)
         outputs = [(outside / name).read_bytes() for name in ("stdout", "stderr")]
+        stdout, stderr = (_told(each, folder) for each in outputs)
         outcome = stopped or _outcome(process.returncode, any(len(each) >= file_mib * _MIB for each in outputs))
-        return Result(outcome, process.returncode, *(_told(each, folder) for each in outputs))
+        file = _told((folder / kept).read_bytes(), folder) if kept and (folder / kept).is_file() else None
+        return Result(outcome, process.returncode, stdout, stderr, file)
 
 
 def _told(output: bytes, folder: Path) -> str:
@@ -148,36 +161,47 @@ def _limits(timeout_s: float, memory_mib: int, file_mib: int) -> dict[str, int]:
     }
 
 
+def _order(
+    folder: Path,
+    limits: Mapping[str, int],
+    hide_files: bool,
+    connects_to: int | None,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+) -> dict[str, Any]:
+    """What the launcher does."""
+    return {
+        "parent": os.getpid(),
+        "limits": limits,
+        "readable": _readable() if hide_files else None,
+        "writable": [str(folder), "/dev/null"],
+        "port": connects_to,
+        "filter": filter_program(platform.machine(), write_files=hide_files, connects=connects_to is not None).hex(),
+        # The program imports no user packages, and gets only this environment.
+        "command": [sys.executable, "-P", "-s", "-B", "-X", "utf8", "main.py", *arguments],
+        "environment": {
+            "PATH": "",
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+            "LANG": "C.UTF-8",
+            # Sets have the same order in each run.
+            "PYTHONHASHSEED": "0",
+            # Otherwise, numpy's threads alone use up the memory.
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            **environment,
+        },
+    }
+
+
 @contextmanager
-def _started(
-    outside: Path, folder: Path, limits: Mapping[str, int], hide_files: bool
-) -> Iterator[subprocess.Popen[bytes]]:
+def _started(outside: Path, folder: Path, order: Mapping[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
     """Start the confined process; it is killed when the context exits."""
     status, status_fd = os.pipe()
     try:
-        order = {
-            "status_fd": status_fd,
-            "parent": os.getpid(),
-            "limits": limits,
-            "readable": _readable() if hide_files else None,
-            "writable": [str(folder), "/dev/null"],
-            "filter": filter_program(platform.machine(), write_files=hide_files).hex(),
-            # The program imports no user packages, and gets only this environment.
-            "command": [sys.executable, "-P", "-s", "-B", "-X", "utf8", "main.py"],
-            "environment": {
-                "PATH": "",
-                "HOME": str(folder),
-                "TMPDIR": str(folder),
-                "LANG": "C.UTF-8",
-                # Sets have the same order in each run.
-                "PYTHONHASHSEED": "0",
-                # Otherwise, numpy's threads alone use up the memory.
-                "OPENBLAS_NUM_THREADS": "1",
-                "OMP_NUM_THREADS": "1",
-                "MKL_NUM_THREADS": "1",
-            },
-        }
-        command = [sys.executable, "-I", "-S", "-B", str(_LAUNCHER), json.dumps(order)]
+        told = json.dumps({**order, "status_fd": status_fd})
+        command = [sys.executable, "-I", "-S", "-B", str(_LAUNCHER), told]
         with (
             (outside / "stdin").open("rb") as stdin,
             (outside / "stdout").open("wb") as stdout,

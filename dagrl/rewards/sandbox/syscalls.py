@@ -29,7 +29,7 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32_NUMBERS = 0x40000000
 
 _CLONE_THREAD, _CLONE_FILES, _CLOSE_RANGE_UNSHARE = 0x10000, 0x400, 2
-_AF_UNIX, _SOCK_STREAM, _SOCK_KINDS = 1, 1, 0xF
+_AF_UNIX, _AF_INET, _SOCK_STREAM, _SOCK_KINDS = 1, 2, 1, 0xF
 _F_SETOWN, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 8, 15, 1024, 1026, 1031
 _TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
@@ -65,10 +65,11 @@ _MACHINES = {
 }
 
 
-def filter_program(machine: str, *, write_files: bool) -> bytes:
+def filter_program(machine: str, *, write_files: bool, connects: bool = False) -> bytes:
     """The filter for a `machine`, as ``platform.machine()`` names it: an array of ``struct sock_filter``.
 
-    Without `write_files`, no file can be opened for writing, created or removed. Raises OSError for an unknown machine.
+    Without `write_files`, no file can be opened for writing, created or removed. With `connects`, TCP connections can
+    be opened, to ports that Landlock allows. Raises OSError for an unknown machine.
     """
     if machine not in _MACHINES:
         raise OSError(f"the sandbox knows the system calls of {' and '.join(_MACHINES)}, not of {machine}")
@@ -76,9 +77,13 @@ def filter_program(machine: str, *, write_files: bool) -> bytes:
     code = [*_load(_ARCHITECTURE_AT), (_JUMP_EQUAL, 1, 0, known.architecture), *_return(_KILL), *_load(_NUMBER_AT)]
     # The x32 ABI has the same calls under other numbers.
     code += _when(_JUMP_AT_LEAST, _X32_NUMBERS, _return(_KILL))
-    for numbers in {**FORBIDDEN, **({} if write_files else CHANGES_NAMES)}.values():
+    if connects:
+        (place, rule) = FORBIDDEN["socket"][known.place], _only_tcp()
+        assert place is not None
+        code += _when(_JUMP_EQUAL, place, [*_load(_ARGUMENTS_AT), *rule])
+    for name, numbers in {**FORBIDDEN, **({} if write_files else CHANGES_NAMES)}.items():
         number = numbers[known.place]
-        if number is not None:
+        if number is not None and not (connects and name in ("socket", "connect")):
             code += _when(_JUMP_EQUAL, number, _refuse(errno.EPERM))
     for number, argument, rule in _by_argument(known, write_files):
         code += _when(_JUMP_EQUAL, number, [*_load(_ARGUMENTS_AT + 8 * argument), *rule])
@@ -124,6 +129,12 @@ def _only_streams() -> _Code:
     """Allow pairs of stream sockets only: a datagram socket could send to any other socket that has a name."""
     kind = [*_load(_ARGUMENTS_AT + 8), (_AND, 0, 0, _SOCK_KINDS), *_when(_JUMP_EQUAL, _SOCK_STREAM, _return(_ALLOW))]
     return [*_when(_JUMP_EQUAL, _AF_UNIX, [*kind, *_refuse(errno.EPERM)]), *_refuse(errno.EPERM)]
+
+
+def _only_tcp() -> _Code:
+    """Allow TCP sockets, whose connections Landlock checks."""
+    kind = [*_load(_ARGUMENTS_AT + 8), (_AND, 0, 0, _SOCK_KINDS), *_when(_JUMP_EQUAL, _SOCK_STREAM, _return(_ALLOW))]
+    return [*_when(_JUMP_EQUAL, _AF_INET, [*kind, *_refuse(errno.EPERM)]), *_refuse(errno.EPERM)]
 
 
 def _unless_one_of(*values: int) -> _Code:

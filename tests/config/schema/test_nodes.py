@@ -54,11 +54,17 @@ def test_an_option_asks_for_columns(op: str, without: dict, with_option: dict, c
 @pytest.mark.parametrize(
     ("op", "options", "columns"),
     [
-        ("update", UPDATE, {"old_logprob", "ref_logprob", "rollout_logprob", "is_expert"}),
-        ("update", {**UPDATE, "loss": {"kl_coef": 0.1}}, {"old_logprob", "rollout_logprob", "is_expert"}),
-        ("advantage", GAE, {"is_expert", "token_reward"}),
-        ("advantage", {"estimator": "grpo"}, {"is_expert"}),
-        ("reward", {"fn": "exact"}, {"token_turn", "token_reward"}),
+        ("update", UPDATE, {"old_logprob", "ref_logprob", "rollout_logprob", "is_expert", "trajectory_share"}),
+        (
+            "update",
+            {**UPDATE, "loss": {"kl_coef": 0.1}},
+            {"old_logprob", "rollout_logprob", "is_expert", "trajectory_share"},
+        ),
+        ("advantage", GAE, {"is_expert", "excluded", "token_reward"}),
+        ("advantage", {"estimator": "grpo"}, {"is_expert", "excluded"}),
+        ("advantage", {"estimator": "gigpo"}, {"is_expert", "excluded", "token_reward"}),
+        ("reward", {"fn": "exact"}, {"token_turn", "token_reward", "agent_reward"}),
+        ("reward", {"fn": "agent"}, {"token_turn", "token_reward"}),
         ("reward", {"fn": "environment"}, {"token_turn"}),
     ],
 )

@@ -67,13 +67,13 @@ async def sleeps(client, row):
     await asyncio.sleep(100)
 """
 COMMAND = """
-import json, os, sys
-from openai import OpenAI
+import json, os, sys, urllib.request
 
 row = json.load(sys.stdin)
-client = OpenAI(max_retries=0)
-answer = client.chat.completions.create(model="policy", messages=row["messages"])
-print("said", answer.choices[0].message.content)
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+body = json.dumps({"messages": row["messages"]}).encode()
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+print("said", json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
 if row["sample_id"] == 1:
     sys.exit("gives up")
 with open(os.environ["DAGRL_RESULT"], "w") as file:
@@ -201,3 +201,25 @@ def test_a_command_is_an_agent(play) -> None:
     assert first.startswith("said ") and "gives up" in second
     plain = together(play(prompts=PROMPTS[:2]))
     assert batch["response_tokens"].values.tolist() == plain["response_tokens"].values.tolist()
+
+
+def test_a_sandboxed_command_reaches_its_endpoint_alone(play, bench) -> None:
+    spying = """
+import socket, subprocess
+def refused(action):
+    try:
+        action()
+    except OSError:
+        return True
+    return False
+assert refused(lambda: open("/etc/passwd").read())
+assert refused(lambda: subprocess.run(["/bin/true"]))
+assert refused(lambda: socket.create_connection(("127.0.0.1", 22), 1))
+assert refused(lambda: socket.socket(socket.AF_UNIX)) and refused(lambda: socket.socket(type=socket.SOCK_DGRAM))
+"""
+    (bench.folder / "spy.py").write_text(spying + COMMAND)
+    (output,) = play({"command": ["python", "spy.py"], "sandbox": True}, prompts=PROMPTS[:2])
+    batch = together([output])
+    first, second = batch["agent_output"].strings()
+    assert first.startswith("said ") and "gives up" in second
+    assert batch["agent_reward"].values.tolist() == [2.0, 0.0]

@@ -21,10 +21,14 @@ class AgentSpec(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """A program and its arguments, started for each sample in the folder of the pipeline file, with
-    ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment and the row as JSON on its standard input."""
+    """A program (``python``: the worker's) and its arguments, started for each sample in the folder of the pipeline
+    file, with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment and the row as JSON on its standard
+    input."""
     env: dict[str, str] = Field(default_factory=dict)
     """Further variables of the command's environment, which has little of the worker's."""
+    sandbox: bool = False
+    """Confine a command ``[python, FILE, ...]`` as the code of a policy is: it sees a copy of that file, an empty
+    folder and Python's packages, starts no processes, and reaches nothing but the endpoint."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """A service that is posted ``base_url``, ``api_key`` and ``row``, and answers with ``reward``."""
     listen: Literal["loopback", "node"] = "loopback"

@@ -13,8 +13,8 @@ class McpServerSpec(Section):
     """A server of the Model Context Protocol: a `command` that each worker starts, or a `url`."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """A program and its arguments, which speaks the protocol on its standard input and output; started in the folder of
-    the pipeline file."""
+    """A program (``python``: the worker's) and its arguments, which speaks the protocol on its standard input and
+    output; started in the folder of the pipeline file."""
     env: dict[str, str] = Field(default_factory=dict)
     """Further variables of the command's environment, which has little of the worker's."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None

@@ -1,0 +1,104 @@
+"""Trajectories of several rows count once: in baselines, rewards, filters and sequence means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dagrl.algorithms.aggregation import token_weights
+from dagrl.algorithms.objective import PolicyObjective
+from dagrl.config.schema import LossSpec
+from dagrl.data.batch import Batch, Column
+from dagrl.ops.advantage import advantage
+from dagrl.ops.base import Context, OpInput
+from dagrl.ops.filter import filter as filter_op
+from dagrl.ops.reward import reward
+
+AGENT = {"function": "bots:solve", "sequences": 2}
+LENGTHS = (2, 1, 1, 3)
+"""Two trajectories of two rows; the second row of the first is not used."""
+
+
+@pytest.fixture
+def context(bench):
+    def context(node: str, **nodes: dict) -> Context:
+        rollout = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 9}, "agent": AGENT}
+        return bench.context(node, nodes={"rollout": rollout, **nodes})
+
+    return context
+
+
+def rows(bench, **columns) -> Batch:
+    offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
+    mask = np.array([1, 1, 0, 1, 1, 1, 0], dtype=np.float32)
+    batch = bench.batch([4, 5, 6, 7], group_id=[1, 1, 1, 1], reward=[1.0, 1.0, 0.0, 0.0], **columns)
+    return batch.with_columns({"response_mask": Column(mask, offsets)})
+
+
+def test_a_baseline_takes_each_trajectory_once(bench, context) -> None:
+    (output,) = advantage(
+        [OpInput(0, rows(bench))], context("advantage", advantage={"op": "advantage", "estimator": "rloo"})
+    )
+    # Each minus the other: of four samples, two would be a trajectory's own.
+    assert output.columns["advantage"].values.tolist() == [1, 1, 0, -1, -1, -1, 0]
+
+
+def test_an_excluded_trajectory_is_part_of_no_baseline(bench, context) -> None:
+    batch = rows(bench).with_columns({"excluded": Column(np.array([0, 0, 1, 1], dtype=np.float32))})
+    node = {"op": "advantage", "estimator": "dr_grpo"}
+    (output,) = advantage([OpInput(0, batch)], context("advantage", advantage=node))
+    assert output.columns["advantage"].values.tolist() == [0] * 7, "one sample alone has nothing to be compared with"
+
+
+@pytest.mark.parametrize("aggregation", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
+def test_shares_make_rows_one_sequence(aggregation) -> None:
+    mask = Column(np.array([1, 1, 0, 1, 1, 1, 0], dtype=np.float32), np.concatenate([[0], np.cumsum(LENGTHS)]))
+    whole = Column(mask.values, mask.offsets[::2])
+    shares = np.array([1, 0, 1 / 3, 2 / 3], dtype=np.float32)
+    weights, normalizer = token_weights(mask, aggregation, None, shares)
+    expected, expected_normalizer = token_weights(whole, aggregation)
+    np.testing.assert_allclose(weights.values, expected.values, rtol=1e-6)
+    assert normalizer == pytest.approx(expected_normalizer)
+    objective = PolicyObjective(LossSpec(policy="reinforce", aggregation=aggregation), 1.0, ["trajectory_share"])
+    batch = Batch(np.arange(4), {"response_mask": mask, "trajectory_share": Column(shares)})
+    assert objective.token_weights(batch)[1][0] == pytest.approx(normalizer)
+
+
+def test_a_reward_is_the_first_rows(bench, context) -> None:
+    columns = {
+        "prompt_tokens": ["1+", "1", "2+", "3+"],
+        "response_tokens": ["2", "1", "7", "777"],
+        "answer": ["2"] * 4,
+        "data_source": ["x"] * 4,
+        "extra_info": ["{}"] * 4,
+    }
+    batch = rows(bench, **columns)
+    (output,) = reward([OpInput(0, batch)], context("reward", reward={"op": "reward", "fn": "exact"}))
+    assert output.columns["reward"].values.tolist() == [1, 1, 0, 0]
+    given = batch.with_columns({"agent_reward": Column(np.array([0.5, 9, -1, 9], dtype=np.float32))})
+    (output,) = reward([OpInput(0, given)], context("reward", reward={"op": "reward", "fn": "agent"}))
+    assert output.columns["reward"].values.tolist() == [0.5, 0.5, -1, -1]
+
+
+def test_a_filter_sees_each_trajectory_once(bench, context) -> None:
+    batch = rows(bench).with_columns({"reward": Column(np.array([1, 0, 1, 0], dtype=np.float32))})
+    node = {"op": "filter", "metric": "reward", "lower": 0.9}
+    (output,) = filter_op([OpInput(0, batch)], context("keep", keep=node))
+    assert output.rows.tolist() == [4, 5, 6, 7]
+
+
+def test_validation_has_one_row_for_a_trajectory(bench, context) -> None:
+    assert context("reward").sequences == 2 and context("reward").samples_per_prompt == 4
+    validating = bench.context(
+        "rollout",
+        validation=True,
+        nodes={
+            "rollout": {
+                "op": "rollout",
+                "engine": "generator",
+                "sampling": {"max_new_tokens": 9},
+                "agent": AGENT,
+            }
+        },
+    )
+    assert validating.sequences == 1 and validating.samples_per_prompt == 1
