@@ -127,7 +127,11 @@ def _check_servers(place: Place, node: RolloutNode, folder: Path, findings: Find
         if find_spec("mcp") is None:
             findings.error(where, "needs the package mcp; pip install 'dagrl[mcp]'", code="missing-package")
         if (spec.command is None) == (spec.url is None):
-            findings.error(where, "give it either a `command` or a `url`", code="server-without-command")
+            findings.error(
+                where,
+                "has not exactly one way to reach it; give it either a `command` or a `url`",
+                code="server-without-command",
+            )
         elif spec.command is not None and which(spec.command[0], folder) is None:
             message = (
                 f"there is no program `{spec.command[0]}` on the path or in {folder}; name one that can be executed"

@@ -124,23 +124,12 @@ class FunctionProgram:
         import httpx
         from openai import AsyncOpenAI
 
-        if self._transport is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=512)
-            self._transport = _shared(httpx.AsyncHTTPTransport(limits=limits))
-        # Connections are shared, and the settings of the user's environment are not those of this endpoint.
+        from dagrl.ops.agents.client_transport import ClientTransport
+
+        self._transport = self._transport or ClientTransport()
+        # The settings of the user's environment, such as proxies, are not those of this endpoint.
         http = httpx.AsyncClient(transport=self._transport, trust_env=False, timeout=None)
         return AsyncOpenAI(base_url=base_url, api_key=key, http_client=http, max_retries=0, timeout=None)
-
-
-def _shared(transport: Any) -> Any:
-    """A transport that its clients do not close."""
-    import httpx
-
-    class Shared(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return await transport.handle_async_request(request)
-
-    return Shared()
 
 
 class CommandProgram:
@@ -217,9 +206,9 @@ class ServiceProgram:
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
         import aiohttp
 
-        if self._client is None:
-            unlimited = aiohttp.ClientTimeout(total=None)
-            self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=unlimited)
+        from dagrl.ops.agents.client_transport import open_session
+
+        self._client = self._client or open_session(decompress=True)
         task = {"base_url": base_url, "api_key": key, "row": row}
         try:
             async with self._client.post(self._url, json=task) as answer:

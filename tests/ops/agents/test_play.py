@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 import pytest
+from openai import OpenAI
 
 from dagrl.backends.backend import RankContext
+from dagrl.backends.base import EngineLostError
 from dagrl.backends.hf.engine import HfEngine
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.config.schema import ModelSpec, TokenizerSpec
@@ -93,7 +100,12 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
     (bench.folder / "bot.py").write_text(COMMAND)
 
     def play(
-        agent: Any = None, *, prompts: tuple[str, ...] = PROMPTS, tokens: int = 12, **options: Any
+        agent: Any = None,
+        *,
+        prompts: tuple[str, ...] = PROMPTS,
+        tokens: int = 12,
+        aborted: Callable[[], bool] = bool,
+        **options: Any,
     ) -> list[Output]:
         node: dict[str, Any] = {
             "op": "rollout",
@@ -105,6 +117,7 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
         if agent is not None:
             node["agent"] = agent
         context = bench.context("rollout", engine=engine, nodes={"rollout": node})
+        context = replace(context, aborted=aborted)
         each = context.sequences
         prompts = tuple(prompt for prompt in prompts for _ in range(each))
         rows = list(range(len(prompts)))
@@ -223,3 +236,45 @@ assert refused(lambda: socket.socket(socket.AF_UNIX)) and refused(lambda: socket
     first, second = batch["agent_output"].strings()
     assert first.startswith("said ") and "gives up" in second
     assert batch["agent_reward"].values.tolist() == [2.0, 0.0]
+
+
+class Service(BaseHTTPRequestHandler):
+    """Solves a task with the endpoint that it is told."""
+
+    def do_POST(self) -> None:
+        task = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with OpenAI(base_url=task["base_url"], api_key=task["api_key"], max_retries=0) as client:
+            client.chat.completions.create(model="policy", messages=task["row"]["messages"])
+        status, answer = (200, {"reward": 3, "hits": 1}) if task["row"]["sample_id"] else (503, {"busy": True})
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def test_a_service_is_an_agent(play) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    (output,) = play({"url": f"http://127.0.0.1:{server.server_port}/"}, prompts=PROMPTS[:2])
+    server.shutdown()
+    batch = together([output])
+    assert batch["agent_reward"].values.tolist() == [0.0, 3.0]
+    assert batch["excluded"].values.tolist() == [1.0, 0.0]
+    assert output.stats["agent/hits"].mean == 1
+
+
+def test_an_abort_ends_agents_that_are_busy_elsewhere(play) -> None:
+    begun = time.monotonic()
+    (output,) = play("bots:sleeps", prompts=PROMPTS[:2], aborted=lambda: time.monotonic() > begun + 1)
+    assert output.unfinished and time.monotonic() < begun + 20
+
+
+def test_an_engines_failure_ends_the_call(play, engine, monkeypatch) -> None:
+    def lost(*_: Any) -> Any:
+        raise EngineLostError("the server has died")
+
+    monkeypatch.setattr(engine, "generate", lost)
+    with pytest.raises(EngineLostError, match="has died"):
+        play("bots:once", prompts=PROMPTS[:2])

@@ -1,0 +1,17 @@
+"""`dagrl agent try`: the template's agent against a real generator, and calls that cannot work."""
+
+from __future__ import annotations
+
+from dagrl.cli import main
+
+
+def test_one_conversation_is_printed(capsys) -> None:
+    assert main(["agent", "try", "tiny_agent", "--row", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "-- sequence 1: 4 tokens of prompt" in out
+    assert "-- turn 1 of the policy: " in out
+    assert "\nreward 0.0\n" in out or "\nreward 1.0\n" in out
+    assert main(["agent", "try", "tiny_agent", "--row", "99"]) == 1
+    assert "has the rows 0 to 24, and no row 99" in capsys.readouterr().err
+    assert main(["agent", "try", "tiny_grpo"]) == 1
+    assert "no rollout of this pipeline has an `agent`" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""Agents of rollouts: whether their programs are there, and what contradicts them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.validation import check_file
+
+ROLLOUT = "n: 4, sampling: {max_new_tokens: 8}}"
+MODULE = """
+async def solve(client, row, *, depth=1): ...
+
+def blocks(client, row): ...
+
+async def alone(): ...
+"""
+CASES = {
+    "no program": ("agent: {timeout_s: 3}", "agent", "agent-without-program", "function, command, url"),
+    "two programs": ("agent: {command: [python], url: 'http://x'}", "agent", "agent-without-program"),
+    "no such module": ("agent: 'nowhere:solve'", "agent", "invalid-agent", "nowhere"),
+    "no such function": ("agent: 'own:solved'", "agent", "invalid-agent", "solve"),
+    "not async": ("agent: 'own:blocks'", "agent", "invalid-agent", "async def"),
+    "takes nothing": ("agent: 'own:alone'", "agent", "invalid-agent", "gets a client, the row"),
+    "unknown argument": (
+        "agent: {function: 'own:solve', args: {deep: 1}}",
+        "agent.args",
+        "invalid-agent",
+        "deep",
+    ),
+    "no such command": ("agent: {command: [solve-it-all]}", "agent.command", "invalid-agent", "solve-it-all"),
+    "a sandbox of another program": (
+        "agent: {command: [bash, own.py], sandbox: true}",
+        "agent.command",
+        "invalid-agent",
+        "[python, FILE, ...]",
+    ),
+    "no file for the sandbox": (
+        "agent: {command: [python, other.py], sandbox: true}",
+        "agent.command",
+        "invalid-agent",
+    ),
+    "not for functions": ("agent: {function: 'own:solve', env: {A: '1'}}", "agent.env", "option-without-effect"),
+    "tools beside": ("agent: 'own:solve', tools: [calculator]", "tools", "option-without-effect"),
+    "too patient": (
+        "agent: {function: 'own:solve', timeout_s: 100000}",
+        "agent.timeout_s",
+        "agent-timeout-too-long",
+        "run.node_timeout_s",
+    ),
+    "over steps": (
+        "agent: 'own:solve', partial_rollout: true, over_sampling_batch_size: 300",
+        "partial_rollout",
+        "partial-rollout-of-turns",
+    ),
+    "unknown format": ("agent: 'own:solve', tool_format: hermess", "tool_format", "invalid-tool-format", "hermes"),
+    "a server without a command": ("mcp_servers: {a: {}}", "mcp_servers.a", "server-without-command", "`url`"),
+    "no such server": ("mcp_servers: {a: {command: [nowhere]}}", "mcp_servers.a.command", "invalid-command", "nowhere"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_module(project) -> None:
+    project.write("own.py", MODULE)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_agents_that_cannot_run_are_refused(project, case) -> None:
+    options, key, *fragments = case
+    path = project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}} #!"))
+    project.assert_problem(path, f"nodes.rollout.{key}", *fragments)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "agent: 'own:solve'",
+        "agent: {function: 'own:solve', args: {depth: 2}, sequences: 3, retries: 2, on_error: zero}",
+        "agent: {command: [python, own.py], sandbox: true, env: {A: '1'}}",
+        "agent: {url: 'http://agents:9000/solve', listen: node}, tool_format: hermes, max_turns: 99",
+        "mcp_servers: {a: {command: [python, own.py], tools: [search]}, b: {url: 'http://x/mcp'}}",
+    ],
+)
+def test_agents_that_can_run_pass(project, options: str) -> None:
+    assert check_file(project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}}"))).warnings == ()
+
+
+def test_an_agents_reward_needs_an_agent(project) -> None:
+    edit = ("reward: {op: reward, fn: exact}", "reward: {op: reward, fn: agent} #!")
+    project.assert_problem(project.pipeline(edit), "nodes.reward", "missing-column", "agent: ...")
+    check_file(project.pipeline(edit, (ROLLOUT, f"{ROLLOUT[:-1]}, agent: 'own:solve'}}")))
