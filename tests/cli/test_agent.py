@@ -11,7 +11,7 @@ def test_one_conversation_is_printed(capsys) -> None:
     assert "-- sequence 1: 4 tokens of prompt" in out
     assert "-- turn 1 of the policy: " in out
     assert "\nreward 0.0\n" in out or "\nreward 1.0\n" in out
-    assert main(["agent", "try", "tiny_agent", "--row", "99"]) == 1
+    assert main(["agent", "try", "tiny_agent", "--row", "99"]) == 2
     assert "has the rows 0 to 24, and no row 99" in capsys.readouterr().err
-    assert main(["agent", "try", "tiny_grpo"]) == 1
+    assert main(["agent", "try", "tiny_grpo"]) == 2
     assert "no rollout of this pipeline has an `agent`" in capsys.readouterr().err

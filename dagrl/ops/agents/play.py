@@ -29,7 +29,7 @@ from dagrl.ops.response import ABORTED, Response
 from dagrl.ops.turns.requests import CallEnded, TurnDone, TurnRequests
 
 _GATHER_S = 0.01
-"""How long an idle engine that decodes in batches waits for further requests after one has arrived."""
+"""How long an idle engine that decodes in batches waits for a further request after each."""
 _LOOK_EVERY_S = 0.5
 """How often an abort is looked for while programs are busy elsewhere."""
 
@@ -116,12 +116,11 @@ class AgentRollouts:
             events = [self._events.get(timeout=_LOOK_EVERY_S)]
         except queue.Empty:
             return []
-        until = time.monotonic() + _GATHER_S
         serializes = self.context.engine.serializes_calls
         while True:
             gathers = serializes and self._queue.idle and self._busy + len(events) < len(self._open)
             try:
-                events.append(self._events.get(timeout=max(0.0, until - time.monotonic()) if gathers else 0.0))
+                events.append(self._events.get(timeout=_GATHER_S if gathers else 0.0))
             except queue.Empty:
                 return events
 
