@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,15 @@ def test_a_response_continues_after_its_beginning(engine, requests) -> None:
     for all_, later in zip(whole, complete(engine, begun, TWELVE), strict=True):
         assert later.tokens.tolist() == all_.tokens[5:].tolist()
         np.testing.assert_allclose(later.logprobs, all_.logprobs[5:], atol=1e-5)
+
+
+def test_a_request_may_have_a_limit_of_its_own(engine, requests) -> None:
+    free = complete(engine, requests, TWELVE)
+    limited = [replace(request, limit=3 if number % 2 else None) for number, request in enumerate(requests)]
+    for number, (whole, completion) in enumerate(zip(free, complete(engine, limited, TWELVE), strict=True)):
+        most = 3 if number % 2 else len(whole.tokens)
+        assert completion.tokens.tolist() == whole.tokens[:most].tolist()
+        assert completion.finish_reason == ("length" if most < len(whole.tokens) else whole.finish_reason)
 
 
 def test_calls_from_several_threads_share_the_engine(engine, requests) -> None:
