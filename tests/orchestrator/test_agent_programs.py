@@ -11,9 +11,11 @@ import pytest
 pytestmark = pytest.mark.slow
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_agent.yaml"
 PROGRAM = """
-import json, os, signal, sys, urllib.request
+import json, os, random, signal, sys, urllib.request
 
 row = json.load(sys.stdin)
+if row["sample_id"] % 4 == 2:
+    signal.setitimer(signal.ITIMER_REAL, random.Random(row["seed"]).uniform(0.001, 0.2))
 headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
 body = json.dumps({"messages": row["messages"]}).encode()
 request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
@@ -43,7 +45,7 @@ def test_the_official_client_trains_the_demos_task(lab, tmp_path: Path) -> None:
     assert run.wait() == 0, run.output
     metrics = run.metrics()
     assert max(line["val/reward/mean"] for line in metrics if "val/reward/mean" in line) > 0.9
-    for line in metrics:
+    for line in metrics[1:]:
         # The trainer's log-probs of what the client was told are the generator's.
         assert line["mismatch/logprob_diff/max"] < 1e-4
         assert line["agent/requests"] == 1 and line["agent/failed_fraction"] == 0
@@ -69,10 +71,12 @@ def test_a_framework_and_processes_that_are_killed(lab, tmp_path: Path) -> None:
     run = lab.start(path, tmp_path / "run")
     assert run.wait() == 0, run.output
     for step, line in enumerate(run.metrics(), 1):
-        assert line["agent/failed_fraction"] == 0.25, "those that killed themselves, and no others"
-        assert line["agent/length"] > 0 and line["mismatch/logprob_diff/max"] < 1e-4
         assert line["framework/agent/requests"] == 2 and line["framework/agent/failed_fraction"] == 0
+        assert line["agent/length"] > 0 and line["mismatch/logprob_diff/max"] < 1e-4
         table = pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pydict()
         assert table["sample_id"] == list(range(16)), "each row once"
-        assert [reason == "error" for reason in table["finish_reason"]] == [row % 4 == 1 for row in range(16)]
-        assert [said.startswith("said ") for said in table["output"]] == [row % 4 != 1 for row in range(16)]
+        failed = {row for row, reason in enumerate(table["finish_reason"]) if reason == "error"}
+        assert {row for row in range(16) if table["excluded"][row]} == failed
+        assert set(range(1, 16, 4)) <= failed <= {row for row in range(16) if row % 4 in (1, 2)}
+        assert line["agent/failed_fraction"] == len(failed) / 16
+        assert all(table["output"][row].startswith("said ") for row in range(16) if row not in failed)
