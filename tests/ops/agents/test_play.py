@@ -69,6 +69,18 @@ async def talks_forever(client, row):
     while True:
         await once(client, row)
 
+tried = set()
+
+async def second_time(client, row):
+    reward = await once(client, row)
+    if row["sample_id"] not in tried:
+        tried.add(row["sample_id"])
+        raise ConnectionError("not yet")
+    return reward
+
+async def silent(client, row):
+    await once(client, row)
+
 async def sleeps(client, row):
     await once(client, row)
     await asyncio.sleep(100)
@@ -105,6 +117,7 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
         prompts: tuple[str, ...] = PROMPTS,
         tokens: int = 12,
         aborted: Callable[[], bool] = bool,
+        reward: str = "exact",
         **options: Any,
     ) -> list[Output]:
         node: dict[str, Any] = {
@@ -116,7 +129,9 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
         }
         if agent is not None:
             node["agent"] = agent
-        context = bench.context("rollout", engine=engine, nodes={"rollout": node})
+        context = bench.context(
+            "rollout", engine=engine, nodes={"rollout": node, "reward": {"op": "reward", "fn": reward}}
+        )
         context = replace(context, aborted=aborted)
         each = context.sequences
         prompts = tuple(prompt for prompt in prompts for _ in range(each))
@@ -187,6 +202,21 @@ def test_a_failed_agent_is_left_out_given_nothing_or_ends_the_run(play) -> None:
     assert (zero["agent_reward"].values[failed] == 0).all()
     with pytest.raises(AgentFailedError, match=r"bots:fails.*sample 1.*RuntimeError: no idea .*bots.py:"):
         play({"function": "bots:fails", "on_error": "stop"}, prompts=PROMPTS[:2])
+
+
+def test_a_failed_agent_is_run_again_with_the_same_draws(play) -> None:
+    plain = together(play(prompts=PROMPTS[:2]))
+    (output,) = play({"function": "bots:second_time", "retries": 1}, prompts=PROMPTS[:2])
+    batch = together([output])
+    assert batch["response_tokens"].values.tolist() == plain["response_tokens"].values.tolist()
+    assert output.stats["agent/retries"].mean == 1 and output.stats["agent/failed_fraction"].mean == 0
+
+
+def test_a_reward_that_a_node_takes_must_be_given(play) -> None:
+    batch = together(play("bots:silent", prompts=PROMPTS[:2]))
+    assert np.isnan(batch["agent_reward"].values).all() and not batch["excluded"].values.any()
+    batch = together(play("bots:silent", prompts=PROMPTS[:2], reward="agent"))
+    assert batch["excluded"].values.all()
 
 
 def test_an_agent_without_turns_left_has_failed_the_task(play) -> None:
