@@ -38,7 +38,9 @@ def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
             _table(_used_rows(_first_of_each_set(batch, limit), context), context),
             context.resources.run_dir / "samples" / name,
         )
-    yield Output((), batch.rows, stats=_stats(own_rows(first_rows(batch, context)), context))
+    samples = first_rows(batch, context)
+    # A validation counts a failed agent as a sample without a right answer.
+    yield Output((), batch.rows, stats=_stats(samples if context.validation else own_rows(samples), context))
 
 
 def _write(table: pa.Table, path: Path) -> None:

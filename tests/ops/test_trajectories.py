@@ -13,6 +13,7 @@ from dagrl.ops.advantage import advantage
 from dagrl.ops.base import Context, OpInput
 from dagrl.ops.filter import filter as filter_op
 from dagrl.ops.reward import reward
+from dagrl.ops.samples import samples
 
 AGENT = {"function": "bots:solve", "sequences": 2}
 LENGTHS = (2, 1, 1, 3)
@@ -85,6 +86,24 @@ def test_a_filter_sees_each_trajectory_once(bench, context) -> None:
     node = {"op": "filter", "metric": "reward", "lower": 0.9}
     (output,) = filter_op([OpInput(0, batch)], context("keep", keep=node))
     assert output.rows.tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("validation", "mean"), [(False, 1.0), (True, 0.5)])
+def test_a_failed_agent_counts_in_validation_alone(bench, validation, mean) -> None:
+    rollout = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 9}, "agent": "bots:solve"}
+    context = bench.context(validation=validation, nodes={"rollout": rollout}, run={"steps": 1, "samples_per_step": 0})
+    text = {name: ["x"] * 2 for name in ("answer", "data_source")}
+    batch = bench.batch(
+        [0, 1],
+        group_id=[0, 1],
+        prompt_tokens=["1", "2"],
+        response_tokens=["1", "2"],
+        reward=[1.0, 0.0],
+        data_set=["val" if validation else "train"] * 2,
+        **text,
+    ).with_columns({"excluded": Column(np.array([0, 1], dtype=np.float32))})
+    (output,) = samples([OpInput(0, batch)], context)
+    assert output.stats["reward"].mean == mean
 
 
 def test_validation_has_one_row_for_a_trajectory(bench, context) -> None:
