@@ -22,6 +22,7 @@ from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.backends.families.tensors import published_tensors as published_tensors_of
 from dagrl.config.schema import ModelSpec
 from dagrl.imports import UNUSED, import_transformers, without_packages
+from dagrl.models.hf_config import IMAGE
 from dagrl.models.library_classes import UNDECLARED
 
 if TYPE_CHECKING:
@@ -156,12 +157,13 @@ class RandomWeights:
             return torch.zeros(shape) if zero else torch.ones(shape)
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-        return torch.empty(shape).normal_(0.0, self._config.initializer_range, generator=generator)
+        deviation = self._config.get_text_config().initializer_range
+        return torch.empty(shape).normal_(0.0, deviation, generator=generator)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape in the Hugging Face model, which includes a score head if requested."""
         if name == SCORE:
-            return 1, self._config.hidden_size
+            return 1, self._config.get_text_config().hidden_size
         if name not in self._shapes:
             raise ValueError(f"a {self._config.model_type} model has no tensor {name!r}")
         return self._shapes[name]
@@ -194,6 +196,16 @@ def published_shapes(config: PretrainedConfig) -> Mapping[str, tuple[int, ...]]:
 def library_shapes(config: PretrainedConfig) -> Mapping[str, tuple[int, ...]]:
     """`published_shapes` of the Hugging Face model."""
     return _library_shapes(config.model_type, json.dumps(config.to_dict(), sort_keys=True, default=str))
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The auto class of transformers that builds language models of this config, with or without a vision tower."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return (
+        AutoModelForCausalLM if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForImageTextToText
+    )
 
 
 def published_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -234,7 +246,8 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
         raise ValueError(f"model.init.model_type: {model_type!r} is not a model type of Hugging Face{hint}")
     config_class = CONFIG_MAPPING[model_type]
     # The config class accepts any keyword; a misspelt one would silently leave the default.
-    known = {field.name for field in fields(config_class)} | set(UNDECLARED)
+    text_class = config_class.sub_configs.get("text_config")
+    known = {field.name for each in (config_class, text_class) if each for field in fields(each)} | set(UNDECLARED)
     for name in init:
         if name not in known:
             raise ValueError(f"model.init.{name}: {config_class.__name__} has no such field{_nearest(name, known)}")
@@ -245,6 +258,8 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+    if (image := tokenizer.get_vocab().get(IMAGE)) is not None and "image_token_id" in known:
+        from_tokenizer["image_token_id"] = image
     try:
         return config_class(**{**from_tokenizer, **init})
     except StrictDataclassError as error:
@@ -254,11 +269,11 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
 @lru_cache(maxsize=4)
 def _library_shapes(model_type: str, fields: str) -> Mapping[str, tuple[int, ...]]:
     with _imports(stored=False):
-        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+        from transformers import CONFIG_MAPPING
 
         config = CONFIG_MAPPING[model_type].from_dict(json.loads(fields))
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = auto_class(config).from_config(config)
     tied = set(getattr(model, "all_tied_weights_keys", ()))
     return {name: tuple(t.shape) for name, t in published_tensors(model).items() if name not in tied}
 

@@ -50,4 +50,4 @@ def check_names(names: Iterable[str], wanted: Set[str], hf_config: PretrainedCon
 def is_prediction_layer(name: str, hf_config: PretrainedConfig) -> bool:
     """Whether a tensor belongs to multi-token prediction layers, which published models store after their own."""
     extra = getattr(hf_config, PREDICTION_LAYERS, None) or 0
-    return tensors.is_prediction_layer(name, hf_config.num_hidden_layers, extra)
+    return tensors.is_prediction_layer(name, hf_config.get_text_config().num_hidden_layers, extra)

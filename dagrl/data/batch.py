@@ -17,15 +17,18 @@ _LONG_ROW = 64
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Values of one column, concatenated; with `offsets`, row i is ``values[offsets[i] : offsets[i + 1]]``.
+    """Values of one column, concatenated; with `offsets`, entry i is ``values[offsets[i] : offsets[i + 1]]``.
 
-    If a value is an array, `values` has further axes behind the first.
+    If a value is an array, `values` has further axes behind the first. With `index`, row i is entry ``index[i]``: rows
+    share large entries, such as the images of a prompt. Without it, rows are entries.
     """
 
     values: np.ndarray
     offsets: np.ndarray | None = None
+    index: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        assert self.index is None or self.offsets is not None, "only ragged columns share entries"
         if self.offsets is not None:
             first, last = self.offsets[0], self.offsets[-1]
             assert first == 0 and last == len(self.values), f"offsets {first}..{last} of {len(self.values)} values"
@@ -42,24 +45,35 @@ class Column:
         """A column of strings, stored as UTF-8."""
         return Column.ragged([np.frombuffer(row.encode(), dtype=np.uint8) for row in rows], "uint8")
 
+    @staticmethod
+    def shared(entries: Column, index: np.ndarray) -> Column:
+        """A column whose row i is row ``index[i]`` of `entries`, which is ragged; the values are not copied."""
+        return Column(entries.values, entries.offsets, _positions(index))
+
     def __len__(self) -> int:
+        if self.index is not None:
+            return len(self.index)
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> np.ndarray:
         """Row `row`: a scalar, or an array if the column is ragged."""
         if self.offsets is None:
             return self.values[row]
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
+        entry = row if self.index is None else self.index[row]
+        return self.values[self.offsets[entry] : self.offsets[entry + 1]]
 
     @property
     def lengths(self) -> np.ndarray:
         """Number of values in each row, int64 [rows]; 1 for a column that is not ragged."""
-        return np.ones(len(self), dtype=np.int64) if self.offsets is None else np.diff(self.offsets)
+        if self.offsets is None:
+            return np.ones(len(self), dtype=np.int64)
+        lengths = np.diff(self.offsets)
+        return lengths if self.index is None else lengths[self.index]
 
     @property
     def nbytes(self) -> int:
         """Size of the column in bytes."""
-        return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
+        return sum(array.nbytes for array in (self.values, self.offsets, self.index) if array is not None)
 
     def take(self, indices: np.ndarray) -> Column:
         """The rows at `indices`, in that order."""
@@ -73,6 +87,8 @@ class Column:
     def concat(parts: Sequence[Column]) -> Column:
         """The rows of all parts in order; all are ragged or none is, and there is at least one part."""
         ragged = _are_ragged(parts)
+        if any(part.index is not None for part in parts):
+            return _entries(parts, np.arange(sum(map(len, parts))))
         values = np.concatenate([part.values for part in parts])
         return Column(values, _offsets(np.concatenate([part.lengths for part in parts])) if ragged else None)
 
@@ -80,6 +96,8 @@ class Column:
     def gather(parts: Sequence[Column], indices: np.ndarray) -> Column:
         """The rows that `concat` would have at `indices`, in that order."""
         indices = _positions(indices)
+        if any(part.index is not None for part in parts):
+            return _entries(parts, indices)
         size, rows = sum(part.values.size for part in parts), sum(map(len, parts))
         if size <= _LONG_ROW * rows:
             return _by_value(parts[0] if len(parts) == 1 else Column.concat(parts), indices)
@@ -100,7 +118,8 @@ class Batch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as tuples, which load faster than dataclass objects: a step has many small blocks."""
-        return _batch_of, (self.rows, {name: (column.values, column.offsets) for name, column in self.columns.items()})
+        columns = {name: (column.values, column.offsets, column.index) for name, column in self.columns.items()}
+        return _batch_of, (self.rows, columns)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -158,9 +177,22 @@ def find_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return found
 
 
-def _batch_of(rows: np.ndarray, columns: Mapping[str, tuple[np.ndarray, np.ndarray | None]]) -> Batch:
+def _batch_of(
+    rows: np.ndarray, columns: Mapping[str, tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]
+) -> Batch:
     """Inverse of `Batch.__reduce__`."""
     return Batch(rows, {name: Column(*column) for name, column in columns.items()})
+
+
+def _entries(parts: Sequence[Column], indices: np.ndarray) -> Column:
+    """Gather rows of columns that share entries: each entry of a part that is needed is copied once."""
+    counts = [0 if part.offsets is None else len(part.offsets) - 1 for part in parts]
+    firsts = np.cumsum([0, *counts[:-1]])
+    own = [np.arange(len(part)) if part.index is None else part.index for part in parts]
+    entries = np.concatenate([first + each for first, each in zip(firsts, own, strict=True)])
+    needed, index = np.unique(entries[indices], return_inverse=True)
+    gathered = Column.gather([Column(part.values, part.offsets) for part in parts], needed)
+    return Column(gathered.values, gathered.offsets, index.astype(np.int64))
 
 
 def _by_value(column: Column, indices: np.ndarray) -> Column:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.data.batch import Column
+from dagrl.data.image_column import ImageColumn, check_markers
+from dagrl.data.images import MARKER, marked_parts
 from dagrl.data.demonstrations import prompt_before, response_text, response_tokens, value_at
 from dagrl.data.tokenizer import chat_text
 from dagrl.graph.plugins.tool import offered
@@ -40,10 +43,11 @@ class PromptTable:
         with_answers: bool = True,
         limit: int | None = None,
         tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+        images: ImageColumn | None = None,
     ) -> None:
         """Open `path`; with `limit`, only its first rows.
 
-        `responses` are columns with responses; if they hold chats, the messages before the response are the prompt.
+        `images` of the prompts take the places that ``<image>`` marks. `responses` are columns with responses; if they hold chats, the messages before the response are the prompt.
         Without `with_answers`, columns of reference answers and data sources are optional. `tools` by name are
         described in the chat template: for each row all of them, or those in its ``extra_info.tools``.
         """
@@ -51,6 +55,7 @@ class PromptTable:
         self._tokenizer = tokenizer
         self._responses = responses
         self._tools = tools
+        self._images = images
         self._table = _read(path, responses, with_answers, limit)
 
     def __len__(self) -> int:
@@ -65,16 +70,53 @@ class PromptTable:
         prompt, place = self._prompt(row), self.place(row)
         if not prompt:
             raise ValueError(f"{place}: the prompt is empty; remove the row")
+        sizes = self._image_sizes(prompt, row)
         if isinstance(prompt, str):
-            text, tokens = prompt, self._tokenizer.encode(prompt)
+            text, tokens = prompt, self._encoded(prompt, MARKER, sizes, True, place)
         else:
             text = self._chat_text(prompt, row)
             # The template has already written the special tokens.
-            tokens = self._tokenizer.encode(text, add_special_tokens=False)
+            tokens = self._encoded(text, self._placeholder, sizes, False, place)
         if not tokens:
             raise ValueError(f"{place}: the prompt is empty; remove the row")
         self._check_known(tokens, text, f"{place}: ", "prompt")
         return np.array(tokens, dtype=np.int64)
+
+    def _image_sizes(self, prompt: str | list[dict[str, Any]], row: int) -> np.ndarray | None:
+        """Sizes of the row's images [images, 2]; None if prompts are text. ValueError if the prompt marks others."""
+        if self._images is None:
+            return None
+        try:
+            sizes = self._images.sizes(row)
+            check_markers(sum(str((each or {}).get("content")).count(MARKER) for each in _as_chat(prompt)), len(sizes))
+        except ValueError as error:
+            raise ValueError(f"{self.place(row)}: {error}") from error
+        return sizes
+
+    @cached_property
+    def _placeholder(self) -> str:
+        """The text of the token for images, which chat templates write for each of them."""
+        return str(self._tokenizer.convert_ids_to_tokens(self._images.settings.token)) if self._images else ""
+
+    def _encoded(self, text: str, placeholder: str, sizes: np.ndarray | None, special: bool, place: str) -> list[int]:
+        """Token ids of a text, each `placeholder` of which stands for the tokens of an image."""
+        if sizes is None or self._images is None:
+            return self._tokenizer.encode(text, add_special_tokens=special)
+        settings, pieces = self._images.settings, text.split(placeholder)
+        if len(pieces) != len(sizes) + 1:
+            raise ValueError(
+                f"{place}: the chat template writes {placeholder} {len(pieces) - 1} times for {len(sizes)} images; use "
+                "the template of the model, and no such text in prompts"
+            )
+        tokens: list[int] = []
+        for number, piece in enumerate(pieces):
+            tokens += [settings.token] * int(settings.tokens(sizes[number - 1])[0]) if number else []
+            tokens += self._tokenizer.encode(piece, add_special_tokens=special and not number)
+        return tokens
+
+    def images(self, rows: Sequence[int]) -> dict[str, Column]:
+        """Columns pixel_values, image_sizes and image_names of these rows; none if prompts are text."""
+        return self._images.columns(list(rows)) if self._images else {}
 
     def responses(self, row: int) -> list[np.ndarray]:
         """Token ids of the row's responses with end tokens, int64. Raises ValueError as `prompt` does."""
@@ -137,7 +179,7 @@ class PromptTable:
             raise ValueError(f"{place}: the prompt is empty; remove the row")
         tools = [*offered(self._tools, self._extra_info(row)).values()] if self._tools else []
         try:
-            return chat_text(self._tokenizer, messages, tools)
+            return chat_text(self._tokenizer, marked_parts(messages) if self._images else messages, tools)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from dagrl.data.batch import Column
 from dagrl.data.demonstrations import ResponseColumns
+from dagrl.data.image_column import ImageColumn
 from dagrl.data.prompt_table import PromptTable
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class PromptSlice:
     """Prompts of the sequence."""
 
     columns: dict[str, Column]
-    """prompt_tokens (int64), messages (JSON), answer, data_source and extra_info (JSON), a row per prompt.
+    """prompt_tokens (int64), messages (JSON), answer, data_source and extra_info (JSON), a row per prompt; with images
+    also pixel_values, image_sizes and image_names.
 
     If responses are requested, also their tokens as ``responses.0``, ``responses.1`` and so on (int64)."""
     positions: np.ndarray
@@ -86,10 +88,11 @@ class PromptLoader:
         responses: ResponseColumns | None = None,
         with_answers: bool = True,
         tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+        images: ImageColumn | None = None,
     ) -> None:
         """Open `path`; with `limit`, only its first rows.
 
-        `responses` adds those of each prompt. `with_answers` and `tools` are as in `PromptTable`. Raises ValueError if
+        `responses` adds those of each prompt. `with_answers`, `tools` and `images` are as in `PromptTable`. Raises ValueError if
         the file is missing, broken or empty, or lacks a column.
         """
         self.path = path
@@ -101,7 +104,13 @@ class PromptLoader:
         self._seed = seed % 2**64
         columns = responses.columns if responses else ()
         self._table = PromptTable(
-            path, tokenizer, responses=columns, with_answers=with_answers, limit=limit, tools=tools
+            path,
+            tokenizer,
+            responses=columns,
+            with_answers=with_answers,
+            limit=limit,
+            tools=tools,
+            images=images,
         )
         self._epoch_order: tuple[int, np.ndarray] | None = None
 
@@ -143,7 +152,7 @@ class PromptLoader:
             positions.append(here)
             tokens.append(fitting)
         columns = {name: Column.ragged([each[place] for each in tokens], "int64") for place, name in self._names()}
-        columns |= self._table.texts(rows)
+        columns |= self._table.texts(rows) | self._table.images(rows)
         return PromptSlice(columns, np.array(positions, dtype=np.int64), position, dropped, cut)
 
     def one_epoch(self) -> PromptSlice:

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.imports import tokenizers_alone
-from dagrl.models.hf_config import EOS, PAD, UNKNOWN, token_ids
+from dagrl.models.hf_config import EOS, IMAGE, PAD, UNKNOWN, token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CONCATENATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+_CONCATENATE = (
+    "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{{ part['text'] if part['type'] == 'text' else '" + IMAGE + "' }}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
@@ -38,7 +42,7 @@ def make_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
 
     ``bytes``: token b is byte b, followed by ``<pad>`` and ``<eos>``. ``characters``: ``<pad>``, ``<eos>`` and
     ``<unk>``, then the alphabet in order. Text that looks like a special token is read as characters, decoding inserts
-    nothing, and the chat template concatenates the messages' contents.
+    nothing, and the chat template concatenates the messages' contents. With ``images``, `IMAGE` is the last token.
     """
     with tokenizers_alone():
         from tokenizers import Tokenizer, decoders

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import ROLLOUT_WRITES, TURN_COLUMNS, NodeBase, OpContract, RolloutNode
-from dagrl.graph.columns import COLUMN_NAME, CORE_COLUMNS
+from dagrl.graph.columns import COLUMN_NAME, CORE_COLUMNS, IMAGE_COLUMNS
 
 _ALL_NODES: Place = ("nodes",)
 _ROLLOUT = "op: rollout"
@@ -99,6 +99,15 @@ class ColumnResolver:
             if each.op_column not in TURN_COLUMNS
             or each.op_column in self._contracts[each.reader].reads
             or each.writer == responses.get(each.reader, each.writer)
+        ]
+        # Images belong to the prompts of the data set, which other nodes may replace.
+        prompts = {each.reader: each.writer for each in found if each.op_column == "prompt_tokens"}
+        found = [
+            each
+            for each in found
+            if each.op_column not in IMAGE_COLUMNS
+            or each.op_column in self._contracts[each.reader].reads
+            or each.writer == prompts.get(each.reader)
         ]
         for reading in found:
             self._check_reading(reading)

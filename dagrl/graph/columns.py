@@ -1,8 +1,9 @@
 """The columns that travel between nodes: what each holds, and how its values are laid out.
 
 A batch is a table with one row for each sample. A ``SAMPLE`` column holds one value a row; ``PROMPT`` and ``RESPONSE``
-columns are ragged, with one value for each prompt or response token of the row; ``TEXT`` holds a string a row, and
-``ROUTES`` an array [tokens of prompt and response - 1, layers, experts per token] for each.
+columns are ragged, with one value for each prompt or response token of the row; ``TEXT`` holds a string a row,
+``ROUTES`` an array [tokens of prompt and response - 1, layers, experts per token] for each, and ``IMAGES`` an array for
+the images of a row, which rows of one prompt share.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Shape(Enum):
     RESPONSE = "per response token"
     ROUTES = "per token but the last, layer and expert"
     TEXT = "text"
+    IMAGES = "per image, or pixel of one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ _CORE = (
     ColumnSpec("data_source", "uint8", Shape.TEXT, "name of the data set"),
     ColumnSpec("extra_info", "uint8", Shape.TEXT, "the row's extra_info, as JSON"),
     ColumnSpec("data_set", "uint8", Shape.TEXT, "`train`, or the name of the validation set that the row is of"),
+    ColumnSpec(
+        "pixel_values", "uint8", Shape.IMAGES, "pixels of the prompt's images, one image after the other [n, 3]"
+    ),
+    ColumnSpec("image_sizes", "int32", Shape.IMAGES, "height and width of each of them, in pixels [images, 2]"),
+    ColumnSpec("image_names", "uint8", Shape.TEXT, "path or hash of each of them, as JSON"),
     ColumnSpec("response_tokens", "int64", Shape.RESPONSE, "sampled tokens, the one that ended it included"),
     ColumnSpec(
         "demonstration", "int64", Shape.RESPONSE, "response of the data set (data.responses), end token included"
@@ -92,3 +99,6 @@ SOURCE_COLUMNS = (
 """Columns of the data set: written by the implicit node `prompts`."""
 LOGPROB_COLUMNS = ("rollout_logprob", "old_logprob", "ref_logprob")
 """Log-probs of the sampled tokens under the generator, the trainer and the reference."""
+
+IMAGE_COLUMNS = ("pixel_values", "image_sizes")
+"""Columns with the images of prompts, where ``data.image_key`` names some: engines read them with prompt_tokens."""

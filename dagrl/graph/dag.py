@@ -32,7 +32,7 @@ from dagrl.config.schema import (
     Scope,
 )
 from dagrl.graph.column_resolution import ColumnResolver, Reading
-from dagrl.graph.columns import LOGPROB_COLUMNS, SOURCE_COLUMNS
+from dagrl.graph.columns import IMAGE_COLUMNS, LOGPROB_COLUMNS, SOURCE_COLUMNS
 from dagrl.graph.plugins.declarations import declaration_of
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts
@@ -296,15 +296,24 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
                 kind = {CustomNode: "op", FilterNode: "filter"}.get(type(node), "formula")
                 findings.error((*place, *key), str(error), code=f"invalid-{kind}")
                 continue
-        contracts[name] = node.contract(pipeline.engines.get(getattr(node, "engine", None) or ""), declared)
+        contract = node.contract(pipeline.engines.get(getattr(node, "engine", None) or ""), declared)
+        contracts[name] = _with_images(contract)
     contracts[SAMPLES_NODE] = _sink_contract(pipeline)
     return contracts
+
+
+def _with_images(contract: OpContract) -> OpContract:
+    """An engine that reads prompts as tokens reads their images too."""
+    if contract.needs is None or "prompt_tokens" not in contract.reads:
+        return contract
+    return replace(contract, reads_if_written=(*contract.reads_if_written, *IMAGE_COLUMNS))
 
 
 def _source_contract(pipeline: Pipeline) -> OpContract:
     """The contract of `prompts`: the step's prompts, each repeated for its n samples."""
     demonstration = ("demonstration",) if pipeline.data.responses else ()
-    return OpContract(reads=(), writes=SOURCE_COLUMNS + demonstration, scope=Scope.BATCH)
+    images = (*IMAGE_COLUMNS, "image_names") if pipeline.data.image_key else ()
+    return OpContract(reads=(), writes=SOURCE_COLUMNS + demonstration + images, scope=Scope.BATCH)
 
 
 def _sink_contract(pipeline: Pipeline) -> OpContract:
@@ -312,8 +321,8 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
     sampled = ("response_tokens", "reward") if rollouts(pipeline) else ()
     given = ("demonstration",) if is_offline(pipeline) else ()
     logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
-    agent = ("excluded", "agent_output", "trajectory_share")
-    optional = ("advantage", "policy_version", "finish_reason", "is_expert", *TURN_COLUMNS, *given, *logprobs, *agent)
+    further = (*logprobs, "excluded", "agent_output", "trajectory_share", "image_names")
+    optional = ("advantage", "policy_version", "finish_reason", "is_expert", *TURN_COLUMNS, *given, *further)
     return OpContract(
         reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),
         writes=(),

@@ -9,8 +9,9 @@ from typing import Any
 
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 
-PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-"""Special tokens of the tokenizers that are made on the spot; those of bytes need no token for the unknown."""
+PAD, EOS, UNKNOWN, IMAGE = "<pad>", "<eos>", "<unk>", "<|image_pad|>"
+"""Special tokens of the tokenizers that are made on the spot; those of bytes need no token for the unknown, and those of
+text none for images."""
 _LFS = b"version https://git-lfs"
 
 
@@ -52,12 +53,19 @@ def read_config(model: ModelSpec) -> Mapping[str, Any]:
     ValueError where a file cannot be read.
     """
     if model.path is not None:
-        return _readable(model.path.expanduser() / "config.json")
+        return flat_config(_readable(model.path.expanduser() / "config.json"))
     if model.init is None:
         raise ValueError("model: give either path (a Hugging Face folder) or init (model_type and its fields)")
-    if model.init.get("vocab_size") is not None:
-        return model.init
-    return {**model.init, "vocab_size": len(token_ids(model.tokenizer))}
+    init = flat_config(model.init)
+    ids = token_ids(model.tokenizer) if init.get("vocab_size") is None or "vision_config" in init else {}
+    given = {"vocab_size": len(ids)} | ({"image_token_id": ids[IMAGE]} if IMAGE in ids else {})
+    return {**given, **{name: value for name, value in init.items() if value is not None or name not in given}}
+
+
+def flat_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with the fields of its ``text_config`` beside its own, as older files of models that see have it."""
+    text = config.get("text_config")
+    return {**text, **config} if isinstance(text, Mapping) else config
 
 
 def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
@@ -66,6 +74,7 @@ def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
         # "<0x..>" is the tokenizers library's own name of a byte that stands for itself.
         of_bytes = [*(f"<0x{byte:02X}>" for byte in range(256)), PAD, EOS]
         tokens = of_bytes if tokenizer.kind == "bytes" else [PAD, EOS, UNKNOWN, *tokenizer.alphabet]
+        tokens = [*tokens, IMAGE] if tokenizer.images else tokens
         return {token: number for number, token in enumerate(tokens)}
     if tokenizer is None:
         raise ValueError("model: random weights bring no tokenizer; add `tokenizer:`, or vocab_size to `init:`")

@@ -55,8 +55,11 @@ def fields_of_class(source: str, class_name: str) -> dict[str, str]:
 
 
 @cache
-def config_class(model_type: str) -> ConfigClass:
-    """Return the config class that transformers has for a model type."""
+def config_class(model_type: str, part: str | None = None) -> ConfigClass:
+    """Return the config class that transformers has for a model type, or for a `part` of it such as ``vision``.
+
+    Fields of its part ``text`` count as its own: older files have them there.
+    """
     base = source_of("transformers", "configuration_utils.py")
     # Text models of families with images share a folder with them.
     folders = dict.fromkeys((model_type, model_type.removesuffix("_text")))
@@ -64,9 +67,10 @@ def config_class(model_type: str) -> ConfigClass:
     source = next(filter(None, files), None)
     if base is None or source is None:
         return NO_CLASS
+    wanted = f"{model_type}_{part}" if part else model_type
     for statement in ast.parse(source).body:
         lines = statement.body if isinstance(statement, ast.ClassDef) else []
-        if any(ast.unparse(line) == f"model_type = {model_type!r}" for line in lines):
+        if any(ast.unparse(line) == f"model_type = {wanted!r}" for line in lines):
             assert isinstance(statement, ast.ClassDef)
             declared = fields_of_class(base, "PreTrainedConfig") | fields_of_class(source, statement.name)
             types = {name: kind for name, kind in declared.items() if not kind.startswith("ClassVar")}
@@ -75,7 +79,9 @@ def config_class(model_type: str) -> ConfigClass:
                 for name, line in _declarations(source, statement.name)
                 if isinstance(line.value, ast.Constant)
             }
-            return ConfigClass(statement.name, dict.fromkeys(UNDECLARED, "Any") | types, defaults)
+            text = config_class(model_type, "text") if "text_config" in types and part is None else NO_CLASS
+            types = dict.fromkeys(UNDECLARED, "Any") | text.types | types
+            return ConfigClass(statement.name, types, text.defaults | defaults)
     return NO_CLASS
 
 

@@ -10,10 +10,13 @@ import numpy as np
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.demonstrations import ResponseColumns, in_turn
+from dagrl.data.image_column import ImageColumn
+from dagrl.data.images import image_settings
 from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.read_ahead import ReadAhead
 from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
+from dagrl.graph.columns import IMAGE_COLUMNS
 from dagrl.graph.rollouts import columns_read, is_offline, needs_answers, prompts_begun
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.turns.settings import rollout_tools
@@ -69,7 +72,12 @@ def _repeat(columns: dict[str, Column], times: int, first_group: int) -> Batch:
     prompts = np.repeat(np.arange(len(columns["prompt_tokens"]), dtype=np.int64), times)
     rows = first_group * times + np.arange(len(prompts), dtype=np.int64)
     given = [column for name, column in columns.items() if name.startswith("responses.")]
-    repeated = {name: column.take(prompts) for name, column in columns.items() if not name.startswith("responses.")}
+    repeated = {
+        # The samples of a prompt share its images.
+        name: Column.shared(column, prompts) if name in IMAGE_COLUMNS else column.take(prompts)
+        for name, column in columns.items()
+        if not name.startswith("responses.")
+    }
     if given:
         repeated["demonstration"] = in_turn(given, prompts)
     return Batch(rows, {"sample_id": Column(rows), "group_id": Column(first_group + prompts), **repeated})
@@ -83,6 +91,16 @@ def _responses(context: Context) -> ResponseColumns | None:
         return None
     assert data.max_response_tokens, "responses without max_response_tokens"
     return ResponseColumns(columns, data.max_response_tokens, data.overlong_responses)
+
+
+def _images(path: Path, context: Context) -> ImageColumn | None:
+    """The column of images, if the pipeline names one."""
+    data = context.pipeline.data
+    if data.image_key is None:
+        return None
+    settings = image_settings(context.pipeline.model, data)
+    assert settings is not None, "a model that does not see"
+    return ImageColumn(path, data.image_key, settings)
 
 
 def _loader(name: str, path: Path, context: Context) -> PromptLoader:
@@ -101,6 +119,7 @@ def _loader(name: str, path: Path, context: Context) -> PromptLoader:
             responses=_responses(context),
             with_answers=needs_answers(context.pipeline, validation=context.validation),
             tools={name: tool.schema for name, tool in rollout_tools(context).items()},
+            images=_images(path, context),
         )
 
     return resources.once(f"prompts of {'val ' if context.validation else ''}{name}", open_file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -100,6 +101,8 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         "prompt": [decode(batch["prompt_tokens"][row]) for row in rows],
         "answer": batch["answer"].strings(),
     }
+    if "image_names" in batch:
+        table["images"] = [json.loads(names) for names in batch["image_names"].strings()]
     if "demonstration" in batch:
         table["demonstration"] = [decode(batch["demonstration"][row]) for row in rows]
     if "response_tokens" in batch:

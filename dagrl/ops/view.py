@@ -15,7 +15,7 @@ def view_of(batch: Batch) -> dict[str, Any]:
     for name, column in batch.columns.items():
         if column.offsets is None:
             view[name] = column.values
-        elif column.values.dtype == np.uint8:
+        elif column.values.dtype == np.uint8 and column.values.ndim == 1:
             view[name] = column.strings()
         else:
             view[name] = [column[row] for row in range(len(column))]

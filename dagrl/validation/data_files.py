@@ -61,6 +61,7 @@ def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, find
             needs_answers(pipeline, validation=validation),
             readers,
             pipeline.data.val_prompts if validation else None,
+            pipeline.data.image_key,
         )
         count = _check_file(path, ("data", *key.split(".")), wanted, findings)
         if count is not None:
@@ -92,6 +93,8 @@ class _Wanted:
     readers: tuple[AnswerReader, ...] = ()
     limit: int | None = None
     """The number of rows that are used; None for all."""
+    images: str | None = None
+    """Column with the images of prompts."""
 
 
 def _check_file(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
@@ -149,7 +152,7 @@ def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings
                 problems.append("has no rows; create the file again")
             if not problems:
                 code = "wrong-rows"
-                problems, warnings = _row_problems(file, wanted)
+                problems, warnings = _row_problems(file, path.parent, wanted)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).split(". ")[0].split("\n")[0].rstrip(".")
         problems, code = [f"cannot be read as parquet ({reason}); create the file again"], "wrong-data-file"
@@ -160,13 +163,13 @@ def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings
     return None if problems else rows
 
 
-def _row_problems(file: pq.ParquetFile, wanted: _Wanted) -> tuple[list[str], list[str]]:
+def _row_problems(file: pq.ParquetFile, folder: Path, wanted: _Wanted) -> tuple[list[str], list[str]]:
     """Errors and warnings about the file's rows."""
     chats = [name for name in wanted.responses if _is_chat(_type_at(file.schema_arrow, name))]
     readers = wanted.readers if wanted.answers else ()
     # Chats that end with responses begin with their prompts.
     alone = "prompt" not in file.schema_arrow.names
-    columns = Columns(prompt=not chats, responses=wanted.responses, answers=bool(readers), alone=alone)
+    columns = Columns(not chats, wanted.responses, bool(readers), alone, wanted.images, folder)
     found = row_faults(file, columns, wanted.limit)
     problems, warnings = [], []
     for what in found.faults:
@@ -202,6 +205,10 @@ def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     import pyarrow.types as kinds
 
     problems = []
+    if wanted.images and not _is_list(_type_at(schema, wanted.images)):
+        problems.append(
+            f"has no list of images in `{wanted.images}` (data.image_key); {suggest(wanted.images, schema.names)}"
+        )
     for name in ("prompt", "data_source", "reward_model"):
         if (times := schema.names.count(name)) > 1:
             problems.append(f"has {times} columns `{name}`; keep one of them")
@@ -274,6 +281,12 @@ def _is_text(kind: pa.DataType) -> bool:
     if kinds.is_dictionary(kind):
         return _is_text(kind.value_type)
     return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+
+
+def _is_list(kind: pa.DataType | None) -> bool:
+    import pyarrow.types as kinds
+
+    return kind is not None and (kinds.is_list(kind) or kinds.is_large_list(kind))
 
 
 def _is_chat(kind: pa.DataType | None) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dagrl.data.images import MARKER, check_proportions, open_image
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -18,6 +21,8 @@ SCANNED_BYTES = 16 << 20
 """As Arrow holds them in memory. Both bounds together take 0.1 s."""
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 1024
+_DECODED_ROWS = 32
+"""Rows whose images are decoded; of others only the headers are read."""
 _ANSWER = "reward_model.ground_truth"
 
 NO_ANSWER = "a reference answer of null (reward_model.ground_truth)"
@@ -38,6 +43,10 @@ class Columns:
     answers: bool = False
     alone: bool = False
     """Whether there is no column `prompt` beside chats with responses."""
+    images: str | None = None
+    """The column with the images of prompts."""
+    folder: Path = Path()
+    """Where relative paths of images begin."""
 
 
 @dataclass(slots=True)
@@ -83,11 +92,12 @@ def row_faults(file: pq.ParquetFile, columns: Columns, limit: int | None = None)
     found, size = RowFaults(), 0
     rows = file.metadata.num_rows if limit is None else min(limit, file.metadata.num_rows)
     wanted = [*(["prompt"] if columns.prompt else []), *columns.responses, *([_ANSWER] if columns.answers else [])]
+    wanted += [columns.images] if columns.images else []
     if not wanted:
         return found
     for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=wanted):
         for row in batch.slice(0, rows - found.scanned).to_pylist():
-            for what in dict.fromkeys(_faults_of(row, columns)):
+            for what in dict.fromkeys(_faults_of(row, columns, decode=found.scanned < _DECODED_ROWS)):
                 found.add(what, found.scanned)
             found.scanned += 1
         size += batch.nbytes
@@ -130,9 +140,14 @@ def _null_in(path: str, columns: Columns) -> str | None:
     return f"a response of null in `{path}`" if path in columns.responses else None
 
 
-def _faults_of(row: Mapping[str, Any], columns: Columns) -> Iterator[str]:
+def _faults_of(row: Mapping[str, Any], columns: Columns, *, decode: bool) -> Iterator[str]:
     if columns.prompt:
         yield from _of_prompt(row["prompt"])
+    if columns.images:
+        images = row[columns.images] or []
+        if columns.prompt and _markers(row["prompt"]) != len(images):
+            yield f"a prompt with another number of {MARKER} than of images"
+        yield from _of_images(images, columns.folder, decode=decode)
     before = []
     for name in columns.responses:
         response = _value(row, name)
@@ -163,6 +178,21 @@ def _of_prompt(prompt: Any) -> Iterator[str]:
             yield EMPTY_PROMPT
     elif not prompt:
         yield EMPTY_PROMPT
+
+
+def _markers(prompt: Any) -> int:
+    """Marks of images in a prompt."""
+    texts = [prompt] if isinstance(prompt, str) else [(message or {}).get("content") for message in prompt or []]
+    return sum((text or "").count(MARKER) for text in texts)
+
+
+def _of_images(images: list[Any], folder: Path, *, decode: bool) -> Iterator[str]:
+    for stored in images:
+        try:
+            image = open_image(stored, folder, decode=decode)
+            check_proportions(image.height, image.width)
+        except ValueError as error:
+            yield f"a wrong image ({error})"
 
 
 def _of_chat(chat: list[Any], name: str, *, alone: bool) -> Iterator[str]:

@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 from dagrl.backends.families.config_fields import COMMON_RANGES, EXPERT_RANGES, ConfigFields, Range, is_size
 from dagrl.backends.families.parts import Attention, GatedExperts, GatedMlp, GroupedQueryAttention
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.families.vision import VisionTower
 from dagrl.config.errors import shown
+from dagrl.models.hf_config import flat_config
 from dagrl.models.library_classes import config_class
 
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -75,7 +77,7 @@ class Family:
 
     def fields(self, config: Mapping[str, Any]) -> ConfigFields:
         """Return the fields of a config, with the defaults of its class in the installed transformers."""
-        return ConfigFields(dict(config), config_class(self.model_type).defaults)
+        return ConfigFields(dict(flat_config(config)), config_class(self.model_type).defaults)
 
     def attention(self, config: ConfigFields) -> Attention:
         """Return the attention of a layer."""
@@ -100,6 +102,10 @@ class Family:
         """Say of each layer of a mixture whether it has experts."""
         return (True,) * config.size("num_hidden_layers")
 
+    def vision(self, config: ConfigFields) -> VisionTower | None:
+        """Return the vision tower; None for models of text."""
+        return None
+
     def shape(self, config: ConfigFields) -> ModelShape:
         """Return the shape of a model. ValueError for a size that neither the config nor its class says."""
         experts = self.experts(config)
@@ -113,6 +119,7 @@ class Family:
             experts=experts,
             mixture_layers=self.mixture_layers(config) if experts else (),
             tied=bool(config.get("tie_word_embeddings", False)),
+            vision=self.vision(config),
         )
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from dagrl.backends.families.parts import (
 )
 
 
+from dagrl.backends.families.vision import VisionTower
+
+
 @dataclass(frozen=True, slots=True)
 class LayerParameters:
     """Parameters of one layer, by how tensor-parallel ranks hold them."""
@@ -60,6 +63,8 @@ class ModelShape:
     """Which layers have it; empty for none."""
     norm_bias: bool = False
     """Whether the norm after the last layer has a bias."""
+    vision: VisionTower | None = None
+    """The tower of a model that sees."""
 
     @property
     def heads(self) -> int:
@@ -127,7 +132,8 @@ class ModelShape:
     def parameters(self) -> int:
         """Parameters of the whole model, each counted once."""
         layers = sum(self.layer(index).total for index in self.positions)
-        return self.embedding + layers + self.final_norm + self.output
+        tower = self.vision.parameters if self.vision else 0
+        return self.embedding + layers + self.final_norm + self.output + tower
 
     @property
     def active_parameters(self) -> int:

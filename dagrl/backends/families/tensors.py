@@ -25,7 +25,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -> Iterator[MappedTensor]:
     """Yield all tensors of a model, layer after layer, experts one after the other.
 
-    An output layer that is tied to the embedding is left out. A value or reward `head` takes the output layer's place.
+    The vision tower comes last. An output layer that is tied to the embedding is left out. A value or reward `head` takes the output layer's place.
     """
     vocabulary = VocabParallel(shape.vocabulary, padded_vocabulary)
     rows = ((shape.vocabulary, shape.hidden),)
@@ -42,6 +42,8 @@ def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -
         yield MappedTensor("output_layer.weight", (SCORE,), ((1, shape.hidden),), Replicated())
     elif not shape.tied:
         yield MappedTensor("output_layer.weight", (OUTPUT,), rows, vocabulary)
+    if shape.vision:
+        yield from shape.vision.tensors()
 
 
 def published_tensors(shape: ModelShape, head: str = "lm") -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -128,7 +128,7 @@ class HfEngine:
             if not len(prompt):
                 raise ValueError(f"prompt {index} is empty; a model needs at least one token")
         longest = max((len(prompt) for prompt in prompts), default=0)
-        context = self._model.config.max_position_embeddings
+        context = self._model.config.get_text_config().max_position_embeddings
         if longest + sampling.max_new_tokens > context:
             raise ValueError(
                 f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "

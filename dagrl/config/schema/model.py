@@ -17,6 +17,8 @@ class TokenizerSpec(Section):
     """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8."""
     alphabet: str = ""
     """The characters that the model knows (``characters`` only)."""
+    images: bool = False
+    """Add a token that stands for a patch of an image, for models that see."""
 
 
 class ModelSpec(Section):
@@ -45,7 +47,14 @@ class DataSpec(Section):
     prompts_per_node: PositiveInt | None = None
     """Instead of `prompts_per_step`: prompts in one step for each machine of the largest group that is trained."""
     max_prompt_tokens: Tokens
-    """Longest prompt, in tokens."""
+    """Longest prompt, in tokens, those of images included."""
+    image_key: Annotated[str, Field(min_length=1)] | None = None
+    """Column with the images of each prompt, a list of ``{bytes}`` or ``{path}``; ``<image>`` in the prompt marks their
+    places. Default: prompts are text."""
+    min_pixels: PositiveInt | None = None
+    """Smaller images are enlarged to so many pixels. Default: the model's own (preprocessor_config.json)."""
+    max_pixels: PositiveInt | None = None
+    """Larger images are reduced to so many pixels. Default: the model's own."""
     overlong_prompts: Literal["drop", "cut", "error"] = "drop"
     """Treatment of longer ones: left out, cut at their beginning, or an error. Dropped and cut are counted."""
     responses: tuple[Annotated[str, Field(min_length=1)], ...] = ()

@@ -107,7 +107,7 @@ class StoredModel(_Stored):
         """Look at the folder. ValueError where it is no checkpoint, or not that of a model of `hf_config`."""
         stored = StoredTensors(newest_checkpoint(folder))
         # The folder may be of a Megatron that fills vocabularies up to other sizes.
-        rows = stored.vocabulary_rows(hf_config.vocab_size)
+        rows = stored.vocabulary_rows(hf_config.get_text_config().vocab_size)
         super().__init__(stored, model_tensors(_shape_of(hf_config), rows, head))
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -124,7 +124,7 @@ class StoredAdapters(_Stored):
 
     def __init__(self, folder: Path, hf_config: PretrainedConfig, lora: LoraSpec, head: str = "lm") -> None:
         """Look at the folder. ValueError where it does not hold the adapters `lora` of a model of `hf_config`."""
-        base = list(model_tensors(_shape_of(hf_config), hf_config.vocab_size, head))
+        base = list(model_tensors(_shape_of(hf_config), hf_config.get_text_config().vocab_size, head))
         self._lora = lora
         self._adapters = {adapter.base.megatron: adapter for adapter in adapters(base, lora)}
         self._base = base

@@ -40,6 +40,7 @@ from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.data.batch import Batch, Column
+from dagrl.data.images import image_settings
 from dagrl.data.stats import Stat, merge
 from dagrl.weight_sync.exporter import WeightExporter, exported
 from dagrl.weight_sync.manifest import Bucket
@@ -104,11 +105,12 @@ class MegatronEngine:
         )
         self._model = PackedModel(
             chunks,
-            self._hf_config.vocab_size,
+            self._hf_config.get_text_config().vocab_size,
             spec.parallel.row_alignment,
             head=spec.head,
             fused=spec.fused_linear_cross_entropy,
             replay=RouterReplay(chunks) if spec.router_replay else None,
+            vision=image_settings(model),
         )
         self._tidy_up()
 

@@ -12,7 +12,9 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from dagrl.backends.megatron.engine.context_parallel import counting, zigzag_index
+from dagrl.backends.megatron.engine.vision import PackedImages, packed_images, seen
 from dagrl.data.batch import Batch
+from dagrl.data.images import ImageSettings
 from dagrl.data.packing import pack
 
 
@@ -30,7 +32,7 @@ class MicroBatch:
     input_ids: torch.Tensor
     """Prompt, response and padding of each row, int64 [1, N]."""
     position_ids: torch.Tensor
-    """Position of each token in its row, int64 [1, N]."""
+    """Position of each token in its row, int64 [1, N]; of a model that sees [3, 1, N]."""
     sequences: PackedSeqParams
     """Bounds of the rows in the whole pack."""
     reading: torch.Tensor
@@ -43,6 +45,8 @@ class MicroBatch:
     """Row of each of the R positions, int64 [R], in 0..S-1."""
     routes: torch.Tensor | None = None
     """Experts of the rank's tokens, see `Routes`; None if its routers choose."""
+    images: PackedImages | None = None
+    """The images of the rows, on the first pipeline stage of a model that sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,10 @@ class Packing:
     """Read the output at each row's last token; else at every token that predicts a response token."""
     routes: Routes | None = None
     """Set if the batch has ``routed_experts`` to replay."""
+    vision: ImageSettings | None = None
+    """Set for a model that sees."""
+    embeds: bool = True
+    """Whether the rank embeds tokens, and images among them."""
 
     def bins(self, batch: Batch, budget: int, at_least: int = 1, *, whole_groups: bool = False) -> list[np.ndarray]:
         """Rows of each micro-batch of at most `budget` tokens with padding; empty for a batch without rows.
@@ -145,7 +153,7 @@ class Packing:
             rows=rows,
             tokens=len(token_ids),
             input_ids=on_device(token_ids[held])[None],
-            position_ids=on_device(counting(padded)[held])[None],
+            position_ids=on_device(self._positions(batch, rows, padded)[..., held]).unsqueeze(-2),
             sequences=_sequences(padded, device),
             reading=on_device(reading),
             targets=on_device(followers[places[own]]),
@@ -155,7 +163,19 @@ class Packing:
             routes=on_device(self.routes.of(batch, rows, starts, held, len(token_ids)))
             if self.routes and len(rows)
             else None,
+            images=packed_images(batch, rows, starts, held, self.vision, device)
+            if self.vision and self.embeds
+            else None,
         )
+
+    def _positions(self, batch: Batch, rows: np.ndarray, padded: np.ndarray) -> np.ndarray:
+        """Position of each token of the pack in its row, int64 [tokens], or [3, tokens] for a model that sees."""
+        if self.vision is None:
+            return counting(padded)
+        prompts = [seen(batch, row, self.vision) for row in rows]
+        parts = [prompt.positions(length) for prompt, length in zip(prompts, padded[: len(rows)], strict=True)]
+        # Behind the rows there may be a sequence of only padding.
+        return np.concatenate([*parts, *(np.tile(np.arange(length), (3, 1)) for length in padded[len(rows) :])], axis=1)
 
     def _padded(self, lengths: np.ndarray) -> np.ndarray:
         return -(-lengths // self.alignment) * self.alignment

@@ -6,7 +6,6 @@ be initialised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
 from dagrl.backends.megatron.engine.latent_attention import use_latent_norms
 from dagrl.backends.megatron.engine.output import ScalarHead
 from dagrl.backends.megatron.engine.provider import provide
+from dagrl.backends.megatron.engine.vision import VisionGPTModel
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
 
@@ -60,36 +60,27 @@ def _chunk(
     if family.bridged:
         chunk: GPTModel = provide(config, hf_config, first=is_first, last=is_last, stage=virtual_stage, tied=tied)
     else:
-        chunk = _native_chunk(hf_config, config, virtual_stage, is_first, is_last, tied, family.rope_arguments(fields))
+        shape, arguments = family.shape(fields), family.rope_arguments(fields)
+        if shape.vision:
+            # Images take their places among the embeddings before ranks share the sequence.
+            arguments |= {"scatter_embedding_sequence_parallel": False, "hf_config": hf_config}
+        chunk = (VisionGPTModel if shape.vision else GPTModel)(
+            config=config,
+            transformer_layer_spec=use_latent_norms(
+                get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
+            ),
+            vocab_size=padded_vocab_size(shape.vocabulary, config.tensor_model_parallel_size),
+            max_sequence_length=fields["max_position_embeddings"],
+            pre_process=is_first,
+            post_process=is_last,
+            parallel_output=True,
+            share_embeddings_and_output_weights=tied,
+            vp_stage=virtual_stage,
+            **{"position_embedding_type": "rope", **arguments},
+        )
     if is_last and spec.head != "lm":
         chunk.output_layer = ScalarHead(config)
     return chunk
-
-
-def _native_chunk(
-    hf_config: PretrainedConfig,
-    config: TransformerConfig,
-    virtual_stage: int | None,
-    is_first: bool,
-    is_last: bool,
-    tied: bool,
-    rope: Mapping[str, Any],
-) -> GPTModel:
-    return GPTModel(
-        config=config,
-        transformer_layer_spec=use_latent_norms(
-            get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
-        ),
-        vocab_size=padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size),
-        max_sequence_length=hf_config.max_position_embeddings,
-        pre_process=is_first,
-        post_process=is_last,
-        parallel_output=True,
-        share_embeddings_and_output_weights=tied,
-        position_embedding_type="rope",
-        vp_stage=virtual_stage,
-        **rope,
-    )
 
 
 def _choose_modules() -> None:

@@ -26,6 +26,7 @@ from dagrl.backends.megatron.engine.moe_losses import MoeLosses
 from dagrl.backends.megatron.engine.output import OutputReader, read
 from dagrl.backends.megatron.engine.router_replay import RouterReplay
 from dagrl.data.batch import Batch, Column
+from dagrl.data.images import ImageSettings
 from dagrl.data.stats import Stat
 from dagrl.data.tally import read_tallies
 
@@ -48,6 +49,8 @@ class PackedModel:
     """Compute logits by chunk, and again in the backward pass."""
     replay: RouterReplay | None = None
     """Replays recorded routes, if the batch has ``routed_experts``."""
+    vision: ImageSettings | None = None
+    """Set for a model that sees."""
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """Log-probs of the response tokens, without gradients, float32, ragged as response_tokens."""
@@ -108,6 +111,8 @@ class PackedModel:
             context_rank=parallel_state.get_context_parallel_rank(),
             context_ranks=parallel_state.get_context_parallel_world_size(),
             at_row_end=self.head == "reward",
+            vision=self.vision,
+            embeds=parallel_state.is_pipeline_first_stage(),
         )
         bins = packing.bins(batch, budget, whole_groups=whole_groups)
         count = self._agree_on_count(len(bins))
@@ -168,7 +173,9 @@ class PackedModel:
             micro_batch, ending = next(waiting)
             if self.replay:
                 self.replay.begin(model, micro_batch)
+            images = {"images": micro_batch.images} if self.vision else {}
             output = model(
+                **images,
                 input_ids=micro_batch.input_ids,
                 position_ids=micro_batch.position_ids,
                 attention_mask=None,

@@ -44,7 +44,7 @@ def load_start_weights(
     """
     folder = newest_checkpoint(folder)
     stored = StoredTensors(folder)
-    stored.vocabulary_rows(hf_config.vocab_size)
+    stored.vocabulary_rows(hf_config.get_text_config().vocab_size)
     own_head = head != "lm" and _has_head(stored, hf_config)
     if head == "reward" and not own_head:
         raise ValueError(f"head: reward needs the weights of a reward model, and {folder} has none")
@@ -114,7 +114,7 @@ def _check_finite(chunks: Sequence[torch.nn.Module], folder: Path) -> None:
 def _has_head(stored: StoredTensors, hf_config: PretrainedConfig) -> bool:
     """Whether its last layer has one output per token."""
     head = stored.tensors.get(f"{_HEAD}weight")
-    return head is not None and head.shape == (1, hf_config.hidden_size)
+    return head is not None and head.shape == (1, hf_config.get_text_config().hidden_size)
 
 
 def _check_nothing_is_left_over(stored: StoredTensors, on_disk: dict[str, Any], passed_over: set[str]) -> None:

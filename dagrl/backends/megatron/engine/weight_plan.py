@@ -20,6 +20,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.families.tensor_maps import MappedTensor
 from dagrl.backends.families.tensors import model_tensors
+from dagrl.backends.families.vision import TOWER
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.lora import ADAPTER
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
@@ -56,8 +57,9 @@ class PlannedTensor:
 def plan(hf_config: PretrainedConfig, config: TransformerConfig, head: str) -> list[PlannedTensor]:
     """All tensors of the model in the order of its layers, the same list on every rank."""
     family, fields = buildable(hf_config.to_dict())
-    vocabulary = padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size)
-    return place(model_tensors(family.shape(fields), vocabulary, head), config)
+    shape = family.shape(fields)
+    vocabulary = padded_vocab_size(shape.vocabulary, config.tensor_model_parallel_size)
+    return place(model_tensors(shape, vocabulary, head), config)
 
 
 def place(tensors: Iterable[MappedTensor], config: TransformerConfig) -> list[PlannedTensor]:
@@ -68,8 +70,8 @@ def place(tensors: Iterable[MappedTensor], config: TransformerConfig) -> list[Pl
     for mapped in tensors:
         ranks = config.tensor_model_parallel_size if mapped.expert is None else config.expert_tensor_parallel_size or 1
         parts = ranks if mapped.map.split else 1
-        at_the_end = 0 if mapped.megatron == _EMBEDDING else last
-        stage = at_the_end if mapped.layer is None else stages[mapped.layer]
+        outside = 0 if mapped.megatron == _EMBEDDING or mapped.megatron.startswith(TOWER) else last
+        stage = outside if mapped.layer is None else stages[mapped.layer]
         expert_rank = None if mapped.expert is None else mapped.expert // _experts_of_a_rank(config)
         shape = mapped.map.shard_shape(mapped.shapes, parts)
         planned.append(PlannedTensor(mapped, shape, parts, stage, expert_rank))

@@ -1,0 +1,103 @@
+"""Models that see: the vision tower in front of a language model, and the positions of tokens and patches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dagrl.backends.families.tensor_maps import MappedTensor, Replicated, Shape
+
+TOWER = "visual."
+"""Prefix of the tower's tensors, in published checkpoints and in Megatron alike: the tower is Hugging Face's module."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionTower:
+    """Sizes of a tower of Qwen2.5-VL's kind (https://arxiv.org/abs/2502.13923), and of the merger behind it."""
+
+    width: int
+    depth: int
+    mlp_width: int
+    patch: int
+    """Height and width of a patch in pixels."""
+    merge: int
+    """Height and width in patches of the square that becomes one token."""
+    frames: int
+    output: int
+    """Width of the language model."""
+    channels: int = 3
+
+    @property
+    def patch_values(self) -> int:
+        """Values of a patch."""
+        return self.channels * self.frames * self.patch * self.patch
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of tower and merger."""
+        return sum(tensor.numel for tensor in self.tensors())
+
+    @property
+    def weights_per_patch(self) -> int:
+        """Weights of the layers that one patch is multiplied with."""
+        of_blocks = sum(
+            tensor.numel for tensor in self.tensors() if tensor.is_linear and "merger" not in tensor.megatron
+        )
+        merger = sum(tensor.numel for tensor in self.tensors() if tensor.is_linear and "merger" in tensor.megatron)
+        return of_blocks + self.width * self.patch_values + merger // self.merge**2
+
+    def tensors(self) -> Iterator[MappedTensor]:
+        """Yield all tensors of tower and merger; each rank of the first stage holds them whole."""
+        width, merged = self.width, self.width * self.merge**2
+        yield _whole("patch_embed.proj.weight", (width, self.channels, self.frames, self.patch, self.patch))
+        for block in range(self.depth):
+            for name, shape in _block(width, self.mlp_width):
+                yield _whole(f"blocks.{block}.{name}", shape)
+        yield _whole("merger.ln_q.weight", (width,))
+        for layer, rows in ((0, merged), (2, self.output)):
+            yield _whole(f"merger.mlp.{layer}.weight", (rows, merged))
+            yield _whole(f"merger.mlp.{layer}.bias", (rows,))
+
+
+def _block(width: int, mlp_width: int) -> Iterator[tuple[str, Shape]]:
+    for norm in (1, 2):
+        yield f"norm{norm}.weight", (width,)
+    linear = (
+        ("attn.qkv", 3 * width, width),
+        ("attn.proj", width, width),
+        ("mlp.gate_proj", mlp_width, width),
+        ("mlp.up_proj", mlp_width, width),
+        ("mlp.down_proj", width, mlp_width),
+    )
+    for name, outputs, inputs in linear:
+        yield f"{name}.weight", (outputs, inputs)
+        yield f"{name}.bias", (outputs,)
+
+
+def _whole(name: str, shape: Shape) -> MappedTensor:
+    return MappedTensor(f"{TOWER}{name}", (f"{TOWER}{name}",), (shape,), Replicated())
+
+
+def mrope_positions(length: int, starts: np.ndarray, grids: np.ndarray) -> np.ndarray:
+    """Temporal, height and width position of each token of a row, int64 [3, length].
+
+    Image i begins at token ``starts[i]`` and has ``grids[i]`` = (rows, columns) tokens. Its tokens have the positions
+    of their rows and columns, counted from the next free position; text goes on behind the largest. That is
+    Qwen2-VL's M-RoPE (https://arxiv.org/abs/2409.12191, section 2.1), for images.
+    """
+    positions = np.zeros((3, length), dtype=np.int64)
+    token = following = 0
+    for start, (rows, columns) in zip(starts.tolist(), grids.tolist(), strict=True):
+        text = start - token
+        positions[:, token:start] = following + np.arange(text)
+        following += text
+        end = start + rows * columns
+        positions[0, start:end] = following
+        positions[1, start:end] = following + np.repeat(np.arange(rows), columns)
+        positions[2, start:end] = following + np.tile(np.arange(columns), rows)
+        following += max(rows, columns)
+        token = end
+    positions[:, token:] = following + np.arange(length - token)
+    return positions

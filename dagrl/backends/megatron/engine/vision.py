@@ -1,0 +1,175 @@
+"""A language model of Megatron-core behind the vision tower of Hugging Face.
+
+The tower is whole on each rank of the first pipeline stage; tensor-parallel ranks compute it alike, which needs no
+communication: each of them gets the whole gradient of the embeddings.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+
+from dagrl.backends.model_source import auto_class
+from dagrl.backends.vision import SeenPrompt, patches, tower_output
+from dagrl.data.batch import Batch
+from dagrl.data.images import ImageSettings, split_images
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PackedImages:
+    """The images of a micro-batch; those that rows share are there once."""
+
+    images: tuple[np.ndarray, ...]
+    """Uint8 [height, width, 3] each."""
+    places: torch.Tensor
+    """Indices of the image tokens among the rank's tokens, int64 [F]."""
+    features: torch.Tensor
+    """Which output of the tower each of them gets, int64 [F]."""
+    settings: ImageSettings
+
+
+class VisionGPTModel(GPTModel):
+    """A `GPTModel` whose first stage has a vision tower, ``visual``."""
+
+    def __init__(self, *args: Any, hf_config: PretrainedConfig, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        rotate_by_token()
+        # Positions are those of the rank's tokens already.
+        self.rotary_pos_emb.cp_group = None
+        self.visual: torch.nn.Module | None = None
+        if self.pre_process:
+            self.visual = build_tower(hf_config, self.config.params_dtype, self.config.recompute_granularity == "full")
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        *args: Any,
+        images: PackedImages | None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """See `GPTModel.forward`; `images` replace the embeddings of their tokens."""
+        decoder_input = self._embedded(input_ids, images) if self.pre_process else None
+        output: torch.Tensor = super().forward(input_ids, position_ids, *args, decoder_input=decoder_input, **kwargs)
+        return output
+
+    def _embedded(self, input_ids: torch.Tensor, images: PackedImages | None) -> torch.Tensor:
+        embedded = self.embedding(input_ids=input_ids, position_ids=None)
+        if images is not None:
+            features = self._features(images)
+            embedded = embedded.index_copy(0, images.places, features[images.features][:, None].to(embedded.dtype))
+        elif self.training and any(parameter.requires_grad for parameter in self._tower().parameters()):
+            # Gradients of all parameters are awaited, also of a tower that has seen nothing.
+            embedded = embedded + 0 * self._features(_blank(self._tower())).sum().to(embedded.dtype)
+        if self.config.sequence_parallel:
+            embedded = scatter_to_sequence_parallel_region(embedded)
+        return embedded
+
+    def _features(self, images: PackedImages) -> torch.Tensor:
+        parameter = next(self._tower().parameters())
+        pixels, grids = patches(images.images, images.settings, parameter.device, parameter.dtype)
+        return tower_output(self._tower(), pixels, grids)
+
+    def _tower(self) -> torch.nn.Module:
+        assert self.visual is not None, "only the first stage sees"
+        return self.visual
+
+
+def rotate_by_token() -> None:
+    """Let this process's rotary embeddings of packs take one angle per token, as three-dimensional positions need it.
+
+    Megatron's own function would cut the angles of each sequence out, with a synchronisation of the GPU for each.
+    """
+    from megatron.core.models.common.embeddings import rope_utils
+
+    def rotate(
+        t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, *args: Any, cp_group: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        return rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs, *args, **kwargs).squeeze(1)
+
+    rope_utils._apply_rotary_pos_emb_thd = rotate
+
+
+def build_tower(hf_config: PretrainedConfig, dtype: torch.dtype, recompute: bool) -> torch.nn.Module:
+    """The tower of a model on the rank's device, its weights unset."""
+    from transformers import PreTrainedModel
+
+    module = sys.modules[auto_class(hf_config)._model_mapping[type(hf_config)].__module__]
+    towers = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, PreTrainedModel)]
+    (kind,) = (each for each in towers if each.config_class is type(hf_config.vision_config))
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    # Its own initialisation is replaced, and must not advance the process's random stream.
+    with torch.random.fork_rng(), device:
+        tower: Any = kind._from_config(hf_config.vision_config, dtype=torch.float32)
+    for parameter in tower.parameters():
+        # Buffers, such as frequencies, stay in float32.
+        parameter.data = parameter.data.to(dtype)
+    if recompute:
+        tower.gradient_checkpointing_enable()
+    return tower
+
+
+def _blank(tower: Any) -> PackedImages:
+    """One square of black pixels."""
+    config = tower.config
+    side = config.patch_size * config.spatial_merge_size
+    settings = ImageSettings(
+        0, config.patch_size, config.spatial_merge_size, config.temporal_patch_size, (0.0,) * 3, (1.0,) * 3
+    )
+    none = torch.zeros(0, dtype=torch.int64)
+    return PackedImages((np.zeros((side, side, 3), dtype=np.uint8),), none, none, settings)
+
+
+def seen(batch: Batch, row: int, settings: ImageSettings) -> SeenPrompt:
+    """The places of the images of a batch's row. ValueError, which names the row, if its tokens do not match them."""
+    sizes = batch["image_sizes"][row] if "image_sizes" in batch else np.zeros((0, 2), dtype=np.int64)
+    tokens = batch["prompt_tokens"][row] if len(sizes) else np.zeros(0, dtype=np.int64)
+    try:
+        return SeenPrompt.of(tokens, sizes, settings)
+    except ValueError as error:
+        raise ValueError(f"row {batch.rows[row]}: {error}") from error
+
+
+def packed_images(
+    batch: Batch, rows: np.ndarray, starts: np.ndarray, held: np.ndarray, settings: ImageSettings, device: torch.device
+) -> PackedImages | None:
+    """The images of `rows`, which begin at `starts` in the pack; None if they have none.
+
+    `held` are the positions in the pack of the rank's tokens.
+    """
+    if "pixel_values" not in batch:
+        return None
+    pixels = batch["pixel_values"]
+    entries = np.arange(len(batch)) if pixels.index is None else pixels.index
+    images: list[np.ndarray] = []
+    first_feature: dict[int, int] = {}
+    places, features, following = [], [], 0
+    for start, row in zip(starts, rows, strict=True):
+        prompt = seen(batch, row, settings)
+        count = len(prompt.places)
+        if not count:
+            continue
+        entry = int(entries[row])
+        if entry not in first_feature:
+            first_feature[entry] = following
+            images += split_images(pixels[row], batch["image_sizes"][row])
+            following += count
+        places.append(start + prompt.places)
+        features.append(first_feature[entry] + np.arange(count))
+    if not images:
+        return None
+    wanted = np.concatenate(places)
+    feature = np.full(max(held.max(), wanted.max()) + 1, -1, dtype=np.int64)
+    feature[wanted] = np.concatenate(features)
+    own = np.flatnonzero(feature[held] >= 0)
+    on_device = [torch.from_numpy(each).to(device) for each in (own, feature[held[own]])]
+    return PackedImages(tuple(images), *on_device, settings)

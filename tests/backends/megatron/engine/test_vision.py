@@ -1,0 +1,131 @@
+"""A model that sees: log-probs and gradients of Hugging Face's, in any layout, and an export of the same bits."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from layout_cases import parallel_of
+from seeing import seeing_model, seeing_samples, settings_of
+
+from dagrl.backends.megatron.section import ParallelSpec, coordinates
+
+BOUND = 1e-5
+BUDGET = 64
+LAYOUTS = {
+    "dp2": (2, {}),
+    "tp2": (2, {"tp": 2}),
+    "tp2-sp": (2, {"tp": 2, "sp": True}),
+    "cp2": (2, {"cp": 2}),
+    "pp2": (2, {"pp": 2}),
+    "tp2-pp2": (4, {"tp": 2, "pp": 2, "sp": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def measure(run_engine: Callable[..., list[Any]], objective: Any) -> Callable[..., Any]:
+    """``measure(ranks, layout, **spec)``: each row's log-probs, gradients by name, and the exported weights."""
+    rows = seeing_samples()
+
+    def run(ranks: int, layout: dict[str, Any], **spec: Any) -> Any:
+        parallel = ParallelSpec.model_validate(parallel_of(layout))
+        places, replicas = coordinates(parallel, ranks), parallel.data_parallel_size(ranks)
+
+        def on_rank(engine: Any) -> Any:
+            import torch.distributed as dist
+            from gradients import gradients_of
+
+            place = places[dist.get_rank()]
+            mine = rows.take(np.arange(place.dp, len(rows), replicas))
+            logprobs = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=BUDGET)
+            weights = [(n, t.numpy().copy()) for bucket in engine.export_weights(1 << 14) for n, t in bucket]
+            gradients = gradients_of(engine, mine, objective, tokens_per_micro_batch=BUDGET)
+            by_row = {int(row): logprobs[i] for i, row in enumerate(mine.rows)}
+            return by_row, {name: tensor.numpy() for name, tensor in gradients.items()}, dict(weights)
+
+        spec.setdefault("optimizer", {"lr": 1e-3, "use_distributed_optimizer": False})
+        answers = run_engine(ranks, on_rank, model=seeing_model(), parallel=parallel.model_dump(), **spec)
+        return {row: each for by_row, *_ in answers for row, each in by_row.items()}, *answers[0][1:]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(measure: Callable[..., Any]) -> Callable[[], Any]:
+    return functools.cache(lambda: measure(1, {}))
+
+
+def test_one_process_equals_hugging_face(alone: Callable[[], Any], objective: Any) -> None:
+    logprobs, gradients, weights = alone()
+    expected, slopes, source = of_hugging_face(objective)
+    assert weights.keys() == source.keys()
+    assert all(np.array_equal(weights[name], source[name]) for name in source)
+    for row, values in expected.items():
+        assert np.abs(logprobs[row] - values).max(initial=0) <= BOUND
+    assert gradients.keys() == slopes.keys()
+    for name, slope in slopes.items():
+        assert np.abs(gradients[name] - slope).max() <= 2 * BOUND * max(1.0, np.abs(slope).max()), name
+    assert all(
+        np.abs(slope).max() > 0 for name, slope in slopes.items() if name.startswith("visual.") and "k" not in name
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_equals_one_process(layout: str, measure: Callable[..., Any], alone: Callable[[], Any]) -> None:
+    logprobs, gradients, weights = measure(*LAYOUTS[layout])
+    expected, slopes, source = alone()
+    assert all(np.array_equal(weights[name], source[name]) for name in source) and weights.keys() == source.keys()
+    assert logprobs.keys() == expected.keys()
+    for row, values in expected.items():
+        assert np.abs(logprobs[row] - values).max(initial=0) <= BOUND
+    for name, slope in slopes.items():
+        assert np.abs(gradients[name] - slope).max() <= BOUND * max(1.0, np.abs(slope).max()), name
+
+
+def of_hugging_face(objective: Any) -> Any:
+    """Each row's log-probs by Hugging Face's model and processor code, its gradients, and the weights."""
+    import torch
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    from dagrl.backends.hf.weights import replace_weights
+    from dagrl.backends.model_source import auto_class, load_hf_config, published_tensors, weight_source
+    from dagrl.data.images import split_images
+
+    spec = seeing_model()
+    config, source, settings = load_hf_config(spec), weight_source(spec, 3), settings_of(spec)
+    model = auto_class(config).from_config(config, dtype=torch.float32).eval()
+    replace_weights(model, ((name, source.get(name)) for name in source.names()))
+    processor = Qwen2VLImageProcessorPil(patch_size=4, do_resize=False)
+    rows, expected, parts = seeing_samples(), {}, []
+    for i, row in enumerate(rows.rows):
+        prompt, response = rows["prompt_tokens"][i], rows["response_tokens"][i]
+        tokens = torch.tensor([[*prompt, *response]])
+        images = split_images(rows["pixel_values"][i], rows["image_sizes"][i])
+        seen = dict(processor(list(images), return_tensors="pt")) if images else {}
+        kinds = torch.zeros_like(tokens, dtype=torch.int)
+        kinds[:, : len(prompt)] = tokens[:, : len(prompt)] == settings.token
+        embeds = model.get_input_embeddings()(tokens)
+        positions = None
+        if seen:
+            features = torch.cat(model.model.get_image_features(**seen).pooler_output)
+            embeds = embeds.masked_scatter(kinds[..., None].expand_as(embeds) > 0, features)
+            positions, _ = model.model.get_rope_index(tokens, kinds, seen["image_grid_thw"])
+        logits = model(inputs_embeds=embeds, position_ids=positions).logits[0, len(prompt) - 1 : -1] / 0.8
+        log_p = logits.log_softmax(-1)
+        parts.append((log_p.gather(-1, torch.tensor(response)[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)))
+        expected[int(row)] = parts[-1][0].detach().numpy()
+    loss_of(objective, rows, *(torch.cat(part) for part in zip(*parts, strict=True))).backward()
+    slopes = {name: tensor.grad.numpy() for name, tensor in published_tensors(model).items()}
+    return expected, slopes, {name: source.get(name).numpy() for name in source.names()}
+
+
+def loss_of(objective: Any, rows: Any, logprob: Any, entropy: Any) -> Any:
+    import torch
+
+    from dagrl.backends.base import ResponseTokens
+
+    weights, (total,) = objective.token_weights(rows)
+    columns = {name: torch.from_numpy(rows[name].values) for name in objective.columns}
+    row = torch.from_numpy(np.repeat(np.arange(len(rows)), weights.lengths))
+    return objective(ResponseTokens(logprob, entropy, torch.from_numpy(weights.values) / total, columns, row))[0]
