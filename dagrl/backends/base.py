@@ -4,7 +4,7 @@ same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -240,6 +240,16 @@ class GenerationRequest:
     """Tokens of a partial response to continue, int64. They count towards max_new_tokens."""
     limit: int | None = None
     """Tokens to sample at most, if they are fewer than max_new_tokens leaves."""
+    images: tuple[np.ndarray, ...] = ()
+    """Images of the prompt, uint8 [height, width, 3], resized as the model sees them."""
+
+    @property
+    def context_key(self) -> Hashable:
+        """Equal for requests with the same tokens and images.
+
+        Rows share the memory of equal images, so that its address stands for the content.
+        """
+        return self.prompt.tobytes(), self.begun.tobytes(), tuple(image.ctypes.data for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def patches(
     parts, grids = [], []
     for image in images:
         rows, columns = (side // settings.patch for side in image.shape[:2])
-        pixels = (torch.from_numpy(np.ascontiguousarray(image)).to(device).float() - mean) / deviation
+        pixels = (torch.tensor(np.ascontiguousarray(image), device=device).float() - mean) / deviation
         merge, patch = settings.merge, settings.patch
         squares = pixels.view(rows // merge, merge, patch, columns // merge, merge, patch, 3)
         # To squares, patches of a square, colours and pixels of a patch.

@@ -6,13 +6,14 @@ After an abort, unfinished groups come last; with ``partial_rollout`` a later st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from dagrl.backends.base import GenerateEngine, GenerationRequest
 from dagrl.data.batch import Batch, Column
+from dagrl.data.images import split_images
 from dagrl.data.stats import Stat
 from dagrl.graph.rollouts import leading_rollout, rollouts
 from dagrl.ops.agents.play import play
@@ -33,7 +34,10 @@ def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     _check_lengths(batch, context)
     requests = {
         row: GenerationRequest(
-            batch["prompt_tokens"][row], sample_seed(context, int(batch.rows[row])), responses[row].tokens
+            batch["prompt_tokens"][row],
+            sample_seed(context, int(batch.rows[row])),
+            responses[row].tokens,
+            _images(batch, row),
         )
         for row, response in enumerate(responses)
         if not response.finished
@@ -63,11 +67,18 @@ def _sampled(
             yield other, replace(response, begun=len(response.tokens))
 
 
+def _images(batch: Batch, row: int) -> tuple[np.ndarray, ...]:
+    """The images of a row's prompt; none where prompts are text."""
+    if "pixel_values" not in batch:
+        return ()
+    return tuple(split_images(batch["pixel_values"][row], batch["image_sizes"][row]))
+
+
 def _deduplicated(requests: Mapping[int, GenerationRequest]) -> list[list[int]]:
     """Group rows with the same prompt and prefix: greedy sampling gives them the same response."""
-    places: dict[tuple[bytes, bytes], list[int]] = {}
+    places: dict[Hashable, list[int]] = {}
     for place, request in requests.items():
-        places.setdefault((request.prompt.tobytes(), request.begun.tobytes()), []).append(place)
+        places.setdefault(request.context_key, []).append(place)
     return list(places.values())
 
 

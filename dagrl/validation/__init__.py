@@ -21,6 +21,7 @@ from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.validation.batches import check_batches
 from dagrl.validation.data_files import check_data_files
 from dagrl.validation.engines import check_engines
+from dagrl.validation.images import check_images
 from dagrl.validation.model import check_models
 from dagrl.validation.rewards import check_rewards
 from dagrl.validation.rollouts import check_rollouts, check_rollouts_in_graph
@@ -60,6 +61,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     rows = check_data_files(pipeline, graph, folder, findings) if with_files else {}
     if with_files:
         check_tokenizers(pipeline, findings)
+    check_images(pipeline, graph, findings)
     check_engines(pipeline, findings)
     for name, engine in pipeline.engines.items():
         if engine.environment is not None:

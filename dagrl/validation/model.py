@@ -18,7 +18,7 @@ from dagrl.config.errors import Place
 from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
-from dagrl.models.hf_config import folder_config, read_json
+from dagrl.models.hf_config import flat_config, folder_config, read_json
 from dagrl.validation.model_config import check_config, check_family, check_scale
 from dagrl.validation.model_weights import check_weights, may_be_quantised, quantisation_problem, readers_of
 from dagrl.validation.tokenizer_files import VOCABULARIES, check_tokenizer, has_tokenizer
@@ -94,6 +94,7 @@ class _Model:
             if not folder.is_dir():
                 return None
         path = folder / "config.json"
+        config = None if config is None else flat_config(config)
         if config is not None and not check_config(self.source, config, path, self.findings):
             config = None
         problem = quantisation_problem(path, config or {})
@@ -146,8 +147,9 @@ class _Model:
                 "random weights bring no tokenizer; add `tokenizer:` (a folder, or `{kind: characters, alphabet: ...}`)"
             )
             self.findings.error(self.section, message, depends_on=[(*self.section, "tokenizer")])
-        self._check_vocabulary(init.get("vocab_size"))
-        return init if check_config(self.source, init, None, self.findings) else None
+        self._check_vocabulary(flat_config(init).get("vocab_size"))
+        config = flat_config(init)
+        return config if check_config(self.source, config, None, self.findings) else None
 
     def _check_vocabulary(self, rows: Any) -> None:
         tokenizer = self.tokenizer

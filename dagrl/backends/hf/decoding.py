@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,9 @@ import torch
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.hf.sampling import sample_tokens, uniform_numbers
+from dagrl.backends.hf.vision import seen_inputs
 from dagrl.config.schema import SamplingSpec
+from dagrl.data.images import ImageSettings
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -28,26 +30,25 @@ def decode(
     stop_token_ids: Sequence[int],
     policy_version: int,
     goes_on: Callable[[int], bool],
+    vision: ImageSettings | None = None,
 ) -> Iterator[Completion]:
     """Decode one response per request, yielded as it ends; `index` is its index in `requests`. Prompts are not empty.
 
     `goes_on` is called after each step with the number of sampled tokens; if it returns False, the remaining responses
-    are yielded as they are. Finished rows leave the batch at once, which copies the cache, as each step does anyway.
+    are yielded as they are. `vision` is set for a model that sees. Finished rows leave the batch at once, which copies the cache, as each step does anyway.
     """
     device = model.device
-    prompts = [np.concatenate([request.prompt, request.begun]).astype(np.int64) for request in requests]
     begun = torch.tensor([len(request.begun) for request in requests], device=device)
     assert (begun < sampling.max_new_tokens).all(), "a complete response cannot be continued"
     most = [sampling.max_new_tokens if request.limit is None else request.limit for request in requests]
     ends = (begun + torch.tensor(most, device=device)).clamp(max=sampling.max_new_tokens)
-    cache, logits, visible = _prefill(model, prompts)
-    positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    cache, logits, visible, positions = _prefill(model, requests, vision)
     seeds = [request.seed for request in requests]
     uniforms = torch.from_numpy(uniform_numbers(seeds, sampling.max_new_tokens)).to(device)
     stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=device)
     tokens = torch.empty(uniforms.shape, dtype=torch.int64, device=device)
     logprobs = torch.empty(uniforms.shape, dtype=torch.float32, device=device)
-    live = torch.arange(len(prompts), device=device)
+    live = torch.arange(len(requests), device=device)
     # A partial response continues with the random numbers after those of its first tokens, and ends earlier.
     for step in range(sampling.max_new_tokens):
         picked, picked_logprobs = sample_tokens(logits, uniforms[live, begun[live] + step], sampling)
@@ -71,59 +72,69 @@ def decode(
             return
         if visible is not None:
             visible = torch.nn.functional.pad(visible, (0, 1), value=True)
-        logits = _forward(model, picked.unsqueeze(-1), visible, positions.unsqueeze(-1), cache)
+        here = positions.unsqueeze(-1)
+        logits = _forward(model, visible, here.expand(3, -1, -1) if vision else here, cache, input_ids=picked[:, None])
         positions = positions + 1
 
 
 def _prefill(
-    model: PreTrainedModel, prompts: Sequence[np.ndarray]
-) -> tuple[DynamicCache, torch.Tensor, torch.Tensor | None]:
-    """The cache [R, ...], the logits after each prompt [R, V], and which cache positions hold a token, bool [R, L].
+    model: PreTrainedModel, requests: Sequence[GenerationRequest], vision: ImageSettings | None
+) -> tuple[DynamicCache, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The cache [R, ...], the logits after each prompt [R, V], which cache positions hold a token, bool [R, L], and the
+    position of the next token, int64 [R].
 
-    Equal prompts are computed once and their cache is repeated. The last result is None without padding, so that
+    Equal prompts are computed once and their cache is repeated. The third result is None without padding, so that
     attention needs no mask.
     """
     from transformers import DynamicCache
 
-    places: dict[bytes, int] = {}
-    inverse = [places.setdefault(prompt.tobytes(), len(places)) for prompt in prompts]
-    distinct = [np.frombuffer(key, dtype=np.int64) for key in places]
-    longest = max(len(prompt) for prompt in distinct)
+    places: dict[Hashable, int] = {}
+    inverse = [places.setdefault(request.context_key, len(places)) for request in requests]
+    distinct = [requests[inverse.index(place)] for place in range(len(places))]
+    prompts = [np.concatenate([request.prompt, request.begun]).astype(np.int64) for request in distinct]
+    longest = max(len(prompt) for prompt in prompts)
     # Padded on the left, so that all rows continue at the same position of the cache.
-    ids = np.zeros((len(distinct), longest), dtype=np.int64)
-    held = np.zeros((len(distinct), longest), dtype=bool)
-    for row, prompt in enumerate(distinct):
+    ids = np.zeros((len(prompts), longest), dtype=np.int64)
+    held = np.zeros((len(prompts), longest), dtype=bool)
+    for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = prompt
         held[row, longest - len(prompt) :] = True
-    positions = np.maximum(np.cumsum(held, axis=1) - 1, 0)
 
     device = model.device
     cache = DynamicCache(config=model.config)
     visible = None if held.all() else torch.from_numpy(held).to(device)
-    logits = _forward(model, torch.from_numpy(ids).to(device), visible, torch.from_numpy(positions).to(device), cache)
-    if len(distinct) < len(prompts):
+    tokens = torch.from_numpy(ids).to(device)
+    if vision is None:
+        positions = torch.from_numpy(np.maximum(np.cumsum(held, axis=1) - 1, 0)).to(device)
+        logits = _forward(model, visible, positions, cache, input_ids=tokens)
+    else:
+        embedded, positions = seen_inputs(model, distinct, tokens, vision)
+        logits = _forward(model, visible, positions, cache, inputs_embeds=embedded)
+    # All positions of a text token are equal, and those of an image are smaller than the next token's.
+    following = (positions if vision is None else positions.amax(0)).amax(-1) + 1
+    if len(distinct) < len(requests):
         rows = torch.tensor(inverse, device=device)
         cache.batch_select_indices(rows)
-        logits = logits[rows]
+        logits, following = logits[rows], following[rows]
         visible = None if visible is None else visible[rows]
-    return cache, logits, visible
+    return cache, logits, visible, following
 
 
 def _forward(
     model: PreTrainedModel,
-    ids: torch.Tensor,
     visible: torch.Tensor | None,
     positions: torch.Tensor,
     cache: DynamicCache,
+    **inputs: torch.Tensor,
 ) -> torch.Tensor:
-    """Logits after the last of `ids` [R, L], as [R, V]; the cache grows by L."""
+    """Logits after the last of the tokens or embeddings `inputs` [R, L], as [R, V]; the cache grows by L."""
     output = model(
-        input_ids=ids,
         attention_mask=visible,
         position_ids=positions,
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **inputs,
     )
     return output.logits[:, -1]
 

@@ -21,10 +21,11 @@ from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.hf.sleep import SleepingWeights
 from dagrl.backends.hf.weights import replace_weights
-from dagrl.backends.model_source import load_hf_config, model_imports, published_tensors, weight_source
+from dagrl.backends.model_source import auto_class, load_hf_config, model_imports, published_tensors, weight_source
 from dagrl.backends.weight_names import check_names
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, SamplingSpec
+from dagrl.data.images import image_settings
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.weight_sync.manifest import Bucket
 
@@ -46,6 +47,7 @@ class HfEngine:
         self._max_batch_size = spec.max_batch_size
         self._eos_token_id = load_tokenizer(model).eos_token_id
         self._model = _build(model)
+        self._vision = image_settings(model)
         self._follows = spec.weights_from is not None
         self._weights = SleepingWeights(
             lambda: self._model.parameters(), keep=not self._follows, gib_used_by_others=used_by_others
@@ -120,7 +122,8 @@ class HfEngine:
                 if not goes_on(0):
                     yield from _untouched(batch, start, self.policy_version)
                     continue
-                for completion in decode(self._model, batch, sampling, stops, self.policy_version, goes_on):
+                version, vision = self.policy_version, self._vision
+                for completion in decode(self._model, batch, sampling, stops, version, goes_on, vision):
                     yield replace(completion, index=start + completion.index)
 
     def _check_lengths(self, prompts: Sequence[np.ndarray], sampling: SamplingSpec) -> None:
@@ -144,10 +147,10 @@ def _untouched(batch: Sequence[GenerationRequest], start: int, policy_version: i
 def _build(model: ModelSpec) -> PreTrainedModel:
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     with model_imports(model):
-        from transformers import AutoModelForCausalLM
-
+        config = load_hf_config(model)
+        kind = auto_class(config)
         # Its own initialisation is replaced, and must not advance the process's random stream.
         with torch.random.fork_rng(), torch.device(device):
-            built = AutoModelForCausalLM.from_config(load_hf_config(model), dtype=dtype)
+            built = kind.from_config(config, dtype=dtype)
     avoid_misaligned_grouped_mm(built)
     return built.eval().requires_grad_(False)

@@ -22,3 +22,4 @@ class HfEngineSpec(EngineSpec):
 
     capabilities: ClassVar = frozenset({Capability.GENERATE, Capability.JUDGE, Capability.REPLY})
     reads_messages: ClassVar = True
+    takes_images: ClassVar = True

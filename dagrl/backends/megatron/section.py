@@ -110,6 +110,7 @@ class MegatronEngineSpec(EngineSpec):
 
     capabilities: ClassVar = frozenset({Capability.SCORE, Capability.JUDGE, Capability.TRAIN})
     holds_frozen_copies: ClassVar = True
+    takes_images: ClassVar = True
     path_fields: ClassVar = (("dist_checkpointing_path",),)
 
     @property

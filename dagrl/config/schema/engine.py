@@ -86,6 +86,8 @@ class EngineSpec(Section):
     """Whether another engine can be a ``frozen_copy_of`` it."""
     reads_messages: ClassVar[bool] = False
     """Whether a reward head reads conversations with its own chat template, instead of the policy's tokens."""
+    takes_images: ClassVar[bool] = False
+    """Whether prompts can have images."""
     reports_routed_experts: ClassVar[bool] = False
     """Whether it can return the experts that tokens were routed to."""
     path_fields: ClassVar[tuple[tuple[str, ...], ...]] = ()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from dagrl.backends.base import GenerationRequest
 from dagrl.data.batch import Batch
@@ -144,4 +145,4 @@ class Conversations:
 
     def _ask(self, row: int) -> None:
         request = self._requests[row]
-        self._requests_queue.ask(row, GenerationRequest(request.prompt, request.seed, self._open[row].tokens))
+        self._requests_queue.ask(row, replace(request, begun=self._open[row].tokens))

@@ -1,0 +1,62 @@
+"""Images of prompts: a model that sees, engines that take images, and options that fit them."""
+
+from __future__ import annotations
+
+from dagrl.backends.families.registry import find_family
+from dagrl.backends.registry import backend_of
+from dagrl.config.errors import Place, listed
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import Pipeline, TokenizerSpec
+from dagrl.data.images import image_settings
+from dagrl.graph.columns import IMAGE_COLUMNS
+from dagrl.graph.dag import Graph
+from dagrl.models.hf_config import read_config
+
+_PLACE: Place = ("data", "image_key")
+
+
+def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
+    """Report a pipeline with ``data.image_key`` whose model or engines cannot see, and options that need it."""
+    data = pipeline.data
+    if data.image_key is None:
+        for name in ("min_pixels", "max_pixels"):
+            if getattr(data, name) is not None:
+                message = "concerns images, and prompts have none; add `image_key`, or remove it"
+                findings.error(("data", name), message, code="option-without-effect", depends_on=[_PLACE])
+        return
+    _check_model(pipeline, findings)
+    if data.overlong_prompts == "cut":
+        message = "a cut would go through images; set it to drop or error"
+        findings.error(("data", "overlong_prompts"), message, code="cut-images", depends_on=[_PLACE])
+    if (data.min_pixels or 1) > (data.max_pixels or 2**63):
+        findings.error(("data", "min_pixels"), f"is more than max_pixels, {data.max_pixels}; lower it")
+    for node in graph.nodes.values() if graph is not None else ():
+        engine = pipeline.engines.get(str(getattr(node.spec, "engine", None)))
+        if engine is None or not set(IMAGE_COLUMNS) & node.inputs.keys():
+            continue
+        if not engine.takes_images:
+            able = [name for name, each in pipeline.engines.items() if each.takes_images]
+            others = f", as {listed(able)} does" if able else ""
+            message = f"backend {backend_of(engine).name} takes no images; use one that does{others}"
+            place: Place = ("engines", str(getattr(node.spec, "engine", None)), "backend")
+            findings.error(place, message, code="no-images", depends_on=[_PLACE])
+
+
+def _check_model(pipeline: Pipeline, findings: Findings) -> None:
+    try:
+        config = read_config(pipeline.model)
+        settings = image_settings(pipeline.model, pipeline.data)
+    except ValueError:
+        return  # `model` reports it.
+    family = find_family(config.get("model_type"))
+    if family is None:
+        return  # `model_config` reports it.
+    depends: list[Place] = [("model",)]
+    if not family.sees or settings is None:
+        message = f"prompts have images, and a {family.model_type} reads text; use a model that sees, such as qwen2_5_vl"
+        findings.error(_PLACE, message, code="model-without-vision", depends_on=depends)
+        return
+    tokenizer = pipeline.model.tokenizer
+    if isinstance(tokenizer, TokenizerSpec) and not tokenizer.images:
+        message = "has no token for images; add `images: true`"
+        findings.error(("model", "tokenizer"), message, code="model-without-vision", depends_on=[_PLACE])
