@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dagrl.backends.families.vision import mrope_positions
-from dagrl.data.images import ImageSettings, image_starts
+from dagrl.models.images import ImageSettings, image_starts
 
 
 @dataclass(frozen=True, slots=True)

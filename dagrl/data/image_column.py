@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.data.batch import Column
-from dagrl.data.images import MARKER, ImageSettings, fitting_size, image_name, open_image, resized
+from dagrl.models.images import MARKER, ImageSettings, fitting_size, image_name, open_image, resized
 
 if TYPE_CHECKING:
     from pyarrow import Table

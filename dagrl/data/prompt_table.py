@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.data.batch import Column
-from dagrl.data.image_column import ImageColumn, check_markers
-from dagrl.data.images import MARKER, marked_parts
 from dagrl.data.demonstrations import prompt_before, response_text, response_tokens, value_at
+from dagrl.data.image_column import ImageColumn, check_markers
 from dagrl.data.tokenizer import chat_text
 from dagrl.graph.plugins.tool import offered
+from dagrl.models.images import MARKER, marked_parts
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table
@@ -47,9 +47,10 @@ class PromptTable:
     ) -> None:
         """Open `path`; with `limit`, only its first rows.
 
-        `images` of the prompts take the places that ``<image>`` marks. `responses` are columns with responses; if they hold chats, the messages before the response are the prompt.
-        Without `with_answers`, columns of reference answers and data sources are optional. `tools` by name are
-        described in the chat template: for each row all of them, or those in its ``extra_info.tools``.
+        `images` of the prompts take the places that ``<image>`` marks. `responses` are columns with responses; if they
+        hold chats, the messages before the response are the prompt. Without `with_answers`, columns of reference
+        answers and data sources are optional. `tools` by name are described in the chat template: for each row all of
+        them, or those in its ``extra_info.tools``.
         """
         self.path = path
         self._tokenizer = tokenizer

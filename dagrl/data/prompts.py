@@ -92,8 +92,8 @@ class PromptLoader:
     ) -> None:
         """Open `path`; with `limit`, only its first rows.
 
-        `responses` adds those of each prompt. `with_answers`, `tools` and `images` are as in `PromptTable`. Raises ValueError if
-        the file is missing, broken or empty, or lacks a column.
+        `responses` adds those of each prompt. `with_answers`, `tools` and `images` are as in `PromptTable`. Raises
+        ValueError if the file is missing, broken or empty, or lacks a column.
         """
         self.path = path
         self._limits = [_Limit("prompt", max_prompt_tokens, overlong)]

@@ -10,8 +10,8 @@ from typing import Any
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 
 PAD, EOS, UNKNOWN, IMAGE = "<pad>", "<eos>", "<unk>", "<|image_pad|>"
-"""Special tokens of the tokenizers that are made on the spot; those of bytes need no token for the unknown, and those of
-text none for images."""
+"""Special tokens of the tokenizers that are made on the spot: those of bytes need no token for the unknown, and only
+those of models that see have one for images."""
 _LFS = b"version https://git-lfs"
 
 
@@ -63,7 +63,7 @@ def read_config(model: ModelSpec) -> Mapping[str, Any]:
 
 
 def flat_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config with the fields of its ``text_config`` beside its own, as older files of models that see have it."""
+    """Return a config with the fields of its ``text_config`` beside its own, as older files have them."""
     text = config.get("text_config")
     return {**text, **config} if isinstance(text, Mapping) else config
 

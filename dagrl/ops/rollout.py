@@ -13,9 +13,9 @@ import numpy as np
 
 from dagrl.backends.base import GenerateEngine, GenerationRequest
 from dagrl.data.batch import Batch, Column
-from dagrl.data.images import split_images
 from dagrl.data.stats import Stat
 from dagrl.graph.rollouts import leading_rollout, rollouts
+from dagrl.models.images import split_images
 from dagrl.ops.agents.play import play
 from dagrl.ops.agents.rows import agent_columns_of, agent_stats
 from dagrl.ops.base import Context, OpInput, Output

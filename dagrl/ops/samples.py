@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.graph.columns import LOGPROB_COLUMNS
+from dagrl.models.images import image_settings
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
 from dagrl.ops.reward import response_text
@@ -98,7 +99,7 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         "group_id": batch["group_id"].values.tolist(),
         "data_set": batch["data_set"].strings(),
         "data_source": batch["data_source"].strings(),
-        "prompt": [decode(batch["prompt_tokens"][row]) for row in rows],
+        "prompt": [decode(_shortened(batch["prompt_tokens"][row], context)) for row in rows],
         "answer": batch["answer"].strings(),
     }
     if "image_names" in batch:
@@ -140,6 +141,15 @@ def _token_texts(batch: Batch, context: Context) -> list[list[str]]:
     texts = [context.resources.tokenizer.decode([token]) for token in vocabulary.tolist()]
     ends = np.cumsum(tokens.lengths).tolist()
     return [[texts[place] for place in places[begin:end]] for begin, end in pairwise([0, *ends])]
+
+
+def _shortened(prompt: np.ndarray, context: Context) -> np.ndarray:
+    """A prompt with one token for each of its images."""
+    if context.pipeline.data.image_key is None:
+        return prompt
+    settings = context.resources.once("image settings", lambda: image_settings(context.pipeline.model))
+    repeated = (prompt[1:] == settings.token) & (prompt[:-1] == settings.token)
+    return prompt[np.concatenate([[True], ~repeated])]
 
 
 def _turns(batch: Batch, row: int, context: Context) -> list[dict[str, Any]]:

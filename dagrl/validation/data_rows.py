@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagrl.data.images import MARKER, check_proportions, open_image
+from dagrl.models.images import MARKER, check_proportions, open_image
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

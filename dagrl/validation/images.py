@@ -7,10 +7,10 @@ from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline, TokenizerSpec
-from dagrl.data.images import image_settings
 from dagrl.graph.columns import IMAGE_COLUMNS
 from dagrl.graph.dag import Graph
 from dagrl.models.hf_config import read_config
+from dagrl.models.images import image_settings
 
 _PLACE: Place = ("data", "image_key")
 
@@ -53,7 +53,7 @@ def _check_model(pipeline: Pipeline, findings: Findings) -> None:
         return  # `model_config` reports it.
     depends: list[Place] = [("model",)]
     if not family.sees or settings is None:
-        message = f"prompts have images, and a {family.model_type} reads text; use a model that sees, such as qwen2_5_vl"
+        message = f"prompts have images, and a {family.model_type} reads text; use a model that sees: qwen2_5_vl"
         findings.error(_PLACE, message, code="model-without-vision", depends_on=depends)
         return
     tokenizer = pipeline.model.tokenizer

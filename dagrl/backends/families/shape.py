@@ -15,8 +15,6 @@ from dagrl.backends.families.parts import (
     Mlp,
     Tensors,
 )
-
-
 from dagrl.backends.families.vision import VisionTower
 
 

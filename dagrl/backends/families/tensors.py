@@ -25,7 +25,8 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -> Iterator[MappedTensor]:
     """Yield all tensors of a model, layer after layer, experts one after the other.
 
-    The vision tower comes last. An output layer that is tied to the embedding is left out. A value or reward `head` takes the output layer's place.
+    The vision tower comes last. An output layer that is tied to the embedding is left out. A value or reward `head`
+    takes the output layer's place.
     """
     vocabulary = VocabParallel(shape.vocabulary, padded_vocabulary)
     rows = ((shape.vocabulary, shape.hidden),)

@@ -15,7 +15,7 @@ from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.hf.sampling import sample_tokens, uniform_numbers
 from dagrl.backends.hf.vision import seen_inputs
 from dagrl.config.schema import SamplingSpec
-from dagrl.data.images import ImageSettings
+from dagrl.models.images import ImageSettings
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -35,7 +35,8 @@ def decode(
     """Decode one response per request, yielded as it ends; `index` is its index in `requests`. Prompts are not empty.
 
     `goes_on` is called after each step with the number of sampled tokens; if it returns False, the remaining responses
-    are yielded as they are. `vision` is set for a model that sees. Finished rows leave the batch at once, which copies the cache, as each step does anyway.
+    are yielded as they are. `vision` is set for a model that sees. Finished rows leave the batch at once, which copies
+    the cache, as each step does anyway.
     """
     device = model.device
     begun = torch.tensor([len(request.begun) for request in requests], device=device)

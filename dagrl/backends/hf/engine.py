@@ -25,8 +25,8 @@ from dagrl.backends.model_source import auto_class, load_hf_config, model_import
 from dagrl.backends.weight_names import check_names
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, SamplingSpec
-from dagrl.data.images import image_settings
 from dagrl.data.tokenizer import load_tokenizer
+from dagrl.models.images import image_settings
 from dagrl.weight_sync.manifest import Bucket
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Prompts with images as inputs of a Hugging Face model: embeddings with the tower's output among them, and positions."""
+"""Prompts with images as inputs of a Hugging Face model: embeddings, the tower's output among them, and positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from dagrl.backends.base import GenerationRequest
 from dagrl.backends.vision import SeenPrompt, patches, tower_output
-from dagrl.data.images import ImageSettings
+from dagrl.models.images import ImageSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def seen_inputs(
     model: PreTrainedModel, requests: Sequence[GenerationRequest], ids: torch.Tensor, settings: ImageSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings [R, L, hidden] and positions [3, R, L] of `requests`, whose tokens `ids` [R, L] are padded on the left.
+    """Embeddings [R, L, hidden] and positions [3, R, L] of `requests`, whose tokens `ids` [R, L] end alike.
 
     Only tokens of prompts stand for images; a response may sample the same token, which is text there. Raises
     ValueError if a prompt has other image tokens than its images take.

@@ -40,8 +40,8 @@ from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.data.batch import Batch, Column
-from dagrl.data.images import image_settings
 from dagrl.data.stats import Stat, merge
+from dagrl.models.images import image_settings
 from dagrl.weight_sync.exporter import WeightExporter, exported
 from dagrl.weight_sync.manifest import Bucket
 

@@ -14,8 +14,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from dagrl.backends.megatron.engine.context_parallel import counting, zigzag_index
 from dagrl.backends.megatron.engine.vision import PackedImages, packed_images, seen
 from dagrl.data.batch import Batch
-from dagrl.data.images import ImageSettings
 from dagrl.data.packing import pack
+from dagrl.models.images import ImageSettings
 
 
 @dataclass(frozen=True, slots=True)

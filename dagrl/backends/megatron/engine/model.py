@@ -7,7 +7,7 @@ be initialised.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core import parallel_state

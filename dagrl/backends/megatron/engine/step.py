@@ -26,9 +26,9 @@ from dagrl.backends.megatron.engine.moe_losses import MoeLosses
 from dagrl.backends.megatron.engine.output import OutputReader, read
 from dagrl.backends.megatron.engine.router_replay import RouterReplay
 from dagrl.data.batch import Batch, Column
-from dagrl.data.images import ImageSettings
 from dagrl.data.stats import Stat
 from dagrl.data.tally import read_tallies
+from dagrl.models.images import ImageSettings
 
 Head = Literal["lm", "value", "reward"]
 

@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 from dagrl.backends.model_source import auto_class
 from dagrl.backends.vision import SeenPrompt, patches, tower_output
 from dagrl.data.batch import Batch
-from dagrl.data.images import ImageSettings, split_images
+from dagrl.models.images import ImageSettings, split_images
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -104,8 +104,9 @@ def build_tower(hf_config: PretrainedConfig, dtype: torch.dtype, recompute: bool
     from transformers import PreTrainedModel
 
     module = sys.modules[auto_class(hf_config)._model_mapping[type(hf_config)].__module__]
-    towers = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, PreTrainedModel)]
-    (kind,) = (each for each in towers if each.config_class is type(hf_config.vision_config))
+    wanted = type(hf_config.vision_config)
+    classes: list[Any] = [each for each in vars(module).values() if isinstance(each, type)]
+    (kind,) = (each for each in classes if issubclass(each, PreTrainedModel) and each.config_class is wanted)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     # Its own initialisation is replaced, and must not advance the process's random stream.
     with torch.random.fork_rng(), device:
@@ -171,5 +172,5 @@ def packed_images(
     feature = np.full(max(held.max(), wanted.max()) + 1, -1, dtype=np.int64)
     feature[wanted] = np.concatenate(features)
     own = np.flatnonzero(feature[held] >= 0)
-    on_device = [torch.from_numpy(each).to(device) for each in (own, feature[held[own]])]
-    return PackedImages(tuple(images), *on_device, settings)
+    own_places, own_features = (torch.from_numpy(each).to(device) for each in (own, feature[held[own]]))
+    return PackedImages(tuple(images), own_places, own_features, settings)

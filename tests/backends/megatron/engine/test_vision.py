@@ -90,7 +90,7 @@ def of_hugging_face(objective: Any) -> Any:
 
     from dagrl.backends.hf.weights import replace_weights
     from dagrl.backends.model_source import auto_class, load_hf_config, published_tensors, weight_source
-    from dagrl.data.images import split_images
+    from dagrl.models.images import split_images
 
     spec = seeing_model()
     config, source, settings = load_hf_config(spec), weight_source(spec, 3), settings_of(spec)

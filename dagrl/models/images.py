@@ -126,17 +126,17 @@ def open_image(stored: Any, folder: Path, *, decode: bool = True) -> Image:
 
     ValueError if it is neither, is missing or cannot be decoded.
     """
-    from PIL import Image as images
+    import PIL.Image
 
     content, path = stored_parts(stored)
     where = "its bytes" if content is not None else str(path)
     try:
-        image = images.open(io.BytesIO(content) if content is not None else folder / str(path))
+        image = PIL.Image.open(io.BytesIO(content) if content is not None else folder / str(path))
         if decode:
             image.load()
     except FileNotFoundError as error:
         raise ValueError(f"there is no file {folder / str(path)}") from error
-    except (OSError, ValueError, SyntaxError, images.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise ValueError(f"{where} cannot be decoded: {error}") from error
     return image
 
