@@ -13,6 +13,7 @@ import torch
 
 from dagrl.backends.weight_names import PREDICTION_LAYERS, is_prediction_layer
 from dagrl.config.schema import ModelSpec, TokenizerSpec
+from dagrl.models.images import PROCESSOR_FILE, ImageSettings, image_settings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -23,6 +24,7 @@ SHARD_BYTES = 5 * 10**9
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
     *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json"),
+    *(PROCESSOR_FILE, "processor_config.json", "video_preprocessor_config.json"),
 )
 _GENERATION = "generation_config.json"
 
@@ -80,12 +82,29 @@ def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
         from dagrl.data.tokenizer import make_tokenizer
 
         make_tokenizer(model.tokenizer).save_pretrained(folder)
+        if (settings := image_settings(model)) is not None:
+            write_processor(folder, settings)
     elif source := model.tokenizer or model.path:
         for name in _TOKENIZER_FILES:
             if (file := source.expanduser() / name).is_file():
                 shutil.copyfile(file, folder / name)
     if model.path and (file := model.path.expanduser() / _GENERATION).is_file():
         shutil.copyfile(file, folder / _GENERATION)
+
+
+def write_processor(folder: Path, settings: ImageSettings) -> None:
+    """Write the files of the image processor of a made model, as Qwen2-VL has them."""
+    fields = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+        "patch_size": settings.patch,
+        "merge_size": settings.merge,
+        "temporal_patch_size": settings.frames,
+        "image_mean": settings.mean,
+        "image_std": settings.std,
+        "size": {"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
+    }
+    (folder / PROCESSOR_FILE).write_text(json.dumps(fields, indent=2) + "\n")
 
 
 def _shards(weights: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:

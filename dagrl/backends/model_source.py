@@ -208,6 +208,20 @@ def auto_class(config: PretrainedConfig) -> Any:
     )
 
 
+def architecture(config: PretrainedConfig) -> str:
+    """The class of transformers for language models of this config. ValueError if there is none."""
+    from transformers.models.auto import modeling_auto
+
+    known = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    found = next((names[config.model_type] for names in known if config.model_type in names), None)
+    if found is None:
+        raise ValueError(f"Hugging Face has no language model of type {config.model_type}")
+    return found
+
+
 def published_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and stored buffers of a Hugging Face model by the names of published checkpoints.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MARKER = "<image>"
 """Marks the place of an image in the text of a prompt, as in verl."""
-_PROCESSOR_FILE = "preprocessor_config.json"
+PROCESSOR_FILE = "preprocessor_config.json"
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Of the processor's class, where the folder has no file."""
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
@@ -71,7 +71,7 @@ def image_settings(model: ModelSpec, data: DataSpec | None = None) -> ImageSetti
     vision, token = config.get("vision_config"), config.get("image_token_id")
     if not isinstance(vision, Mapping) or not isinstance(token, int):
         return None
-    file = model.path.expanduser() / _PROCESSOR_FILE if model.path is not None else None
+    file = model.path.expanduser() / PROCESSOR_FILE if model.path is not None else None
     processor = read_json(file) if file is not None and file.is_file() else {}
     size = processor.get("size") or {}
     low = processor.get("min_pixels") or size.get("shortest_edge") or _MIN_PIXELS

@@ -47,6 +47,8 @@ class ModelSizes:
     bridged: bool = False
     has_tables: bool = True
     """As in `Family`."""
+    sees: bool = True
+    """Whether it has a vision tower, as far as that is known."""
     norms_outputs: bool = False
     """Whether norms follow on the blocks of a layer."""
     capped_logits: bool = False
@@ -85,6 +87,7 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         latent_attention=latent,
         reports_routed_experts=names.reports_routed_experts,
         serves_dense_layers=names.serves_dense_layers,
+        sees=names.sees if family else "vision_config" in config,
         bridged=names.bridged,
         has_tables=names.has_tables,
         norms_outputs=family is not None and _norms_outputs(family, config),

@@ -30,6 +30,9 @@ def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
         _check_registered_buffers(check)
     if engine.router_replay:
         _check_router_replay(check)
+    if engine.freeze and not check.sizes.sees:
+        message = "the model has no vision tower; take it out"
+        findings.error((*place, "freeze"), message, depends_on=[("model",)])
 
 
 def check_learning_rate(check: EngineCheck[MegatronEngineSpec]) -> None:

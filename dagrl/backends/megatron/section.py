@@ -94,6 +94,8 @@ class MegatronEngineSpec(EngineSpec):
     """The output layer: the language model's output, a value for each token, or a score for each row."""
     lora: LoraSpec | None = None
     """Train low-rank adapters instead of the weights; ``lora: {}`` takes the defaults."""
+    freeze: tuple[Literal["vision"], ...] = ()
+    """Parts that an update leaves as they are: the ``vision`` tower with its merger."""
     dist_checkpointing_path: Path | None = None
     """Start weights from a folder in Megatron's distributed format, instead of the model's own."""
     fused_linear_cross_entropy: bool = False

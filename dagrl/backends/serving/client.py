@@ -12,6 +12,8 @@ import numpy as np
 from dagrl.backends.base import EngineLostError
 from dagrl.config.schema import SamplingSpec
 
+Images = Sequence[np.ndarray]
+"""Images of a prompt, uint8 [height, width, 3], of the size in which the model sees them."""
 NO_TOKENS, NO_LOGPROBS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
 
 
@@ -66,12 +68,16 @@ class ServerClient(Protocol):
         """Sampling parameters of a request for up to `left` tokens; `stops` end a response, too."""
         ...
 
-    async def generate(self, rid: str, tokens: list[int], sampling: Any, cache_key: str) -> ServerResponse:
-        """Continue after `tokens`; only cache entries with the same `cache_key` are reused."""
+    async def generate(
+        self, rid: str, tokens: list[int], sampling: Any, cache_key: str, images: Images = ()
+    ) -> ServerResponse:
+        """Continue after `tokens`, whose image tokens stand for `images`; only cache entries with the same `cache_key`
+        are reused.
+        """
         ...
 
-    async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
-        """Fill the cache with `tokens` for requests with that `cache_key`. An abort ends it early."""
+    async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Images = ()) -> None:
+        """Fill the cache with `tokens` and `images` for requests with that `cache_key`. An abort ends it early."""
         ...
 
     def tokens_of(self, rid: str) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dagrl.backends.hf_folder import write_hf_folder
-from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
+from dagrl.backends.model_source import architecture, load_hf_config, weight_source
 from dagrl.config.schema import ModelSpec
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from dagrl.models.images import image_settings
 
 
 def model_folder(model: ModelSpec, scratch: Path, *, seed: int, with_weights: bool) -> Path:
@@ -21,19 +18,14 @@ def model_folder(model: ModelSpec, scratch: Path, *, seed: int, with_weights: bo
     if model.path is not None:
         return model.path.expanduser()
     config = load_hf_config(model)
-    architecture = _architecture(config)
+    name_of_class = architecture(config)
     if with_weights:
         source = weight_source(model, seed)
-        write_hf_folder(scratch, config, architecture, ((name, source.get(name)) for name in source.names()))
+        write_hf_folder(scratch, config, name_of_class, ((name, source.get(name)) for name in source.names()))
     else:
-        config.architectures = [architecture]
+        config.architectures = [name_of_class]
         config.save_pretrained(scratch)
+    if image_settings(model) is not None:
+        # The server's processor of images needs both.
+        copy_tokenizer(model, scratch)
     return scratch
-
-
-def _architecture(config: PretrainedConfig) -> str:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
-
-    if config.model_type not in CLASSES:
-        raise ValueError(f"Hugging Face has no causal language model of type {config.model_type}")
-    return CLASSES[config.model_type]

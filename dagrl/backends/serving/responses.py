@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, ServerClient, ServerError
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Images, ServerClient, ServerError
 from dagrl.config.schema import SamplingSpec
 
 _AGAIN_S = 0.5
@@ -42,6 +42,11 @@ class _Response:
     def context(self) -> np.ndarray:
         """Tokens to continue after, int64."""
         return np.concatenate([self.request.prompt, self.request.begun, self.tokens])
+
+    @property
+    def images(self) -> Images:
+        """Images of the prompt."""
+        return self.request.images
 
 
 class ResponseReader:
@@ -88,7 +93,7 @@ class ResponseReader:
                     there = asyncio.Event()
                     for response in alike:
                         response.prompt_is_there = there
-                    group.create_task(self._compute_once(alike[0].context.tolist(), there, born))
+                    group.create_task(self._compute_once(alike[0], there, born))
                 for response in responses:
                     group.create_task(self._respond(response, sampling, born, deliver))
         except ExceptionGroup as failures:
@@ -123,13 +128,14 @@ class ResponseReader:
 
     # -- one response
 
-    async def _compute_once(self, tokens: list[int], there: asyncio.Event, born: int) -> None:
+    async def _compute_once(self, response: _Response, there: asyncio.Event, born: int) -> None:
         """Fill the server's cache with the context of several responses, which otherwise each of them would compute."""
+        tokens = response.context.tolist()
         await self._gate.wait()
         try:
             if self._aborts == born:
                 with self._request() as rid:
-                    await self._client.remember(rid, tokens, cache_key=str(self._version()))
+                    await self._client.remember(rid, tokens, str(self._version()), response.images)
         finally:
             there.set()
 
@@ -168,7 +174,7 @@ class ResponseReader:
         prompt = response.context.tolist()
         with self._request() as rid:
             # The version is the cache key, so that a cache of other weights is not used.
-            answer = await self._client.generate(rid, prompt, parameters, cache_key=str(version))
+            answer = await self._client.generate(rid, prompt, parameters, str(version), response.images)
         self._sampled += len(answer.tokens)
         if len(answer.tokens) and response.version is None:
             response.version = version
@@ -202,9 +208,8 @@ class ResponseReader:
 
 def _alike(responses: Sequence[_Response]) -> list[list[_Response]]:
     """Group responses with the same context, if sharing it is worthwhile."""
-    groups: dict[bytes, list[_Response]] = {}
+    groups: dict[Hashable, list[_Response]] = {}
     for response in responses:
-        context = response.context
-        if len(context) >= _WORTH_SHARING:
-            groups.setdefault(context.tobytes(), []).append(response)
+        if len(response.context) >= _WORTH_SHARING:
+            groups.setdefault(response.request.context_key, []).append(response)
     return [group for group in groups.values() if len(group) > 1]

@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, ServerError, ServerResponse
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Images, ServerError, ServerResponse
 from dagrl.backends.sglang.adapters import NAME, adapter_reference
 from dagrl.backends.sglang.args import ADAPTER_LOADER, WEIGHT_LOADER
 from dagrl.backends.sglang.layout import KEPT_BACK, kept_of_cache
+from dagrl.backends.vision import patches
 from dagrl.config.schema import SamplingSpec
 from dagrl.config.schema.engine import SentAdapter
+from dagrl.models.images import ImageSettings
 
 _FIRST = operator.itemgetter(0)
 _FLUSH_S = 60.0
@@ -36,11 +38,18 @@ class Client:
     """Requests to one server.
 
     `routing` is the number of layers and experts per token if it reports routed experts. `adapter`: what arrives in
-    place of weights.
+    place of weights. `vision` is set for a model that sees.
     """
 
-    def __init__(self, engine: Any, routing: tuple[int, int] | None, adapter: SentAdapter | None = None) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        routing: tuple[int, int] | None,
+        adapter: SentAdapter | None = None,
+        vision: ImageSettings | None = None,
+    ) -> None:
         self._engine = engine
+        self._vision = vision
         self._manager = engine.tokenizer_manager
         self._routing = routing
         self._adapter = adapter
@@ -61,8 +70,10 @@ class Client:
             "sampling_seed": seed % 2**63,
         }
 
-    async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> ServerResponse:
-        """Continue after `tokens`; only cache entries with the same `cache_key` are reused."""
+    async def generate(
+        self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str, images: Images = ()
+    ) -> ServerResponse:
+        """See `ServerClient.generate`."""
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
         try:
@@ -74,6 +85,7 @@ class Client:
                 logprob_start_len=-1,
                 return_routed_experts=self._routing is not None,
                 extra_key=cache_key,
+                image_data=self._image_data(images),
             )
         except RequestAbortedError as error:
             return ServerResponse("abort", str(error), NO_TOKENS, NO_LOGPROBS, None)
@@ -97,12 +109,26 @@ class Client:
         # Data-parallel replicas have separate caches, and requests alternate between them.
         return arguments.dp_size == 1 and not arguments.disable_radix_cache
 
-    async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
-        """Fill the cache with `tokens` for requests with that `cache_key`. An abort ends it early."""
+    async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Images = ()) -> None:
+        """See `ServerClient.remember`."""
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
         with contextlib.suppress(RequestAbortedError):
-            await self._asked(rid=rid, input_ids=tokens, sampling_params={"max_new_tokens": 0}, extra_key=cache_key)
+            await self._asked(
+                rid=rid,
+                input_ids=tokens,
+                sampling_params={"max_new_tokens": 0},
+                extra_key=cache_key,
+                image_data=self._image_data(images),
+            )
+
+    def _image_data(self, images: Images) -> list[dict[str, Any]] | None:
+        """Images as SGLang's processor would pass them on, so that it leaves tokens and sizes as they are."""
+        if not images:
+            return None
+        assert self._vision is not None, "images for a model of text"
+        pixels, grids = patches(images, self._vision, torch.device("cpu"), torch.float32)
+        return [{"format": "processor_output", "pixel_values": pixels, "image_grid_thw": grids}]
 
     async def _asked(self, **request: Any) -> dict[str, Any]:
         from fastapi import HTTPException

@@ -16,6 +16,7 @@ from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.config.schema.engine import SentAdapter
 from dagrl.data.tokenizer import load_tokenizer
+from dagrl.models.images import image_settings
 
 
 class SglangEngine(ServerEngine):
@@ -50,7 +51,7 @@ class SglangEngine(ServerEngine):
         super().__init__(
             spec,
             server,
-            Client(server.engine, routing, adapter),
+            Client(server.engine, routing, adapter, image_settings(model)),
             waves=[gpus_per_server(spec.server) // stages] * stages,
             gpus=share.gpus,
             eos=eos,
@@ -60,5 +61,5 @@ class SglangEngine(ServerEngine):
 
 def _routing(model: ModelSpec) -> tuple[int, int]:
     """Number of layers, and of experts per token."""
-    config = load_hf_config(model)
+    config = load_hf_config(model).get_text_config()
     return config.num_hidden_layers, config.num_experts_per_tok

@@ -34,6 +34,7 @@ class SglangEngineSpec(EngineSpec):
     updates_in_flight: ClassVar = True
     takes_adapters: ClassVar = True
     replicas_are_servers: ClassVar = True
+    takes_images: ClassVar = True
     reports_routed_experts: ClassVar = True
 
     def layout(self, group: GroupSpec) -> list[Coordinates]:

@@ -10,19 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, ServerError, ServerResponse
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Images, ServerError, ServerResponse
 from dagrl.backends.vllm.adapters import adapter_request
 from dagrl.config.schema import SamplingSpec
 from dagrl.config.schema.engine import SentAdapter
+from dagrl.models.images import ImageSettings
 
 
 class Client:
     """Requests to `engine`, a vllm.v1.engine.async_llm.AsyncLLM.
 
-    `keeps_weights`: whether a sleep must keep them. `adapter`: what arrives in their place.
+    `keeps_weights`: whether a sleep must keep them. `adapter`: what arrives in their place. `vision` is set for a model
+    that sees.
     """
 
-    def __init__(self, engine: Any, *, keeps_weights: bool, adapter: SentAdapter | None = None) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        keeps_weights: bool,
+        adapter: SentAdapter | None = None,
+        vision: ImageSettings | None = None,
+    ) -> None:
+        self._vision = vision
         self._engine = engine
         self._adapter, self._request = adapter, adapter and adapter_request()
         self._keeps_weights = keeps_weights
@@ -64,14 +74,16 @@ class Client:
             output_kind=RequestOutputKind.DELTA,
         )
 
-    async def generate(self, rid: str, tokens: list[int], sampling: Any, cache_key: str) -> ServerResponse:
+    async def generate(
+        self, rid: str, tokens: list[int], sampling: Any, cache_key: str, images: Images = ()
+    ) -> ServerResponse:
         """See `ServerClient.generate`."""
         sampled: list[int] = []
         logprobs: list[float] = []
         reason, experts = "abort", None
         self._tokens[rid] = 0
         try:
-            prompt = {"prompt_token_ids": tokens, "cache_salt": cache_key}
+            prompt = {"cache_salt": cache_key, **self._prompt(tokens, images)}
             async for output in self._engine.generate(prompt, sampling, rid, lora_request=self._request):
                 self.heard = time.time()
                 (part,) = output.outputs
@@ -91,10 +103,24 @@ class Client:
         routed = None if experts is None else experts.astype(np.int16)
         return ServerResponse(reason, "", np.array(sampled, np.int64), np.array(logprobs, np.float32), routed)
 
-    async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
+    def _prompt(self, tokens: list[int], images: Images) -> dict[str, Any]:
+        """A prompt with one token for each image, which vLLM repeats, and images in a size that it keeps."""
+        if not images:
+            return {"prompt_token_ids": tokens}
+        from PIL import Image
+
+        assert self._vision is not None, "images for a model of text"
+        sizes = [image.shape[0] * image.shape[1] for image in images]
+        return {
+            "prompt_token_ids": unexpanded(tokens, images, self._vision),
+            "multi_modal_data": {"image": [Image.fromarray(image) for image in images]},
+            "mm_processor_kwargs": {"min_pixels": min(sizes), "max_pixels": max(sizes)},
+        }
+
+    async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Images = ()) -> None:
         """See `ServerClient.remember`. vLLM samples at least one token."""
         once = self.parameters(SamplingSpec(max_new_tokens=1, temperature=0.0), 1, 0, ())
-        await self.generate(rid, tokens, once, cache_key)
+        await self.generate(rid, tokens, once, cache_key, images)
 
     def tokens_of(self, rid: str) -> int:
         """See `ServerClient.tokens_of`."""
@@ -173,3 +199,20 @@ class Client:
         requests = config.scheduler_config.max_num_seqs * self._copies
         vocabulary = config.model_config.get_vocab_size()
         return Capacity(requests, tokens, min(tokens // self._copies, longest), longest, vocabulary)
+
+
+def unexpanded(tokens: Sequence[int], images: Images, settings: ImageSettings) -> list[int]:
+    """Tokens in which the first image tokens, as many as `images` take, are one token for each image."""
+    counts = iter([int(count) for image in images for count in settings.tokens(np.array(image.shape[:2]))])
+    kept: list[int] = []
+    left = 0
+    for token in tokens:
+        if token != settings.token:
+            kept.append(token)
+        elif left:
+            left -= 1
+        else:
+            # What a response has sampled stays.
+            left = next(counts, 1) - 1
+            kept.append(token)
+    return kept

@@ -22,6 +22,7 @@ from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.config.schema.engine import SentAdapter
 from dagrl.data.tokenizer import load_tokenizer
+from dagrl.models.images import image_settings
 
 _STREAM_INTERVAL = 16
 """Tokens of a request that arrive together: with hundreds of requests, a message per token keeps Python busy."""
@@ -69,8 +70,10 @@ class VllmEngine(ServerEngine):
             arguments = engine_arguments(
                 spec, folder, name, seed=ranks.seed, on_gpus=bool(gpus), sleeps=sleeps, adapter=adapter
             )
+            # Its processor of images needs the tokenizer.
+            arguments["skip_tokenizer_init"] = image_settings(model) is None
             server = VllmServer(name, arguments, log, start_timeout_s)
-        client = Client(server.engine, keeps_weights=own, adapter=adapter)
+        client = Client(server.engine, keeps_weights=own, adapter=adapter, vision=image_settings(model))
         server.heard = lambda: client.heard
         super().__init__(
             spec,

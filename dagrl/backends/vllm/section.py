@@ -43,6 +43,7 @@ class VllmEngineSpec(EngineSpec):
     updates_in_flight: ClassVar = True
     takes_adapters: ClassVar = True
     replicas_are_servers: ClassVar = True
+    takes_images: ClassVar = True
     reports_routed_experts: ClassVar = True
 
     @property

@@ -31,6 +31,7 @@ from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.optimizer_state import held_states
 from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 from dagrl.backends.megatron.engine.stored_weights import check_fit
+from dagrl.backends.megatron.lora import ADAPTER
 from dagrl.backends.megatron.section import ParallelSpec
 
 
@@ -83,8 +84,7 @@ def load(folder: Path, state: TrainingState) -> int:
         raise ValueError(f"cannot read checkpoint {folder}; resume from an earlier one") from error
     for i, chunk in enumerate(state.chunks):
         model = unwrap(chunk)
-        frozen = any(not parameter.requires_grad for parameter in model.parameters())
-        model.load_state_dict(loaded[f"model_{i}"], strict=not frozen)
+        model.load_state_dict(loaded[f"model_{i}"], strict=not _has_adapters(model))
     _set_steps(options, saved["optimizer_steps"])
     state.optimizer.load_state_dict(merge(options, loaded["optimizer"]))
     state.schedule.num_steps = saved["schedule_steps"]
@@ -128,12 +128,16 @@ def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], di
 
 
 def _trained(chunk: MegatronModule) -> dict[str, Any]:
-    """The chunk's state, without frozen weights, which have the values of the start."""
+    """The chunk's state; below adapters without frozen weights, which have the values of the start."""
     whole: dict[str, Any] = chunk.sharded_state_dict()
     parameters = dict(chunk.named_parameters())
-    if all(parameter.requires_grad for parameter in parameters.values()):
+    if not _has_adapters(chunk):
         return whole
     return {name: state for name, state in whole.items() if name in parameters and parameters[name].requires_grad}
+
+
+def _has_adapters(chunk: torch.nn.Module) -> bool:
+    return any(ADAPTER in name for name, _ in chunk.named_parameters())
 
 
 _ANY_LAYOUT = {

@@ -216,7 +216,7 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngin
     from transformers.models.auto import modeling_auto
 
     from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
-    from dagrl.backends.model_source import load_hf_config
+    from dagrl.backends.model_source import architecture, load_hf_config
 
     head, lora = (engine.head, engine.lora) if engine else ("lm", None)
     config = load_hf_config(model)
@@ -230,14 +230,14 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngin
     else:
         tensors = StoredAdapters(source, config, lora, head).merged(base_of(engine, model, seed, config))
     if head == "lm":
-        classes = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        name_of_class = architecture(config)
     else:
         # Hugging Face has no class of critics: a value head, too, is a classifier's with one label.
         classes = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-        config.num_labels = 1
-    if config.model_type not in classes:
-        raise ValueError(f"Hugging Face has no class for a {config.model_type} with a {head} head")
-    write_hf_folder(folder, config, classes[config.model_type], tensors)
+        if config.model_type not in classes:
+            raise ValueError(f"Hugging Face has no class for a {config.model_type} with a {head} head")
+        name_of_class, config.num_labels = classes[config.model_type], 1
+    write_hf_folder(folder, config, name_of_class, tensors)
     copy_tokenizer(model, folder)
 
 

@@ -35,6 +35,7 @@ from dagrl.backends.megatron.engine.router_replay import RouterReplay
 from dagrl.backends.megatron.engine.start_weights import StartWeights
 from dagrl.backends.megatron.engine.step import PackedModel
 from dagrl.backends.megatron.engine.stored_weights import load_start_weights
+from dagrl.backends.megatron.engine.vision import freeze_towers
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.residency import Residency
@@ -92,6 +93,8 @@ class MegatronEngine:
         self._start_weights = StartWeights(chunks) if keep_start_weights and not self._has_adapters else None
         self._training: checkpoint.TrainingState | None = None
         self._writer = BackgroundWriter(ranks.timeout_s)
+        if "vision" in spec.freeze:
+            freeze_towers(chunks)
         if trainable:
             chunks = wrap_for_training(chunks, spec)
             optimizer = make_optimizer(chunks, spec)

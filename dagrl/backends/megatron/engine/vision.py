@@ -7,6 +7,7 @@ communication: each of them gets the whole gradient of the embeddings.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class VisionGPTModel(GPTModel):
         self.rotary_pos_emb.cp_group = None
         self.visual: torch.nn.Module | None = None
         if self.pre_process:
-            self.visual = build_tower(hf_config, self.config.params_dtype, self.config.recompute_granularity == "full")
+            self.visual = build_tower(hf_config, self.config.params_dtype)
 
     def forward(
         self,
@@ -84,6 +85,13 @@ class VisionGPTModel(GPTModel):
         return self.visual
 
 
+def freeze_towers(chunks: Sequence[torch.nn.Module]) -> None:
+    """Leave the towers of the rank's chunks out of training."""
+    for chunk in chunks:
+        if isinstance(chunk, VisionGPTModel) and chunk.visual is not None:
+            chunk.visual.requires_grad_(False)
+
+
 def rotate_by_token() -> None:
     """Let this process's rotary embeddings of packs take one angle per token, as three-dimensional positions need it.
 
@@ -99,8 +107,12 @@ def rotate_by_token() -> None:
     rope_utils._apply_rotary_pos_emb_thd = rotate
 
 
-def build_tower(hf_config: PretrainedConfig, dtype: torch.dtype, recompute: bool) -> torch.nn.Module:
-    """The tower of a model on the rank's device, its weights unset."""
+def build_tower(hf_config: PretrainedConfig, dtype: torch.dtype) -> torch.nn.Module:
+    """The tower of a model on the rank's device, its weights unset.
+
+    It computes its layers again in the backward pass: the activations of all patches would take more memory than those
+    of the language model.
+    """
     from transformers import PreTrainedModel
 
     module = sys.modules[auto_class(hf_config)._model_mapping[type(hf_config)].__module__]
@@ -114,8 +126,7 @@ def build_tower(hf_config: PretrainedConfig, dtype: torch.dtype, recompute: bool
     for parameter in tower.parameters():
         # Buffers, such as frequencies, stay in float32.
         parameter.data = parameter.data.to(dtype)
-    if recompute:
-        tower.gradient_checkpointing_enable()
+    tower.gradient_checkpointing_enable({"use_reentrant": False})
     return tower
 
 

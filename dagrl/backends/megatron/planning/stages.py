@@ -87,7 +87,8 @@ class RankParameters:
     largest: int
     """The largest single one that an update changes."""
     adapters: tuple[int, int] | None = None
-    """With ``lora``, those of the dense and of the experts' parameters that an update changes. Default: all."""
+    """With ``lora`` or ``freeze``, those of the dense and of the experts' parameters that an update changes. Default:
+    all."""
 
     @property
     def total(self) -> int:
@@ -113,6 +114,8 @@ def rank_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage)
     vocabulary = padded_vocab_size(shape.vocabulary, tensor) // tensor * shape.hidden
     # With a value or reward head the output layer is a vector, and nothing is tied to it.
     tied = shape.tied and engine.head == "lm"
+    tower = shape.vision.parameters if shape.vision and stage.is_first else 0
+    dense += tower
     if stage.is_first:
         dense += vocabulary
         largest = max(largest, vocabulary)
@@ -125,7 +128,8 @@ def rank_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage)
             dense += vocabulary
             largest = max(largest, vocabulary)
     if engine.lora is None:
-        return RankParameters(dense, experts, largest)
+        trained = (dense - tower, experts) if "vision" in engine.freeze else None
+        return RankParameters(dense, experts, largest, trained)
     added, added_experts = _adapter_parameters(shape, engine, stage)
     # A value or reward head is trained with them.
     trained = added + (shape.hidden if stage.is_last and engine.head != "lm" else 0)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from layout_cases import parallel_of
 from seeing import seeing_model, seeing_samples, settings_of
 
+from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 from dagrl.backends.megatron.section import ParallelSpec, coordinates
 
 BOUND = 1e-5
@@ -81,6 +83,31 @@ def test_any_layout_equals_one_process(layout: str, measure: Callable[..., Any],
         assert np.abs(logprobs[row] - values).max(initial=0) <= BOUND
     for name, slope in slopes.items():
         assert np.abs(gradients[name] - slope).max() <= BOUND * max(1.0, np.abs(slope).max()), name
+
+
+def test_a_frozen_tower_stays_and_is_saved(
+    run_engine: Callable[..., list[Any]], objective: Any, tmp_path: Path
+) -> None:
+    rows = seeing_samples()
+
+    def on_rank(engine: Any) -> Any:
+        def weights() -> dict[str, Any]:
+            return {name: tensor.clone() for bucket in engine.export_weights(1 << 28) for name, tensor in bucket}
+
+        before = weights()
+        engine.update([rows], objective, tokens_per_micro_batch=BUDGET)
+        after = weights()
+        engine.save(tmp_path / "saved")
+        engine.load(tmp_path / "saved")
+        again = weights()
+        assert all(again[name].equal(after[name]) for name in after)
+        return {name for name in before if not before[name].equal(after[name])}, set(before)
+
+    ((changed, names),) = run_engine(1, on_rank, model=seeing_model(), optimizer={"lr": 1e-2}, freeze=["vision"])
+    assert not any(name.startswith("visual.") for name in changed)
+    assert {name for name in names if not name.startswith("visual.")} - changed == set()
+    stored = StoredTensors(tmp_path / "saved").weights()
+    assert {name for name in names if name.startswith("visual.")} <= stored.keys()
 
 
 def of_hugging_face(objective: Any) -> Any:

@@ -1,0 +1,76 @@
+"""A run with images in its prompts: a tiny Qwen2.5-VL, sampled by Hugging Face and trained by Megatron."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+REPOSITORY = Path(__file__).parents[2]
+TEMPLATE = REPOSITORY / "dag_templates" / "tiny_images.yaml"
+
+
+@pytest.fixture(scope="module")
+def run(lab, tmp_path_factory) -> Any:
+    folder = tmp_path_factory.mktemp("images")
+    script = [sys.executable, REPOSITORY / "data_preprocess" / "digits.py", "--local_dir", folder / "digits"]
+    subprocess.run([*script, "--train", "40", "--test", "10"], check=True, capture_output=True)
+    pipeline = yaml.safe_load(TEMPLATE.read_text())
+    pipeline["data"] |= {
+        name: str(folder / "digits" / f"{file}.parquet") for name, file in {"train": "train", "val": "test"}.items()
+    }
+    pipeline["data"]["prompts_per_step"] = 6
+    # Two replicas: the images of a prompt go to the rank that gets its samples.
+    pipeline["groups"]["train"] = {"cpus_per_node": 2}
+    pipeline["engines"]["reference"] = {"backend": "megatron", "frozen_copy_of": "actor"}
+    nodes = pipeline["nodes"]
+    nodes["rollout"] |= {"n": 4, "sampling": {"temperature": 1.0, "max_new_tokens": 3}}
+    nodes["reward"]["fn"] = "rewards:even"
+    nodes["ref"] = {"op": "logprob", "engine": "reference", "write": "ref_logprob"}
+    nodes["update"]["loss"]["kl_coef"] = 0.1
+    pipeline["run"] = {"steps": 3, "seed": 3, "save_every": 3, "validate_every": 3}
+    pipeline["track"] = ["console"]
+    run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
+    assert run.wait() == 0, run.output
+    return run
+
+
+def test_generator_and_trainer_see_the_same(run) -> None:
+    lines = [line for line in run.metrics() if line["step"]]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert lines[0]["kl/ref"] == pytest.approx(0, abs=1e-6) and lines[2]["kl/ref"] > 1e-7
+    for line in lines:
+        assert line["grad_norm"] > 0
+        assert line["mismatch/logprob_diff/max"] < 1e-5
+
+
+def test_samples_name_the_images(run) -> None:
+    table = pq.read_table(run.folder / "samples" / "step_1.parquet")
+    names = table["images"].to_pylist()
+    assert all(len(name) == 1 and name[0].startswith("sha256:") for name in names)
+    assert len({name[0] for name in names}) == 6
+    assert set(table["prompt"].to_pylist()) == {"<|image_pad|>="}
+
+
+def test_the_exported_model_has_a_trained_tower(run, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    from dagrl.backends.model_source import published_tensors, weight_source
+    from dagrl.cli import main
+    from dagrl.config.schema import ModelSpec
+
+    assert main(["export", str(run.folder), "-o", str(tmp_path / "hf"), "--engine", "actor"]) == 0
+    trained = published_tensors(AutoModelForImageTextToText.from_pretrained(tmp_path / "hf", dtype=torch.float32))
+    section = yaml.safe_load((run.folder / "pipeline.yaml").read_text())["model"]
+    source = weight_source(ModelSpec.model_validate(section), seed=3)
+    assert trained.keys() == set(source.names())
+    name = "visual.blocks.0.attn.qkv.weight"
+    assert np.abs(trained[name].detach().numpy() - source.get(name).numpy()).max() > 1e-5
