@@ -208,3 +208,18 @@ def test_a_mask_is_not_taken_for_positions() -> None:
 def test_positions_are_not_counted_from_the_end(length: int) -> None:
     with pytest.raises(AssertionError, match="negative positions"):
         batch_of([[1] * length, [2]]).take(np.array([0, -1]))
+
+
+def test_rows_share_entries() -> None:
+    entries = Column.ragged([[1, 2], [3], [4, 5, 6]], "uint8")
+    column = Column.shared(entries, np.array([0, 0, 2, 1]))
+    assert [column[row].tolist() for row in range(4)] == [[1, 2], [1, 2], [4, 5, 6], [3]]
+    assert column.lengths.tolist() == [2, 2, 3, 1]
+    taken = column.take(np.array([2, 0, 2, 1]))
+    assert [taken[row].tolist() for row in range(4)] == [[4, 5, 6], [1, 2], [4, 5, 6], [1, 2]]
+    # Each entry that is needed is there once.
+    assert taken.values.tolist() == [1, 2, 4, 5, 6]
+    joined = Column.concat([taken, Column.ragged([[7]], "uint8")])
+    assert joined[4].tolist() == [7] and len(joined.values) == 6
+    batch = pickle.loads(pickle.dumps(Batch(np.arange(4), {"images": taken})))
+    assert batch["images"][2].tolist() == [4, 5, 6] and batch["images"].values.size == 5

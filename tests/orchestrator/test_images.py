@@ -23,9 +23,8 @@ def run(lab, tmp_path_factory) -> Any:
     script = [sys.executable, REPOSITORY / "data_preprocess" / "digits.py", "--local_dir", folder / "digits"]
     subprocess.run([*script, "--train", "40", "--test", "10"], check=True, capture_output=True)
     pipeline = yaml.safe_load(TEMPLATE.read_text())
-    pipeline["data"] |= {
-        name: str(folder / "digits" / f"{file}.parquet") for name, file in {"train": "train", "val": "test"}.items()
-    }
+    for name, file in {"train": "train", "val": "test"}.items():
+        pipeline["data"][name] = str(folder / "digits" / f"{file}.parquet")
     pipeline["data"]["prompts_per_step"] = 6
     # Two replicas: the images of a prompt go to the rank that gets its samples.
     pipeline["groups"]["train"] = {"cpus_per_node": 2}

@@ -85,9 +85,7 @@ def test_any_layout_equals_one_process(layout: str, measure: Callable[..., Any],
         assert np.abs(gradients[name] - slope).max() <= BOUND * max(1.0, np.abs(slope).max()), name
 
 
-def test_a_frozen_tower_stays_and_is_saved(
-    run_engine: Callable[..., list[Any]], objective: Any, tmp_path: Path
-) -> None:
+def test_a_frozen_tower_stays(run_engine: Callable[..., list[Any]], objective: Any, tmp_path: Path) -> None:
     rows = seeing_samples()
 
     def on_rank(engine: Any) -> Any:

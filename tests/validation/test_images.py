@@ -1,0 +1,101 @@
+"""Pipelines with images: what `dagrl validate` refuses."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from PIL import Image
+
+from dagrl.config.errors import PipelineError
+from dagrl.validation import check_file
+
+TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_images.yaml"
+
+TEXT = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, format="PNG")
+    return file.getvalue()
+
+
+def write(path: Path, prompt: str, images: Any, kind: pa.DataType | None = None) -> None:
+    row = {"prompt": [{"role": "user", "content": prompt}], "data_source": "d", "reward_model": {"ground_truth": "1"}}
+    table = pa.Table.from_pylist([row] * 3)
+    good = [{"bytes": png(), "path": None}]
+    column = pa.array([good, images, good], kind or pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string()})))
+    pq.write_table(table.append_column("images", column), path)
+
+
+@pytest.fixture
+def problems(tmp_path: Path):
+    """``problems(changes, ...)``: place and message of each problem of the template, changed at dotted places."""
+
+    def check(changes: dict[str, Any], prompt: str = "<image>=", images: Any = None) -> list[tuple[str, str]]:
+        tree = yaml.safe_load(TEMPLATE.read_text())
+        tree["data"] |= {"train": str(tmp_path / "train.parquet"), "val": str(tmp_path / "train.parquet")}
+        write(tmp_path / "train.parquet", prompt, [{"bytes": png(), "path": None}] if images is None else images)
+        for place, value in changes.items():
+            *path, last = place.split(".")
+            at = tree
+            for key in path:
+                at = at[key]
+            at[last] = value
+        file = tmp_path / "pipeline.yaml"
+        file.write_text(yaml.safe_dump(tree, sort_keys=False))
+        try:
+            check_file(file)
+        except PipelineError as error:
+            return [(each.place, each.message) for each in error.problems]
+        return []
+
+    return check
+
+
+def test_the_template_is_right(problems) -> None:
+    assert problems({}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "words"),
+    [
+        ({"data.image_key": None}, "data.min_pixels", "concerns images"),
+        ({"data.image_key": "pictures"}, "data.train", "no list of images in `pictures`"),
+        ({"data.overlong_prompts": "cut"}, "data.overlong_prompts", "would go through images"),
+        ({"data.max_pixels": 128}, "data.min_pixels", "more than max_pixels"),
+        ({"model.tokenizer.images": False}, "model.tokenizer", "no token for images"),
+        ({"model.init": TEXT}, "data.image_key", "a qwen2 reads text"),
+        ({"model.init": TEXT, "engines.actor.freeze": ["vision"]}, "engines.actor.freeze", "no vision tower"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(problems, changes: dict[str, Any], place: str, words: str) -> None:
+    assert any(where == place and words in message for where, message in problems(changes))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images", "words"),
+    [
+        ("<image>=", [], "another number of <image> than of images in row 1"),
+        ("<image>=", [{"bytes": b"x", "path": None}], "a wrong image (its bytes cannot be decoded"),
+        ("<image>=", [{"bytes": None, "path": "gone.png"}], "a wrong image (there is no file"),
+        ("=", None, "another number of <image> than of images in row 0 (the first is 0), and 2 more like it"),
+    ],
+)
+def test_wrong_rows_are_named(problems, prompt: str, images: Any, words: str) -> None:
+    found = problems({}, prompt, images)
+    assert {where for where, _ in found} == {"data.train", "data.val"}
+    assert all(words in message for _, message in found)
