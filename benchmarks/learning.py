@@ -4,8 +4,9 @@
     python benchmarks/learning.py --summarize FOLDER          what all of them have shown; first steps compared
     python benchmarks/learning.py --list
 
-The pipeline is `dag_templates/tiny_grpo.yaml` with a somewhat wider model of random weights and with other groups and
-engines. A run ends when the mean reward of five steps is above 0.9. Curves are written as CSV, all else as JSON.
+The pipeline is `dag_templates/tiny_grpo.yaml`, or `tiny_images.yaml` where pictures are to be read, with a somewhat wider
+model of random weights and with other groups and engines. A run ends when the mean reward of five steps is above 0.9.
+Curves are written as CSV, all else as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from dagrl_run import DagrlRun
 from reports import Verdict, tell
 
-TEMPLATE = Path(__file__).parents[1] / "dag_templates" / "tiny_grpo.yaml"
+_TEMPLATES = Path(__file__).parents[1] / "dag_templates"
 LOW, HIGH = 0.3, 0.9
 LARGEST_DIFFERENCE = 0.02
 """Mean absolute difference of the generator's log-probs and the trainer's, both in bfloat16."""
@@ -43,6 +44,14 @@ _MIXTURE = _DENSE | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 256,
     "norm_topk_prob": True,
+}
+
+
+_SEEING = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]},
+    "vision_config": {"hidden_size": 256, "intermediate_size": 512, "out_hidden_size": 256},
 }
 
 
@@ -65,6 +74,8 @@ class Case:
     """Low-rank adapters in place of all weights."""
     steps: int = 150
     """Steps after which it has failed to learn."""
+    template: str = "tiny_grpo"
+    """``tiny_images``: say the digit in a picture."""
 
     @property
     def gpus(self) -> int:
@@ -93,6 +104,7 @@ _EXPERTS_ON_VLLM = Case(
     model=_MIXTURE,
     backend="vllm",
 )
+_IMAGES = Case(1, model=_SEEING, template="tiny_images")
 CASES = {
     "one_gpu_colocated": Case(1, server=_SEEDED),
     "two_gpus_apart": Case(1, 1, server=_SEEDED),
@@ -100,6 +112,10 @@ CASES = {
     "two_gpus_apart_vllm": Case(1, 1, backend="vllm"),
     "one_gpu_colocated_lora": _LORA,
     "one_gpu_colocated_lora_adapters_alone": replace(_LORA, lora={"rank": 32, "alpha": 64, "merge": False}),
+    "one_gpu_colocated_images": _IMAGES,
+    "two_gpus_apart_images": replace(_IMAGES, rollout=1),
+    "one_gpu_colocated_images_vllm": replace(_IMAGES, backend="vllm"),
+    "two_gpus_colocated_images_tp2_to_tp1": replace(_IMAGES, train=2, parallel=_TP2),
     "two_gpus_colocated_tp2_to_tp1": Case(2, parallel=_TP2),
     "two_gpus_colocated_tp2_to_tp2": Case(2, parallel=_TP2, server={"tp_size": 2}),
     "four_gpus_apart_tp2_to_tp1": Case(2, 2, parallel=_TP2),
@@ -140,7 +156,7 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
     if case.backend == "vllm":
         generator["environment"] = "vllm"
     return {
-        "extends": str(TEMPLATE),
+        "extends": str(_TEMPLATES / f"{case.template}.yaml"),
         "name": name.replace("_", "-"),
         "model": {"init": case.model},
         "groups": groups,

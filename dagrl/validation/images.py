@@ -51,12 +51,13 @@ def _check_model(pipeline: Pipeline, findings: Findings) -> None:
     family = find_family(config.get("model_type"))
     if family is None:
         return  # `model_config` reports it.
-    depends: list[Place] = [("model",)]
-    if not family.sees or settings is None:
-        message = f"prompts have images, and a {family.model_type} reads text; use a model that sees: qwen2_5_vl"
-        findings.error(_PLACE, message, code="model-without-vision", depends_on=depends)
-        return
     tokenizer = pipeline.model.tokenizer
-    if isinstance(tokenizer, TokenizerSpec) and not tokenizer.images:
+    if not family.sees:
+        message = f"prompts have images, and a {family.model_type} reads text; use a model that sees: qwen2_5_vl"
+        findings.error(_PLACE, message, code="model-without-vision", depends_on=[("model", "init"), ("model", "path")])
+    elif isinstance(tokenizer, TokenizerSpec) and not tokenizer.images:
         message = "has no token for images; add `images: true`"
         findings.error(("model", "tokenizer"), message, code="model-without-vision", depends_on=[_PLACE])
+    elif settings is None:
+        message = "the model's config does not name the token for images (image_token_id); add it"
+        findings.error(_PLACE, message, code="model-without-vision", depends_on=[("model",)])

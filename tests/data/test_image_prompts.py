@@ -50,10 +50,10 @@ def chat(text: str) -> list[dict[str, str]]:
 
 def test_images_take_their_tokens_and_bring_their_pixels(tmp_path: Path) -> None:
     rows = [
-        ("a<image>b", [stored(16, 8)]),
+        (chat("a<image>b"), [stored(16, 8)]),
         (chat("<image>a<image>="), [stored(8, 8, 1), stored(8, 24, 2)]),
         (chat("ab="), []),
-        ("b", None),
+        (chat("b"), None),
     ]
     taken = loader(tmp_path, rows).take(0, 4).columns
     tokens = taken["prompt_tokens"]

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 80
 ADAPTER_STEPS = 250
-"""Adapters learn later."""
+IMAGE_STEPS = 150
+"""Adapters learn later, and so does a vision tower."""
 _LIMIT_S = 500.0
 """For all of its steps, about a second each, while other tests have the same GPUs."""
 CASES = (
@@ -27,6 +28,10 @@ CASES = (
     "two_gpus_apart_vllm",
     "one_gpu_colocated_lora",
     "one_gpu_colocated_lora_adapters_alone",
+    "one_gpu_colocated_images",
+    "two_gpus_apart_images",
+    "one_gpu_colocated_images_vllm",
+    "two_gpus_colocated_images_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp2",
     "two_gpus_colocated_experts_ep2_to_ep2",
@@ -42,7 +47,7 @@ CASES = (
 
 
 def steps_of(name: str) -> int:
-    return ADAPTER_STEPS if "lora" in name else STEPS
+    return ADAPTER_STEPS if "lora" in name else IMAGE_STEPS if "images" in name else STEPS
 
 
 @pytest.fixture(scope="module")
