@@ -4,8 +4,8 @@
     python benchmarks/learning.py --summarize FOLDER          what all of them have shown; first steps compared
     python benchmarks/learning.py --list
 
-The pipeline is `dag_templates/tiny_grpo.yaml`, or `tiny_images.yaml` where pictures are to be read, with a somewhat wider
-model of random weights and with other groups and engines. A run ends when the mean reward of five steps is above 0.9.
+The pipeline is `dag_templates/tiny_grpo.yaml`, or `tiny_images.yaml` to read pictures, with a somewhat wider model of
+random weights and with other groups and engines. A run ends when the mean reward of five steps is above 0.9.
 Curves are written as CSV, all else as JSON.
 """
 

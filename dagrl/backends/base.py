@@ -241,7 +241,9 @@ class GenerationRequest:
     limit: int | None = None
     """Tokens to sample at most, if they are fewer than max_new_tokens leaves."""
     images: tuple[np.ndarray, ...] = ()
-    """Images of the prompt, uint8 [height, width, 3], resized as the model sees them."""
+    """Images of the prompt and of `begun`, uint8 [height, width, 3], resized as the model sees them."""
+    image_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Index in `begun` of the first token of each of its images, which are the last of `images`, int64."""
 
     @property
     def context_key(self) -> Hashable:

@@ -15,7 +15,7 @@ from dagrl.models.images import ImageSettings, image_starts
 
 @dataclass(frozen=True, slots=True)
 class SeenPrompt:
-    """The places of a prompt's images, which need no pixels."""
+    """The places of the images of a prompt, and of what follows it, which need no pixels."""
 
     starts: np.ndarray
     """Index of the first token of each image, int64 [images]."""
@@ -27,6 +27,11 @@ class SeenPrompt:
         """The places in a prompt's `tokens` of images of these `sizes` [images, 2]. ValueError if they do not match."""
         starts = image_starts(tokens, sizes, settings)
         return SeenPrompt(starts, np.asarray(sizes, dtype=np.int64).reshape(-1, 2) // settings.unit)
+
+    def followed(self, starts: np.ndarray, sizes: np.ndarray, settings: ImageSettings) -> SeenPrompt:
+        """With the images of a response, of these `sizes`, that begin at `starts` of the whole row."""
+        grids = np.asarray(sizes, dtype=np.int64).reshape(-1, 2) // settings.unit
+        return SeenPrompt(np.concatenate([self.starts, starts]), np.concatenate([self.grids, grids]))
 
     @property
     def places(self) -> np.ndarray:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dagrl.data.batch import Column
-from dagrl.models.images import MARKER, ImageSettings, fitting_size, image_name, open_image, resized
+from dagrl.data.batch import Batch, Column
+from dagrl.models.images import MARKER, ImageSettings, fitting_size, image_name, open_image, resized, split_images
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -57,12 +58,8 @@ class ImageColumn:
         """Columns pixel_values, image_sizes and image_names of these rows."""
         stored = [self.stored(row) for row in rows]
         pixels = [[resized(open_image(each, self._folder), self.settings) for each in of_row] for of_row in stored]
-        none = np.zeros((0, 3), dtype=np.uint8)
-        flat = [np.concatenate([none, *(image.reshape(-1, 3) for image in of_row)]) for of_row in pixels]
-        sizes = [np.array([image.shape[:2] for image in of_row], np.int32).reshape(-1, 2) for of_row in pixels]
         return {
-            "pixel_values": Column.ragged(flat, "uint8"),
-            "image_sizes": Column.ragged(sizes, "int32"),
+            **image_columns(pixels),
             "image_names": Column.text([json.dumps([image_name(each) for each in of_row]) for of_row in stored]),
         }
 
@@ -73,6 +70,21 @@ class ImageColumn:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(number)
         return self._kept[number]
+
+
+def image_columns(images: Sequence[Sequence[np.ndarray]]) -> dict[str, Column]:
+    """Columns pixel_values and image_sizes of the images [height, width, 3] of each row."""
+    none = np.zeros((0, 3), dtype=np.uint8)
+    flat = [np.concatenate([none, *(image.reshape(-1, 3) for image in of_row)]) for of_row in images]
+    sizes = [np.array([image.shape[:2] for image in of_row], np.int32).reshape(-1, 2) for of_row in images]
+    return {"pixel_values": Column.ragged(flat, "uint8"), "image_sizes": Column.ragged(sizes, "int32")}
+
+
+def images_at(batch: Batch, row: int, prefix: str = "") -> list[np.ndarray]:
+    """The images of a row's prompt, or with `prefix` ``response_`` of its response; none without such columns."""
+    if f"{prefix}pixel_values" not in batch:
+        return []
+    return split_images(batch[f"{prefix}pixel_values"][row], batch[f"{prefix}image_sizes"][row])
 
 
 def check_markers(markers: int, images: int) -> None:

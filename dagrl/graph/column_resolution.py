@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import ROLLOUT_WRITES, TURN_COLUMNS, NodeBase, OpContract, RolloutNode
-from dagrl.graph.columns import COLUMN_NAME, CORE_COLUMNS, IMAGE_COLUMNS
+from dagrl.graph.columns import COLUMN_NAME, CORE_COLUMNS, IMAGE_COLUMNS, RESPONSE_IMAGE_COLUMNS
 
 _ALL_NODES: Place = ("nodes",)
 _ROLLOUT = "op: rollout"
@@ -91,12 +91,12 @@ class ColumnResolver:
             for column, readers in missing.items():
                 self._report_missing(column, readers)
             self._report_doubles(bare, named)
-        # Optional columns about turns belong to the responses that a node reads.
+        # Optional columns about turns, and images in them, belong to the responses that a node reads.
         responses = {each.reader: each.writer for each in found if each.op_column == "response_tokens"}
         found = [
             each
             for each in found
-            if each.op_column not in TURN_COLUMNS
+            if each.op_column not in (*TURN_COLUMNS, *RESPONSE_IMAGE_COLUMNS)
             or each.op_column in self._contracts[each.reader].reads
             or each.writer == responses.get(each.reader, each.writer)
         ]

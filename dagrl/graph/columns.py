@@ -57,6 +57,9 @@ _CORE = (
         "demonstration", "int64", Shape.RESPONSE, "response of the data set (data.responses), end token included"
     ),
     ColumnSpec("is_expert", "float32", Shape.SAMPLE, "1 where the response is the data set's, and not sampled"),
+    ColumnSpec("response_pixel_values", "uint8", Shape.IMAGES, "pixels of images in answers to the policy [n, 3]"),
+    ColumnSpec("response_image_sizes", "int32", Shape.IMAGES, "height and width of each of them [images, 2]"),
+    ColumnSpec("response_image_starts", "int32", Shape.IMAGES, "index in the response of the first token of each"),
     ColumnSpec("response_mask", "float32", Shape.RESPONSE, "1 where a token is trained on"),
     ColumnSpec("rollout_logprob", "float32", Shape.RESPONSE, "log-prob under which the generator drew the token"),
     ColumnSpec("policy_version", "int64", Shape.SAMPLE, "version of the oldest weights that sampled the row"),
@@ -102,3 +105,5 @@ LOGPROB_COLUMNS = ("rollout_logprob", "old_logprob", "ref_logprob")
 
 IMAGE_COLUMNS = ("pixel_values", "image_sizes")
 """Columns with the images of prompts, where ``data.image_key`` names some: engines read them with prompt_tokens."""
+RESPONSE_IMAGE_COLUMNS = ("response_pixel_values", "response_image_sizes", "response_image_starts")
+"""Columns with the images in answers of tools and environments, which engines read with response_tokens."""

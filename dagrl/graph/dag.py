@@ -32,7 +32,7 @@ from dagrl.config.schema import (
     Scope,
 )
 from dagrl.graph.column_resolution import ColumnResolver, Reading
-from dagrl.graph.columns import IMAGE_COLUMNS, LOGPROB_COLUMNS, SOURCE_COLUMNS
+from dagrl.graph.columns import IMAGE_COLUMNS, LOGPROB_COLUMNS, RESPONSE_IMAGE_COLUMNS, SOURCE_COLUMNS
 from dagrl.graph.plugins.declarations import declaration_of
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts
@@ -297,16 +297,24 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
                 findings.error((*place, *key), str(error), code=f"invalid-{kind}")
                 continue
         contract = node.contract(pipeline.engines.get(getattr(node, "engine", None) or ""), declared)
-        contracts[name] = _with_images(contract)
+        contracts[name] = _with_images(contract, node) if pipeline.data.image_key else contract
     contracts[SAMPLES_NODE] = _sink_contract(pipeline)
     return contracts
 
 
-def _with_images(contract: OpContract) -> OpContract:
-    """An engine that reads prompts as tokens reads their images too."""
+def _with_images(contract: OpContract, node: NodeBase) -> OpContract:
+    """An engine that reads prompts, or responses, as tokens reads their images too."""
     if contract.needs is None or "prompt_tokens" not in contract.reads:
         return contract
-    return replace(contract, reads_if_written=(*contract.reads_if_written, *IMAGE_COLUMNS))
+    if isinstance(node, RolloutNode):
+        written = RESPONSE_IMAGE_COLUMNS if node.multi_turn else ()
+        return replace(
+            contract,
+            reads_if_written=(*contract.reads_if_written, *IMAGE_COLUMNS),
+            writes=(*contract.writes, *written),
+        )
+    answered = RESPONSE_IMAGE_COLUMNS if "response_tokens" in contract.reads else ()
+    return replace(contract, reads_if_written=(*contract.reads_if_written, *IMAGE_COLUMNS, *answered))
 
 
 def _source_contract(pipeline: Pipeline) -> OpContract:

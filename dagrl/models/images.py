@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,12 @@ def image_starts(tokens: np.ndarray, sizes: np.ndarray, settings: ImageSettings)
     if len(places) != counts.sum():
         raise ValueError(f"a prompt has {len(places)} tokens for images, which take {counts.sum()}")
     return places[np.cumsum(counts) - counts]
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value is an image of PIL, which need not be imported."""
+    module = sys.modules.get("PIL.Image")
+    return module is not None and isinstance(value, module.Image)
 
 
 def split_images(pixels: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:

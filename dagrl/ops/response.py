@@ -10,6 +10,7 @@ import numpy as np
 
 from dagrl.backends.base import Completion
 from dagrl.data.batch import Batch, Column
+from dagrl.data.image_column import image_columns, images_at
 
 ABORTED = "abort"
 """Finish reason of an unfinished response."""
@@ -51,6 +52,10 @@ class Response:
     """Whether the tokens of earlier steps were too old and were dropped."""
     agent: Any = None
     """An `AgentRow`, in an agent rollout."""
+    images: tuple[np.ndarray, ...] = ()
+    """Images in observations, uint8 [height, width, 3] each."""
+    image_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Index in the response of the first token of each image, int64 [images]."""
 
     @property
     def finished(self) -> bool:
@@ -82,10 +87,15 @@ class Response:
         turn = Turn(len(self.tokens), len(self.tokens) + len(completion.tokens))
         return replace(self.extended(completion), turns=(*self.turns, turn))
 
-    def with_observation(self, tokens: np.ndarray) -> Response:
-        """Append an observation, int64 [tokens], after the last turn."""
+    def with_observation(
+        self, tokens: np.ndarray, images: Sequence[np.ndarray] = (), starts: np.ndarray | None = None
+    ) -> Response:
+        """Append an observation, int64 [tokens], after the last turn; `images` begin at `starts` in it."""
+        first = np.zeros(0, dtype=np.int64) if starts is None else starts
         return replace(
             self,
+            images=(*self.images, *images),
+            image_starts=np.concatenate([self.image_starts, len(self.tokens) + first]),
             tokens=np.concatenate([self.tokens, tokens]),
             logprobs=np.concatenate([self.logprobs, np.zeros(len(tokens), dtype=np.float32)]),
             mask=np.concatenate([self.mask, np.zeros(len(tokens), dtype=np.float32)]),
@@ -150,6 +160,16 @@ def turn_columns_of(responses: Sequence[Response], *, rewarded: bool) -> dict[st
     return columns
 
 
+def image_columns_of(responses: Sequence[Response]) -> dict[str, Column]:
+    """Columns that only a multi-turn rollout of a policy that sees writes."""
+    columns = image_columns([each.images for each in responses])
+    return {
+        "response_pixel_values": columns["pixel_values"],
+        "response_image_sizes": columns["image_sizes"],
+        "response_image_starts": Column.ragged([each.image_starts for each in responses], "int32"),
+    }
+
+
 def stored(begun: Batch, place: int) -> Response:
     """The response at index `place` of a partial group."""
     tokens = begun["response_tokens"][place]
@@ -161,4 +181,8 @@ def stored(begun: Batch, place: int) -> Response:
         bytes(begun["finish_reason"][place]).decode(),
         begun["routed_experts"][place] if "routed_experts" in begun else None,
         begun=len(tokens),
+        images=tuple(images_at(begun, place, "response_")),
+        image_starts=begun["response_image_starts"][place].astype(np.int64)
+        if "response_image_starts" in begun
+        else np.zeros(0, dtype=np.int64),
     )

@@ -13,13 +13,13 @@ import numpy as np
 
 from dagrl.backends.base import GenerateEngine, GenerationRequest
 from dagrl.data.batch import Batch, Column
+from dagrl.data.image_column import images_at
 from dagrl.data.stats import Stat
 from dagrl.graph.rollouts import leading_rollout, rollouts
-from dagrl.models.images import split_images
 from dagrl.ops.agents.play import play
 from dagrl.ops.agents.rows import agent_columns_of, agent_stats
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.response import Response, columns_of, stored, turn_columns_of
+from dagrl.ops.response import Response, columns_of, image_columns_of, stored, turn_columns_of
 from dagrl.ops.turns.loop import converse
 from dagrl.ops.turns.metrics import turn_stats
 
@@ -37,7 +37,8 @@ def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
             batch["prompt_tokens"][row],
             sample_seed(context, int(batch.rows[row])),
             responses[row].tokens,
-            _images(batch, row),
+            (*images_at(batch, row), *responses[row].images),
+            responses[row].image_starts,
         )
         for row, response in enumerate(responses)
         if not response.finished
@@ -65,13 +66,6 @@ def _sampled(
         for other in others:
             # It counts no sampled tokens.
             yield other, replace(response, begun=len(response.tokens))
-
-
-def _images(batch: Batch, row: int) -> tuple[np.ndarray, ...]:
-    """The images of a row's prompt; none where prompts are text."""
-    if "pixel_values" not in batch:
-        return ()
-    return tuple(split_images(batch["pixel_values"][row], batch["image_sizes"][row]))
 
 
 def _deduplicated(requests: Mapping[int, GenerationRequest]) -> list[list[int]]:
@@ -186,6 +180,8 @@ def _columns(responses: Sequence[Response], context: Context) -> dict[str, Colum
     columns = columns_of(responses)
     if node.multi_turn:
         columns |= turn_columns_of(responses, rewarded=node.environment is not None)
+        if context.pipeline.data.image_key:
+            columns |= image_columns_of(responses)
     if node.agent is not None:
         columns |= agent_columns_of(responses, several=context.sequences > 1)
     return columns

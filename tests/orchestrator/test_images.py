@@ -15,6 +15,18 @@ import yaml
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATE = REPOSITORY / "dag_templates" / "tiny_images.yaml"
+LOOKING = """
+import dagrl
+from PIL import Image
+
+class Looking:
+    def reset(self, seed):
+        self.shade = seed % 256
+
+    def step(self, response):
+        image = Image.new("RGB", (24, 16), (self.shade, 0, 255 - self.shade))
+        return dagrl.Observation("=", reward=len(response) % 2, images=(image, image.resize((8, 8))))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +42,10 @@ def run(lab, tmp_path_factory) -> Any:
     pipeline["groups"]["train"] = {"cpus_per_node": 2}
     pipeline["engines"]["reference"] = {"backend": "megatron", "frozen_copy_of": "actor"}
     nodes = pipeline["nodes"]
-    nodes["rollout"] |= {"n": 4, "sampling": {"temperature": 1.0, "max_new_tokens": 3}}
-    nodes["reward"]["fn"] = "rewards:even"
+    nodes["rollout"] |= {"n": 4, "sampling": {"temperature": 1.0, "max_new_tokens": 30}}
+    nodes["rollout"] |= {"environment": "looking:Looking", "max_turns": 2}
+    nodes["reward"]["fn"] = "environment"
+    (folder / "looking.py").write_text(LOOKING)
     nodes["ref"] = {"op": "logprob", "engine": "reference", "write": "ref_logprob"}
     nodes["update"]["loss"]["kl_coef"] = 0.1
     pipeline["run"] = {"steps": 3, "seed": 3, "save_every": 3, "validate_every": 3}
@@ -56,6 +70,14 @@ def test_samples_name_the_images(run) -> None:
     assert all(len(name) == 1 and name[0].startswith("sha256:") for name in names)
     assert len({name[0] for name in names}) == 6
     assert set(table["prompt"].to_pylist()) == {"<|image_pad|>="}
+
+
+def test_environments_answer_with_images(run) -> None:
+    turns = pq.read_table(run.folder / "samples" / "step_1.parquet")["turns"].to_pylist()
+    answers = [passage["text"] for passages in turns for passage in passages if passage["turn"] is None]
+    # 6 tokens, and 4 because an image has 256 pixels at least.
+    assert len(answers) > 8
+    assert set(answers) == {"<|image_pad|>" * 10 + "="}
 
 
 def test_the_exported_model_has_a_trained_tower(run, tmp_path: Path) -> None:

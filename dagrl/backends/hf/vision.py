@@ -21,8 +21,8 @@ def seen_inputs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Embeddings [R, L, hidden] and positions [3, R, L] of `requests`, whose tokens `ids` [R, L] end alike.
 
-    Only tokens of prompts stand for images; a response may sample the same token, which is text there. Raises
-    ValueError if a prompt has other image tokens than its images take.
+    Only tokens of prompts and observations stand for images; a response may sample the same token, which is text there.
+    Raises ValueError if a prompt has other image tokens than its images take.
     """
     inner: Any = model.model
     embedded = model.get_input_embeddings()(ids)
@@ -31,7 +31,9 @@ def seen_inputs(
     places: list[np.ndarray] = []
     for row, request in enumerate(requests):
         sizes = np.array([image.shape[:2] for image in request.images], dtype=np.int64).reshape(-1, 2)
-        prompt = SeenPrompt.of(request.prompt if len(sizes) else request.prompt[:0], sizes, settings)
+        asked = len(sizes) - len(request.image_starts)
+        prompt = SeenPrompt.of(request.prompt if asked else request.prompt[:0], sizes[:asked], settings)
+        prompt = prompt.followed(len(request.prompt) + request.image_starts, sizes[asked:], settings)
         length = len(request.prompt) + len(request.begun)
         first = ids.shape[1] - length
         positions[:, row, first:] = prompt.positions(length)

@@ -29,6 +29,8 @@ class Observation:
     """The reward of the turn."""
     done: bool = False
     """Whether the response ends with this turn, without the text."""
+    images: tuple[Any, ...] = ()
+    """Images (PIL) before the text, for policies that see."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str | None):

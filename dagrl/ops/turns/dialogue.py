@@ -10,11 +10,14 @@ from typing import Any
 from dagrl.backends.tool_calls import Call, MalformedCall, Parser
 from dagrl.graph.plugins.environment import EnvironmentClass, Observation
 from dagrl.graph.plugins.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
+from dagrl.models.images import ImageSettings, is_image, resized
 from dagrl.ops.turns.episode import Episode
 from dagrl.ops.turns.jobs import Done, JobTimeoutError
 from dagrl.ops.turns.template import Message
 from dagrl.tools.mcp import McpTool
 
+Answer = str | tuple[Any, ...]
+"""A text, or texts and images (PIL) in order."""
 STOP, LENGTH, TURNS, ERROR = "stop", "length", "turns", "error"
 """Finish reasons: end token or environment, no tokens left, no turns left, failed environment."""
 
@@ -29,6 +32,8 @@ class TurnSettings:
     max_parallel_calls: int
     ends_on_error: bool
     """Whether a failing environment ends the response instead of the run."""
+    vision: ImageSettings | None = None
+    """Set if answers may have images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +110,11 @@ class ResponseDialogue:
         work = [None if refusal else self._work(call) for refusal, call in zip(refusals, calls, strict=True)]
 
         def conclude(ends: Sequence[Done]) -> Reply:
-            texts = [refusal or tool_answer(end) for refusal, end in zip(refusals, ends, strict=True)]
+            answers = tuple(
+                Message("tool", refusal) if refusal else self._message("tool", tool_answer(end))
+                for refusal, end in zip(refusals, ends, strict=True)
+            )
             failed = sum(bool(refusal) or end.failure is not None for refusal, end in zip(refusals, ends, strict=True))
-            answers = tuple(Message("tool", text) for text in texts)
             return Reply(answers, calls=len(calls), failed_calls=failed)
 
         return PendingReply(work, conclude)
@@ -140,14 +147,30 @@ class ResponseDialogue:
         observation: Observation = end.result
         if observation.ends or over is not None:
             return Reply(ends=STOP if observation.ends and over != LENGTH else over, reward=observation.reward)
-        return Reply((Message("user", str(observation.text)),), reward=observation.reward)
+        answer = self._message("user", (str(observation.text), *observation.images))
+        return Reply((answer,), reward=observation.reward)
+
+    def _message(self, role: str, answer: Answer) -> Message:
+        """A message of the texts and images of an answer. ValueError for an image if prompts have none."""
+        if isinstance(answer, str):
+            return Message(role, answer)
+        images = [part for part in answer if not isinstance(part, str)]
+        vision = self._others.vision
+        if images and vision is None:
+            raise ValueError("a tool or environment answers with an image, and prompts have none; set data.image_key")
+        pixels = tuple(resized(image, vision) for image in images) if vision else ()
+        return Message(role, "".join(part for part in answer if isinstance(part, str)), pixels)
 
 
-def tool_answer(end: Done) -> str:
-    """Text of a tool's result or failure. Raises ToolUnavailableError, which ends the run."""
+def tool_answer(end: Done) -> Answer:
+    """A tool's result or failure as text, or as texts and images. Raises ToolUnavailableError, which ends the run."""
     failure = end.failure
     if failure is None:
-        return end.result if isinstance(end.result, str) else _as_json(end.result)
+        result = end.result
+        parts = result if isinstance(result, list | tuple) else [result]
+        if any(map(is_image, parts)) and all(isinstance(part, str) or is_image(part) for part in parts):
+            return tuple(parts)
+        return result if isinstance(result, str) else _as_json(result)
     if isinstance(failure, ToolUnavailableError):
         raise failure
     if type(failure) in (ValueError, ToolArgumentError, JobTimeoutError):

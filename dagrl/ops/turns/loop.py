@@ -140,9 +140,14 @@ class Conversations:
 
     def _with_answers(self, response: Response, reply: Reply) -> Response | None:
         """The response with the answers appended; None if no token could follow them."""
-        following = response.with_observation(self._writer.tokens(reply.answers, int(response.tokens[-1])))
+        tokens = self._writer.tokens(reply.answers, int(response.tokens[-1]))
+        images = [image for answer in reply.answers for image in answer.images]
+        following = response.with_observation(tokens, images, self._writer.image_starts(tokens, images))
         return following if len(following.tokens) < self._sampling.max_new_tokens else None
 
     def _ask(self, row: int) -> None:
-        request = self._requests[row]
-        self._requests_queue.ask(row, replace(request, begun=self._open[row].tokens))
+        request, response = self._requests[row], self._open[row]
+        prompt_images = request.images[: len(request.images) - len(request.image_starts)]
+        images = (*prompt_images, *response.images)
+        asked = replace(request, begun=response.tokens, images=images, image_starts=response.image_starts)
+        self._requests_queue.ask(row, asked)

@@ -9,6 +9,7 @@ from dagrl.data.batch import Batch
 from dagrl.graph.plugins.environment import load_environment
 from dagrl.graph.plugins.tool import Tool, load_tool, tool_name
 from dagrl.graph.rollouts import rollouts
+from dagrl.models.images import ImageSettings, image_settings
 from dagrl.ops.base import Context
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.dialogue import TurnSettings
@@ -55,6 +56,7 @@ def turn_settings(context: Context) -> TurnSettings:
             load_environment(environment, node.environment_args, resources.folder) if environment else None,
             node.max_parallel_calls,
             node.on_environment_error == "end",
+            policy_images(context),
         )
 
     return resources.once(f"turn settings of {context.sampled_by}", make)
@@ -64,9 +66,16 @@ def message_writer(context: Context) -> MessageWriter:
     """The writer of answers to the policy."""
     schemas = [tool.schema for tool in rollout_tools(context).values()]
     tokenizer, longest = context.resources.tokenizer, context.rollout.max_observation_tokens
+    vision = policy_images(context)
     return context.resources.once(
-        f"answers of {context.sampled_by}", lambda: MessageWriter(tokenizer, schemas, longest)
+        f"answers of {context.sampled_by}", lambda: MessageWriter(tokenizer, schemas, longest, vision=vision)
     )
+
+
+def policy_images(context: Context) -> ImageSettings | None:
+    """What the policy does with images, if prompts have some."""
+    data = context.pipeline.data
+    return image_settings(context.pipeline.model, data) if data.image_key else None
 
 
 def row_fields(batch: Batch, row: int, seed: int, context: Context) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dagrl.models.images import ImageSettings, image_starts
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -23,6 +25,8 @@ class Message:
     role: str
     """``tool`` or ``user``"""
     text: str
+    images: tuple[np.ndarray, ...] = ()
+    """Images before the text, uint8 [height, width, 3], resized as the model sees them."""
 
 
 class MessageWriter:
@@ -39,17 +43,20 @@ class MessageWriter:
         schemas: Sequence[dict[str, Any]],
         max_tokens: int,
         literal: PreTrainedTokenizerBase | None = None,
+        vision: ImageSettings | None = None,
     ) -> None:
-        """`schemas` of the tools, for the template; an answer is truncated to `max_tokens`.
+        """`schemas` of the tools, for the template; the text of an answer is truncated to `max_tokens`.
 
-        `literal` is a copy of the tokenizer that no other thread uses. Default: a new one.
+        `literal` is a copy of the tokenizer that no other thread uses. Default: a new one. `vision` is set for a model
+        that sees.
         """
+        self._vision = vision
         self._tokenizer = tokenizer
         # A copy, because handling of special tokens is a state of the tokenizer, which other threads use.
         self._literal = literal or copy.deepcopy(tokenizer)
         self._schemas = list(schemas) or None
         self._max_tokens = max_tokens
-        self._pieces: dict[tuple[str, ...], list[list[int]]] = {}
+        self._pieces: dict[tuple[tuple[str, int], ...], list[list[int]]] = {}
         cut = self._text_tokens(_CUT)
         # Only if the tokenizer can write dots.
         self._cut = [] if tokenizer.unk_token_id in cut else cut
@@ -59,16 +66,34 @@ class MessageWriter:
 
         Raises ValueError if the template cannot write them.
         """
-        roles = tuple(answer.role for answer in answers)
-        if roles not in self._pieces:
-            self._pieces[roles] = self._pieces_of(roles)
-        first, *others = self._pieces[roles]
+        kinds = tuple((answer.role, len(answer.images)) for answer in answers)
+        if kinds not in self._pieces:
+            self._pieces[kinds] = self._pieces_of(kinds)
+        first, *others = self._pieces[kinds]
         # The policy has already written the end of its turn.
-        tokens = first[1:] if first[:1] == [last_token] else list(first)
+        first = first[1:] if first[:1] == [last_token] else first
+        images = [image for answer in answers for image in answer.images]
+        tokens = self._expanded(first, images)
         for answer, piece in zip(answers, others, strict=True):
             tokens += self._shortened(self._text_tokens(answer.text))
-            tokens += piece
+            tokens += self._expanded(piece, images)
         return np.array(tokens, dtype=np.int64)
+
+    def image_starts(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Index in `tokens`, which `tokens` has returned, of the first token of each image, int64 [images]."""
+        if self._vision is None or not images:
+            return np.zeros(0, dtype=np.int64)
+        return image_starts(tokens, np.array([image.shape[:2] for image in images]), self._vision)
+
+    def _expanded(self, piece: Sequence[int], images: list[np.ndarray]) -> list[int]:
+        """The tokens of a piece, with those of an image, taken from `images`, in place of each image token."""
+        if self._vision is None:
+            return list(piece)
+        tokens: list[int] = []
+        for token in piece:
+            count = self._vision.tokens(np.array(images.pop(0).shape[:2]))[0] if token == self._vision.token else 1
+            tokens += [token] * int(count)
+        return tokens
 
     def _shortened(self, tokens: list[int]) -> list[int]:
         if len(tokens) <= self._max_tokens:
@@ -83,13 +108,20 @@ class MessageWriter:
         text = text.encode("utf-8", "replace").decode()
         return self._literal.encode(text, add_special_tokens=False, split_special_tokens=True)
 
-    def _pieces_of(self, roles: Sequence[str]) -> list[list[int]]:
-        """The template's pieces around messages of these roles, one more than there are messages."""
+    def _pieces_of(self, kinds: Sequence[tuple[str, int]]) -> list[list[int]]:
+        """The template's pieces around messages of these roles and numbers of images, one more than there are messages.
+
+        Each image is one token.
+        """
+        roles, counts = [role for role, _ in kinds], [count for _, count in kinds]
         if not self._tokenizer.chat_template:
-            return [[] for _ in range(len(roles) + 1)]
+            return [*([self._vision.token] * count if self._vision else [] for count in counts), []]
         marks = [f"answer number {number} of them" for number in range(len(roles))]
         messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
-        messages += [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+        messages += [
+            {"role": role, "content": [*[{"type": "image"}] * count, {"type": "text", "text": mark}] if count else mark}
+            for (role, count), mark in zip(kinds, marks, strict=True)
+        ]
         rest = self._rendered(messages, roles).partition(_ASSISTANT)[2]
         pieces = []
         for mark in marks:
@@ -97,9 +129,21 @@ class MessageWriter:
             if not found:
                 raise ValueError(_cannot_write(roles, "it drops their content"))
             pieces.append(piece)
-        return [self._tokenizer.encode(piece, add_special_tokens=False) for piece in (*pieces, rest)]
+        encoded = [self._encoded(piece) for piece in (*pieces, rest)]
+        if self._vision and sum(piece.count(self._vision.token) for piece in encoded) != sum(counts):
+            raise ValueError(_cannot_write(roles, "it drops their images"))
+        return encoded
 
-    def _rendered(self, messages: Sequence[dict[str, str]], roles: Sequence[str]) -> str:
+    def _encoded(self, piece: str) -> list[int]:
+        if self._vision is None:
+            return self._tokenizer.encode(piece, add_special_tokens=False)
+        tokens: list[int] = []
+        for number, text in enumerate(piece.split(str(self._tokenizer.convert_ids_to_tokens(self._vision.token)))):
+            tokens += [self._vision.token] if number else []
+            tokens += self._tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def _rendered(self, messages: Sequence[dict[str, Any]], roles: Sequence[str]) -> str:
         from jinja2 import TemplateError
 
         try:

@@ -19,7 +19,8 @@ from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 from dagrl.backends.model_source import auto_class
 from dagrl.backends.vision import SeenPrompt, patches, tower_output
 from dagrl.data.batch import Batch
-from dagrl.models.images import ImageSettings, split_images
+from dagrl.data.image_column import images_at
+from dagrl.models.images import ImageSettings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -146,9 +147,13 @@ def seen(batch: Batch, row: int, settings: ImageSettings) -> SeenPrompt:
     sizes = batch["image_sizes"][row] if "image_sizes" in batch else np.zeros((0, 2), dtype=np.int64)
     tokens = batch["prompt_tokens"][row] if len(sizes) else np.zeros(0, dtype=np.int64)
     try:
-        return SeenPrompt.of(tokens, sizes, settings)
+        prompt = SeenPrompt.of(tokens, sizes, settings)
     except ValueError as error:
         raise ValueError(f"row {batch.rows[row]}: {error}") from error
+    if "response_image_starts" not in batch:
+        return prompt
+    starts = len(batch["prompt_tokens"][row]) + batch["response_image_starts"][row].astype(np.int64)
+    return prompt.followed(starts, batch["response_image_sizes"][row], settings)
 
 
 def packed_images(
@@ -158,25 +163,21 @@ def packed_images(
 
     `held` are the positions in the pack of the rank's tokens.
     """
-    if "pixel_values" not in batch:
-        return None
-    pixels = batch["pixel_values"]
-    entries = np.arange(len(batch)) if pixels.index is None else pixels.index
     images: list[np.ndarray] = []
     first_feature: dict[int, int] = {}
     places, features, following = [], [], 0
     for start, row in zip(starts, rows, strict=True):
-        prompt = seen(batch, row, settings)
-        count = len(prompt.places)
-        if not count:
-            continue
-        entry = int(entries[row])
-        if entry not in first_feature:
-            first_feature[entry] = following
-            images += split_images(pixels[row], batch["image_sizes"][row])
-            following += count
-        places.append(start + prompt.places)
-        features.append(first_feature[entry] + np.arange(count))
+        of_row = [*images_at(batch, row), *images_at(batch, row, "response_")]
+        if of_row:
+            places.append(start + seen(batch, row, settings).places)
+        for image in of_row:
+            count = int(settings.tokens(np.array(image.shape[:2]))[0])
+            # Rows that share an image share its memory.
+            if (address := image.ctypes.data) not in first_feature:
+                first_feature[address] = following
+                images.append(image)
+                following += count
+            features.append(first_feature[address] + np.arange(count))
     if not images:
         return None
     wanted = np.concatenate(places)
