@@ -117,7 +117,10 @@ class MessageWriter:
         if not self._tokenizer.chat_template:
             return [*([self._vision.token] * count if self._vision else [] for count in counts), []]
         marks = [f"answer number {number} of them" for number in range(len(roles))]
-        messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": _USER},
+            {"role": "assistant", "content": _ASSISTANT},
+        ]
         messages += [
             {"role": role, "content": [*[{"type": "image"}] * count, {"type": "text", "text": mark}] if count else mark}
             for (role, count), mark in zip(kinds, marks, strict=True)

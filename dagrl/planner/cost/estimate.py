@@ -14,7 +14,7 @@ import numpy as np
 
 from dagrl.backends.decoding import Lengths
 from dagrl.backends.families.shape import ModelShape
-from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
+from dagrl.graph.columns import CORE_COLUMNS, IMAGE_COLUMNS, ColumnSpec, Shape
 from dagrl.graph.rollouts import is_offline
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.simulation.simulate import simulate
@@ -29,6 +29,7 @@ _TURNS = 6
 take some time to repeat."""
 _OF_ENGINES = ("sleep", "wake")
 _OFFSET_BYTES = 8
+_COLOURS = 3
 """The offset of each row of a ragged column."""
 _TEXT_BYTES = 64
 """A text, such as a reference answer."""
@@ -143,4 +144,9 @@ def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape) -
         case Shape.ROUTES:
             chosen = shape.experts.chosen if shape.experts else 0
             return each * (lengths.row - 1) * shape.layers * chosen + _OFFSET_BYTES
+        case Shape.IMAGES:
+            # At most: a prompt of images alone. Samples of a prompt that go to one rank share them.
+            seen = shape.vision if column.name == IMAGE_COLUMNS[0] else None
+            side = seen.patch * seen.merge if seen else 0
+            return _COLOURS * side * side * lengths.prompt + _OFFSET_BYTES
     raise AssertionError(f"no size of a {column.shape} column")

@@ -128,8 +128,8 @@ def rank_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage)
             dense += vocabulary
             largest = max(largest, vocabulary)
     if engine.lora is None:
-        trained = (dense - tower, experts) if "vision" in engine.freeze else None
-        return RankParameters(dense, experts, largest, trained)
+        unfrozen = (dense - tower, experts) if "vision" in engine.freeze else None
+        return RankParameters(dense, experts, largest, unfrozen)
     added, added_experts = _adapter_parameters(shape, engine, stage)
     # A value or reward head is trained with them.
     trained = added + (shape.hidden if stage.is_last and engine.head != "lm" else 0)
