@@ -12,6 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.config.errors import PipelineError
 from dagrl.validation import check_file
 
@@ -85,6 +86,13 @@ def test_the_template_is_right(problems) -> None:
 )
 def test_options_that_do_not_fit_are_refused(problems, changes: dict[str, Any], place: str, words: str) -> None:
     assert any(where == place and words in message for where, message in problems(changes))
+
+
+def test_a_backend_that_takes_no_images_is_refused(problems, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HfEngineSpec, "takes_images", False)
+    ((place, message),) = problems({})
+    assert place == "engines.generator.backend"
+    assert message.startswith("backend hf takes no images; use one that does, as `actor` does")
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,24 @@ def test_a_frozen_tower_stays(run_engine: Callable[..., list[Any]], objective: A
     assert {name for name in names if name.startswith("visual.")} <= stored.keys()
 
 
+def test_adapters_leave_the_tower(run_engine: Callable[..., list[Any]], objective: Any) -> None:
+    rows = seeing_samples()
+
+    def on_rank(engine: Any) -> Any:
+        def weights() -> dict[str, Any]:
+            return {name: tensor.clone() for bucket in engine.export_weights(1 << 28) for name, tensor in bucket}
+
+        before = weights()
+        # The second step is the first in which both sides of the adapters have gradients.
+        engine.update([rows, rows], objective, tokens_per_micro_batch=BUDGET)
+        after = weights()
+        return {name for name in before if not before[name].equal(after[name])}
+
+    (changed,) = run_engine(1, on_rank, model=seeing_model(), optimizer={"lr": 1e-2}, lora={"rank": 4})
+    layers = {name for name in changed if name.startswith("model.layers.")}
+    assert layers == changed and len(layers) == 14
+
+
 def of_hugging_face(objective: Any) -> Any:
     """Each row's log-probs by Hugging Face's model and processor code, its gradients, and the weights."""
     import torch
