@@ -75,12 +75,15 @@ def image_settings(model: ModelSpec, data: DataSpec | None = None) -> ImageSetti
     file = model.path.expanduser() / PROCESSOR_FILE if model.path is not None else None
     processor = read_json(file) if file is not None and file.is_file() else {}
     size = processor.get("size") or {}
-    low = processor.get("min_pixels") or size.get("shortest_edge") or _MIN_PIXELS
-    high = processor.get("max_pixels") or size.get("longest_edge") or _MAX_PIXELS
+    patch, merge = vision.get("patch_size", 14), vision.get("spatial_merge_size", 2)
+    # A made model has no file, and often few positions; servers prepare for the largest image.
+    room = (patch * merge) ** 2 * (config.get("max_position_embeddings") or _MAX_PIXELS)
+    low = processor.get("min_pixels") or size.get("shortest_edge") or min(_MIN_PIXELS, room)
+    high = processor.get("max_pixels") or size.get("longest_edge") or min(_MAX_PIXELS, room)
     return ImageSettings(
         token=token,
-        patch=vision.get("patch_size", 14),
-        merge=vision.get("spatial_merge_size", 2),
+        patch=patch,
+        merge=merge,
         frames=vision.get("temporal_patch_size", 2),
         mean=tuple(processor.get("image_mean") or _CLIP_MEAN),
         std=tuple(processor.get("image_std") or _CLIP_STD),
