@@ -113,7 +113,9 @@ class ServerProcess:
 
     def _live(self) -> None:
         try:
-            engine = _engine_class(self._log_prefix, self._note_processes)(**self._arguments)
+            # For a model that sees, it imports all models of SGLang, the debugging tool among them.
+            with without_megatron():
+                engine = _engine_class(self._log_prefix, self._note_processes)(**self._arguments)
         except BaseException as failure:  # noqa: BLE001 - raised in the thread that waits for the start
             self._started.set_exception(failure)
             return

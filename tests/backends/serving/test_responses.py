@@ -37,7 +37,9 @@ class FakeClient:
         self.calls: list[str] = []
         self._ends: dict[str, asyncio.Future[ServerResponse]] = {}
 
-    async def generate(self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str) -> ServerResponse:
+    async def generate(
+        self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str, images: Any
+    ) -> ServerResponse:
         self.asked[rid] = (tokens, sampling, cache_key)
         self._ends[rid] = asyncio.get_running_loop().create_future()
         try:
@@ -53,7 +55,7 @@ class FakeClient:
                 logprobs = np.full(tokens, -0.5, np.float32)
                 future.set_result(ServerResponse(reason, "why it did", sampled, logprobs, self.routed_experts))
 
-    async def remember(self, rid: str, tokens: list[int], cache_key: str) -> None:
+    async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Any) -> None:
         self.remembered.append((tokens, cache_key))
         await self.has_computed.wait()
 
