@@ -51,7 +51,8 @@ _SEEING = {
     "hidden_size": 256,
     "intermediate_size": 512,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]},
-    "vision_config": {"hidden_size": 256, "intermediate_size": 512, "out_hidden_size": 256},
+    # SGLang takes patches of no other size; a picture is enlarged to four tokens.
+    "vision_config": {"hidden_size": 256, "intermediate_size": 512, "out_hidden_size": 256, "patch_size": 14},
 }
 
 
@@ -159,6 +160,7 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
         "extends": str(_TEMPLATES / f"{case.template}.yaml"),
         "name": name.replace("_", "-"),
         "model": {"init": case.model},
+        "data": {"min_pixels": 56 * 56} if case.template == "tiny_images" else {},
         "groups": groups,
         "engines": {
             "actor": {
