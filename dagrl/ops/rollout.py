@@ -37,8 +37,8 @@ def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
             batch["prompt_tokens"][row],
             sample_seed(context, int(batch.rows[row])),
             responses[row].tokens,
-            (*images_at(batch, row), *responses[row].images),
-            responses[row].image_starts,
+            images=(*images_at(batch, row), *responses[row].images),
+            image_starts=responses[row].image_starts,
         )
         for row, response in enumerate(responses)
         if not response.finished

@@ -45,7 +45,7 @@ def test_a_batch_gives_what_each_prompt_gives_alone(engine) -> None:
 def test_a_partial_response_goes_on_behind_the_image(engine) -> None:
     whole = sampled(engine, requests())
     begun = [
-        GenerationRequest(each.prompt, each.seed, completion.tokens[:2], each.images)
+        GenerationRequest(each.prompt, each.seed, completion.tokens[:2], images=each.images)
         for each, completion in zip(requests(), whole, strict=True)
     ]
     for completion, rest in zip(whole, sampled(engine, begun), strict=True):

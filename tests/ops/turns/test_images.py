@@ -24,7 +24,7 @@ def pixels(height: int, width: int) -> np.ndarray:
 
 
 def test_images_stand_before_the_text_of_their_answer() -> None:
-    writer = MessageWriter(TOKENIZER, [], 9, SETTINGS)
+    writer = MessageWriter(TOKENIZER, [], 9, vision=SETTINGS)
     answers = [
         Message("tool", "a", (pixels(8, 16), pixels(8, 8))),
         Message("user", "b"),
