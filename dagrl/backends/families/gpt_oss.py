@@ -27,7 +27,7 @@ class GptOss(Family):
     layer_kinds = ("full_attention", "sliding_attention")
     rope_kinds = ("yarn",)
     required = {"attention_bias": (True,)}
-    transformer_defaults = {**MIXTURE_DEFAULTS, "apply_rope_fusion": False}
+    transformer_defaults = {**MIXTURE_DEFAULTS, "apply_rope_fusion": False, "bias_activation_fusion": False}
 
     def attention(self, config: ConfigFields) -> Attention:
         """Return attention with biases and sinks."""
@@ -55,8 +55,6 @@ class GptOss(Family):
             "yarn_correction_range_round_to_int": rope.get("truncate", True),
             "yarn_mscale": rope.get("mscale"),
             "yarn_mscale_all_dim": rope.get("mscale_all_dim"),
-            # Its fused kernel is for another order of gate and up projection.
-            "bias_activation_fusion": False,
         }
 
     def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:

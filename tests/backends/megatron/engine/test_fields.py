@@ -1,10 +1,12 @@
 """The table of Megatron's fields fits every family, and Megatron's classes get what a file says."""
 
+import dataclasses
+
 import pytest
 import torch
 import transformers
 
-from dagrl.backends.families.registry import family_names, find_family
+from dagrl.backends.families.registry import buildable, family_names, find_family
 from dagrl.backends.families.sizes import sizes_of
 from dagrl.backends.megatron.engine.config import transformer_fields
 from dagrl.backends.megatron.engine.fields import arguments_of, build_config
@@ -12,16 +14,20 @@ from dagrl.backends.megatron.fields import TransformerFields
 
 # After the package that patches torch on machines without CUDA.
 from megatron.core.optimizer import OptimizerConfig  # isort: skip
+from megatron.core.transformer.transformer_config import MLATransformerConfig  # isort: skip
 
 
-@pytest.mark.parametrize("family", family_names())
-def test_what_a_family_fixes_is_refused_and_what_it_suggests_is_in_the_table(family):
-    config = transformers.AutoConfig.for_model(family)
-    assert set(transformer_fields(config)) <= set(TransformerFields.refused)
-    assert set(find_family(family).transformer_defaults) <= set(TransformerFields.model_fields)
+@pytest.mark.parametrize("name", family_names())
+def test_what_a_family_fixes_is_refused_and_what_it_suggests_is_in_the_table(name):
+    config, family = transformers.AutoConfig.for_model(name), find_family(name)
+    fixed = family.transformer_fields(buildable(config.to_dict())[1]) if family.bridged else transformer_fields(config)
+    # Others are of megatron-bridge's providers alone.
+    megatrons = {field.name for field in dataclasses.fields(MLATransformerConfig)}
+    assert set(fixed) & megatrons <= set(TransformerFields.refused)
+    assert set(family.transformer_defaults) <= set(TransformerFields.model_fields)
 
 
-@pytest.mark.parametrize("family", family_names())
+@pytest.mark.parametrize("family", [name for name in family_names() if not find_family(name).bridged])
 def test_sizes_are_those_that_the_engine_builds_with(family):
     """Of Hugging Face's default config of each family, written out as a checkpoint has it."""
     config = transformers.AutoConfig.for_model(family)
