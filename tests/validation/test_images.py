@@ -95,6 +95,14 @@ def test_a_backend_that_takes_no_images_is_refused(problems, monkeypatch: pytest
     assert message.startswith("backend hf takes no images; use one that does, as `actor` does")
 
 
+def test_sglang_sees_on_gpus_only(problems) -> None:
+    generator = {"backend": "sglang", "group": "rollout", "weights_from": "actor"}
+    ((place, message),) = problems({"engines.generator": generator})
+    assert place == "engines.generator.backend" and "use GPUs, or backend: hf" in message
+    on_gpus = {"engines.generator": generator, "groups.rollout": {"gpus_per_node": 1}}
+    assert problems(on_gpus) == []
+
+
 @pytest.mark.parametrize(
     ("prompt", "images", "words"),
     [

@@ -18,6 +18,7 @@ class GptOss(Family):
 
     model_type = "gpt_oss"
     bridged = True
+    gpu_fault = "log-probs differ from transformers' by 0.45 on average"
     # A layer's experts are one published tensor.
     has_tables = False
     # Not tried with inference engines.

@@ -15,6 +15,7 @@ class Nemotron(Family):
 
     model_type = "nemotron"
     bridged = True
+    gpu_fault = "log-probs differ from transformers' by 0.04 on average"
     zero_centred_norms = True
     activations = ("relu2",)
     rope_kinds = ("default",)

@@ -46,14 +46,14 @@ class ModelSizes:
     serves_dense_layers: bool = True
     bridged: bool = False
     has_tables: bool = True
+    gpu_fault: str = ""
     """As in `Family`."""
     sees: bool = True
     """Whether it has a vision tower, as far as that is known."""
     norms_outputs: bool = False
     """Whether norms follow on the blocks of a layer."""
     capped_logits: bool = False
-    capped_scores: bool = False
-    """Whether logits, or scores of attention, are capped."""
+    """Whether logits are capped."""
 
 
 def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
@@ -90,9 +90,9 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         sees=names.sees if family else "vision_config" in config,
         bridged=names.bridged,
         has_tables=names.has_tables,
+        gpu_fault=names.gpu_fault,
         norms_outputs=family is not None and _norms_outputs(family, config),
         capped_logits=family is not None and bool(family.fields(config).get("final_logit_softcapping")),
-        capped_scores=family is not None and bool(family.fields(config).get("attn_logit_softcapping")),
     )
 
 

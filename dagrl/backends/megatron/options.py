@@ -111,10 +111,9 @@ def _check_bridge(check: EngineCheck[MegatronEngineSpec]) -> None:
     if sizes.bridged and not has_bridge():
         message = f"megatron-bridge builds models of type {sizes.family}, and is not installed; install it with "
         findings.error(check.place, f"{message}`{BRIDGE_INSTALL}`", depends_on=depends)
-    if sizes.capped_scores and engine.parallel.context_parallel_size > 1 and group is not None and not group.is_cpu:
-        message = f"attention of {sizes.family} does not split sequences over ranks on GPUs; set it to 1"
-        place = (*check.place, "parallel", "context_parallel_size")
-        findings.error(place, message, depends_on=depends)
+    if sizes.gpu_fault and group is not None and not group.is_cpu:
+        message = f"models of type {sizes.family} train on CPU slots only: on GPUs {sizes.gpu_fault}; use another model"
+        findings.error((*check.place, "group"), message, code="family-on-gpus", depends_on=[*depends, ("groups",)])
     if not sizes.has_tables and engine.head != "lm":
         message = f"models of type {sizes.family} have no {engine.head} head here; use a model of another type for it"
         findings.error((*check.place, "head"), message, depends_on=depends)

@@ -43,6 +43,7 @@ def check_server(check: EngineCheck[SglangEngineSpec]) -> None:
     server.check_sampling()
     server.check_experts(check.sizes)
     server.check_sync()
+    server.check_images()
     server.check_routes()
 
 
@@ -216,6 +217,13 @@ class _Server:
 
     def _tells_routes(self) -> bool:
         return bool(self._given.get(ROUTED_EXPERTS)) or wants_routed_experts(self._pipeline, self._name)
+
+    def check_images(self) -> None:
+        """Whether the servers see images as the model does."""
+        if self._pipeline.data.image_key is not None and self._group is not None and self._group.is_cpu:
+            message = "SGLang's vision towers compute other values on CPUs; use GPUs, or backend: hf"
+            place = ("engines", self._name, "backend")
+            self._findings.error(place, message, code="images-on-cpus", depends_on=[("data",), ("groups",)])
 
     def check_sync(self) -> None:
         """Whether new weights can take the way that is asked for."""

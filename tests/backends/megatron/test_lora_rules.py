@@ -25,7 +25,7 @@ CASES = {
         "linear_qkv, linear_proj",
     ),
     "experts alone": ("", "{merge: false}", MIXTURE, "merge", "set it to true"),
-    "to a generator that has none": ("", "{merge: false}", "", "weights_from", "let it merge them, or use vllm"),
+    "to a generator that has none": ("", "{merge: false}", "", "weights_from", "let it merge them, or use sglang"),
     "no layer of any": ("", "{target_modules: [q_proj]}", "", "target_modules", "linear_q_proj"),
 }
 
