@@ -9,8 +9,8 @@ import pytest
 
 from dagrl.cli import main
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.dag import build_graph
 from dagrl.graph.drawing.draw import draw_svg
+from dagrl.graph.inference import build_graph
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "benchmarks" / "RESULTS.md"]

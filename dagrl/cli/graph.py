@@ -23,8 +23,8 @@ def graph(
 ) -> int:
     """Draw the DAG that follows from what the nodes read and write: as text, or as a picture with -o."""
     from dagrl.config.loading.loader import load_pipeline
-    from dagrl.graph.dag import build_graph
     from dagrl.graph.drawing.draw import draw_text, write_drawing
+    from dagrl.graph.inference import build_graph
     from dagrl.graph.plugins.isolation import isolated_imports
 
     loaded = load_pipeline(pipeline, overrides or [])

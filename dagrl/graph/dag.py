@@ -1,4 +1,4 @@
-"""The pipeline's DAG, inferred from the columns that its nodes read and write; the same on every run and machine.
+"""The pipeline's DAG: nodes, and the columns that go between them. `inference` infers it.
 
 Beside the declared nodes there are two implicit ones: `prompts`, the data set, and `samples`, which stores the samples.
 A column is identified by its writer and its name in the pipeline, after ``write:``.
@@ -9,45 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 from dagrl.config.capability import Capability
-from dagrl.config.errors import Place
-from dagrl.config.loading.positions import Findings, Positions
 from dagrl.config.schema import (
-    TURN_COLUMNS,
-    CustomNode,
     DemonstrationNode,
     FilterNode,
     JudgeNode,
     NodeBase,
     OpContract,
-    Pipeline,
     RewardModelNode,
     RewardNode,
     RolloutNode,
-    Scope,
 )
-from dagrl.graph.column_resolution import ColumnResolver, Reading
-from dagrl.graph.columns import IMAGE_COLUMNS, LOGPROB_COLUMNS, RESPONSE_IMAGE_COLUMNS, SOURCE_COLUMNS
-from dagrl.graph.plugins.declarations import declaration_of
-from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts
-from dagrl.graph.updates import redundant_nodes
 
 PROMPTS_NODE = "prompts"
 """Name of the implicit source."""
 SAMPLES_NODE = "samples"
 """Name of the implicit sink."""
-_TAKEN = {
-    **dict.fromkeys((PROMPTS_NODE, SAMPLES_NODE), "a node"),
-    **dict.fromkeys(("step", "sync", "save"), "a time in the metrics (`time/NAME_s`)"),
-}
-"""Names that no declared node may have, and what has them."""
-_ALL_NODES: Place = ("nodes",)
 
 
 class Wire(NamedTuple):
@@ -243,137 +222,3 @@ def _validating(node: GraphNode) -> GraphNode:
     if node.contract.needs is not Capability.TRAIN:
         return node
     return replace(node, contract=replace(node.contract, needs=Capability.SCORE))
-
-
-def build_graph(pipeline: Pipeline, folder: Path | None = None, positions: Positions | None = None) -> Graph:
-    """The graph of a pipeline whose own modules are in `folder`. PipelineError with everything wrong with it."""
-    findings = Findings(positions or Positions({}))
-    graph = infer_graph(pipeline, folder, findings)
-    findings.raise_if_any()
-    assert graph is not None
-    return graph
-
-
-def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> Graph | None:
-    """The graph, its problems and warnings reported to `findings`; None where there is a problem."""
-    before = len(findings.problems)
-    contracts = _contracts(pipeline, folder, findings)
-    columns = ColumnResolver(
-        contracts,
-        {name: node for name, node in pipeline.nodes.items() if name in contracts},
-        findings,
-        shown=leading_rollout(pipeline) if rollouts(pipeline) else "",
-    )
-    readings = columns.readings()
-    if not rollouts(pipeline) and not pipeline.data.responses:
-        message = (
-            "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`, or train on the "
-            "data set's with `data.responses` and a node `{op: sft}` or `{op: dpo}`"
-        )
-        findings.error(_ALL_NODES, message, code="missing-rollout")
-    _report_cycle(readings, findings)
-    columns.warn_of_unread(readings)
-    if len(findings.problems) > before or not findings.trusted(_ALL_NODES):
-        return None
-    return _graph(pipeline, contracts, columns, readings)
-
-
-def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> dict[str, OpContract]:
-    """Contracts of all nodes whose contract is known, `prompts` first and `samples` last."""
-    contracts = {PROMPTS_NODE: _source_contract(pipeline)}
-    for name, node in pipeline.nodes.items():
-        place: Place = ("nodes", name)
-        if name in _TAKEN:
-            message = f"`{name}` is the name of {_TAKEN[name]} of every pipeline; choose another name"
-            findings.error(place, message, code="reserved-name")
-            continue
-        declared = None
-        if node.user_function is not None:
-            key, function = node.user_function
-            try:
-                declared = ask(function, declaration_of, node, folder=folder)
-            except ValueError as error:
-                kind = {CustomNode: "op", FilterNode: "filter"}.get(type(node), "formula")
-                findings.error((*place, *key), str(error), code=f"invalid-{kind}")
-                continue
-        contract = node.contract(pipeline.engines.get(getattr(node, "engine", None) or ""), declared)
-        contracts[name] = _with_images(contract, node) if pipeline.data.image_key else contract
-    contracts[SAMPLES_NODE] = _sink_contract(pipeline)
-    return contracts
-
-
-def _with_images(contract: OpContract, node: NodeBase) -> OpContract:
-    """An engine that reads prompts, or responses, as tokens reads their images too."""
-    if contract.needs is None or "prompt_tokens" not in contract.reads:
-        return contract
-    if isinstance(node, RolloutNode):
-        written = RESPONSE_IMAGE_COLUMNS if node.multi_turn else ()
-        return replace(
-            contract,
-            reads_if_written=(*contract.reads_if_written, *IMAGE_COLUMNS),
-            writes=(*contract.writes, *written),
-        )
-    answered = RESPONSE_IMAGE_COLUMNS if "response_tokens" in contract.reads else ()
-    return replace(contract, reads_if_written=(*contract.reads_if_written, *IMAGE_COLUMNS, *answered))
-
-
-def _source_contract(pipeline: Pipeline) -> OpContract:
-    """The contract of `prompts`: the step's prompts, each repeated for its n samples."""
-    demonstration = ("demonstration",) if pipeline.data.responses else ()
-    images = (*IMAGE_COLUMNS, "image_names") if pipeline.data.image_key else ()
-    return OpContract(reads=(), writes=SOURCE_COLUMNS + demonstration + images, scope=Scope.BATCH)
-
-
-def _sink_contract(pipeline: Pipeline) -> OpContract:
-    """The contract of `samples`, which writes ``samples/step_N.parquet``."""
-    sampled = ("response_tokens", "reward") if rollouts(pipeline) else ()
-    given = ("demonstration",) if is_offline(pipeline) else ()
-    logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
-    further = (*logprobs, "excluded", "agent_output", "trajectory_share", "image_names")
-    optional = ("advantage", "policy_version", "finish_reason", "is_expert", *TURN_COLUMNS, *given, *further)
-    return OpContract(
-        reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),
-        writes=(),
-        scope=Scope.BATCH,
-        reads_if_written=optional,
-    )
-
-
-def _report_cycle(readings: list[Reading], findings: Findings) -> None:
-    """Report a cycle, beginning with its node that the file declares first."""
-    columns = {(each.writer, each.reader): each.column for each in readings if each.writer != each.reader}
-    sorter: TopologicalSorter[str] = TopologicalSorter()
-    for writer, reader in columns:
-        sorter.add(reader, writer)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        cycle = error.args[1][:-1]
-        first = next(cycle.index(each.reader) for each in readings if each.reader in cycle)
-        cycle = [*cycle[first:], *cycle[: first + 1]]
-        path = "".join(f" -> {reader} (`{columns[writer, reader]}`)" for writer, reader in pairwise(cycle))
-        message = f"nodes wait for each other in a cycle: {cycle[0]}{path}; let one of them read another column"
-        findings.error(("nodes", cycle[0]), message, code="cycle")
-
-
-def _graph(
-    pipeline: Pipeline, contracts: dict[str, OpContract], columns: ColumnResolver, readings: list[Reading]
-) -> Graph:
-    inputs: dict[str, dict[str, Wire]] = {name: {} for name in contracts}
-    for reading in readings:
-        inputs[reading.reader][reading.op_column] = Wire(reading.writer, reading.column)
-    unordered = Graph(
-        {
-            name: GraphNode(name, pipeline.nodes.get(name), contract, inputs[name], columns.outputs[name])
-            for name, contract in contracts.items()
-        }
-    )
-    waits_for = {name: {*unordered.producers(name)} for name in contracts}
-    for name in unordered.select_from:
-        waits_for[name].add(unordered.filter or "")
-    ordered: dict[str, GraphNode] = {}
-    while len(ordered) < len(contracts):
-        # The first node of the file among those that are ready.
-        name = next(name for name in contracts if name not in ordered and waits_for[name] <= ordered.keys())
-        ordered[name] = unordered.nodes[name]
-    return Graph(ordered, redundant_nodes(pipeline, ordered))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from dagrl.config.schema import LogprobNode, Pipeline, Scope, UpdateNode
-
-if TYPE_CHECKING:
-    from dagrl.graph.dag import Graph, GraphNode
+from dagrl.graph.dag import Graph, GraphNode
 
 
 def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[str, str]:

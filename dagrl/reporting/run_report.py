@@ -17,7 +17,7 @@ from dagrl.backends.fit import place
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
-from dagrl.graph.dag import build_graph
+from dagrl.graph.inference import build_graph
 from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.graph.rollouts import rollouts
 from dagrl.models.gpus import DEFAULT_GPU, gpu_named

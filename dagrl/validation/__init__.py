@@ -16,7 +16,8 @@ from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Problem
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.loading.positions import Findings
-from dagrl.graph.dag import Graph, infer_graph
+from dagrl.graph.dag import Graph
+from dagrl.graph.inference import infer_graph
 from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.validation.batches import check_batches
 from dagrl.validation.data_files import check_data_files

@@ -8,7 +8,7 @@ from dagrl.backends.families.registry import model_shape
 from dagrl.backends.fit import engine_memory
 from dagrl.backends.memory import EngineMemory
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.dag import build_graph
+from dagrl.graph.inference import build_graph
 from dagrl.models.gpus import gpu_named
 from dagrl.scheduler.placement import make_plan
 

@@ -11,7 +11,8 @@ from project import told
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import CustomNode, Pipeline
-from dagrl.graph.dag import Wire, build_graph
+from dagrl.graph.dag import Wire
+from dagrl.graph.inference import build_graph
 from dagrl.graph.plugins.declarations import node
 from dagrl.validation import check_file
 
@@ -91,7 +92,7 @@ class TestInference:
     def test_order_does_not_depend_on_the_hash_seed(self, project):
         code = (
             "import sys\nfrom dagrl.config.loading.loader import load_pipeline\n"
-            "from dagrl.graph.dag import build_graph\n"
+            "from dagrl.graph.inference import build_graph\n"
             "graph = build_graph(load_pipeline(sys.argv[1]).pipeline); print(graph.order, list(graph.edges))"
         )
         told = {

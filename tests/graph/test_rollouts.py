@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.dag import build_graph
 from dagrl.graph.drawing.draw import draw_mermaid, draw_svg, draw_text, stages_of
+from dagrl.graph.inference import build_graph
 from dagrl.graph.rollouts import expected_rounds, over_sampled, prompts_begun, prompts_per_round
 from dagrl.validation import check_file
 from dagrl.validation.summary import summarize

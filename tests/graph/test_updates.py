@@ -3,8 +3,8 @@
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.dag import build_graph
 from dagrl.graph.drawing.draw import draw_mermaid, draw_svg, draw_text
+from dagrl.graph.inference import build_graph
 from dagrl.scheduler.placement import make_plan
 from dagrl.validation import check_file
 from dagrl.validation.summary import summarize

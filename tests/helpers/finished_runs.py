@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.dag import build_graph
+from dagrl.graph.inference import build_graph
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import Simulated, simulate
 from dagrl.scheduler.placement import make_plan

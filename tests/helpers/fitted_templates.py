@@ -7,7 +7,8 @@ from pathlib import Path
 from dagrl.backends.fit import Fit, fit
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
-from dagrl.graph.dag import Graph, build_graph
+from dagrl.graph.dag import Graph
+from dagrl.graph.inference import build_graph
 from dagrl.scheduler.placement import make_plan
 
 TEMPLATES = Path(__file__).parents[2] / "dag_templates"

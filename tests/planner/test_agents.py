@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.dag import build_graph
+from dagrl.graph.inference import build_graph
 from dagrl.scheduler.commands import Command, CommandDone, Run, ShardDone, Sync
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Plan

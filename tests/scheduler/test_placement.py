@@ -9,7 +9,7 @@ import pytest
 
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import ROLLOUT_WRITES, Scope
-from dagrl.graph.dag import build_graph
+from dagrl.graph.inference import build_graph
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import HOST, Plan, Rows
 

@@ -14,7 +14,8 @@ from dagrl.backends.fit import place
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
-from dagrl.graph.dag import Graph, build_graph
+from dagrl.graph.dag import Graph
+from dagrl.graph.inference import build_graph
 from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.orchestrator.folder.run_folder import modules_of
 from dagrl.planner.simulation.measured import MeasuredCosts, measured_costs

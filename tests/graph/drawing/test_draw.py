@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.dag import Graph, build_graph
+from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import draw_svg, write_drawing
+from dagrl.graph.inference import build_graph
 from dagrl.graph.plugins.isolation import isolated_imports
 
 TEMPLATES = Path(__file__).parents[3] / "dag_templates"

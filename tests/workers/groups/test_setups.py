@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.dag import build_graph
+from dagrl.graph.inference import build_graph
 from dagrl.scheduler.placement import make_plan
 from dagrl.workers.groups.worker_group import live_together, setups
 from dagrl.workers.messages import StartEngine, WorkerInfo
