@@ -12,7 +12,9 @@ WANTED = {"model.norm.weight"}
 
 
 def config(**fields: int | None) -> Any:
-    return SimpleNamespace(model_type="llama", num_hidden_layers=4, **fields)
+    made = SimpleNamespace(model_type="llama", num_hidden_layers=4, **fields)
+    made.get_text_config = lambda: made
+    return made
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ class Qwen25Vl(Qwen2):
     model_type = "qwen2_5_vl"
     sees = True
     rope_kinds = ("default", "mrope")
+    # The fused kernel would count positions itself.
+    transformer_defaults = {**Qwen2.transformer_defaults, "apply_rope_fusion": False}
 
     def vision(self, config: ConfigFields) -> VisionTower:
         """Return the tower."""
-        given = {**config_class("qwen2_5_vl", part="vision").defaults, **config["vision_config"]}
+        given = {**config_class("qwen2_5_vl", part="vision").defaults, **(config.get("vision_config") or {})}
         fields = ConfigFields(given)
         return VisionTower(
             width=fields.size("hidden_size"),
@@ -32,9 +34,9 @@ class Qwen25Vl(Qwen2):
         )
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the sections of the rotary embedding; the fused kernel would count positions itself."""
+        """Return the sections of the rotary embedding."""
         rope = config.get("rope_scaling") or config["rope_parameters"]
-        return {"mrope_section": list(rope["mrope_section"]), "apply_rope_fusion": False}
+        return {"mrope_section": list(rope["mrope_section"])} if "mrope_section" in rope else {}
 
     def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
         """Return the kind of positions with their base."""

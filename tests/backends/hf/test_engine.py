@@ -117,9 +117,9 @@ def forward_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     shapes: list[tuple[int, int]] = []
     forward = decoding._forward
 
-    def counting(model: PreTrainedModel, ids: torch.Tensor, *rest: object) -> torch.Tensor:
-        shapes.append((ids.shape[0], ids.shape[1]))
-        return forward(model, ids, *rest)
+    def counting(*arguments: object, input_ids: torch.Tensor) -> torch.Tensor:
+        shapes.append((input_ids.shape[0], input_ids.shape[1]))
+        return forward(*arguments, input_ids=input_ids)
 
     monkeypatch.setattr(decoding, "_forward", counting)
     return shapes
@@ -298,11 +298,11 @@ def test_an_abort_in_the_middle_leaves_what_there_is(
     whole = complete(engine, PROMPTS, long)
     forward, steps = decoding._forward, []
 
-    def aborting(*arguments: object) -> torch.Tensor:
+    def aborting(*arguments: object, **inputs: object) -> torch.Tensor:
         steps.append(1)
         if len(steps) == 5:
             engine.abort()
-        return forward(*arguments)
+        return forward(*arguments, **inputs)
 
     monkeypatch.setattr(decoding, "_forward", aborting)
     for part in engine.generate(requests_of(PROMPTS), long):
