@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
+import pytest
+
 from dagrl.cli import main
+
+
+@pytest.fixture(autouse=True)
+def no_module_left() -> Iterator[None]:
+    """Other tests import the module of this name beside a copy of the template."""
+    yield
+    sys.modules.pop("adding", None)
 
 
 def test_one_conversation_is_printed(capsys) -> None:

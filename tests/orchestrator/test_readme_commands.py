@@ -124,6 +124,7 @@ CHECKS: dict[str, Callable[[Path, str], None]] = {
     "dagrl report runs/first --timeline": is_a_plan_beside_a_run,
     "dagrl report runs/first --html": is_seen_in_a_browser,
     "dagrl why runs/first": says("critical path", "update", "as it is"),
+    "dagrl agent try tiny_agent --row 3": says("turn 1 of the policy", "reward "),
     "dagrl doctor": says("processor", "0 missing"),
     "python data_preprocess/gsm8k.py --local_dir data/gsm8k": has_prompts,
     "dagrl run dag_templates/tiny_gsm8k.yaml": says("tiny-gsm8k is valid", "(38 prompts)"),
@@ -191,10 +192,16 @@ NOT_HERE: dict[str, NotHere] = {
     "dagrl run dag_templates/grpo.yaml model.path=Qwen/Qwen3-1.7B groups.devices.gpus_per_node=1 run.steps=5": GPUS,
     "dagrl run dag_templates/tiny_vllm.yaml": NotHere("tests/orchestrator/test_vllm.py runs it, and kills its server"),
     "dagrl run dag_templates/grpo.yaml": GPUS,
+    "dagrl run dag_templates/tiny_images.yaml": NotHere(
+        "takes a minute; tests/orchestrator/test_images.py runs the recipe for some steps"
+    ),
+    'python data_preprocess/games.py --game FrozenLake-v1 --options \'{"render_mode": "ansi"}\' '
+    "--local_dir data/lake \\": NotHere("tests/data_preprocess/test_games.py runs it"),
     "sbatch --nodes=8 --gpus-per-node=8 launch/slurm.sh eight.yaml": SEVERAL,
     "dagrl export RUN -o DIR --best": SYNTAX,
     "dagrl report RUN --html": SYNTAX,
     "dagrl ui [RUN ...]": SYNTAX,
+    "dagrl agent try pipeline.yaml --row 3": SYNTAX,
     "dagrl why RUN [--step N] [--json]": SYNTAX,
     "dagrl why runs/slow": NotHere("tests/reporting/why explains such a run"),
     "dagrl validate own.yaml": NotHere("tests/test_your_own.py validates it"),
