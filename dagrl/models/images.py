@@ -29,14 +29,14 @@ MARKER = "<image>"
 """Marks the place of an image in the text of a prompt, as in verl."""
 PROCESSOR_FILE = "preprocessor_config.json"
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Of the processor's class, where the folder has no file."""
+"""Defaults of the processor's class, for folders without the file."""
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 _MOST_OBLONG = 200
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """What a model does with images."""
+    """A model's settings for images."""
 
     token: int
     """Token id that stands for a square of patches."""
@@ -48,7 +48,7 @@ class ImageSettings:
     """How often an image is repeated, as frames of a video are."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Of each colour, in 0..1."""
+    """Mean of each colour, in 0..1."""
     min_pixels: int = _MIN_PIXELS
     max_pixels: int = _MAX_PIXELS
     """Bounds of the size of a resized image."""

@@ -64,7 +64,7 @@ class Game:
 
 
 def shown(observation: Any, environment: Env[Any, Any]) -> str:
-    """What the environment draws as text, or the observation."""
+    """The environment's text rendering, or the observation."""
     if environment.render_mode == "ansi":
         return str(environment.render()).strip("\n")
     return observation if isinstance(observation, str) else str(observation)

@@ -75,7 +75,7 @@ class Generic(Family):
             yield "model_type", f"the megatron engine does not train {self.model_type}: {_FAULTY[self.model_type]}"
 
     def warnings(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield that nobody has compared it with Hugging Face."""
+        """Yield a warning that it was not compared with Hugging Face."""
         if self.model_type not in TESTED:
             message = "is built by megatron-bridge and was not tested with dagrl; compare its first log-probs"
             yield "model_type", f"{self.model_type} {message} (metrics mismatch/*)"

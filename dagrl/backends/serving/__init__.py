@@ -1,1 +1,1 @@
-"""What backends of servers share: the life of responses, and the engine that a worker holds."""
+"""Shared by backends of servers: the life of responses, and the engine that a worker holds."""

@@ -1,4 +1,4 @@
-"""What `ServerEngine` asks of an inference server: its requests, and the process or thread that runs it."""
+"""The interface of an inference server for `ServerEngine`: its requests, and the process or thread that runs it."""
 
 from __future__ import annotations
 

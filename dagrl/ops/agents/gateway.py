@@ -52,7 +52,7 @@ class Gateway:
         app.router.add_post("/v1/completions", self._answering(self._text))
         app.router.add_post("/v1/responses", self._answering(self._responses))
         app.router.add_get("/v1/models", self._models)
-        # With cancellation, a reply that nobody waits for any more is no part of the trajectory.
+        # With cancellation, a reply whose client has gone is no part of the trajectory.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, host, 0, backlog=_BACKLOG)

@@ -43,7 +43,7 @@ class ProgramError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a program says of its trajectory."""
+    """A program's result for its trajectory."""
 
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

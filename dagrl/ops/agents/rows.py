@@ -36,7 +36,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """What a row of an agent rollout has beside its response."""
+    """The fields of a row of an agent rollout beside its response."""
 
     prompt: np.ndarray
     """Int64."""

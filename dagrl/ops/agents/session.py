@@ -1,4 +1,4 @@
-"""What the endpoint knows of one trajectory: its tree, and how a request becomes replies of the policy."""
+"""One trajectory at the endpoint: its tree, and how a request becomes replies of the policy."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """What the trajectories of a node share."""
+    """State that the trajectories of a node share."""
 
     spec: AgentSpec
     gateway: Gateway

@@ -90,7 +90,7 @@ class TrajectoryTree:
     """Tokens of a sequence that are its prompt, at most; a longer context continues in the response."""
     longest_response: int
     exchanges: list[Exchange] = field(default_factory=list)
-    """Those with a reply, in the order of the replies."""
+    """The nodes with a reply, in the order of the replies."""
     _asked: dict[bytes, int] = field(default_factory=dict)
     """Context -> requests with it."""
 

@@ -73,7 +73,7 @@ def message_writer(context: Context) -> MessageWriter:
 
 
 def policy_images(context: Context) -> ImageSettings | None:
-    """What the policy does with images, if prompts have some."""
+    """The policy's settings for images, if prompts have images."""
     data = context.pipeline.data
     return image_settings(context.pipeline.model, data) if data.image_key else None
 

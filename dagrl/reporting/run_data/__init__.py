@@ -1,1 +1,1 @@
-"""What a page shows of a run, as values that JSON can hold; start with `run_reader`."""
+"""The contents of a page about a run, as values that JSON can hold; start with `run_reader`."""

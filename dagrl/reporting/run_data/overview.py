@@ -1,4 +1,4 @@
-"""What a page shows first of a run: how far it is, what happened to it, its pipeline and its DAG."""
+"""The first view of a run: progress, events, its pipeline and its DAG."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def overview(run: RunReader) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _described(folder: Path, changed: int) -> dict[str, Any]:
-    """What follows from the pipeline alone; `changed` says when the file did."""
+    """The parts that follow from the pipeline alone; `changed` is the file's time of change."""
     loaded = pipeline_of(folder)
     return {
         "steps": None if isinstance(loaded, str) else loaded.pipeline.run.steps,

@@ -64,7 +64,7 @@ class RunReader:
                 self._of_step[span.step].append(span)
 
     def record(self) -> RunRecord:
-        """What was read, as other reports take it."""
+        """The data read, as other reports take it."""
         return RunRecord(self.folder, self.steps, self.spans, self.torn)
 
     @property

@@ -42,7 +42,7 @@ class Change:
     overrides: tuple[str, ...]
     what: str
     scales: tuple[Scale, ...] = ()
-    """What the simulation cannot know: how the seconds of tasks change."""
+    """How the seconds of tasks change, which the simulation cannot know."""
     hint: str = ""
     """The key, where it has no single value."""
 

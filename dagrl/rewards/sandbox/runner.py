@@ -169,7 +169,7 @@ def _order(
     arguments: Sequence[str],
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What the launcher does."""
+    """The launcher's program."""
     return {
         "parent": os.getpid(),
         "limits": limits,
