@@ -48,7 +48,7 @@ class ImageSettings:
     """How often an image is repeated, as frames of a video are."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Mean of each colour, in 0..1."""
+    """Mean and deviation of each colour, for values in 0..1."""
     min_pixels: int = _MIN_PIXELS
     max_pixels: int = _MAX_PIXELS
     """Bounds of the size of a resized image."""

@@ -169,7 +169,7 @@ def _order(
     arguments: Sequence[str],
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The launcher's program."""
+    """The launcher's input, as JSON holds it."""
     return {
         "parent": os.getpid(),
         "limits": limits,
