@@ -195,8 +195,8 @@ NOT_HERE: dict[str, NotHere] = {
     "dagrl run dag_templates/tiny_images.yaml": NotHere(
         "takes a minute; tests/orchestrator/test_images.py runs the recipe for some steps"
     ),
-    'python data_preprocess/games.py --game FrozenLake-v1 --options \'{"render_mode": "ansi"}\' '
-    "--local_dir data/lake \\": NotHere("tests/data_preprocess/test_games.py runs it"),
+    'python data_preprocess/games.py --game FrozenLake-v1 --options \'{"render_mode": "ansi"}\' --local_dir data/lake '
+    '--rules "Answer with a number: 0 left, 1 down, 2 right, 3 up."': NotHere("tests/data_preprocess/test_games.py"),
     "sbatch --nodes=8 --gpus-per-node=8 launch/slurm.sh eight.yaml": SEVERAL,
     "dagrl export RUN -o DIR --best": SYNTAX,
     "dagrl report RUN --html": SYNTAX,
