@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_vllm.yaml"
-STEPS, PROMPTS, N = 30, 32, 32
+STEPS, PROMPTS, N = 36, 32, 32
 KILLED_AFTER = 5
 
 
@@ -66,7 +66,7 @@ def test_it_trains_on_what_the_server_samples(ended) -> None:
     assert [line["policy_version"] for line in steps] == list(range(1, STEPS + 1))
     for line in steps:
         assert line["staleness/max"] == 0
-        assert line["mismatch/logprob_diff/max"] <= 1e-4, "the server samples with the trainer's newest weights"
+        assert line["mismatch/logprob_diff/max"] <= 1e-5, "the server samples with the trainer's newest weights"
     assert ended.left_behind() == []
 
 
