@@ -133,7 +133,7 @@ class FunctionProgram:
 
 
 class CommandProgram:
-    """A process for each trajectory, in a session of its own that ends with it."""
+    """A process for each trajectory, in a separate process session that ends with it."""
 
     def __init__(self, command: tuple[str, ...], env: Mapping[str, str], folder: Path) -> None:
         self._command = (sys.executable, *command[1:]) if command[0] == "python" else command

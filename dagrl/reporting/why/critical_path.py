@@ -105,7 +105,7 @@ def _precedes(span: TimelineSpan, later: TimelineSpan, needs: Mapping[str, froze
 def _parts(
     span: TimelineSpan, begin: float, end: float, spans: Sequence[TimelineSpan], generating: Container[str]
 ) -> list[Part]:
-    """An activity as parts of the path: the time in which only the last shard of a rollout ran is a part of its own."""
+    """An activity as parts of the path: the time in which only the last shard of a rollout ran is a separate part."""
     executor = executor_of(span)
     if span.name not in generating:
         return [Part(span.name, executor, _cause(span), begin, end)]
