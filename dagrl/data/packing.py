@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 
 import numpy as np
+
+from dagrl.data.prefix_tree import common_length, sorted_order
 
 
 def pack(lengths: np.ndarray, budget: int, at_least: int = 1, groups: np.ndarray | None = None) -> list[np.ndarray]:
@@ -39,6 +42,56 @@ def pack(lengths: np.ndarray, budget: int, at_least: int = 1, groups: np.ndarray
             order = sorted(range(count), key=lambda i: (-loads[i], bins[i]))
             return [np.array(sorted(bins[i]), dtype=np.int64) for i in order]
     raise AssertionError("one row per micro-batch always fits")
+
+
+def pack_shared(
+    rows: Sequence[np.ndarray],
+    budget: int,
+    at_least: int = 1,
+    groups: np.ndarray | None = None,
+    *,
+    alignment: int,
+    least: int,
+) -> list[np.ndarray]:
+    """As `pack`, for rows of tokens whose prefixes are computed once in a micro-batch; see `prefix_tree`.
+
+    Rows that share a prefix stay together as far as the budget allows. Runs of tokens are padded to multiples of
+    `alignment`, and rows share a prefix of `least` tokens or more.
+    """
+    alone = np.array([_padded(len(row), alignment) for row in rows], dtype=np.int64)
+    if alone.max() > budget:
+        return pack(alone, budget, at_least, groups)  # Raises the error.
+    order = np.array(sorted_order(rows), dtype=np.int64)
+    if groups is not None:
+        order = order[np.argsort(groups[order], kind="stable")]
+    parts: list[list[int]] = []
+    loads: list[int] = []
+    for place, row in enumerate(order.tolist()):
+        before = int(order[place - 1]) if place else -1
+        shared = common_length(rows[before], rows[row]) if place else 0
+        belongs = bool(place) and (shared >= least if groups is None else groups[before] == groups[row])
+        more = _more_tokens(len(rows[row]), shared if shared >= least else 0, alignment)
+        if belongs and (groups is not None or loads[-1] + more <= budget):
+            parts[-1].append(row)
+            loads[-1] += more
+        else:
+            parts.append([row])
+            loads.append(int(alone[row]))
+    members = [np.array(sorted(part), dtype=np.int64) for part in parts]
+    if groups is not None and max(loads) > budget:
+        return _pack_groups(alone, budget, at_least, groups)
+    chosen = pack(np.array(loads, dtype=np.int64), budget, at_least)
+    return [np.sort(np.concatenate([members[part] for part in some])) for some in chosen]
+
+
+def _more_tokens(length: int, shared: int, alignment: int) -> int:
+    """Tokens that a row adds to a tree at most: those that it does not share, and padding where a run is cut."""
+    rest = _padded(length - shared, alignment)
+    return rest + alignment if shared and alignment > 1 else rest
+
+
+def _padded(length: int, alignment: int) -> int:
+    return -(-length // alignment) * alignment
 
 
 def _pack_groups(lengths: np.ndarray, budget: int, at_least: int, groups: np.ndarray) -> list[np.ndarray]:

@@ -100,6 +100,9 @@ class MegatronEngineSpec(EngineSpec):
     """Start weights from a folder in Megatron's distributed format, instead of the model's own."""
     fused_linear_cross_entropy: bool = False
     """Compute logits and log-probs together in chunks, twice: slower, and without room for [tokens, vocabulary]."""
+    prefix_sharing: bool = False
+    """Compute tokens that rows of a micro-batch begin with, such as the prompt of a group, once for all of them: the
+    same log-probs and gradients. Rows of a group stay on one data-parallel rank."""
     router_replay: bool = False
     """Mixtures only: send tokens to the experts that the generator sent them to (R3), in log-probs and updates."""
     offload: OffloadSpec = OffloadSpec()
@@ -124,6 +127,11 @@ class MegatronEngineSpec(EngineSpec):
     def sent_adapter(self) -> SentAdapter | None:
         """The adapters of ``lora``, unless they are merged."""
         return None if self.lora is None or self.lora.merge else SentAdapter(self.lora.rank, self.lora.alpha)
+
+    @property
+    def keeps_groups(self) -> bool:
+        """Whether ``prefix_sharing`` is on."""
+        return self.prefix_sharing
 
     @property
     def replays_routes(self) -> bool:

@@ -109,6 +109,11 @@ class EngineSpec(Section):
         return None
 
     @property
+    def keeps_groups(self) -> bool:
+        """Whether the rows of a group go to one replica, which shares their prompt."""
+        return False
+
+    @property
     def replays_routes(self) -> bool:
         """Whether it sends tokens to the experts that the generator sent them to."""
         return False

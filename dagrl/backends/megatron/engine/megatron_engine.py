@@ -31,6 +31,7 @@ from dagrl.backends.megatron.engine.optimizer import (
     optimizer_config,
     wrap_for_training,
 )
+from dagrl.backends.megatron.engine.prefix_sharing import share_prefixes
 from dagrl.backends.megatron.engine.router_replay import RouterReplay
 from dagrl.backends.megatron.engine.start_weights import StartWeights
 from dagrl.backends.megatron.engine.step import PackedModel
@@ -82,6 +83,9 @@ class MegatronEngine:
         self._timeout_s, self._gib_used_by_others = ranks.timeout_s, device_gib_used()
         self._keeps_no_cache, self._keeps_communicators = keeps_no_cache, spec.keep_communicators
         chunks = build_model(self._hf_config, spec)
+        if spec.prefix_sharing:
+            for chunk in chunks:
+                share_prefixes(chunk)
         if spec.dist_checkpointing_path is not None:
             load_start_weights(chunks, self._hf_config, spec.dist_checkpointing_path, spec.head)
         else:
@@ -114,6 +118,7 @@ class MegatronEngine:
             fused=spec.fused_linear_cross_entropy,
             replay=RouterReplay(chunks) if spec.router_replay else None,
             vision=image_settings(model),
+            shares_prefixes=spec.prefix_sharing,
         )
         self._tidy_up()
 

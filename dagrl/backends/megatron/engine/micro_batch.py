@@ -12,9 +12,11 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from dagrl.backends.megatron.engine.context_parallel import counting, zigzag_index
+from dagrl.backends.megatron.engine.prefix_sharing import prefix_pack
 from dagrl.backends.megatron.engine.vision import PackedImages, packed_images, seen
 from dagrl.data.batch import Batch
-from dagrl.data.packing import pack
+from dagrl.data.packing import pack, pack_shared
+from dagrl.data.prefix_tree import PrefixTree, prefix_tree
 from dagrl.models.images import ImageSettings
 
 
@@ -97,6 +99,8 @@ class Packing:
     """Set for a model that sees."""
     embeds: bool = True
     """Whether the rank embeds tokens, and images among them."""
+    shared_prefix: int | None = None
+    """Pack prefixes that rows have in common once, if they have this many tokens; None packs whole rows."""
 
     def bins(self, batch: Batch, budget: int, at_least: int = 1, *, whole_groups: bool = False) -> list[np.ndarray]:
         """Rows of each micro-batch of at most `budget` tokens with padding; empty for a batch without rows.
@@ -105,11 +109,15 @@ class Packing:
         than the budget.
         """
         groups = batch["group_id"].values if whole_groups else None
-        return pack(self._padded(_lengths(batch)), budget, at_least, groups)
+        padded = self._padded(_lengths(batch))
+        if self.shared_prefix is None or not len(batch):
+            return pack(padded, budget, at_least, groups)
+        rows = [_tokens(batch, row) for row in range(len(batch))]
+        return pack_shared(rows, budget, at_least, groups, alignment=self.alignment, least=self.shared_prefix)
 
     def tokens(self, batch: Batch, rows: np.ndarray) -> int:
         """Tokens of the pack of `rows` with padding."""
-        return int(self._padded(_lengths(batch)[rows]).sum()) or self.alignment
+        return int(self._layout(batch, rows).padded.sum()) or self.alignment
 
     def micro_batch(
         self, batch: Batch, rows: np.ndarray, device: torch.device, tokens: int | None = None
@@ -120,31 +128,26 @@ class Packing:
 
         Without rows the micro-batch reads nothing: its rank still runs the model to take part in collectives.
         """
-        lengths = _lengths(batch)[rows]
-        prompts = batch["prompt_tokens"].lengths[rows]
+        layout = self._layout(batch, rows)
+        padded, prompts = layout.padded, batch["prompt_tokens"].lengths[rows]
         assert (prompts > 0).all(), "the first response token needs a prompt to be predicted from"
-        padded = self._padded(lengths)
         missing = (tokens or self.tokens(batch, rows)) - padded.sum()
         if missing:
             # A sequence of only padding.
             padded = np.append(padded, missing)
-        starts = np.cumsum(padded) - padded
         token_ids = np.zeros(padded.sum(), dtype=np.int64)
-        for start, row in zip(starts, rows, strict=False):
-            for name in ("prompt_tokens", "response_tokens"):
-                values = batch[name][row]
-                token_ids[start : start + len(values)] = values
-                start += len(values)
-        starts = starts[: len(rows)]
+        for places, row in zip(layout.places, rows, strict=True):
+            token_ids[places] = _tokens(batch, row)
         if self.at_row_end:
-            counts, first = np.ones_like(lengths), starts + lengths - 1
+            read = [places[-1:] for places in layout.places]
         else:
             # The output at the previous position predicts a token.
-            counts, first = lengths - prompts, starts + prompts - 1
-        places = np.repeat(first, counts) + counting(counts)
+            read = [places[prompt - 1 : -1] for places, prompt in zip(layout.places, prompts, strict=True)]
+        counts = np.array([len(places) for places in read], dtype=np.int64)
+        followers = [_tokens(batch, row)[-count:] for count, row in zip(counts, rows, strict=True) if count]
         held = zigzag_index(padded, self.context_rank, self.context_ranks)
-        reading, own = _held_places(places, held, len(token_ids))
-        followers = np.append(token_ids[1:], 0)
+        reading, own = _held_places(_joined(read), held, len(token_ids))
+        positions = self._positions(batch, rows, layout, padded)
 
         def on_device(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
@@ -153,25 +156,37 @@ class Packing:
             rows=rows,
             tokens=len(token_ids),
             input_ids=on_device(token_ids[held])[None],
-            position_ids=on_device(self._positions(batch, rows, padded)[..., held]).unsqueeze(-2),
-            sequences=_sequences(padded, device),
+            position_ids=on_device(positions[..., held]).unsqueeze(-2),
+            sequences=prefix_pack(layout.tree, padded, positions, self.context_rank, self.context_ranks, device)
+            if layout.tree
+            else _sequences(padded, device),
             reading=on_device(reading),
-            targets=on_device(followers[places[own]]),
+            targets=on_device(_joined(followers)[own]),
             own=on_device(own) if len(held) < len(token_ids) else None,
             row=on_device(np.repeat(np.arange(len(rows)), counts)),
             # Without rows the rank may not know the number of chosen experts.
-            routes=on_device(self.routes.of(batch, rows, starts, held, len(token_ids)))
+            routes=on_device(self.routes.of(batch, rows, layout.starts, held, len(token_ids)))
             if self.routes and len(rows)
             else None,
-            images=packed_images(batch, rows, starts, held, self.vision, device)
+            images=packed_images(batch, rows, layout.starts, held, self.vision, device)
             if self.vision and self.embeds
             else None,
         )
 
-    def _positions(self, batch: Batch, rows: np.ndarray, padded: np.ndarray) -> np.ndarray:
+    def _layout(self, batch: Batch, rows: np.ndarray) -> _PackLayout:
+        """Where the tokens of `rows` are in their pack."""
+        if self.shared_prefix is not None and len(rows) > 1:
+            tree = prefix_tree([_tokens(batch, row) for row in rows], self.shared_prefix)
+            if len(tree.runs) != len(rows) or (tree.parents >= 0).any():
+                return _PackLayout.of_runs(tree, self._padded(tree.lengths))
+        lengths = _lengths(batch)[rows]
+        return _PackLayout.of_rows(lengths, self._padded(lengths))
+
+    def _positions(self, batch: Batch, rows: np.ndarray, layout: _PackLayout, padded: np.ndarray) -> np.ndarray:
         """Position of each token of the pack in its row, int64 [tokens], or [3, tokens] for a model that sees."""
         if self.vision is None:
-            return counting(padded)
+            first = np.append(layout.first, np.zeros(len(padded) - len(layout.first), dtype=np.int64))
+            return counting(padded) + first.repeat(padded)
         prompts = [seen(batch, row, self.vision) for row in rows]
         parts = [prompt.positions(length) for prompt, length in zip(prompts, padded[: len(rows)], strict=True)]
         # Behind the rows there may be a sequence of only padding.
@@ -179,6 +194,52 @@ class Packing:
 
     def _padded(self, lengths: np.ndarray) -> np.ndarray:
         return -(-lengths // self.alignment) * self.alignment
+
+
+@dataclass(frozen=True, slots=True)
+class _PackLayout:
+    """Where the tokens of rows are in their pack, as whole rows or as the runs of a tree."""
+
+    padded: np.ndarray
+    """Length of each row or run in the pack, int64."""
+    places: list[np.ndarray]
+    """Place in the pack of each row's tokens."""
+    first: np.ndarray
+    """Position in its rows of the first token of each row or run, int64."""
+    tree: PrefixTree | None = None
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Place in the pack of each row or run, int64."""
+        return np.cumsum(self.padded) - self.padded
+
+    @staticmethod
+    def of_rows(lengths: np.ndarray, padded: np.ndarray) -> _PackLayout:
+        """Whole rows."""
+        starts = np.cumsum(padded) - padded
+        places = [start + np.arange(length) for start, length in zip(starts, lengths, strict=True)]
+        return _PackLayout(padded, places, np.zeros_like(padded))
+
+    @staticmethod
+    def of_runs(tree: PrefixTree, padded: np.ndarray) -> _PackLayout:
+        """Runs, of which rows are paths."""
+        starts = np.cumsum(padded) - padded
+        runs = [start + np.arange(length) for start, length in zip(starts, tree.lengths, strict=True)]
+        paths = [tree.path(int(end)) for end in tree.ends]
+        first = np.zeros_like(padded)
+        for run, parent in enumerate(tree.parents.tolist()):
+            first[run] = first[parent] + len(tree.runs[parent]) if parent >= 0 else 0
+        return _PackLayout(padded, [np.concatenate([runs[run] for run in path]) for path in paths], first, tree)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def _tokens(batch: Batch, row: int) -> np.ndarray:
+    """Prompt and response of a row, int64."""
+    parts = (batch["prompt_tokens"][row], batch["response_tokens"][row])
+    return np.concatenate([part.astype(np.int64) for part in parts])
 
 
 def _lengths(batch: Batch) -> np.ndarray:

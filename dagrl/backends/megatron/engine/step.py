@@ -32,6 +32,9 @@ from dagrl.models.images import ImageSettings
 
 Head = Literal["lm", "value", "reward"]
 
+_SHARED_PREFIX = 16
+"""Tokens from which rows share a prefix: below, another run costs as much as it saves."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
@@ -51,6 +54,8 @@ class PackedModel:
     """Replays recorded routes, if the batch has ``routed_experts``."""
     vision: ImageSettings | None = None
     """Set for a model that sees."""
+    shares_prefixes: bool = False
+    """Compute prefixes that rows of a micro-batch have in common once; see `prefix_sharing`."""
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """Log-probs of the response tokens, without gradients, float32, ragged as response_tokens."""
@@ -113,6 +118,7 @@ class PackedModel:
             at_row_end=self.head == "reward",
             vision=self.vision,
             embeds=parallel_state.is_pipeline_first_stage(),
+            shared_prefix=max(_SHARED_PREFIX, 2 * self.alignment) if self.shares_prefixes else None,
         )
         bins = packing.bins(batch, budget, whole_groups=whole_groups)
         count = self._agree_on_count(len(bins))

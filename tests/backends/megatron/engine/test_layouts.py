@@ -43,7 +43,14 @@ Measure = Callable[..., tuple[dict[str, Any], dict[str, float], dict[int, np.nda
 def measure(run_engine: Callable[..., list[Any]], samples: "Batch", objective: Any) -> Measure:
     """``measure(ranks, layout, model, **spec)``: gradients by name, metrics, and each row's log-probs."""
 
-    def run(ranks: int, layout: dict[str, Any], model: ModelSpec, rows: "Batch" = samples, **spec: Any) -> Any:
+    def run(
+        ranks: int,
+        layout: dict[str, Any],
+        model: ModelSpec,
+        rows: "Batch" = samples,
+        budget: int = BUDGET,
+        **spec: Any,
+    ) -> Any:
         parallel = ParallelSpec.model_validate(parallel_of(layout))
         places = coordinates(parallel, ranks)
         replicas = parallel.data_parallel_size(ranks)
@@ -56,8 +63,8 @@ def measure(run_engine: Callable[..., list[Any]], samples: "Batch", objective: A
 
             place = places[dist.get_rank()]
             mine = rows.take(np.arange(place.dp, len(rows), replicas))
-            logprobs = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=BUDGET)
-            gradients, sums = gradients_and_sums(engine, mine, objective, tokens_per_micro_batch=BUDGET)
+            logprobs = engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=budget)
+            gradients, sums = gradients_and_sums(engine, mine, objective, tokens_per_micro_batch=budget)
             metrics = {name: stat.mean for name, stat in join_replicas(sums).items()}
             by_row = {int(row): logprobs[i] for i, row in enumerate(mine.rows)}
             return gradients, metrics, by_row, place.primary
@@ -157,6 +164,59 @@ def test_the_losses_of_routers_have_a_gradient(measure: Measure, with_router_los
 def test_the_losses_of_routers_are_the_same_in_any_layout(layout: str, with_router_losses: Any) -> None:
     """Replicas pack other micro-batches, and a router's loss is one of a micro-batch: so layouts have one replica."""
     assert_equal(with_router_losses(layout), with_router_losses("one"))
+
+
+@pytest.fixture(scope="module")
+def conversations(samples: "Batch") -> "Batch":
+    """Three groups of four rows with a prompt each, one of which branches after its first turn."""
+    from dagrl.data.batch import Batch, Column
+
+    random = np.random.default_rng(8)
+    prompts = [random.integers(0, 61, n) for n in (17, 30, 41)]
+    turns = {5: random.integers(0, 61, 20)}
+    turns |= dict.fromkeys((6, 7), turns[5])
+    responses = [np.append(turns.get(row, [])[:20], random.integers(0, 61, row + 1)) for row in range(12)]
+    return Batch(
+        samples.rows,
+        {
+            "prompt_tokens": Column.ragged([prompts[row // 4] for row in range(12)], "int64"),
+            "response_tokens": Column.ragged(responses, "int64"),
+            "response_mask": Column.ragged([np.ones(len(each)) for each in responses], "float32"),
+            "advantage": Column.ragged([random.normal(size=len(each)) for each in responses], "float32"),
+            "reward": samples["reward"],
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def whole_rows(measure: Measure, conversations: "Batch") -> Callable[[str], Any]:
+    """One process, with each row computed by itself."""
+    return functools.cache(lambda family: measure(1, {}, model_of(family), conversations, 128))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        *(("qwen3", layout) for layout in ("one", "dp2", "tp2-sp", "pp2-vpp2", "cp2", "tp2-pp2-cp2")),
+        *(("qwen3_moe", layout) for layout in ("ep2-tp2", "cp2-ep2")),
+        *(("deepseek_v3", layout) for layout in ("one", "cp2-ep2")),
+    ],
+)
+def test_shared_prefixes_in_any_layout_equal_whole_rows(
+    family: str, layout: str, measure: Measure, conversations: "Batch", whole_rows: Any
+) -> None:
+    layouts = {"one": (1, {}), **DENSE, **MIXTURE}
+    measured = measure(*layouts[layout], model_of(family), conversations, 128, prefix_sharing=True)
+    assert_equal(measured, whole_rows(family))
+
+
+@pytest.mark.parametrize("recompute", [{"recompute_granularity": "full", "recompute_method": "uniform"}])
+def test_layers_computed_again_find_their_own_pack(
+    recompute: dict[str, Any], measure: Measure, conversations: "Batch", whole_rows: Any
+) -> None:
+    fields = {**recompute, "recompute_num_layers": 1}
+    given = {"prefix_sharing": True, "transformer": fields}
+    assert_equal(measure(2, {"pp": 2}, model_of("deepseek_v3"), conversations, 128, **given), whole_rows("deepseek_v3"))
 
 
 def assert_equal(measured: Any, expected: Any) -> None:

@@ -1,5 +1,7 @@
 """Causal attention over packed sequences in plain torch, which Megatron's own lacks without Transformer Engine.
 
+Where queries and keys differ in number they are aligned at their ends, as in Transformer Engine's bottom-right mask.
+
 It has sliding windows, soft-capped scores ("Gemma 2", arXiv 2408.00118) and sinks ("gpt-oss", arXiv 2508.10925).
 
 Sequences of similar length are padded to the longest and share one call of torch's scaled-dot-product attention. As
@@ -106,16 +108,18 @@ class PackedAttention(MegatronModule):
         of the pack described by `packed_seq_params`. Returns [tokens, heads * channels of value].
         """
         assert packed_seq_params is not None, "attention on the CPU needs packed sequences"
-        bounds = packed_seq_params.cu_seqlens_q_padded
-        if bounds is None:
-            bounds = packed_seq_params.cu_seqlens_q
-        rank, size = (0, 1) if self._context is None else (self._context.rank(), self._context.size())
-        layout = _layout(tuple(bounds.diff().tolist()), rank, size, self._window)
+        lengths, key_lengths = _lengths(packed_seq_params)
+        context = None if packed_seq_params.local_cp_size == 1 else self._context
+        rank, size = (0, 1) if context is None else (context.rank(), context.size())
+        if lengths == key_lengths:
+            layout = _layout(lengths, rank, size, self._window)
+        else:
+            layout = _end_aligned_layout(lengths, key_lengths, self._window)
         expected = len(layout.inverse)
         assert expected == len(query), f"{len(query)} tokens where the pack has {expected} for rank {rank} of {size}"
-        if self._context is not None:
+        if context is not None:
             # The backward pass sums the gradients of all ranks' queries.
-            both = gather_from_sequence_parallel_region(torch.cat([key, value], dim=-1), group=self._context)
+            both = gather_from_sequence_parallel_region(torch.cat([key, value], dim=-1), group=context)
             key, value = both.split([key.shape[-1], value.shape[-1]], dim=-1)
         parts = [self._attend(query, key, value, rectangle) for rectangle in layout.rectangles]
         return torch.cat(parts).index_select(0, layout.inverse)
@@ -206,6 +210,41 @@ def _layout(lengths: tuple[int, ...], rank: int, size: int, window: int | None =
         inverse[queries[real]] = placed + real.flatten().nonzero().squeeze(1)
         rectangles.append(_Rectangle(queries.flatten(), gathered[keys].flatten(), len(members), mask))
         placed += queries.numel()
+    return _Layout(tuple(rectangles), inverse)
+
+
+def _lengths(pack: PackedSeqParams) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Queries and keys of each sequence, with padding."""
+    bounds = (
+        pack.cu_seqlens_q if pack.cu_seqlens_q_padded is None else pack.cu_seqlens_q_padded,
+        pack.cu_seqlens_kv if pack.cu_seqlens_kv_padded is None else pack.cu_seqlens_kv_padded,
+    )
+    queries, keys = (tuple(each.diff().tolist()) for each in bounds)
+    return queries, keys
+
+
+@lru_cache(maxsize=64)
+def _end_aligned_layout(lengths: tuple[int, ...], key_lengths: tuple[int, ...], window: int | None) -> _Layout:
+    """Rectangles for sequences whose queries are the last `lengths` of `key_lengths` tokens."""
+    length, key_length = torch.tensor(lengths), torch.tensor(key_lengths)
+    start, key_start = length.cumsum(0) - length, key_length.cumsum(0) - key_length
+    inverse = torch.empty(sum(lengths), dtype=torch.int64)
+    rectangles: list[_Rectangle] = []
+    placed = 0
+    for alike in _similar(lengths):
+        for chosen in _similar(tuple(key_lengths[index] for index in alike)):
+            members = [alike[index] for index in chosen]
+            queries, real = _side_by_side(start[members], length[members])
+            keys, _ = _side_by_side(key_start[members], key_length[members])
+            # The queries' positions among the keys of their sequences.
+            first = (key_length - length)[members].view(-1, 1, 1)
+            query, key = first + torch.arange(queries.shape[1]).unsqueeze(1), torch.arange(keys.shape[1])
+            mask = key <= query.minimum((key_length[members] - 1).view(-1, 1, 1))
+            if window is not None:
+                mask &= key >= query - window
+            inverse[queries[real]] = placed + real.flatten().nonzero().squeeze(1)
+            rectangles.append(_Rectangle(queries.flatten(), keys.flatten(), len(members), mask.unsqueeze(1)))
+            placed += queries.numel()
     return _Layout(tuple(rectangles), inverse)
 
 

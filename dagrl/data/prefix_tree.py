@@ -1,0 +1,128 @@
+"""Token sequences as a tree of runs: tokens that several sequences begin with are stored once.
+
+Responses to one prompt share it, and branches of a conversation share what came before. Engines pack the runs of a tree
+instead of whole rows. Pure numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTree:
+    """Runs of tokens. A sequence is the path from a run without parent to the run at which it ends."""
+
+    runs: tuple[np.ndarray, ...]
+    """Tokens of each run; a parent comes before its children."""
+    parents: np.ndarray
+    """The run before each run, int64 [runs]; -1 where a sequence begins."""
+    ends: np.ndarray
+    """The last run of each sequence, int64 [sequences]."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each run, int64 [runs]."""
+        return np.array([len(run) for run in self.runs], dtype=np.int64)
+
+    def path(self, run: int) -> list[int]:
+        """The runs from the beginning of a sequence up to `run`, which is the last."""
+        path = [run]
+        while (parent := int(self.parents[path[-1]])) >= 0:
+            path.append(parent)
+        return path[::-1]
+
+
+def prefix_tree(sequences: Sequence[np.ndarray], least: int = 1) -> PrefixTree:
+    """The tree of non-empty integer sequences. Sequences share a run only if that saves at least `least` tokens.
+
+    In sorted order each sequence shares its prefix with the one before it, so that one comparison for each suffices.
+    """
+    tree = _Tree()
+    path: list[int] = []
+    ends = np.zeros(len(sequences), dtype=np.int64)
+    previous: np.ndarray | None = None
+    for index in sorted_order(sequences):
+        tokens = sequences[index]
+        shared = 0 if previous is None else common_length(previous, tokens)
+        path = tree.insert(path, tokens, shared, least)
+        ends[index], previous = path[-1], tokens
+    return tree.finished(ends)
+
+
+def sorted_order(sequences: Sequence[np.ndarray]) -> list[int]:
+    """Indices of the sequences in lexicographic order."""
+    # Big-endian bytes of non-negative integers compare as the integers do.
+    keys = [np.asarray(tokens).astype(">u8").tobytes() for tokens in sequences]
+    return sorted(range(len(sequences)), key=lambda index: keys[index])
+
+
+def common_length(one: np.ndarray, other: np.ndarray) -> int:
+    """Tokens with which both begin."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length
+
+
+class _Tree:
+    """A tree that grows by sequences in lexicographic order."""
+
+    def __init__(self) -> None:
+        self._tokens: list[np.ndarray] = []
+        self._parents: list[int] = []
+
+    def insert(self, path: list[int], tokens: np.ndarray, shared: int, least: int) -> list[int]:
+        """Insert a sequence which has `shared` tokens in common with that of `path`. Returns its own path."""
+        kept: list[int] = []
+        start = 0
+        for run in path:
+            end = start + len(self._tokens[run])
+            if end <= shared:
+                kept.append(run)
+                start = end
+                continue
+            if shared - start >= least:
+                kept.append(self._split(run, shared - start))
+                start = shared
+            break
+        if start < len(tokens):
+            kept.append(self._add(tokens[start:], kept[-1] if kept else -1))
+        return kept
+
+    def finished(self, ends: np.ndarray) -> PrefixTree:
+        """The tree, with runs in an order in which parents come first."""
+        depth_first = self._depth_first()
+        number = np.zeros(len(depth_first), dtype=np.int64)
+        number[depth_first] = np.arange(len(depth_first))
+        parents = np.array([self._parents[run] for run in depth_first], dtype=np.int64)
+        renumbered = np.where(parents >= 0, number[parents], -1)
+        return PrefixTree(tuple(self._tokens[run] for run in depth_first), renumbered, number[ends])
+
+    def _add(self, tokens: np.ndarray, parent: int) -> int:
+        self._tokens.append(tokens)
+        self._parents.append(parent)
+        return len(self._tokens) - 1
+
+    def _split(self, run: int, length: int) -> int:
+        """Cut a run behind its first `length` tokens, which become its parent; returns that one.
+
+        The rest keeps its number, so that the paths of sequences that end there stay valid.
+        """
+        first = self._add(self._tokens[run][:length], self._parents[run])
+        self._tokens[run], self._parents[run] = self._tokens[run][length:], first
+        return first
+
+    def _depth_first(self) -> list[int]:
+        children: dict[int, list[int]] = {}
+        for run, parent in enumerate(self._parents):
+            children.setdefault(parent, []).append(run)
+        order: list[int] = []
+        waiting = children.get(-1, [])[::-1]
+        while waiting:
+            run = waiting.pop()
+            order.append(run)
+            waiting.extend(children.get(run, [])[::-1])
+        return order
