@@ -37,6 +37,8 @@ class PlannedBatch:
     lengths: Lengths
     budget: int
     """Tokens of a micro-batch at most."""
+    per_prompt: int = 1
+    """Rows with the same prompt."""
 
 
 class EngineCosts:

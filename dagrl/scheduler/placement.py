@@ -97,6 +97,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
     engine = getattr(node.spec, "engine", None)
     spec = pipeline.engines[engine] if engine else None
     guest_of = spec.frozen_copy_of if spec else None
+    host = pipeline.engines[guest_of] if guest_of else spec
     generates = node.contract.needs is Capability.GENERATE
     return PlannedTask(
         name=prefix + node.name,
@@ -115,6 +116,6 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         frozen=guest_of is not None,
         pieces=update_pieces(pipeline, node.spec) if isinstance(node.spec, UpdateNode) else (),
         sampled_by=sampled_by,
-        whole_groups=node.contract.whole_groups or (spec is not None and spec.keeps_groups),
+        whole_groups=node.contract.whole_groups or (host is not None and host.keeps_groups),
         metric_prefix=_metric_prefix(node, pipeline),
     )

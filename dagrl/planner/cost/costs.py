@@ -158,7 +158,8 @@ class PipelineCosts:
         engine = self.engines[task.executor]
         cuts = 1 if task.scope is Scope.BATCH else min(self.plan.shards, self.prompts(task))
         shards = max(1, round(cuts * share))
-        batch = PlannedBatch(self.rows(task) * share / shards, self.lengths(task), tokens_per_micro_batch)
+        rows, together = self.rows(task) * share / shards, self.plan.group_size(task.rows)
+        batch = PlannedBatch(rows, self.lengths(task), tokens_per_micro_batch, together)
         seconds = shards * engine.forward(batch) + self._reconnecting(task) * share
         if task.frozen and engine.engine.executor.trained:
             # The start weights stay for all shards.
@@ -173,7 +174,8 @@ class PipelineCosts:
     def _update(self, task: PlannedTask, node: TrainingNode, share: float) -> float:
         engine = self.engines[task.executor]
         steps = node.optimizer_steps(self.pipeline.data.prompts_per_step)
-        batch = PlannedBatch(self.rows(task) * node.epochs / steps, self.lengths(task), node.tokens_per_micro_batch)
+        rows, together = self.rows(task) * node.epochs / steps, self.plan.group_size(task.rows)
+        batch = PlannedBatch(rows, self.lengths(task), node.tokens_per_micro_batch, together)
         return share * (steps * engine.update(batch) + self._reconnecting(task)) + engine.load_s
 
     def _reconnecting(self, task: PlannedTask) -> float:

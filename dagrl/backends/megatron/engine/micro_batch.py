@@ -22,9 +22,9 @@ from dagrl.models.images import ImageSettings
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Packed rows of a batch as one rank sees them. S rows with R positions at which the output is read.
+    """Packed rows of a batch as one rank sees them. S rows have R positions at which the output is read.
 
-    A context-parallel rank holds N of the pack's tokens, including padding, and reads P of the R positions.
+    A context-parallel rank holds N of the pack's tokens, including padding, and reads P of the positions.
     """
 
     rows: np.ndarray
@@ -38,13 +38,17 @@ class MicroBatch:
     sequences: PackedSeqParams
     """Bounds of the rows in the whole pack."""
     reading: torch.Tensor
-    """Indices among the rank's tokens at which the output is read, in row order, int64 [P]."""
+    """Indices among the rank's tokens at which the output is read, int64 [P]; in row order without `repeats`."""
     targets: torch.Tensor
     """The next token at each of them, int64 [P]."""
     own: torch.Tensor | None
-    """Which of the R positions the rank reads, int64 [P]; None if it reads all."""
+    """Which of the outputs the rank reads, int64 [P]; None if it reads all."""
     row: torch.Tensor
     """Row of each of the R positions, int64 [R], in 0..S-1."""
+    outputs: int
+    """Outputs that all ranks read: R, or fewer with `repeats`."""
+    repeats: torch.Tensor | None = None
+    """Which of them each of the R positions has, int64 [R], where rows share tokens; None if each has another."""
     routes: torch.Tensor | None = None
     """Experts of the rank's tokens, see `Routes`; None if its routers choose."""
     images: PackedImages | None = None
@@ -146,7 +150,11 @@ class Packing:
         counts = np.array([len(places) for places in read], dtype=np.int64)
         followers = [_tokens(batch, row)[-count:] for count, row in zip(counts, rows, strict=True) if count]
         held = zigzag_index(padded, self.context_rank, self.context_ranks)
-        reading, own = _held_places(_joined(read), held, len(token_ids))
+        wanted, targets, repeats = _joined(read), _joined(followers), None
+        if layout.tree:
+            # Rows that share a token share what is read there.
+            (wanted, targets), repeats = np.unique(np.stack([wanted, targets]), axis=1, return_inverse=True)
+        reading, own = _held_places(wanted, held, len(token_ids))
         positions = self._positions(batch, rows, layout, padded)
 
         def on_device(array: np.ndarray) -> torch.Tensor:
@@ -161,9 +169,11 @@ class Packing:
             if layout.tree
             else _sequences(padded, device),
             reading=on_device(reading),
-            targets=on_device(_joined(followers)[own]),
+            targets=on_device(targets[own]),
             own=on_device(own) if len(held) < len(token_ids) else None,
             row=on_device(np.repeat(np.arange(len(rows)), counts)),
+            outputs=len(wanted),
+            repeats=None if repeats is None else on_device(repeats),
             # Without rows the rank may not know the number of chosen experts.
             routes=on_device(self.routes.of(batch, rows, layout.starts, held, len(token_ids)))
             if self.routes and len(rows)

@@ -121,7 +121,9 @@ def _logprobs(
 
 def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
     """All R positions, from the P that each context-parallel rank has read."""
-    return values if micro_batch.own is None else _JoinContext.apply(values, micro_batch.own, len(micro_batch.row))
+    if micro_batch.own is not None:
+        values = _JoinContext.apply(values, micro_batch.own, micro_batch.outputs)
+    return values if micro_batch.repeats is None else values.index_select(1, micro_batch.repeats)
 
 
 class _JoinContext(torch.autograd.Function):

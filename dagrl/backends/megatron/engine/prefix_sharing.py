@@ -25,7 +25,7 @@ from dagrl.data.prefix_tree import PrefixTree
 
 
 @dataclass
-class PrefixPack(PackedSeqParams):  # type: ignore[misc]
+class PrefixPack(PackedSeqParams):
     """The parameters of a pack of runs.
 
     Megatron's own fields describe a single sequence of all tokens, for the rotary embedding: it takes one angle for

@@ -92,18 +92,25 @@ class Passes:
         """Return how many micro-batches a replica has, and their mean."""
         rows = max(1.0, batch.rows / self.replicas)
         alignment = self.spec.parallel.row_alignment
-        row = math.ceil(batch.lengths.row / alignment) * alignment
+        row: float = math.ceil(batch.lengths.row / alignment) * alignment
+        square = batch.lengths.mean_square
+        if self.spec.prefix_sharing:
+            # As many rows share a prompt as a micro-batch has room for.
+            prompt = batch.lengths.prompt
+            sharing = min(batch.per_prompt, max(1, int((batch.budget - prompt) // (row - prompt))))
+            saved = 1 - 1 / sharing
+            row, square = row - saved * prompt, square - saved * prompt**2
         if batch.lengths.varied:
             count = math.ceil(rows * row / batch.budget)
         else:
-            count = math.ceil(math.ceil(rows) / max(1, batch.budget // row))
+            count = math.ceil(math.ceil(rows) / max(1, int(batch.budget // row)))
         if self._chunks > 1:
             stages = self.spec.transformer.get("microbatch_group_size_per_vp_stage")
             stages = stages if isinstance(stages, int) else self.spec.parallel.pipeline_model_parallel_size
             # The interleaved schedule takes them in rounds.
             count = math.ceil(count / stages) * stages
         each = rows / count
-        return count, Pack(each * row, each * batch.lengths.mean_square, each * batch.lengths.response)
+        return count, Pack(each * row, each * square, each * batch.lengths.response)
 
     def optimizer_step(self) -> float:
         """Return the seconds of one step of the optimizer."""

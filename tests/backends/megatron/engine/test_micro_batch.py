@@ -73,6 +73,33 @@ def test_a_score_is_read_at_the_end_of_each_row() -> None:
     assert pack.row.tolist() == [0, 1]
 
 
+def test_rows_that_share_a_prompt_have_it_once() -> None:
+    rows = batch(([1, 2, 3], [4, 5]), ([1, 2, 3], [6]), ([9], [8]))
+    (pack,) = packed(rows, tokens=20, alignment=2, shared_prefix=2)
+    assert pack.input_ids.tolist() == [[1, 2, 3, 0, 4, 5, 6, 0, 9, 8]]
+    assert pack.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 3, 4, 0, 1]]
+    assert pack.sequences.attention.cu_seqlens_q.tolist() == [0, 4, 6, 8, 10]
+    assert pack.sequences.keys.tolist() == [0, 1, 2, 3, *[0, 1, 2], 4, 5, *[0, 1, 2], 6, 7, 8, 9]
+    outputs = list(zip(pack.reading.tolist(), pack.targets.tolist(), strict=True))
+    assert [outputs[output] for output in pack.repeats.tolist()] == [(2, 4), (4, 5), (2, 6), (8, 8)]
+    assert pack.row.tolist() == [0, 0, 1, 2]
+
+
+def test_branches_read_what_they_share_once() -> None:
+    rows = batch(([1], [2, 3, 4]), ([1], [2, 3, 5]))
+    (pack,) = packed(rows, tokens=20, alignment=1, shared_prefix=2)
+    assert pack.tokens == 5
+    outputs = list(zip(pack.reading.tolist(), pack.targets.tolist(), strict=True))
+    assert [outputs[output] for output in pack.repeats.tolist()] == [(0, 2), (1, 3), (2, 4), (0, 2), (1, 3), (2, 5)]
+    assert pack.outputs == 4
+
+
+def test_rows_without_a_common_prefix_are_packed_as_ever() -> None:
+    rows = batch(([1, 2], [3]), ([4], [5]))
+    (pack,) = packed(rows, tokens=20, alignment=1, shared_prefix=2)
+    assert (pack.sequences.cu_seqlens_q.tolist(), pack.repeats) == ([0, 3, 5], None)
+
+
 def test_padding_counts_towards_the_budget() -> None:
     rows = batch(([1], [2]), ([3], [4]))
     assert len(packed(rows, tokens=4, alignment=1)) == 1

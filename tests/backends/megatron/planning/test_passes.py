@@ -56,6 +56,19 @@ def test_micro_batches_fill_the_budget_and_rounds_of_chunks() -> None:
     assert passes(engine()).micro_batches(replace(BATCH, rows=1)) == (1, Pack(2048, BATCH.lengths.mean_square, 1536))
 
 
+def test_rows_of_a_prompt_share_it() -> None:
+    batch = PlannedBatch(64, Lengths(4096, 512, 512), 16384, per_prompt=8)
+    count, pack = passes(engine({"prefix_sharing": True})).micro_batches(batch)
+    assert count * pack.tokens * 8 == 64 * (512 + 4096 / 8)
+    # A prompt attends to itself once, and each response to it.
+    assert pack.squares * count * 8 == 64 * (4096**2 / 8 + 2 * 4096 * 512 + 512**2)
+    alone = replace(batch, per_prompt=1)
+    assert passes(engine({"prefix_sharing": True})).micro_batches(alone) == passes(engine()).micro_batches(batch)
+    few = replace(batch, budget=4096 + 2 * 512)
+    count, pack = passes(engine({"prefix_sharing": True})).micro_batches(few)
+    assert count * pack.tokens * 8 == 64 * (512 + 4096 / 2), "two responses to a micro-batch"
+
+
 def test_a_pipeline_costs_its_filling_once() -> None:
     found = passes(engine(pipeline_model_parallel_size=4))
     once, twice, thrice = (found.train(replace(BATCH, rows=512 * times)) for times in (1, 2, 3))

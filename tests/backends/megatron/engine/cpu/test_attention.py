@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron.core.packed_seq_params import PackedSeqParams
 
 from dagrl.backends.megatron.engine.context_parallel import zigzag_index
 from dagrl.backends.megatron.engine.cpu.attention import PackedAttention, _layout, _similar, window_of
@@ -29,9 +30,12 @@ def attention(group=None, **fields) -> PackedAttention:
 
 
 def packed(query, key, value, lengths) -> torch.Tensor:
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    params = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_q_padded=None)
-    return attention()(query, key, value, packed_seq_params=params)
+    return attention()(query, key, value, packed_seq_params=pack_of(lengths))
+
+
+def pack_of(lengths, key_lengths=None) -> PackedSeqParams:
+    queries, keys = (torch.tensor([0, *each]).cumsum(0).int() for each in (lengths, key_lengths or lengths))
+    return PackedSeqParams(qkv_format="thd", cu_seqlens_q=queries, cu_seqlens_kv=keys)
 
 
 def one_by_one(query, key, value, lengths, *, window=None, cap=None, sinks=None) -> torch.Tensor:
@@ -89,7 +93,9 @@ def test_all_layers_share_a_layout():
 def test_padding_within_the_pack_belongs_to_its_sequence():
     query, key, value = inputs(10)
     real, padded = torch.tensor([0, 3, 9]).int(), torch.tensor([0, 4, 10]).int()
-    params = SimpleNamespace(cu_seqlens_q=real, cu_seqlens_q_padded=padded)
+    params = PackedSeqParams(
+        cu_seqlens_q=real, cu_seqlens_kv=real, cu_seqlens_q_padded=padded, cu_seqlens_kv_padded=padded
+    )
     found = attention()(query, key, value, packed_seq_params=params)
     torch.testing.assert_close(found, one_by_one(query, key, value, (4, 6)), rtol=1e-10, atol=1e-12)
 
@@ -104,16 +110,31 @@ def test_windows_caps_and_sinks(window, cap, with_sinks):
     sinks = torch.linspace(-1, 1, HEADS, dtype=torch.float64).requires_grad_() if with_sinks else None
     if with_sinks:
         ours.softmax_offset.data.copy_(sinks)
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    params = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_q_padded=None)
     given, other = inputs(sum(lengths)), inputs(sum(lengths))
-    found = ours(*given, packed_seq_params=params)
+    found = ours(*given, packed_seq_params=pack_of(lengths))
     expected = one_by_one(*other, lengths, window=window, cap=cap, sinks=sinks)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     found.square().sum().backward()
     expected.square().sum().backward()
     pairs = [*zip(given, other, strict=True), *([(ours.softmax_offset, sinks)] if with_sinks else [])]
     for our, their in pairs:
+        torch.testing.assert_close(our.grad, their.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 0, 8])
+def test_queries_at_the_end_of_their_keys(window):
+    """As the last queries of a sequence whose others are left out."""
+    lengths, key_lengths = (2, 40, 1, 7, 17), (5, 40, 40, 8, 30)
+    places = torch.arange(sum(key_lengths)).split(key_lengths)
+    last = torch.cat([place[-length:] for place, length in zip(places, lengths, strict=True)])
+    ours = attention(window_size=None if window is None else (window, 0))
+    (query, *own), other = inputs(sum(key_lengths)), inputs(sum(key_lengths))
+    found = ours(query[last], *own, packed_seq_params=pack_of(lengths, key_lengths))
+    expected = one_by_one(*other, key_lengths, window=window)[last]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for our, their in zip((query, *own), other, strict=True):
         torch.testing.assert_close(our.grad, their.grad, rtol=1e-9, atol=1e-12)
 
 
@@ -152,9 +173,7 @@ def test_ranks_that_share_a_pack_get_its_outputs_and_gradients(run_ranks, size, 
             query, key, value = (
                 whole.detach()[held].requires_grad_() for whole in inputs(int(lengths.sum()), value_channels)
             )
-            bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-            params = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_q_padded=bounds)
-            output = shared(query, key, value, packed_seq_params=params)
+            output = shared(query, key, value, packed_seq_params=pack_of(lengths.tolist()))
             output.backward(direction(int(lengths.sum()), value_channels)[held])
             results.append([tensor.detach().numpy() for tensor in (output, query.grad, key.grad, value.grad)])
         return results
