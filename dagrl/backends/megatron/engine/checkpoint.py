@@ -29,6 +29,7 @@ from torch.distributed.checkpoint import CheckpointException
 from dagrl.backends.megatron.engine.background_save import FILES, BackgroundWriter
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.optimizer_state import held_states
+from dagrl.backends.megatron.engine.parallel_reader import parallel_reads
 from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 from dagrl.backends.megatron.engine.stored_weights import check_fit
 from dagrl.backends.megatron.lora import ADAPTER
@@ -79,7 +80,8 @@ def load(folder: Path, state: TrainingState) -> int:
     if saved["layout"] == _layout(state):
         wanted["rng"] = _rng_of_this_rank()
     try:
-        loaded = dist_checkpointing.load(wanted, str(folder))
+        with parallel_reads():
+            loaded = dist_checkpointing.load(wanted, str(folder))
     except (CheckpointingException, CheckpointException) as error:
         raise ValueError(f"cannot read checkpoint {folder}; resume from an earlier one") from error
     for i, chunk in enumerate(state.chunks):

@@ -261,6 +261,11 @@ def test_a_folder_that_cannot_be_resumed_from_is_refused_in_a_sentence(run_engin
     torn = shutil.copytree(saved["folder"], tmp_path / "torn")
     name = max(json.loads((torn / "files.json").read_text()).items(), key=lambda item: item[1])[0]
     content = (torn / name).read_bytes()
+    # Among the values of the file's largest tensor.
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    (torn / name).write_bytes(flipped)
+    assert load_error(run_engine, torn) == f"cannot read checkpoint {torn}; resume from an earlier one"
     (torn / name).write_bytes(content[:-1])
     assert f"is torn: {name} has {len(content) - 1} bytes, not {len(content)}" in load_error(run_engine, torn)
     (torn / name).unlink()
