@@ -142,11 +142,15 @@ def model_spec(model: str) -> "ModelSpec":
 
 
 def rows(count: int) -> "Batch":
-    """At least 8 rows of 2 to 320 tokens; one response is masked, one is a single token. Routes are drawn by lot."""
+    """At least 8 rows of 2 to 320 tokens, four to a prompt; one response is masked, one is a single token.
+
+    Routes are drawn by lot.
+    """
     from dagrl.data.batch import Batch, Column
 
     random = np.random.default_rng(5)
-    prompts, responses = random.integers(1, 64, count), random.integers(1, 256, count)
+    prompts, responses = random.integers(1, 64, -(-count // 4)).repeat(4)[:count], random.integers(1, 256, count)
+    shared = [random.integers(0, VOCABULARY, n) for n in prompts[::4]]
     responses[4] = 1
     masks = [np.ones(n) for n in responses]
     masks[7][:] = 0
@@ -154,7 +158,7 @@ def rows(count: int) -> "Batch":
     return Batch(
         np.arange(100, 100 + count),
         {
-            "prompt_tokens": Column.ragged([random.integers(0, VOCABULARY, n) for n in prompts], "int64"),
+            "prompt_tokens": Column.ragged([shared[row // 4] for row in range(count)], "int64"),
             "response_tokens": Column.ragged([random.integers(0, VOCABULARY, n) for n in responses], "int64"),
             "response_mask": Column.ragged(masks, "float32"),
             "advantage": Column.ragged([random.normal(size=n) for n in responses], "float32"),
@@ -181,6 +185,7 @@ def _latent(*layouts: dict[str, Any]) -> list[Case]:
 
 
 FUSED = {"fused_linear_cross_entropy": True}
+SHARING = {"prefix_sharing": True}
 
 CASES: dict[int, list[Case]] = {
     1: [
@@ -190,12 +195,15 @@ CASES: dict[int, list[Case]] = {
         Case("tied", fields=FUSED, tag="fused"),
         Case("dense", fields={"transformer": RECOMPUTE}, tag="recompute"),
         Case("mixture", fields={"transformer": RECOMPUTE}, tag="recompute"),
+        *(Case(model, fields=SHARING, tag="sharing") for model in ("dense", "mixture", "latent")),
+        Case("latent", fields={**SHARING, "transformer": RECOMPUTE}, tag="sharing-recompute"),
     ],
     2: [
         *_dense({}, {"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"pp": 2, "vpp": 2}, {"cp": 2}),
         Case("dense", fields=OVERLAP, tag="overlap"),
         Case("dense", {"tp": 2, "sp": True}, FUSED, tag="fused"),
         Case("dense", {"pp": 2, "vpp": 2}, {"transformer": RECOMPUTE}, tag="recompute"),
+        *(Case("dense", layout, SHARING, tag="sharing") for layout in ({"tp": 2, "sp": True}, {"pp": 2}, {"cp": 2})),
         Case("tied", {"pp": 2}),
         Case("tied", {"tp": 2, "sp": True}),
         *(Case("scorer", layout) for layout in ({"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"cp": 2})),

@@ -31,12 +31,14 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     from_model = family.transformer_fields(fields) if family.bridged else transformer_fields(hf_config)
     provider = make_provider(hf_config) if family.bridged else None
     on_gpu = torch.cuda.is_available()
+    # Fused with latent attention, rotation takes no angle for each token.
+    shares_latents = spec.prefix_sharing and bool(from_model.get("multi_latent_attention"))
     defaults = {
         "bf16": on_gpu,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         # Megatron's kernels are for these only.
-        "apply_rope_fusion": on_gpu and not (provider and provider.multi_latent_attention),
+        "apply_rope_fusion": on_gpu and not (provider and provider.multi_latent_attention) and not shares_latents,
         "bias_activation_fusion": on_gpu and (provider is None or provider.activation_func is silu),
         "deallocate_pipeline_outputs": True,
         # Megatron asks it of models without experts too, where stages send packs of any length.
@@ -62,6 +64,8 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     else:
         kind = MLATransformerConfig if from_model.get("multi_latent_attention") else TransformerConfig
         config = _build(kind, arguments_of(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed))
+    if shares_latents and config.apply_rope_fusion:
+        raise ValueError("transformer.apply_rope_fusion: does not go with prefix_sharing of this model; take it out")
     stages = spec.parallel.virtual_pipeline_model_parallel_size
     if config.virtual_pipeline_model_parallel_size != stages:
         raise ValueError(
