@@ -1,0 +1,106 @@
+"""Settings of a source: keys and values with the file and line that give them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
+
+
+class ImportProblem(ValueError):  # noqa: N818 (a problem of the user's file, as elsewhere in dagrl)
+    """A source that cannot be translated at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """A value that only the script's environment knows: a variable that it does not set, or a program's output."""
+
+    text: str
+    """The value, with ``$NAME`` for what is unknown."""
+    missing: tuple[str, ...]
+    """Variables and commands that it depends on."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a source."""
+
+    key: str
+    value: Any
+    """A scalar, a list, or an `Unresolved`."""
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """``FILE:LINE``."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass
+class Settings:
+    """The settings of a source by key; the last of several wins, as in all of these frameworks."""
+
+    by_key: dict[str, Setting] = field(default_factory=dict)
+    overridden: list[Setting] = field(default_factory=list)
+    """Settings that a later one replaces."""
+
+    def add(self, setting: Setting) -> None:
+        """Add a setting, in place of an earlier one of the same key."""
+        if earlier := self.by_key.pop(setting.key, None):
+            self.overridden.append(earlier)
+        self.by_key[setting.key] = setting
+
+    def remove(self, key: str) -> None:
+        """Forget a key and the keys below it, as Hydra's ``~key`` does."""
+        for each in [name for name in self.by_key if name == key or name.startswith(f"{key}.")]:
+            del self.by_key[each]
+
+    def __iter__(self) -> Iterator[Setting]:
+        return iter(self.by_key.values())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.by_key
+
+
+def parse_scalar(text: str) -> Any:
+    """Read a value of a command line as Hydra does: numbers, booleans, null, lists, or text."""
+    stripped = text.strip()
+    if stripped.casefold() in _WORDS:
+        return _WORDS[stripped.casefold()]
+    if _NUMBER.fullmatch(stripped):
+        number = stripped.replace("_", "")
+        return int(number) if re.fullmatch(r"[-+]?\d+", number) else float(number)
+    if stripped[:1] in "[{" and stripped[-1:] in "]}":
+        return _parse_collection(stripped)
+    if len(stripped) > 1 and stripped[0] == stripped[-1] and stripped[0] in "'\"":
+        return stripped[1:-1]
+    return stripped
+
+
+def _parse_collection(text: str) -> Any:
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return normalized(loaded)
+
+
+def normalized(value: Any) -> Any:
+    """Return a YAML value with texts such as ``1e-6`` as the numbers that the frameworks read them as."""
+    if isinstance(value, dict):
+        return {str(key): normalized(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [normalized(each) for each in value]
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()) and not value.strip().isdigit():
+        return parse_scalar(value)
+    return value if isinstance(value, int | float | str | bool | None) else str(value)

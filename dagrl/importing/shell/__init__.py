@@ -1,0 +1,1 @@
+"""Reads bash scripts as data: which commands would be called with which words. Nothing is executed."""

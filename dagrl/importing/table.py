@@ -1,0 +1,283 @@
+"""Applies a framework's table of rules to the settings of a source.
+
+A rule says what happens to some keys: `to` copies a value to a key of the pipeline, `joint` computes from several keys,
+`implied` and `refuse` give the reason why nothing is written. A key that no rule names is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from dagrl.config.errors import suggest
+from dagrl.importing.settings import Setting, Settings, Unresolved
+
+
+class Status(StrEnum):
+    """The outcome for a setting of the source."""
+
+    TRANSLATED = "translated"
+    DEFAULT = "default"
+    """Not set by the source: the framework's own default, written out."""
+    IMPLIED = "implied"
+    """Nothing to write: the pipeline does the same without it."""
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What became of one setting."""
+
+    status: Status
+    key: str
+    value: Any = None
+    place: str | None = None
+    """``FILE:LINE``; None for a default of the framework."""
+    targets: tuple[str, ...] = ()
+    """Keys of the pipeline."""
+    note: str = ""
+
+
+Apply = Callable[["Translation"], None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of a framework's table."""
+
+    keys: tuple[str, ...]
+    """Keys of the source; ``*`` stands for any rest."""
+    apply: Apply
+    targets: tuple[str, ...] = ()
+    """Keys of the pipeline that it may write, for the documentation's test."""
+    always: bool = False
+    """Apply it even if the source sets none of its keys: it writes defaults."""
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(re.compile(re.escape(key).replace(r"\*", ".*")) for key in self.keys)
+
+    def matches(self, key: str) -> bool:
+        """Whether the rule concerns a key."""
+        return any(pattern.fullmatch(key) for pattern in self._patterns)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework that pipelines can be imported from."""
+
+    name: str
+    version: str
+    """As the report names it: ``verl 0.9``."""
+    rules: tuple[Rule, ...]
+    defaults: Mapping[str, Any]
+    """The framework's own defaults of keys that rules read."""
+
+    def rule_of(self, key: str) -> Rule | None:
+        """The first rule that concerns a key."""
+        return next((rule for rule in self.rules if rule.matches(key)), None)
+
+
+@dataclass
+class Translation:
+    """A pipeline under construction, and the outcome for each setting. Rules read and write it."""
+
+    framework: Framework
+    settings: Settings
+    folder: Any = None
+    """The folder of the source, for files that it names."""
+    tree: dict[str, Any] = field(default_factory=dict)
+    """Keys of the pipeline, dotted, with their values."""
+    origins: dict[str, tuple[Setting, ...]] = field(default_factory=dict)
+    """Key of the pipeline -> the settings it comes from; none for a default."""
+    lines: list[Line] = field(default_factory=list)
+    current: tuple[str, ...] = ()
+    """Keys of the source that the current rule concerns."""
+
+    def given(self, key: str) -> bool:
+        """Whether the source sets a key."""
+        return key in self.settings
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key: the source's, or the framework's default, or `default`."""
+        if key in self.settings:
+            return self.settings.by_key[key].value
+        return self.framework.defaults.get(key, default)
+
+    def number(self, key: str, default: Any = None) -> Any:
+        """The value of a key if it is a number, else `default`."""
+        value = self.get(key, default)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    def flag(self, key: str) -> bool:
+        """Whether a key is true."""
+        return self.get(key) is True
+
+    def put(self, target: str, value: Any) -> None:
+        """Write a key of the pipeline that no setting stands behind."""
+        self.tree[target] = value
+
+    def write(self, target: str, value: Any, *keys: str, note: str = "") -> None:
+        """Write a key of the pipeline, and record the settings among `keys` as translated, or else as a default."""
+        keys = keys or self.current
+        given = tuple(self.settings.by_key[key] for key in keys if key in self.settings)
+        unresolved = [setting for setting in given if isinstance(setting.value, Unresolved)]
+        if isinstance(value, Unresolved):
+            value = value.text
+        self.tree[target] = value
+        self.origins[target] = given
+        if unresolved:
+            self._record_unresolved(unresolved, (target,))
+        for setting in given:
+            if setting not in unresolved:
+                self._record(Status.TRANSLATED, setting, (target,), note)
+        if not given:
+            note = note or f"default of {self.framework.version}"
+            self.lines.append(Line(Status.DEFAULT, keys[0] if keys else target, value, None, (target,), note))
+
+    def refuse(self, reason: str, *keys: str) -> None:
+        """Record settings as refused: they have no counterpart."""
+        self._record_all(Status.REFUSED, reason, keys)
+
+    def imply(self, reason: str, *keys: str) -> None:
+        """Record settings as implied: the pipeline does the same without them."""
+        self._record_all(Status.IMPLIED, reason, keys)
+
+    def note(self, key: str, target: str, reason: str, value: Any = None) -> None:
+        """Record something that the source leaves open, and that the user has to decide."""
+        setting = self.settings.by_key.get(key)
+        place = setting.place if setting else None
+        shown = setting.value if setting else value
+        self._forget(key)
+        self.lines.append(Line(Status.UNKNOWN, key, shown, place, (target,), reason))
+
+    def _record_all(self, status: Status, reason: str, keys: tuple[str, ...]) -> None:
+        for key in keys or self.current:
+            if key in self.settings:
+                self._record(status, self.settings.by_key[key], (), reason)
+
+    def _record(self, status: Status, setting: Setting, targets: tuple[str, ...], note: str) -> None:
+        for index, line in enumerate(self.lines):
+            if line.key == setting.key and line.status is status and status is Status.TRANSLATED:
+                notes = "; ".join(dict.fromkeys(filter(None, (line.note, note))))
+                merged = tuple(dict.fromkeys((*line.targets, *targets)))
+                self.lines[index] = Line(status, setting.key, setting.value, setting.place, merged, notes)
+                return
+        self._forget(setting.key)
+        self.lines.append(Line(status, setting.key, setting.value, setting.place, targets, note))
+
+    def _record_unresolved(self, settings: list[Setting], targets: tuple[str, ...]) -> None:
+        for setting in settings:
+            self._forget(setting.key)
+            self.lines.append(
+                Line(Status.UNKNOWN, setting.key, setting.value, setting.place, targets, _why_unresolved(setting))
+            )
+
+    def _forget(self, key: str) -> None:
+        self.lines = [line for line in self.lines if line.key != key or line.place is None]
+
+    def is_recorded(self, key: str) -> bool:
+        """Whether there is an outcome for a key."""
+        return any(line.key == key and line.place is not None for line in self.lines)
+
+
+def _why_unresolved(setting: Setting) -> str:
+    names = [each.removeprefix("$") for each in setting.value.missing]
+    variables = [name for name in names if re.fullmatch(r"\w+", name)]
+    if variables:
+        return f"the script does not set {', '.join(variables)}; give --set {variables[0]}=VALUE"
+    return f"is the output of {', '.join(names)}, which an import does not execute"
+
+
+def translate(framework: Framework, settings: Settings, folder: Any = None) -> Translation:
+    """Apply all rules of a framework."""
+    translation = Translation(framework, settings, folder)
+    concerned: dict[int, list[str]] = {}
+    for setting in settings:
+        for index, rule in enumerate(framework.rules):
+            if rule.matches(setting.key):
+                concerned.setdefault(index, []).append(setting.key)
+                break
+        else:
+            translation.lines.append(
+                Line(Status.UNKNOWN, setting.key, setting.value, setting.place, (), _hint(framework, setting.key))
+            )
+    for index, rule in enumerate(framework.rules):
+        keys = concerned.get(index, [])
+        if keys or rule.always:
+            exact = [key for key in rule.keys if "*" not in key]
+            translation.current = tuple(dict.fromkeys([*keys, *exact])) if rule.always else tuple(keys)
+            rule.apply(translation)
+    translation.current = ()
+    for keys in concerned.values():
+        for key in keys:
+            if not translation.is_recorded(key):
+                translation.imply("has no effect with the other settings", key)
+    return translation
+
+
+def _hint(framework: Framework, key: str) -> str:
+    known = [name for rule in framework.rules for name in rule.keys if "*" not in name]
+    hint = suggest(key, known)
+    return f"no key of {framework.version} that dagrl knows" + (f"; {hint}" if hint.startswith("did you") else "")
+
+
+def to(
+    key: str,
+    *targets: str,
+    convert: Callable[[Any], Any] = lambda value: value,
+    write_default: bool = False,
+    note: str = "",
+) -> Rule:
+    """Copy a key's value; with `write_default`, also the framework's default where the source does not set the key."""
+
+    def apply(t: Translation) -> None:
+        value = t.get(key)
+        if isinstance(value, Unresolved):
+            for target in targets:
+                t.write(target, value, key)
+            if not isinstance(convert("x"), str):
+                for target in targets:
+                    del t.tree[target]
+            return
+        if value is None:
+            t.imply("is null, as by default", key)
+            return
+        for target in targets:
+            t.write(target, convert(value), key, note=note)
+
+    return Rule((key,), apply, targets, always=write_default)
+
+
+def joint(apply: Apply, *keys: str, targets: tuple[str, ...] = (), always: bool = False) -> Rule:
+    """Compute keys of the pipeline from several keys of the source."""
+    return Rule(keys, apply, targets, always)
+
+
+def implied(reason: str, *keys: str) -> Rule:
+    """Keys that need no counterpart."""
+    return Rule(keys, lambda t: t.imply(reason))
+
+
+def refused(reason: str, *keys: str) -> Rule:
+    """Keys without a counterpart."""
+    return Rule(keys, lambda t: t.refuse(reason))
+
+
+def refused_unless(value: Any, reason: str, *keys: str) -> Rule:
+    """Keys without a counterpart, except with one value (or one of a tuple of values), which is how dagrl works."""
+    accepted = value if isinstance(value, tuple) else (value,)
+
+    def apply(t: Translation) -> None:
+        for key in t.current:
+            if t.get(key) in accepted or t.get(key) is None:
+                t.imply("as dagrl does", key)
+            else:
+                t.refuse(reason, key)
+
+    return Rule(keys, apply)
