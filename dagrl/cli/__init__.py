@@ -20,6 +20,7 @@ from dagrl.cli.convert import convert
 from dagrl.cli.doctor import doctor
 from dagrl.cli.export import export
 from dagrl.cli.graph import graph
+from dagrl.cli.import_ import import_
 from dagrl.cli.launch import launch
 from dagrl.cli.plan import plan
 from dagrl.cli.report import report
@@ -48,6 +49,7 @@ for command, summary in (
     (doctor, "Report what this machine can run."),
 ):
     app.command(short_help=summary)(command)
+app.command("import", short_help="Translate a script of another framework into a pipeline.")(import_)
 app.add_typer(agent, name="agent", short_help="Try the agent of a rollout.")
 
 

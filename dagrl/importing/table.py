@@ -43,6 +43,9 @@ class Line:
     note: str = ""
 
 
+_TEXTS = re.compile(r"name|data\.(train|val.*)|.*\.(path|tokenizer|fn|dist_checkpointing_path)|model\..*")
+"""Keys of the pipeline that hold a text, which may have an unknown part."""
+
 Apply = Callable[["Translation"], None]
 
 
@@ -127,9 +130,10 @@ class Translation:
         keys = keys or self.current
         given = tuple(self.settings.by_key[key] for key in keys if key in self.settings)
         unresolved = [setting for setting in given if isinstance(setting.value, Unresolved)]
-        if isinstance(value, Unresolved):
-            value = value.text
-        self.tree[target] = value
+        if isinstance(value, Unresolved) and not _TEXTS.fullmatch(target):
+            self._record_unresolved(unresolved, (target,))
+            return
+        self.tree[target] = value.text if isinstance(value, Unresolved) else value
         self.origins[target] = given
         if unresolved:
             self._record_unresolved(unresolved, (target,))
@@ -187,8 +191,8 @@ class Translation:
 
 
 def _why_unresolved(setting: Setting) -> str:
-    names = [each.removeprefix("$") for each in setting.value.missing]
-    variables = [name for name in names if re.fullmatch(r"\w+", name)]
+    names = setting.value.missing
+    variables = [name[1:] for name in names if re.fullmatch(r"\$\w+", name)]
     if variables:
         return f"the script does not set {', '.join(variables)}; give --set {variables[0]}=VALUE"
     return f"is the output of {', '.join(names)}, which an import does not execute"
@@ -241,9 +245,6 @@ def to(
         if isinstance(value, Unresolved):
             for target in targets:
                 t.write(target, value, key)
-            if not isinstance(convert("x"), str):
-                for target in targets:
-                    del t.tree[target]
             return
         if value is None:
             t.imply("is null, as by default", key)

@@ -6,7 +6,8 @@ import fnmatch
 import re
 from collections.abc import Callable
 
-from dagrl.importing.shell.words import Word
+from dagrl.importing.shell.syntax import Node
+from dagrl.importing.shell.words import Expander, Word
 
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b,
@@ -16,62 +17,68 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-gt": lambda a, b: a > b,
     "-ge": lambda a, b: a >= b,
 }
-_FILES = ("-f", "-d", "-e", "-r", "-w", "-x", "-s", "-L", "-h", "-v")
+Result = bool | None
 
 
-def evaluate(tokens: list[Word | str]) -> bool | None:
-    """The result of a test: operators are plain texts, operands are words."""
-    try:
-        value, rest = _disjunction(tokens)
-    except (IndexError, ValueError):
-        return None
-    return None if rest else value
+def of_clause(node: Node, expander: Expander) -> Result:
+    """The result of ``[[ ... ]]``."""
+    kind = node["Type"]
+    if kind == "ParenTest":
+        return of_clause(node["X"], expander)
+    if kind == "Word":
+        return _unary("-n", expander.single(node))
+    if kind == "UnaryTest":
+        if node["Op"] == "!":
+            return negated(of_clause(node["X"], expander))
+        return _unary(node["Op"], expander.single(node["X"]))
+    if node["Op"] in ("&&", "||"):
+        return joined(node["Op"], of_clause(node["X"], expander), of_clause(node["Y"], expander))
+    return _binary(expander.single(node["X"]), node["Op"], expander.single(node["Y"]), patterns=True)
 
 
-def _disjunction(tokens: list[Word | str]) -> tuple[bool | None, list[Word | str]]:
-    value, rest = _conjunction(tokens)
-    while rest and rest[0] in ("||", "-o"):
-        right, rest = _conjunction(rest[1:])
-        value = True if value or right else (None if value is None or right is None else False)
-    return value, rest
+def of_command(words: list[Word]) -> Result:
+    """The result of ``[ ... ]`` or ``test ...``, by its arguments."""
+    for operator in ("-o", "-a"):
+        places = [index for index, word in enumerate(words) if word.text == operator]
+        if places and len(words) > 3:
+            left, right = words[: places[0]], words[places[0] + 1 :]
+            return joined("||" if operator == "-o" else "&&", of_command(left), of_command(right))
+    if words and words[0].text == "!":
+        return negated(of_command(words[1:]))
+    if len(words) == 3:
+        return _binary(words[0], words[1].text, words[2], patterns=False)
+    if len(words) == 2:
+        return _unary(words[0].text, words[1])
+    if len(words) == 1:
+        return _unary("-n", words[0])
+    return False if not words else None
 
 
-def _conjunction(tokens: list[Word | str]) -> tuple[bool | None, list[Word | str]]:
-    value, rest = _primary(tokens)
-    while rest and rest[0] in ("&&", "-a"):
-        right, rest = _primary(rest[1:])
-        value = False if value is False or right is False else (None if value is None or right is None else True)
-    return value, rest
+def negated(result: Result) -> Result:
+    """The opposite of a result."""
+    return None if result is None else not result
 
 
-def _primary(tokens: list[Word | str]) -> tuple[bool | None, list[Word | str]]:
-    head = tokens[0]
-    if head == "!":
-        value, rest = _primary(tokens[1:])
-        return (None if value is None else not value), rest
-    if head == "(":
-        value, rest = _disjunction(tokens[1:])
-        if rest[0] != ")":
-            raise ValueError("no closing bracket")
-        return value, rest[1:]
-    if isinstance(head, str) and head in ("-z", "-n"):
-        operand = tokens[1]
-        assert isinstance(operand, Word)
-        return (None if operand.missing else (operand.text == "") == (head == "-z")), tokens[2:]
-    if isinstance(head, str) and head in _FILES:
-        return None, tokens[2:]
-    if not isinstance(head, Word):
-        raise ValueError(head)
-    if len(tokens) > 2 and isinstance(tokens[1], str) and isinstance(tokens[2], Word):
-        return _compare(head, tokens[1], tokens[2]), tokens[3:]
-    return (None if head.missing else head.text != ""), tokens[1:]
+def joined(operator: str, left: Result, right: Result) -> Result:
+    """``&&`` or ``||`` of two results."""
+    decisive = operator == "||"
+    if left is decisive or right is decisive:
+        return decisive
+    return None if left is None or right is None else not decisive
 
 
-def _compare(left: Word, operator: str, right: Word) -> bool | None:
+def _unary(operator: str, operand: Word) -> Result:
+    if operator in ("-z", "-n"):
+        return None if operand.missing else (operand.text == "") == (operator == "-z")
+    return None
+
+
+def _binary(left: Word, operator: str, right: Word, *, patterns: bool) -> Result:
     if left.missing or right.missing:
         return None
     if operator in ("=", "==", "!="):
-        return fnmatch.fnmatchcase(left.text, right.text) == (operator != "!=")
+        same = fnmatch.fnmatchcase(left.text, right.text) if patterns else left.text == right.text
+        return same == (operator != "!=")
     if operator in _NUMBERS:
         numbers = [each.text.strip() for each in (left, right)]
         if all(re.fullmatch(r"[-+]?\d+", number) for number in numbers):

@@ -1,4 +1,4 @@
-"""Expands words of bash, from the syntax tree of tree-sitter-bash: quotes, variables, arrays and arithmetic.
+"""Expands words of bash: quotes, variables, arrays and arithmetic.
 
 Follows the expansion rules of bash's manual, section 3.5, for what launch scripts use. Programs are never called:
 ``$(...)`` stands as unknown in a word, as does a variable that neither the script nor the caller sets.
@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.shell.arithmetic import Arithmetic, UnknownNumberError
+from dagrl.importing.shell import arithmetic
+from dagrl.importing.shell.arithmetic import UnknownNumberError
+from dagrl.importing.shell.syntax import Node, line_of, source_of
 
-if TYPE_CHECKING:
-    from tree_sitter import Node
-
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
-_PUNCTUATION = frozenset({'"', "$", "${", "}", "$(", ")", "`", "!"})
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class Word:
 
 @dataclass
 class Scope:
-    """Variables, functions and positional parameters of a script."""
+    """Variables and positional parameters of a script."""
 
     file: str
     scalars: dict[str, Word] = field(default_factory=dict)
@@ -54,12 +51,9 @@ class Scope:
             before = self.array(name) if append else []
             self.scalars.pop(name, None)
             self.arrays[name] = [*before, *words]
-        elif append and name in self.arrays:
-            self.arrays[name] = [*self.arrays[name], words]
         elif append and (earlier := self.scalars.get(name)):
-            self.scalars[name] = Word(
-                earlier.text + words.text, words.file, words.line, earlier.missing + words.missing
-            )
+            text, missing = earlier.text + words.text, earlier.missing + words.missing
+            self.scalars[name] = Word(text, words.file, words.line, missing)
         else:
             self.arrays.pop(name, None)
             self.scalars[name] = words
@@ -75,11 +69,18 @@ class Scope:
             return self.arrays[name]
         return [self.scalars[name]] if name in self.scalars else []
 
-    def scalar(self, name: str) -> Word | None:
-        """The value of a variable; None if it is not set."""
+    def parameter(self, name: str) -> Word | None:
+        """The value of a variable or positional parameter; None if it is not set."""
+        if name.isdigit():
+            place = int(name)
+            return self.positional[place - 1] if 0 < place <= len(self.positional) else None
         if name in self.arrays:
             return self.arrays[name][0] if self.arrays[name] else None
         return self.scalars.get(name)
+
+
+Substitute = Callable[[list[Node], "Expander"], Word | None]
+"""What the statements of ``$(...)`` print; None if that is not known."""
 
 
 class Builder:
@@ -90,32 +91,29 @@ class Builder:
         self.words: list[Word] = []
         self._parts: list[str] | None = None
         self._missing: list[str] = []
-        self._line: int | None = None
+        self._home = (file, line)
 
-    def add(self, text: str, missing: tuple[str, ...] = (), *, line: int | None = None, file: str | None = None) -> None:
-        """Add a part to the current word."""
+    def add(self, text: str, missing: tuple[str, ...] = (), home: Word | None = None) -> None:
+        """Add a part to the current word; `home` is the array's element that it comes from."""
         if self._parts is None:
             self._parts = []
-            self._line = line
-        del file
+            self._home = (home.file, home.line) if home else (self.file, self.line)
         self._parts.append(text)
         self._missing += missing
 
-    def split(self, word: Word) -> None:
+    def split(self, word: Word, home: Word | None = None) -> None:
         """Add an unquoted expansion: white space in it separates words."""
-        pieces = re.split(r"([ \t\n]+)", word.text)
-        for index, piece in enumerate(pieces):
+        for index, piece in enumerate(re.split(r"([ \t\n]+)", word.text)):
             if index % 2:
                 self.end()
             elif piece:
-                self.add(piece, word.missing)
+                self.add(piece, word.missing, home)
 
     def end(self) -> None:
         """End the current word, if there is one."""
         if self._parts is not None:
-            line = self.line if self._line is None else self._line
-            self.words.append(Word("".join(self._parts), self.file, line, tuple(dict.fromkeys(self._missing))))
-        self._parts, self._missing, self._line = None, [], None
+            self.words.append(Word("".join(self._parts), *self._home, tuple(dict.fromkeys(self._missing))))
+        self._parts, self._missing = None, []
 
     def finish(self) -> list[Word]:
         """All words."""
@@ -124,113 +122,111 @@ class Builder:
 
 
 class Expander:
-    """Expands nodes of one script's syntax tree."""
+    """Expands words of one source."""
 
-    def __init__(self, scope: Scope, source: bytes, base_line: int = 0) -> None:
+    def __init__(
+        self, scope: Scope, source: bytes, base_line: int = 0, substitute: Substitute | None = None
+    ) -> None:
         self.scope, self.source, self.base_line = scope, source, base_line
+        self.substitute = substitute
 
     def line(self, node: Node) -> int:
         """The line of a node in the file, from 1."""
-        return node.start_point[0] + 1 + self.base_line
-
-    def text(self, node: Node) -> str:
-        """The source of a node."""
-        return self.source[node.start_byte : node.end_byte].decode(errors="replace")
+        return line_of(node) + self.base_line
 
     def words(self, node: Node) -> list[Word]:
-        """Expand a node where bash expects words: it may become none, one or several."""
-        builder = Builder(self.scope.file, self.line(node))
-        self._expand(node, builder, quoted=False)
-        return builder.finish()
+        """Expand a word where bash expects several: it may become none, one or more."""
+        return self._built(node, quoted=False).finish()
 
-    def single(self, node: Node | None, *, at: int = 1) -> Word:
-        """Expand a node where bash expects one value, as after ``NAME=``."""
+    def single(self, node: Node | None, line: int = 1) -> Word:
+        """Expand a word where bash expects one value, as after ``NAME=``."""
         if node is None:
-            return Word("", self.scope.file, at)
-        builder = Builder(self.scope.file, self.line(node))
-        self._expand(node, builder, quoted=True)
-        words = builder.finish()
+            return Word("", self.scope.file, line)
+        words = self._built(node, quoted=True).finish()
         missing = tuple(name for word in words for name in word.missing)
         return Word(" ".join(word.text for word in words), self.scope.file, self.line(node), missing)
 
-    def _expand(self, node: Node, builder: Builder, *, quoted: bool) -> None:
-        kind = node.type
-        if kind in ("word", "number", "variable_name", "special_variable_name", "regex", "extglob_pattern"):
-            if node.named_child_count and kind in ("word", "number"):
-                self._children(node, builder, quoted=quoted)
-            else:
-                self._literal(self.text(node), builder)
-        elif kind == "string":
-            builder.add("")
-            self._string(node, builder)
-        elif kind == "raw_string":
-            builder.add(self.text(node)[1:-1])
-        elif kind == "ansi_c_string":
-            builder.add(re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), self.text(node)[2:-1]))
-        elif kind == "translated_string":
-            self._children(node, builder, quoted=True)
-        elif kind == "simple_expansion":
-            self._variable(self.text(node)[1:], node, builder, quoted=quoted)
-        elif kind == "expansion":
+    def _built(self, node: Node, *, quoted: bool) -> Builder:
+        builder = Builder(self.scope.file, self.line(node))
+        for part in node.get("Parts", ()):
+            self._part(part, builder, quoted=quoted)
+        return builder
+
+    def _part(self, node: Node, builder: Builder, *, quoted: bool, in_string: bool = False) -> None:
+        kind = node["Type"]
+        if kind == "Lit":
+            pattern = r"\\([$`\"\\\n])" if in_string else r"\\(.)"
+            text = node["Value"].replace("\\\n", "")
+            builder.add(re.sub(pattern, r"\1", text, flags=re.DOTALL))
+        elif kind == "SglQuoted":
+            value = node.get("Value", "")
+            builder.add(_unescaped(value) if node.get("Dollar") is True else value)
+        elif kind == "DblQuoted":
+            parts = node.get("Parts", ())
+            if not parts or not all(_is_list(part) for part in parts):
+                builder.add("")  # An empty string is a word, an empty list is none.
+            for part in parts:
+                self._part(part, builder, quoted=True, in_string=True)
+        elif kind == "ParamExp":
             self._parameter(node, builder, quoted=quoted)
-        elif kind == "arithmetic_expansion":
+        elif kind == "ArithmExp":
             self._arithmetic(node, builder)
-        elif kind in ("command_substitution", "process_substitution"):
+        elif kind == "CmdSubst":
             self._substitution(node, builder, quoted=quoted)
-        elif kind in ("concatenation", "command_name", "array"):
-            self._children(node, builder, quoted=quoted)
-        elif kind == "brace_expression":
-            builder.add(self.text(node), (self.text(node),))
         else:
-            builder.add(self.text(node))
+            text = source_of(node, self.source)
+            builder.add(text, (text,))
 
-    def _children(self, node: Node, builder: Builder, *, quoted: bool) -> None:
-        position = node.start_byte
-        for child in node.children:
-            gap = self.source[position : child.start_byte].decode(errors="replace")
-            if gap and node.type != "command_name":
-                self._literal(gap, builder)
-            self._expand(child, builder, quoted=quoted)
-            position = child.end_byte
-
-    def _literal(self, text: str, builder: Builder) -> None:
-        text = text.replace("\\\n", "")
-        builder.add(re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL))
-
-    def _string(self, node: Node, builder: Builder) -> None:
-        position = node.start_byte + 1
-        for child in node.children:
-            if child.type == '"':
-                continue
-            if child.start_byte > position:
-                builder.add(self._unescaped(self.source[position : child.start_byte].decode(errors="replace")))
-            if child.type == "string_content":
-                builder.add(self._unescaped(self.text(child)))
-            elif child.type == "$":
-                builder.add("$")
-            else:
-                self._expand(child, builder, quoted=True)
-            position = child.end_byte
-        if position < node.end_byte - 1:
-            builder.add(self._unescaped(self.source[position : node.end_byte - 1].decode(errors="replace")))
-
-    @staticmethod
-    def _unescaped(text: str) -> str:
-        return re.sub(r'\\([$`"\\\n])', lambda found: "" if found[1] == "\n" else found[1], text)
-
-    def _variable(self, name: str, node: Node, builder: Builder, *, quoted: bool) -> None:
-        if name in ("@", "*"):
-            self._list(self.scope.positional, builder, quoted=quoted, joined=quoted and name == "*")
+    def _list(self, words: list[Word], builder: Builder, *, quoted: bool, joined: bool) -> None:
+        if joined:
+            builder.add(" ".join(word.text for word in words), tuple(m for word in words for m in word.missing))
             return
-        if name.isdigit():
-            word = self.scope.positional[int(name) - 1] if 0 < int(name) <= len(self.scope.positional) else None
-            if name == "0":
-                word = Word(self.scope.file, self.scope.file, self.line(node))
+        for index, word in enumerate(words):
+            if index:
+                builder.end()
+            if quoted:
+                builder.add(word.text, word.missing, word)
+            else:
+                builder.split(word, word)
+
+    def _parameter(self, node: Node, builder: Builder, *, quoted: bool) -> None:
+        """``$NAME``, ``${NAME}`` and its forms."""
+        name = node["Param"]["Value"]
+        index = self.single(node["Index"]).text if node.get("Index", {}).get("Type") == "Word" else None
+        unsupported = any(node.get(key) for key in ("Excl", "Width", "Slice", "Names")) or (
+            "Index" in node and index is None
+        )
+        if unsupported:
+            self._unknown(node, builder)
+        elif name in ("@", "*") or index in ("@", "*"):
+            elements = self.scope.positional if name in ("@", "*") else self.scope.array(name)
+            if node.get("Length"):
+                builder.add(str(len(elements)))
+            elif node.get("Exp") or node.get("Repl"):
+                self._unknown(node, builder)
+            else:
+                self._list(elements, builder, quoted=quoted, joined=quoted and "*" in (name, index))
         elif name == "#":
-            word = Word(str(len(self.scope.positional)), self.scope.file, self.line(node))
+            builder.add(str(len(self.scope.positional)))
         else:
-            word = self.scope.scalar(name)
-        self._value(name, word, builder, quoted=quoted)
+            word = self._element(name, index)
+            if node.get("Length"):
+                builder.add(*(("?", (f"${name}",)) if word is None else (str(len(word.text)), word.missing)))
+            elif node.get("Exp"):
+                self._operator(node, name, word, builder, quoted=quoted)
+            elif node.get("Repl"):
+                self._replace(node, name, word, builder, quoted=quoted)
+            else:
+                self._value(name, word, builder, quoted=quoted)
+
+    def _element(self, name: str, index: str | None) -> Word | None:
+        if name in ("0", "BASH_SOURCE"):
+            return Word(self.scope.file, self.scope.file, 1)
+        if index is None:
+            return self.scope.parameter(name)
+        elements = self.scope.array(name)
+        is_number = re.fullmatch(r"-?\d+", index)
+        return elements[int(index)] if is_number and -len(elements) <= int(index) < len(elements) else None
 
     def _value(self, name: str, word: Word | None, builder: Builder, *, quoted: bool) -> None:
         if word is None and name in self.scope.arrays:
@@ -242,156 +238,110 @@ class Expander:
         else:
             builder.split(word)
 
-    def _list(self, words: list[Word], builder: Builder, *, quoted: bool, joined: bool) -> None:
-        if joined:
-            builder.add(" ".join(word.text for word in words), tuple(m for word in words for m in word.missing))
-            return
-        for index, word in enumerate(words):
-            if index:
-                builder.end()
-            if quoted:
-                builder.add(word.text, word.missing, line=word.line, file=word.file)
-            else:
-                before = len(builder.words)
-                builder.split(word)
-                builder.end()
-                builder.words[before:] = [
-                    Word(each.text, word.file, word.line, each.missing) for each in builder.words[before:]
-                ]
+    def _unknown(self, node: Node, builder: Builder) -> None:
+        text = source_of(node, self.source)
+        builder.add(text, (text,))
 
-    def _parameter(self, node: Node, builder: Builder, *, quoted: bool) -> None:
-        """``${NAME}`` and its forms."""
-        text = self.text(node)[2:-1]
-        found = re.match(r"(#|!)?(\w+|[@*#])(\[[^\]]*\])?", text)
-        if not found or found[1] == "!":
-            builder.add(self.text(node), (self.text(node),))
-            return
-        length, name, index = found[1] == "#", found[2], found[3]
-        rest = text[found.end() :]
-        if index in ("[@]", "[*]") or name in ("@", "*"):
-            elements = self.scope.positional if name in ("@", "*") else self.scope.array(name)
-            if length:
-                builder.add(str(len(elements)))
-            elif rest:
-                builder.add(self.text(node), (self.text(node),))
-            else:
-                self._list(elements, builder, quoted=quoted, joined=quoted and "*" in (index or name))
-            return
-        word = self._element(name, index)
-        if length:
-            builder.add("?" if word is None else str(len(word.text)), (f"${name}",) if word is None else ())
-            return
-        if not rest:
-            self._value(name, word, builder, quoted=quoted)
-            return
-        self._operator(node, name, word, rest, builder, quoted=quoted)
-
-    def _element(self, name: str, index: str | None) -> Word | None:
-        if name.isdigit():
-            place = int(name)
-            return self.scope.positional[place - 1] if 0 < place <= len(self.scope.positional) else None
-        if index is None:
-            return self.scope.scalar(name)
-        elements = self.scope.array(name)
-        if name == "BASH_SOURCE" and not elements:
-            return Word(self.scope.file, self.scope.file, 1)
-        number = index[1:-1]
-        inside = re.fullmatch(r"-?\d+", number)
-        return elements[int(number)] if inside and -len(elements) <= int(number) < len(elements) else None
-
-    def _operator(
-        self, node: Node, name: str, word: Word | None, rest: str, builder: Builder, *, quoted: bool
-    ) -> None:
-        operator = re.match(r":?[-=+?]|##?|%%?|//?|\^\^?|,,?|:", rest)
-        assert operator is not None or rest
-        sign = operator[0] if operator else ""
+    def _operator(self, node: Node, name: str, word: Word | None, builder: Builder, *, quoted: bool) -> None:
+        sign = node["Exp"]["Op"]
+        argument = node["Exp"].get("Word")
         is_empty = word is None or (sign.startswith(":") and word.text == "" and not word.missing)
         if sign in (":-", "-", ":=", "="):
-            if is_empty:
-                self._argument(node, sign, builder, quoted=quoted)
-                if "=" in sign:
-                    self.scope.assign(name, self._argument_word(node, sign))
-            else:
+            if not is_empty:
                 self._value(name, word, builder, quoted=quoted)
+                return
+            self._argument(argument, builder, quoted=quoted)
+            if "=" in sign:
+                self.scope.assign(name, self.single(argument, self.line(node)))
         elif sign in (":+", "+"):
             if not is_empty:
-                self._argument(node, sign, builder, quoted=quoted)
+                self._argument(argument, builder, quoted=quoted)
         elif sign in (":?", "?"):
             self._value(name, None if is_empty else word, builder, quoted=quoted)
         elif word is None or word.missing:
-            builder.add(self.text(node), (f"${name}",))
+            builder.add(source_of(node, self.source), (f"${name}",))
         else:
-            changed = self._changed(word.text, sign, self._argument_word(node, sign))
+            changed = _changed(word.text, sign, self.single(argument))
             if changed is None:
-                builder.add(self.text(node), (self.text(node),))
+                self._unknown(node, builder)
             else:
                 self._value(name, Word(changed, word.file, word.line), builder, quoted=quoted)
 
-    def _argument_nodes(self, node: Node, sign: str) -> tuple[int, list[Node]]:
-        """Where the argument of an operator begins, and its nodes."""
-        for index, child in enumerate(node.children):
-            if child.type == sign and index > 0:
-                return child.end_byte, [each for each in node.children[index + 1 :] if each.type != "}"]
-        return node.end_byte - 1, []
-
-    def _argument(self, node: Node, sign: str, builder: Builder, *, quoted: bool) -> None:
-        position, nodes = self._argument_nodes(node, sign)
-        for each in nodes:
-            if each.start_byte > position:
-                gap = Word(self.source[position : each.start_byte].decode(errors="replace"), "", 0)
-                if quoted:
-                    builder.add(gap.text)
-                else:
-                    builder.split(gap)
-            if quoted or each.type != "word":
-                self._expand(each, builder, quoted=quoted)
+    def _argument(self, word: Node | None, builder: Builder, *, quoted: bool) -> None:
+        """The word after ``:-`` and the like. Unquoted, its literal white space separates words too."""
+        for part in (word or {}).get("Parts", ()):
+            if part["Type"] == "Lit" and not quoted:
+                builder.split(Word(re.sub(r"\\(.)", r"\1", part["Value"]), "", 0))
             else:
-                builder.split(Word(re.sub(r"\\(.)", r"\1", self.text(each)), "", 0))
-            position = each.end_byte
+                self._part(part, builder, quoted=quoted, in_string=quoted)
 
-    def _argument_word(self, node: Node, sign: str) -> Word:
-        builder = Builder(self.scope.file, self.line(node))
-        builder.add("")
-        self._argument(node, sign, builder, quoted=True)
-        return builder.finish()[0]
-
-    @staticmethod
-    def _changed(text: str, sign: str, argument: Word) -> str | None:
-        """Remove or replace a part of a value; None for forms that are not supported."""
-        if argument.missing:
-            return None
-        pattern = argument.text
-        if sign in ("#", "##"):
-            ends = range(len(text) + 1) if sign == "#" else range(len(text), -1, -1)
-            return next((text[end:] for end in ends if fnmatch.fnmatchcase(text[:end], pattern)), text)
-        if sign in ("%", "%%"):
-            starts = range(len(text), -1, -1) if sign == "%" else range(len(text) + 1)
-            return next((text[:start] for start in starts if fnmatch.fnmatchcase(text[start:], pattern)), text)
-        if sign in ("^^", ",,") and not pattern:
-            return text.upper() if sign == "^^" else text.lower()
-        return None
+    def _replace(self, node: Node, name: str, word: Word | None, builder: Builder, *, quoted: bool) -> None:
+        """``${NAME/old/new}`` with a plain text to look for."""
+        old, new = (self.single(node["Repl"].get(side)) for side in ("Orig", "With"))
+        if word is None or word.missing or old.missing or new.missing or re.search(r"[*?\[]", old.text):
+            self._unknown(node, builder)
+            return
+        text = word.text.replace(old.text, new.text, -1 if node["Repl"].get("All") else 1) if old.text else word.text
+        self._value(name, Word(text, word.file, word.line), builder, quoted=quoted)
 
     def _arithmetic(self, node: Node, builder: Builder) -> None:
         try:
-            builder.add(str(Arithmetic(self).value(node)))
+            builder.add(str(self.number(node["X"])))
         except UnknownNumberError as unknown:
-            builder.add(self.text(node), (str(unknown) or self.text(node),))
+            builder.add(source_of(node, self.source), (str(unknown),))
+
+    def number(self, node: Node) -> int:
+        """The value of an arithmetic expression. UnknownNumberError if it is not known."""
+
+        def text_of(word: Node) -> str:
+            expanded = self.single(word)
+            if expanded.missing:
+                raise UnknownNumberError(expanded.missing[0])
+            return expanded.text
+
+        def variable(name: str) -> str:
+            word = self.scope.parameter(name)
+            if word is None or word.missing:
+                raise UnknownNumberError(word.missing[0] if word else f"${name}")
+            return word.text
+
+        return arithmetic.evaluate(node, text_of, variable)
 
     def _substitution(self, node: Node, builder: Builder, *, quoted: bool) -> None:
-        """``$(...)``: the script's own folder and ``seq`` are known, other programs are not called."""
-        text = " ".join(self.text(node).split())
-        if re.search(r"BASH_SOURCE|dirname (-- )?\"?\$0", text) and re.search(r"dirname|pwd", text):
-            folder = Path(self.scope.file).parent
-            above = re.search(r"/((\.\./?)+)", text)
-            found = folder.joinpath(*[".."] * above[1].count("..")) if above else folder
-            builder.add(str(found))
-        elif text == "$(pwd)":
-            builder.add(".")
-        elif sequence := re.fullmatch(r"\$\(seq (-?\d+)(?: (-?\d+))?(?: (-?\d+))?\)", text):
-            numbers = [int(number) for number in sequence.groups() if number is not None]
-            first, step, last = {1: (1, 1, *numbers), 2: (numbers[0], 1, numbers[-1])}.get(len(numbers), numbers)
-            output = " ".join(str(n) for n in range(first, last + (1 if step > 0 else -1), step or 1))
-            word = Word(output, self.scope.file, self.line(node))
-            builder.add(output) if quoted else builder.split(word)
-        else:
+        """``$(...)`` of commands that only print what they are given; the output of others is not known."""
+        output = self.substitute(node.get("Stmts") or [], self) if self.substitute else None
+        if output is None:
+            text = " ".join(source_of(node, self.source).split())
             builder.add(text, (text,))
+        elif quoted:
+            builder.add(output.text, output.missing)
+        else:
+            builder.split(output)
+
+
+def _is_list(node: Node) -> bool:
+    """Whether a part of a string is ``$@`` or ``${NAME[@]}``."""
+    if node["Type"] != "ParamExp" or node.get("Length"):
+        return False
+    index = node.get("Index", {}).get("Parts", [{}])
+    return node["Param"]["Value"] == "@" or index[0].get("Value") == "@"
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), text, flags=re.DOTALL)
+
+
+def _changed(text: str, sign: str, argument: Word) -> str | None:
+    """Remove a part of a value, or change its case; None for forms that are not supported."""
+    pattern = argument.text
+    if argument.missing:
+        return None
+    if sign in ("#", "##"):
+        ends = range(len(text) + 1) if sign == "#" else range(len(text), -1, -1)
+        return next((text[end:] for end in ends if fnmatch.fnmatchcase(text[:end], pattern)), text)
+    if sign in ("%", "%%"):
+        starts = range(len(text), -1, -1) if sign == "%" else range(len(text) + 1)
+        return next((text[:start] for start in starts if fnmatch.fnmatchcase(text[start:], pattern)), text)
+    if sign in ("^^", ",,") and not pattern:
+        return text.upper() if sign == "^^" else text.lower()
+    return None

@@ -1,0 +1,104 @@
+"""`dagrl import`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dagrl.cli.errors import exit_on
+from dagrl.cli.parameters import parse_path
+from dagrl.config.errors import PipelineError
+
+_INVALID, _DOES_NOT_FIT = 2, 3
+
+
+def import_(
+    script: Annotated[
+        Path,
+        typer.Argument(
+            parser=parse_path,
+            metavar="SCRIPT",
+            help="a launch script of verl, siiRL or slime, or a YAML of verl, ROLL or Trinity-RFT",
+            show_default=False,
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENT", help="arguments that the script is called with", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", parser=parse_path, metavar="FILE", help="the pipeline file to write")
+    ] = Path("pipeline.yaml"),
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="NAME", help="the framework (default: by the content)")
+    ] = None,
+    variables: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="a variable of the environment that the script runs in"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")] = False,
+) -> int:
+    """Translate a script or configuration of another framework into a pipeline. Nothing in it is executed.
+
+    Prints what became of each setting, and what `dagrl validate` and `dagrl plan` say of the pipeline. Exits 2 if the
+    pipeline is not valid, and 3 if its plan does not fit.
+    """
+    from dagrl.importing import report
+    from dagrl.importing.importer import import_file
+    from dagrl.importing.registry import FRAMEWORKS
+
+    with exit_on("import", ValueError, OSError):
+        if source is not None and source not in FRAMEWORKS:
+            raise ValueError(f"--from takes {', '.join(FRAMEWORKS)}, got {source!r}")
+        if output.exists():
+            raise ValueError(f"{output} exists; remove it, or name another file with -o")
+        imported = import_file(script, arguments or (), _variables(variables or []), source, output.resolve().parent)
+        output.write_text(imported.text)
+    code, said = _checked(output)
+    if as_json:
+        found = {"pipeline": str(output), **report.as_object(imported.translation, imported.remarks), **said}
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        print(report.as_text(imported.translation, imported.remarks))
+        print(f"Wrote {output}")
+        print("\n".join([*said["validate"], *said["plan"]]))
+    return code
+
+
+def _variables(texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"--set takes NAME=VALUE, got {text!r}")
+        found[name] = value
+    return found
+
+
+def _checked(path: Path) -> tuple[int, dict[str, Any]]:
+    """What `dagrl validate` and `dagrl plan` say, and the exit code."""
+    from dagrl.planner.cost.lengths import Assumed
+    from dagrl.planner.showing import report, show, show_steps
+    from dagrl.validation import check_file
+    from dagrl.validation.summary import summarize
+
+    code, said = 0, {}
+    try:
+        said["validate"] = summarize(check_file(path)).splitlines()
+    except PipelineError as error:
+        code, said["validate"] = _INVALID, str(error).splitlines()
+    try:
+        planned = report.report(path, [])
+        sections = [*show.memory_sections(planned), show_steps.step_section(planned, Assumed(None, None))]
+        said["plan"] = show.as_text(planned, sections).splitlines()
+        if not planned.fits:
+            said["plan"] += show.problems_in_words(planned)
+            code = code or _DOES_NOT_FIT
+    except PipelineError as error:
+        code, said["plan"] = _INVALID, [] if said["validate"] == str(error).splitlines() else str(error).splitlines()
+    except ValueError as error:
+        said["plan"] = [f"dagrl plan: {error}"]
+    return code, said

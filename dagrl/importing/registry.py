@@ -1,0 +1,8 @@
+"""The frameworks that pipelines can be imported from, by the names of ``--from``."""
+
+from __future__ import annotations
+
+from dagrl.importing.table import Framework
+from dagrl.importing.verl import SIIRL, VERL
+
+FRAMEWORKS: dict[str, Framework] = {"verl": VERL, "siirl": SIIRL}

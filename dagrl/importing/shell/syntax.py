@@ -1,0 +1,45 @@
+"""Parses bash with shfmt, the formatter of mvdan.cc/sh, which writes the syntax tree as JSON and executes nothing.
+
+A node is a mapping: ``Type`` names the Go type of https://pkg.go.dev/mvdan.cc/sh/v3/syntax, its fields follow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from dagrl.importing.settings import ImportProblem
+
+Node = dict[str, Any]
+_TIMEOUT_S = 60
+
+
+def parse(source: bytes, file: str) -> list[Node]:
+    """Return the statements of a script. ImportProblem, with file and line, if it is not bash."""
+    program = Path(sysconfig.get_path("scripts")) / "shfmt"
+    found = str(program) if program.is_file() else shutil.which("shfmt")
+    if found is None:
+        raise ImportProblem("shfmt is not installed, which parses shell scripts; install it with `pip install shfmt-py`")
+    command = [found, "--to-json", "--language-dialect", "bash"]
+    done = subprocess.run(command, input=source, capture_output=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        message = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        place = re.fullmatch(r".*?:(\d+):\d+: (.*)", message)
+        raise ImportProblem(f"{file}:{place[1]}: is not bash: {place[2]}" if place else f"{file} is not bash: {message}")
+    statements: list[Node] = json.loads(done.stdout).get("Stmts") or []
+    return statements
+
+
+def line_of(node: Node) -> int:
+    """The line of a node, from 1."""
+    return int(node["Pos"]["Line"])
+
+
+def source_of(node: Node, source: bytes) -> str:
+    """The text of a node."""
+    return source[node["Pos"].get("Offset", 0) : node["End"].get("Offset", 0)].decode(errors="replace")

@@ -1,0 +1,183 @@
+"""Reads a script or configuration of another framework, and finds out which one it belongs to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagrl.importing.settings import ImportProblem, Setting, Settings, parse_scalar
+from dagrl.importing.shell.script import Remark, read_script
+from dagrl.importing.shell.words import Word
+from dagrl.importing.yaml_source import read_yaml, resolved
+
+_VERL = re.compile(r"(verl|recipe)(\.\w+)*\.main_\w+|.*/main_ppo\.py")
+_SIIRL = re.compile(r"siirl(\.\w+)*\.main_\w+")
+_SLIME = re.compile(r"(.*/)?train(_async)?\.py")
+_SECTIONS = {
+    "siirl": ("dag",),
+    "verl": ("actor_rollout_ref",),
+    "roll": ("actor_train", "actor_infer", "rollout_batch_size"),
+    "trinity": ("explorer", "synchronizer", "buffer"),
+}
+"""Framework -> sections of which one marks its YAML."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The settings of a file."""
+
+    framework: str
+    settings: Settings
+    remarks: tuple[Remark, ...] = ()
+
+
+def read_source(
+    path: Path, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None, framework: str | None = None
+) -> Source:
+    """Read a file. ImportProblem if it cannot be read, or belongs to no known framework.
+
+    Args:
+        path: a shell script or a YAML file.
+        arguments: the arguments that the script is called with, or settings ``KEY=VALUE`` in place of the file's.
+        variables: variables of the environment that the script runs in.
+        framework: the framework, instead of the one that the content shows.
+    """
+    variables = variables or {}
+    if path.suffix in (".yaml", ".yml"):
+        return _read_yaml(path, arguments, variables, framework)
+    return _read_shell(path, arguments, variables, framework)
+
+
+def _read_yaml(
+    path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None
+) -> Source:
+    read = [*_parents(path), *read_yaml(path)]
+    settings = Settings()
+    for setting in read:
+        settings.add(setting)
+    if framework in (None, "verl", "siirl"):
+        for index, text in enumerate(arguments, start=1):
+            _add_override(settings, Word(text, "command line", index))
+    else:
+        for index, text in enumerate(arguments, start=1):
+            key, _, value = text.partition("=")
+            settings.add(Setting(key, parse_scalar(value), "command line", index))
+    sections = {setting.key.split(".")[0] for setting in settings}
+    found = framework or next((name for name, marks in _SECTIONS.items() if sections & set(marks)), None)
+    if found is None:
+        known = "; ".join(f"{name} has {' or '.join(marks)}" for name, marks in _SECTIONS.items())
+        raise ImportProblem(f"{path}: belongs to no known framework ({known}); give --from NAME")
+    final = Settings()
+    for setting in resolved(list(settings), variables):
+        final.add(setting)
+    return Source(found, final)
+
+
+def _parents(path: Path) -> list[Setting]:
+    """The settings of files beside it that Hydra's ``defaults`` names, such as ``../config/traj_envs@_here_``."""
+    found: list[Setting] = []
+    for setting in read_yaml(path):
+        if not re.match(r"defaults(\.\d+)?(\.|$)", setting.key):
+            continue
+        for name in setting.value if isinstance(setting.value, list) else [setting.value]:
+            parent = path.parent / f"{str(name).partition('@')[0]}.yaml"
+            if isinstance(name, str) and parent.is_file() and parent.resolve() != path.resolve():
+                found += read_yaml(parent)
+    return found
+
+
+def _read_shell(
+    path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None
+) -> Source:
+    script = read_script(path, arguments, variables)
+    launches = [found for words in script.commands if (found := _launch(words, framework)) is not None]
+    if not launches:
+        reasons = "".join(f"\n{each.file}:{each.line}: {each.message}" for each in script.remarks)
+        raise ImportProblem(f"{path}: no call of verl, siiRL or slime found; give the launch script{reasons}")
+    name, words = launches[-1]
+    settings, remarks = Settings(), list(script.remarks)
+    if len(launches) > 1:
+        remarks.append(Remark(words[0].file, words[0].line, f"is the last of {len(launches)} calls, and the one read"))
+    if name == "slime":
+        _add_arguments(settings, words)
+    else:
+        _add_hydra(settings, words, path, variables, remarks)
+    if not settings.by_key:
+        raise ImportProblem(f"{path}: the call of {name} has no settings")
+    return Source(name, settings, tuple(remarks))
+
+
+def _launch(words: list[Word], framework: str | None) -> tuple[str, list[Word]] | None:
+    """The framework that a command starts, and the command's words from the program's name on."""
+    for index, word in enumerate(words):
+        matches: dict[str, Callable[[str], object]] = {
+            "verl": _VERL.fullmatch,
+            "siirl": _SIIRL.fullmatch,
+            "slime": _SLIME.fullmatch,
+        }
+        for name, match in matches.items():
+            if match(word.text) and (name != "slime" or any(w.text.startswith("--") for w in words[index + 1 :])):
+                return framework or name, words[index:]
+    return None
+
+
+def _add_hydra(
+    settings: Settings, words: list[Word], path: Path, variables: Mapping[str, str], remarks: list[Remark]
+) -> None:
+    """Overrides of Hydra, after the keys of a configuration that ``--config-path`` and ``--config-name`` name."""
+    options = {}
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        option = re.fullmatch(r"--(config-path|config-name|config-dir)(?:=(.*))?", word.text)
+        if option:
+            options[option[1].replace("dir", "path")] = (option[2] or (following.text if following else ""), word)
+    if "config-name" in options:
+        name, word = options["config-name"]
+        settings.add(Setting("--config-name", name.strip("'\""), word.file, word.line))
+        folder = Path(options.get("config-path", ("", word))[0].strip("'\"") or ".")
+        files = [base / folder / f"{name.removesuffix('.yaml')}.yaml" for base in (path.parent, Path())]
+        if found := next((file for file in files if file.is_file()), None):
+            for setting in resolved([*_parents(found), *read_yaml(found)], variables):
+                if not setting.key.startswith(("defaults", "hydra.")):
+                    settings.add(setting)
+        elif "config-path" in options:
+            remarks.append(Remark(word.file, word.line, f"{files[0]} is not here; the settings in it are missing"))
+    for word in words[1:]:
+        if not word.text.startswith("--"):
+            _add_override(settings, word)
+
+
+def _add_override(settings: Settings, word: Word) -> None:
+    found = re.fullmatch(r"(\+\+|\+|~)?([\w./@-]+)(?:=(.*))?", word.text.strip(), re.DOTALL)
+    if not found or (found[3] is None and found[1] != "~"):
+        return
+    if found[1] == "~":
+        settings.remove(found[2])
+        return
+    value = word.value if word.missing else parse_scalar(found[3])
+    if not isinstance(value, str) and hasattr(value, "missing"):
+        value = type(value)(found[3], value.missing)
+    settings.add(Setting(found[2], value, word.file, word.line))
+
+
+def _add_arguments(settings: Settings, words: list[Word]) -> None:
+    """Arguments of argparse: ``--key value ...`` and ``--flag``."""
+    program = words[0]
+    if "async" in program.text:
+        settings.add(Setting("train_async.py", True, program.file, program.line))
+    index = 1
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not word.text.startswith("--") or word.text == "--":
+            continue
+        key, equals, text = word.text.partition("=")
+        values = [Word(text, word.file, word.line, word.missing)] if equals else []
+        while index < len(words) and not words[index].text.startswith("--"):
+            values.append(words[index])
+            index += 1
+        unknown = next((each.value for each in values if each.missing), None)
+        parsed = [parse_scalar(each.text) for each in values]
+        value = unknown if unknown is not None else True if not values else parsed[0] if len(values) == 1 else parsed
+        settings.add(Setting(key, value, word.file, word.line))

@@ -1,0 +1,197 @@
+"""verl's ``algorithm``: advantages, the divergence in the reward, dynamic sampling and rollout correction."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.verl.actor import kl_estimator
+from dagrl.importing.verl.common import ACTOR
+
+_ESTIMATORS = {
+    **{name: name for name in ("gae", "grpo", "rloo", "remax", "opo", "gpg", "gigpo", "reinforce_plus_plus")},
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+    "grpo_vectorized": "grpo",
+    "rloo_vectorized": "rloo",
+    "cpgd": "grpo",
+}
+_CORRECTION = "algorithm.rollout_correction"
+_CRITERIA = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
+_DIVERGENCES = ("token_k2", "token_k3", "seq_sum_k2", "seq_sum_k3", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3")
+
+
+def _estimator(t: Translation) -> None:
+    key = "algorithm.adv_estimator"
+    name = str(t.get(key)).rpartition(".")[2].casefold()
+    t.put("nodes.advantage.op", "advantage")
+    if name not in _ESTIMATORS:
+        known = ", ".join(dict.fromkeys(_ESTIMATORS.values()))
+        t.put("nodes.advantage.estimator", "grpo")
+        t.refuse(f"estimators are {known}, or one of your own (docs/your_own.md); grpo stands in", key)
+        return
+    t.write("nodes.advantage.estimator", _ESTIMATORS[name], key)
+    std = "algorithm.norm_adv_by_std_in_grpo"
+    if name not in ("grpo", "gigpo", "grpo_vectorized"):
+        t.imply("has no effect on this estimator", std)
+    elif t.given(std):
+        t.write("nodes.advantage.normalize_by_std", t.get(std), std)
+    for option in ("gamma", "lam"):
+        option_key = f"algorithm.{option}"
+        if name == "gae" and t.given(option_key):
+            t.write(f"nodes.advantage.{option}", t.get(option_key), option_key)
+        elif t.get(option_key) in (None, 1, 1.0) or name not in ("reinforce_plus_plus",):
+            t.imply("has no effect on this estimator", option_key)
+        else:
+            t.refuse("returns of reinforce_plus_plus are not discounted", option_key)
+    if name == "remax":
+        _greedy(t)
+
+
+def _greedy(t: Translation) -> None:
+    """ReMax compares with the reward of the likeliest response: a second rollout and a second reward."""
+    t.put("nodes.greedy.op", "rollout")
+    t.put("nodes.greedy.engine", "generator")
+    t.put("nodes.greedy.n", t.tree["nodes.rollout.n"])
+    t.put("nodes.greedy.sampling.temperature", 0)
+    t.put("nodes.greedy.sampling.max_new_tokens", t.tree["nodes.rollout.sampling.max_new_tokens"])
+    t.put("nodes.baseline.op", "reward")
+    t.put("nodes.baseline.read_from", ["greedy"])
+    t.put("nodes.baseline.write", "baseline_reward")
+
+
+def _kl_in_reward(t: Translation) -> None:
+    prefix = "algorithm.kl_ctrl"
+    if not t.flag("algorithm.use_kl_in_reward"):
+        t.imply("there is no divergence in the reward")
+        return
+    target = "nodes.advantage.kl_in_reward"
+    t.write(f"{target}.coef", t.get(f"{prefix}.kl_coef"), f"{prefix}.kl_coef")
+    t.imply("`kl_in_reward` switches it on", "algorithm.use_kl_in_reward")
+    estimator = kl_estimator(t.get("algorithm.kl_penalty"))
+    if estimator in ("k1", "k2", "k3", "abs"):
+        t.write(f"{target}.estimator", estimator, "algorithm.kl_penalty")
+    else:
+        t.refuse("estimators in the reward are k1, k2, k3 and abs", "algorithm.kl_penalty")
+    if t.get(f"{prefix}.type") == "adaptive":
+        t.write(f"{target}.target_kl", t.get(f"{prefix}.target_kl"), f"{prefix}.target_kl", f"{prefix}.type")
+        t.write(f"{target}.horizon", t.get(f"{prefix}.horizon"), f"{prefix}.horizon")
+    else:
+        t.imply("the weight is fixed", *(f"{prefix}.{name}" for name in ("type", "target_kl", "horizon")))
+
+
+def _filter(t: Translation) -> None:
+    prefix = "algorithm.filter_groups"
+    if not t.flag(f"{prefix}.enable"):
+        t.imply("there is no dynamic sampling")
+        return
+    t.write("nodes.keep.op", "filter", f"{prefix}.enable")
+    metric = f"{prefix}.metric"
+    if t.get(metric) in ("reward", "acc", "score", "seq_reward", None):
+        t.imply("rewards of 0 and 1 are the accuracy; `nodes.keep` looks at the reward", metric)
+    else:
+        t.refuse("`nodes.keep` looks at the reward before penalties", metric)
+    rounds = t.number(f"{prefix}.max_num_gen_batches", 0)
+    if rounds > 0:
+        t.write("nodes.keep.max_rounds", rounds, f"{prefix}.max_num_gen_batches")
+    else:
+        t.write("nodes.keep.max_rounds", 1000, f"{prefix}.max_num_gen_batches", note="0 is no bound there")
+    batch = "data.gen_batch_size"
+    if t.get(batch) is not None and t.given(batch):
+        t.write("nodes.keep.prompts_per_round", t.get(batch), batch)
+
+
+def _reciprocal(value: float) -> float:
+    return float(f"{1 / value:.12g}")
+
+
+def _bounds(text: Any) -> tuple[float | None, float | None]:
+    """Lower and upper bound of ``"0.5_5.0"``; a single number is the upper one."""
+    found = re.fullmatch(r"\s*([\d.eE-]+)\s*[_,]\s*([\d.eE-]+)\s*", str(text))
+    if found:
+        return float(found[1]), float(found[2])
+    return (None, float(text)) if isinstance(text, int | float) else (None, None)
+
+
+def _correction(t: Translation) -> None:
+    names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
+    is_key, is_bound, normalize, rs_key, rs_bound = (f"{_CORRECTION}.{name}" for name in names)
+    target = "nodes.update.rollout_correction"
+    level = t.get(is_key)
+    if level in ("token", "sequence"):
+        t.write(f"{target}.rollout_is", level, is_key)
+        low, high = _bounds(t.get(is_bound))
+        t.write(f"{target}.rollout_is_threshold", high, is_bound)
+        if low is not None:
+            t.write(f"{target}.rollout_is_threshold_lower", low, is_bound)
+        if t.flag(normalize):
+            t.write(f"{target}.rollout_is_batch_normalize", True, normalize)
+    _rejection(t, rs_key, rs_bound, target)
+    if t.flag(f"{_CORRECTION}.bypass_mode"):
+        t.write("nodes.update.read", {"old_logprob": "rollout_logprob"}, f"{_CORRECTION}.bypass_mode")
+        if t.get(f"{_CORRECTION}.loss_type") == "reinforce":
+            t.write("nodes.update.loss.policy", "reinforce", f"{_CORRECTION}.loss_type")
+    veto = f"{_CORRECTION}.rollout_token_veto_threshold"
+    if t.number(veto):
+        t.write(f"{target}.rollout_token_veto_threshold", t.get(veto), veto)
+    rest = [key for key in t.current if not t.is_recorded(key)]
+    t.imply("is off, or has no effect without `rollout_is` or `rollout_rs`", *rest)
+
+
+def _rejection(t: Translation, key: str, bound: str, target: str) -> None:
+    """verl's bounds are of the generator's probability over the trainer's, dagrl's of its reciprocal."""
+    criterion = t.get(key)
+    if criterion is None:
+        return
+    low, high = _bounds(t.get(bound))
+    if criterion in _DIVERGENCES and high is not None:
+        t.write(f"{target}.rollout_rs", criterion, key)
+        t.write(f"{target}.rollout_rs_threshold", high, bound)
+    elif criterion in _CRITERIA and high is not None:
+        t.write(f"{target}.rollout_rs", _CRITERIA[criterion], key)
+        lowest = _reciprocal(high) if low is None else low
+        t.write(f"{target}.rollout_rs_threshold", _reciprocal(lowest), bound, note="reciprocals of verl's bounds")
+        t.write(f"{target}.rollout_rs_threshold_lower", _reciprocal(high), bound)
+    else:
+        t.refuse("one criterion: token_k1 to token_k3, or seq_sum, seq_mean or seq_max of them", key, bound)
+
+
+RULES = (
+    joint(
+        _estimator,
+        "algorithm.adv_estimator",
+        "algorithm.norm_adv_by_std_in_grpo",
+        "algorithm.gamma",
+        "algorithm.lam",
+        targets=("nodes.advantage.estimator", "nodes.advantage.normalize_by_std", "nodes.advantage.gamma", "nodes.advantage.lam"),
+        always=True,
+    ),
+    joint(
+        _kl_in_reward,
+        "algorithm.use_kl_in_reward",
+        "algorithm.kl_penalty",
+        "algorithm.kl_ctrl.*",
+        "algorithm.kl_ctrl",
+        targets=("nodes.advantage.kl_in_reward",),
+    ),
+    joint(_filter, "algorithm.filter_groups.*", "data.gen_batch_size", targets=("nodes.keep",)),
+    joint(
+        _correction,
+        f"{_CORRECTION}.*",
+        f"{_CORRECTION}",
+        targets=("nodes.update.rollout_correction", "nodes.update.read"),
+    ),
+    to("algorithm.step_advantage_w", "nodes.advantage.step_coef"),
+    refused_unless((False, None), "samples are not drawn again by reward", "algorithm.use_pf_ppo"),
+    refused("is a correction of an older verl: use `nodes.update.rollout_correction`", "algorithm.rollout_is*"),
+    implied(
+        "follows from the estimator",
+        "algorithm.pf_ppo*",
+        "algorithm.algorithm_name",
+        "algorithm.workflow_type",
+        "algorithm.share_reward_in_agent",
+        "algorithm._target_",
+        f"{ACTOR}.use_rollout_log_probs",
+    ),
+    refused("weights of CPGD's advantages are those of grpo", "algorithm.weight_factor_in_cpgd"),
+)

@@ -1,0 +1,73 @@
+"""What the tables of verl's sections share."""
+
+from __future__ import annotations
+
+from dagrl.importing.table import Translation
+
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+REF = "actor_rollout_ref.ref"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+FSDP = "belongs to FSDP: trainers are Megatron-core here, split by `engines.NAME.parallel`; see `dagrl plan --search`"
+MEMORY = "changes memory or speed alone, by kernels that Megatron-core chooses"
+
+
+def is_megatron(t: Translation) -> bool:
+    """Whether verl trains with Megatron-core."""
+    config = str(t.get("--config-name") or "")
+    return "megatron" in (t.get("model_engine"), t.get(f"{ACTOR}.strategy")) or "megatron" in config
+
+
+def uses_critic(t: Translation) -> bool:
+    """Whether there is a critic."""
+    return t.get("algorithm.adv_estimator") == "gae"
+
+
+def has_own_rollout_nodes(t: Translation) -> bool:
+    """Whether generators have machines of their own."""
+    return bool(t.number(f"{ROLLOUT}.nnodes", 0))
+
+
+def context_parallel(t: Translation, section: str) -> int:
+    """Ranks that share each sequence: Megatron's context parallelism, or Ulysses' with FSDP."""
+    megatron = t.number(f"{section}.megatron.context_parallel_size", 1)
+    ulysses = t.number(f"{section}.ulysses_sequence_parallel_size")
+    if ulysses is None:
+        ulysses = t.number(f"{section}.fsdp_config.ulysses_sequence_parallel_size", 1)
+    return int(megatron if is_megatron(t) else ulysses)
+
+
+def packed_tokens(
+    t: Translation, target: str, section: str, prefix: str, parallel: int, *, dynamic_key: str | None = None
+) -> None:
+    """Write ``tokens_per_micro_batch``.
+
+    With dynamic batches verl packs ``max_token_len_per_gpu x sequence-parallel size`` tokens into a micro-batch of a
+    model replica; without, it holds ``micro_batch_size_per_gpu`` rows, each padded to the longest prompt and response.
+    """
+    names = [f"{section}.{prefix}max_token_len_per_gpu", f"{section}.{prefix}micro_batch_size_per_gpu"]
+    dynamic = dynamic_key or f"{section}.{prefix}use_dynamic_bsz"
+    others = (dynamic, f"{section}.{prefix}micro_batch_size")
+    is_dynamic = t.get(dynamic)
+    if is_dynamic is None:
+        is_dynamic = t.get(f"{ACTOR}.use_dynamic_bsz")
+    if is_dynamic:
+        tokens = t.number(names[0])
+        key = names[0]
+        if tokens is None:
+            key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+            tokens = t.number(key, 16384)
+        note = f"{tokens} a GPU x {parallel} that share each sequence" if parallel > 1 else ""
+        t.write(target, int(tokens) * parallel, *((names[0],) if t.given(names[0]) else (key,)), note=note)
+        t.imply("tokens are packed by `tokens_per_micro_batch`", dynamic)
+        t.imply("has no effect with dynamic batches", names[1], others[1])
+        return
+    rows = t.number(names[1])
+    prompt, response = t.tree.get("data.max_prompt_tokens"), t.tree.get("nodes.rollout.sampling.max_new_tokens")
+    if rows and isinstance(prompt, int) and isinstance(response, int):
+        note = f"{rows} rows of up to {prompt} + {response} tokens"
+        t.write(target, int(rows) * (prompt + response), names[1], note=note)
+    t.imply("tokens are packed by `tokens_per_micro_batch`", dynamic)
+    t.imply("has no effect without dynamic batches", names[0])
+    t.refuse("rows of all GPUs together, of older versions; `tokens_per_micro_batch` is for a model replica", others[1])

@@ -1,0 +1,92 @@
+"""verl's ``critic``."""
+
+from __future__ import annotations
+
+from dagrl.importing.table import Translation, implied, joint, refused_unless
+from dagrl.importing.verl.actor import CRITIC_OPTIMIZER, layout, megatron_rest, offload, optimizer_rest
+from dagrl.importing.verl.common import ACTOR, MEMORY, MODEL, context_parallel, is_megatron, packed_tokens, uses_critic
+
+
+def _engine(t: Translation) -> None:
+    path = "critic.model.path"
+    if not uses_critic(t):
+        t.imply("there is no critic with this estimator")
+        return
+    t.put("engines.critic.backend", "megatron")
+    t.put("engines.critic.head", "value")
+    if t.given(path) and t.get(path) != t.get(f"{MODEL}.path"):
+        t.write("engines.critic.model.path", t.get(path), path)
+    else:
+        t.imply("the critic starts from the policy's weights", path)
+    key = "critic.model.enable_gradient_checkpointing"
+    if t.get(key) is not False and not is_megatron(t):
+        for name, value in (("granularity", "full"), ("method", "uniform"), ("num_layers", 1)):
+            t.write(f"engines.critic.transformer.recompute_{name}", value, key)
+    else:
+        t.imply("with Megatron, `override_transformer_config` decides what is computed anew", key)
+
+
+def _nodes(t: Translation) -> None:
+    if not uses_critic(t):
+        t.imply("there is no critic with this estimator")
+        return
+    t.put("nodes.values.op", "values")
+    t.put("nodes.values.engine", "critic")
+    t.put("nodes.critic.op", "critic")
+    t.put("nodes.critic.engine", "critic")
+    for name, target in (("ppo_mini_batch_size", "mini_batch"), ("ppo_epochs", "epochs"), ("loss_agg_mode", "aggregation")):
+        actor = f"{ACTOR}.{name}"
+        if t.given(f"critic.{name}"):
+            t.write(f"nodes.critic.{target}", t.get(f"critic.{name}"), f"critic.{name}")
+        elif target == "mini_batch" or t.given(actor):
+            t.write(f"nodes.critic.{target}", t.get(actor), actor)
+    if t.given("critic.cliprange_value"):
+        t.write("nodes.critic.cliprange_value", t.get("critic.cliprange_value"), "critic.cliprange_value")
+    parallel = context_parallel(t, "critic")
+    packed_tokens(t, "nodes.critic.tokens_per_micro_batch", "critic", "ppo_", parallel, dynamic_key="critic.use_dynamic_bsz")
+    if any(t.given(f"critic.forward_{name}_per_gpu") for name in ("max_token_len", "micro_batch_size")):
+        dynamic = "critic.use_dynamic_bsz"
+        packed_tokens(t, "nodes.values.tokens_per_micro_batch", "critic", "forward_", parallel, dynamic_key=dynamic)
+
+
+RULES = (
+    joint(
+        _engine,
+        "critic.model.path",
+        "critic.model.enable_gradient_checkpointing",
+        targets=("engines.critic.model.path",),
+        always=True,
+    ),
+    layout("critic", "critic"),
+    offload("critic", "critic"),
+    CRITIC_OPTIMIZER,
+    joint(
+        _nodes,
+        *(f"critic.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode", "cliprange_value")),
+        *(f"critic.{name}" for name in ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu")),
+        *(f"critic.forward_{name}" for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu", "micro_batch_size")),
+        "critic.ppo_micro_batch_size",
+        targets=("nodes.values", "nodes.critic"),
+        always=True,
+    ),
+    *megatron_rest("critic", "critic"),
+    implied(
+        MEMORY,
+        "critic.model.*",
+        "critic.fsdp*",
+        "critic.strategy",
+        "critic.enable",
+        "critic.shuffle",
+        "critic.checkpoint.*",
+        "critic.rollout_n",
+        "critic.data_loader_seed",
+        "critic.load_weight",
+        "critic.nccl_timeout",
+        "critic.loss_scale_factor",
+        "critic.pad_to_length*",
+        "critic.entropy_*",
+        "critic._target_",
+    ),
+    refused_unless(None, "is `profile` of the pipeline (docs/profiling.md)", "critic.profile*"),
+    optimizer_rest("critic"),
+)

@@ -1,0 +1,270 @@
+"""verl's ``actor_rollout_ref.rollout``: the generator and its node."""
+
+from __future__ import annotations
+
+from dagrl.importing.parts import generator, library_field, server_key
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.verl.common import ACTOR, ROLLOUT, context_parallel, packed_tokens
+
+
+def _backend(t: Translation) -> None:
+    key = f"{ROLLOUT}.name"
+    name = t.get(key)
+    if name in ("vllm", "sglang"):
+        generator(t, name, key)
+    else:
+        generator(t, "sglang", "no key")
+        t.lines.pop()
+        t.refuse("generators are SGLang, vLLM and, for small models, transformers; sglang stands in", key)
+    t.put("nodes.rollout.op", "rollout")
+    t.put("nodes.rollout.engine", "generator")
+
+
+def _server(t: Translation) -> None:
+    names = {
+        "tensor_model_parallel_size": "tensor_parallel",
+        "gpu_memory_utilization": "memory",
+        "max_num_seqs": "requests",
+        "enforce_eager": "eager",
+        "max_model_len": "length",
+    }
+    for name, target in names.items():
+        key = f"{ROLLOUT}.{name}"
+        if t.get(key) is None:
+            t.imply("is null, as by default", key)
+        elif name == "tensor_model_parallel_size" or name == "gpu_memory_utilization" or t.given(key):
+            t.write(server_key(t, target), t.get(key), key)
+
+
+def _server_rest(t: Translation) -> None:
+    is_vllm = t.tree["engines.generator.backend"] == "vllm"
+    for key in t.current:
+        name, value = key.removeprefix(f"{ROLLOUT}."), t.get(key)
+        if name in ("data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size"):
+            _sizes(t, key, name, is_vllm=is_vllm)
+        elif is_vllm and name != "moe_tensor_parallel_size":
+            t.write(f"engines.generator.server.{name}", value, key)
+        elif name == "enable_prefix_caching":
+            t.write("engines.generator.server.disable_radix_cache", not value, key)
+        elif name == "enable_chunked_prefill" and value is False:
+            t.write("engines.generator.server.chunked_prefill_size", -1, key)
+        else:
+            t.imply("verl does not pass it to SGLang", key)
+
+
+def _sizes(t: Translation, key: str, name: str, *, is_vllm: bool) -> None:
+    value = t.get(key)
+    if value in (None, 1):
+        t.imply("is 1, as by default", key)
+    elif name == "expert_parallel_size":
+        target, sent = ("enable_expert_parallel", True) if is_vllm else ("ep_size", value)
+        t.write(f"engines.generator.server.{target}", sent, key)
+    elif name == "pipeline_model_parallel_size":
+        if is_vllm:
+            t.refuse("vLLM's servers have no pipeline stages; raise the tensor-parallel size", key)
+        else:
+            t.write("engines.generator.server.pp_size", value, key)
+    elif is_vllm:
+        t.write("engines.generator.server.data_parallel_size", value, key)
+    else:
+        t.write("engines.generator.server.dp_size", value, key)
+        t.write("engines.generator.server.enable_dp_attention", True, key)
+
+
+def _engine_arguments(t: Translation) -> None:
+    backend = t.tree["engines.generator.backend"]
+    for key in t.current:
+        name, _, field = key.removeprefix(f"{ROLLOUT}.engine_kwargs.").partition(".")
+        if name != backend or not field:
+            t.imply("is for another generator", key)
+        else:
+            library_field(t, key, "generator", str(backend), field)
+
+
+def _sleep(t: Translation) -> None:
+    key = f"{ROLLOUT}.free_cache_engine"
+    if t.get(key) is False:
+        t.write("engines.generator.sleep", False, key)
+    else:
+        t.imply("`sleep: auto` frees the memory while another engine of the group works", key)
+
+
+def _sampling(t: Translation) -> None:
+    for name in ("temperature", "top_p", "top_k", "ignore_eos"):
+        key = f"{ROLLOUT}.{name}"
+        if t.given(key):
+            t.write(f"nodes.rollout.sampling.{name}", t.get(key), key)
+    key = f"{ROLLOUT}.do_sample"
+    if t.get(key) is False:
+        t.write("nodes.rollout.sampling.temperature", 0, key)
+    else:
+        t.imply("samples are drawn, as by default", key)
+
+
+def _validation(t: Translation) -> None:
+    """Validation samples greedily unless ``do_sample`` is true."""
+    prefix = f"{ROLLOUT}.val_kwargs"
+    names = ("temperature", "top_p", "top_k")
+    if t.flag(f"{prefix}.do_sample"):
+        for name in names:
+            if t.given(f"{prefix}.{name}"):
+                t.write(f"nodes.rollout.val_sampling.{name}", t.get(f"{prefix}.{name}"), f"{prefix}.{name}")
+        if not t.given(f"{prefix}.temperature"):
+            t.write("nodes.rollout.val_sampling.temperature", 0, f"{prefix}.temperature")
+        t.put("nodes.rollout.val_sampling.max_new_tokens", t.tree["nodes.rollout.sampling.max_new_tokens"])
+        t.imply("`val_sampling` is drawn from", f"{prefix}.do_sample")
+    else:
+        t.imply("validation takes the likeliest token, as by default", *(f"{prefix}.{name}" for name in (*names, "do_sample")))
+    count = t.number(f"{prefix}.n", 1)
+    if count > 1 and t.flag(f"{prefix}.do_sample"):
+        t.write("nodes.rollout.val_n", count, f"{prefix}.n")
+    else:
+        t.imply("one response, as by default", f"{prefix}.n")
+
+
+def _old(t: Translation) -> None:
+    if t.get("algorithm.rollout_correction.bypass_mode") is True:
+        t.imply("the generator's log-probs are the old ones")
+        return
+    t.put("nodes.old.op", "logprob")
+    t.put("nodes.old.engine", "actor")
+    t.put("nodes.old.write", "old_logprob")
+    keys = [f"{ROLLOUT}.log_prob_{name}" for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu")]
+    if any(t.given(key) for key in [*keys, f"{ROLLOUT}.log_prob_use_dynamic_bsz"]):
+        packed_tokens(t, "nodes.old.tokens_per_micro_batch", ROLLOUT, "log_prob_", context_parallel(t, ACTOR))
+
+
+def _turns(t: Translation) -> None:
+    prefix = f"{ROLLOUT}.multi_turn"
+    if not t.flag(f"{prefix}.enable"):
+        t.imply("responses have one turn")
+        return
+    t.refuse(
+        'tools are functions here: `nodes.rollout.tools: ["module:function"]` (docs/multi_turn.md); add them, and the keys '
+        "below apply",
+        f"{prefix}.enable",
+        f"{prefix}.tool_config_path",
+        f"{prefix}.function_tool_path",
+        f"{prefix}.interaction_config_path",
+        "data.tool_config_path",
+        "data.function_tool_path",
+    )
+    names = {"max_assistant_turns": "max_turns", "max_parallel_calls": "max_parallel_calls", "format": "tool_format"}
+    for name, target in names.items():
+        key = f"{prefix}.{name}"
+        if t.given(key) and t.get(key) is not None:
+            t.write(f"nodes.rollout.{target}", t.get(key), key)
+    t.refuse("counts characters; `nodes.rollout.max_observation_tokens` counts tokens", f"{prefix}.max_tool_response_length")
+    t.refuse("the middle is left out", f"{prefix}.tool_response_truncate_side")
+    rest = [key for key in t.current if not t.is_recorded(key)]
+    t.imply("turns are tokens, and are never rendered again", *rest)
+
+
+def _agent(t: Translation) -> None:
+    key = f"{ROLLOUT}.agent.default_agent_loop"
+    loop = t.get(key)
+    if loop in (None, "single_turn_agent", "tool_agent"):
+        t.imply("follows from `tools`", key)
+    else:
+        t.refuse("an agent loop of your own is `nodes.rollout.agent` (docs/gateway.md)", key)
+    for each in t.current:
+        if each.endswith(("agent_loop_config_path", ".path", ".name")) and t.get(each) is not None:
+            t.refuse("an agent loop of your own is `nodes.rollout.agent` (docs/gateway.md)", each)
+        elif each != key:
+            t.imply("the rollout's worker plays all conversations", each)
+
+
+def _replay(t: Translation) -> None:
+    key = f"{ROLLOUT}.enable_rollout_routing_replay"
+    if t.flag(key):
+        t.write("engines.actor.router_replay", True, key)
+    else:
+        t.imply("experts are not replayed, as by default", key)
+
+
+RULES = (
+    joint(_backend, f"{ROLLOUT}.name", targets=("engines.generator.backend", "engines.generator.environment"), always=True),
+    joint(
+        _server,
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        f"{ROLLOUT}.gpu_memory_utilization",
+        f"{ROLLOUT}.max_num_seqs",
+        f"{ROLLOUT}.enforce_eager",
+        f"{ROLLOUT}.max_model_len",
+        targets=("engines.generator.server",),
+        always=True,
+    ),
+    joint(
+        _server_rest,
+        f"{ROLLOUT}.max_num_batched_tokens",
+        f"{ROLLOUT}.enable_chunked_prefill",
+        f"{ROLLOUT}.enable_prefix_caching",
+        f"{ROLLOUT}.data_parallel_size",
+        f"{ROLLOUT}.expert_parallel_size",
+        f"{ROLLOUT}.pipeline_model_parallel_size",
+        f"{ROLLOUT}.moe_tensor_parallel_size",
+        targets=("engines.generator.server",),
+    ),
+    joint(_engine_arguments, f"{ROLLOUT}.engine_kwargs.*", targets=("engines.generator.extra.server",)),
+    joint(_sleep, f"{ROLLOUT}.free_cache_engine", targets=("engines.generator.sleep",)),
+    to(f"{ROLLOUT}.n", "nodes.rollout.n", write_default=True),
+    joint(
+        _sampling,
+        *(f"{ROLLOUT}.{name}" for name in ("temperature", "top_p", "top_k", "ignore_eos", "do_sample")),
+        targets=("nodes.rollout.sampling",),
+    ),
+    joint(_validation, f"{ROLLOUT}.val_kwargs.*", targets=("nodes.rollout.val_sampling", "nodes.rollout.val_n")),
+    joint(
+        _old,
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+        f"{ROLLOUT}.log_prob_micro_batch_size",
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz",
+        targets=("nodes.old.tokens_per_micro_batch",),
+        always=True,
+    ),
+    joint(
+        _turns,
+        f"{ROLLOUT}.multi_turn.*",
+        "data.tool_config_path",
+        "data.function_tool_path",
+        targets=("nodes.rollout.tools", "nodes.rollout.environment", "nodes.rollout.max_turns"),
+    ),
+    joint(_agent, f"{ROLLOUT}.agent.*", f"{ROLLOUT}.agent", targets=("nodes.rollout.agent",)),
+    joint(_replay, f"{ROLLOUT}.enable_rollout_routing_replay", targets=("engines.actor.router_replay",)),
+    to(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", "engines.generator.weight_sync.bucket_mib"),
+    to(f"{ROLLOUT}.update_weights_bucket_megabytes", "engines.generator.weight_sync.bucket_mib"),
+    implied("follows from `run.seed`", f"{ROLLOUT}.seed"),
+    refused_unless(0, "over-sampling is `nodes.rollout.over_sampling_batch_size`, in prompts", f"{ROLLOUT}.over_sample_rate"),
+    refused_unless((None, False, {}), "generators have the policy's own precision", f"{ROLLOUT}.quantization*", f"{ROLLOUT}.qat*"),
+    refused_unless((None, False), "draft models are not served", f"{ROLLOUT}.mtp*"),
+    refused_unless((False, None, 1, "nixl"), "prefill and decoding share a server", f"{ROLLOUT}.disaggregation.*"),
+    refused("rollouts are `samples/` of the run folder, and spans `timeline.json`", f"{ROLLOUT}.trace.*", f"{ROLLOUT}.prometheus.*"),
+    implied(
+        "follows from the weight sync and the tokens",
+        f"{ROLLOUT}.load_format",
+        f"{ROLLOUT}.layered_summon",
+        f"{ROLLOUT}.dtype",
+        f"{ROLLOUT}.mode",
+        f"{ROLLOUT}.calculate_log_probs",
+        f"{ROLLOUT}.logprobs_mode",
+        f"{ROLLOUT}.skip_tokenizer_init",
+        f"{ROLLOUT}.multi_stage_wake_up",
+        f"{ROLLOUT}.disable_log_stats",
+        f"{ROLLOUT}.checkpoint_engine.*",
+        f"{ROLLOUT}.trust_remote_code",
+        f"{ROLLOUT}.hybrid_engine",
+        f"{ROLLOUT}.use_fire_sampling",
+        f"{ROLLOUT}.scheduling_policy",
+        f"{ROLLOUT}.cudagraph_capture_sizes",
+        f"{ROLLOUT}.limit_images",
+        f"{ROLLOUT}.layer_name_map.*",
+        f"{ROLLOUT}.full_determinism",
+        f"{ROLLOUT}.moe_load_balance_metrics_interval",
+        f"{ROLLOUT}.router_config_path",
+        f"{ROLLOUT}._target_",
+        "actor_rollout_ref.hybrid_engine",
+        "actor_rollout_ref.nccl_timeout",
+    ),
+    refused("is `profile` of the pipeline (docs/profiling.md)", f"{ROLLOUT}.profiler*"),
+)

@@ -1,0 +1,170 @@
+"""verl's ``trainer``: groups of GPUs, steps, checkpoints and trackers."""
+
+from __future__ import annotations
+
+from dagrl.importing.parts import name_of, put_groups, steps_of_epochs, trackers
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.verl.common import ROLLOUT, has_own_rollout_nodes, uses_critic
+
+
+def _groups(t: Translation) -> None:
+    """One group for all, or a second one for generators that have machines of their own."""
+    nodes, gpus = "trainer.nnodes", "trainer.n_gpus_per_node"
+    own = has_own_rollout_nodes(t)
+    home = "train" if own else "gpus"
+    put_groups(t, {home: (1, 8)})
+    if t.get(nodes) != 1:
+        t.write(f"groups.{home}.nodes", t.get(nodes), nodes)
+    else:
+        t.imply("one machine, as by default", nodes)
+    t.write(f"groups.{home}.gpus_per_node", t.get(gpus), gpus)
+    t.put("engines.actor.group", home)
+    if uses_critic(t):
+        t.put("engines.critic.group", home)
+    t.put("engines.generator.group", "rollout" if own else home)
+    keys = [f"{ROLLOUT}.{name}" for name in ("nnodes", "n_gpus_per_node")]
+    if own:
+        t.write("groups.rollout.nodes", t.get(keys[0]), keys[0])
+        t.write("groups.rollout.gpus_per_node", t.get(keys[1]) or t.get(gpus), *(key for key in (keys[1], gpus) if t.given(key)))
+    else:
+        t.imply("generators share the trainer's GPUs", *keys)
+
+
+def _name(t: Translation) -> None:
+    key = "trainer.experiment_name"
+    t.write("name", name_of(t.get(key)), key)
+
+
+def _steps(t: Translation) -> None:
+    total, epochs = "trainer.total_training_steps", "trainer.total_epochs"
+    if t.number(total):
+        t.write("run.steps", t.get(total), total)
+        t.imply("`total_training_steps` takes its place", epochs)
+    else:
+        t.imply("is null, as by default", total)
+        steps_of_epochs(t, epochs)
+
+
+def _every(t: Translation) -> None:
+    for key, target in (("trainer.save_freq", "run.save_every"), ("trainer.test_freq", "run.validate_every")):
+        value = t.number(key, -1)
+        has_data = any(name == "data.val" or name.startswith("data.val.") for name in t.tree)
+        if value > 0 and (has_data or target != "run.validate_every"):
+            t.write(target, value, key)
+        else:
+            t.imply("never, as by default", key)
+    first = "trainer.val_before_train"
+    if t.flag(first) and any(name.startswith("data.val") for name in t.tree):
+        t.write("run.validate_first", True, first)
+    else:
+        t.imply("there is no validation before the first step, as by default", first)
+
+
+def _warmup(t: Translation) -> None:
+    """verl trains the policy from step ``critic_warmup`` on, counted from 1."""
+    key = "trainer.critic_warmup"
+    value = t.number(key, 0)
+    if value > 1 and uses_critic(t):
+        t.write("nodes.update.critic_warmup", value - 1, key, note="steps before it, which verl counts from 1")
+    else:
+        t.imply("the policy learns from the first step on", key)
+
+
+def _keep(t: Translation) -> None:
+    key = "trainer.max_actor_ckpt_to_keep"
+    if t.number(key):
+        t.write("run.keep", t.get(key), key)
+    t.imply("a checkpoint holds all engines", "trainer.max_critic_ckpt_to_keep", key) if not t.number(key) else t.imply(
+        "a checkpoint holds all engines", "trainer.max_critic_ckpt_to_keep"
+    )
+
+
+def _resume(t: Translation) -> None:
+    mode = t.get("trainer.resume_mode")
+    if mode == "disable":
+        t.write("run.resume", "never", "trainer.resume_mode")
+    elif mode in ("auto", None):
+        t.imply("a run goes on in its folder by itself", "trainer.resume_mode")
+    else:
+        t.refuse("a run goes on in its own folder: `dagrl run --run-dir DIR`", "trainer.resume_mode")
+    if t.get("trainer.resume_from_path") in (None, False):
+        t.imply("a run goes on in its folder by itself", "trainer.resume_from_path")
+    else:
+        t.refuse("a run goes on in its own folder: `dagrl run --run-dir DIR`", "trainer.resume_from_path")
+
+
+def _track(t: Translation) -> None:
+    key = "trainer.logger"
+    value = t.get(key)
+    trackers(t, value if isinstance(value, list) else [value], key)
+
+
+def _finish(t: Translation) -> None:
+    t.put("nodes.update.op", "update")
+    t.put("nodes.update.engine", "actor")
+
+
+GROUPS = (
+    joint(_name, "trainer.experiment_name", targets=("name",), always=True),
+    joint(
+        _groups,
+        "trainer.nnodes",
+        "trainer.n_gpus_per_node",
+        f"{ROLLOUT}.nnodes",
+        f"{ROLLOUT}.n_gpus_per_node",
+        targets=("groups",),
+        always=True,
+    ),
+)
+RULES = (
+    joint(_steps, "trainer.total_training_steps", "trainer.total_epochs", targets=("run.steps",), always=True),
+    joint(
+        _every,
+        "trainer.save_freq",
+        "trainer.test_freq",
+        "trainer.val_before_train",
+        targets=("run.save_every", "run.validate_every", "run.validate_first"),
+        always=True,
+    ),
+    joint(_warmup, "trainer.critic_warmup", targets=("nodes.update.critic_warmup",)),
+    joint(_keep, "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", targets=("run.keep",)),
+    joint(_resume, "trainer.resume_mode", "trainer.resume_from_path", targets=("run.resume",)),
+    joint(_track, "trainer.logger", targets=("track",), always=True),
+    to("trainer.log_val_generations", "run.log_val_generations"),
+    to("trainer.seed", "run.seed"),
+    joint(_finish, always=True),
+    refused("runs have one name", "trainer.project_name"),
+    refused_unless((False, None), "a run trains; see `dagrl export` for its weights", "trainer.val_only"),
+    refused_unless(("cuda", "gpu"), "GPUs are NVIDIA's", "trainer.device"),
+    refused_unless(("sync", {}, None), "steps overlap by `schedule.max_staleness` (docs/async.md)", "trainer.v1.trainer_mode"),
+    refused("checkpoints stay in the run folder", "trainer.default_hdfs_dir"),
+    implied("is `dagrl run --run-dir DIR`", "trainer.default_local_dir"),
+    implied(
+        "is done by itself, or is part of the run folder",
+        "trainer.balance_batch",
+        "trainer.rollout_data_dir",
+        "trainer.validation_data_dir",
+        "trainer.del_local_ckpt_after_load",
+        "trainer.remove_previous_ckpt_in_save",
+        "trainer.ray_wait_register_center_timeout",
+        "trainer.esi_redundant_time",
+        "trainer.checkpoint_callback_class",
+        "trainer.use_v1",
+        "trainer.use_legacy_worker_impl",
+        "trainer.v1*",
+        "trainer.should_*",
+        "trainer._target_",
+        "trainer.profile*",
+        "ray_kwargs*",
+        "ray_init*",
+        "global_profiler*",
+        "transfer_queue*",
+        "skip*",
+        "npu_profile*",
+        "hydra*",
+        "defaults*",
+        "--config-path",
+    ),
+    implied("edges follow from the columns that nodes read and write", "dag*"),
+    refused("there is no distillation from a teacher while sampling", "distillation*"),
+)

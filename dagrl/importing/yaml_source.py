@@ -1,0 +1,135 @@
+"""Flattens a YAML configuration into settings with their lines, and resolves interpolations as OmegaConf does.
+
+``${a.b}`` is absolute, ``${.b}`` relative to its section. ``${oc.select:KEY,DEFAULT}`` and ``${oc.env:NAME,DEFAULT}``
+are known; of the environment, only what the caller sets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dagrl.importing.settings import ImportProblem, Setting, Unresolved, normalized, parse_scalar
+
+_MOST_BYTES = 1024 * 1024
+_MOST_VALUES = 20_000
+_MOST_DEPTH = 40
+_INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+
+
+def read_yaml(path: Path) -> list[Setting]:
+    """Return all leaves of a file by dotted key, unresolved. ImportProblem if it is not a YAML mapping.
+
+    A list of scalars is one value; other lists have their indices in the keys.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ImportProblem(f"{path} cannot be read ({error.strerror}); check the path") from error
+    if len(data) > _MOST_BYTES:
+        raise ImportProblem(f"{path} has more than {_MOST_BYTES} bytes")
+    try:
+        root = yaml.compose(data, Loader=yaml.SafeLoader)
+        settings = list(islice(_leaves(root, "", str(path), 0), _MOST_VALUES + 1)) if isinstance(root, yaml.MappingNode) else []
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ImportProblem(f"{place}: is not YAML: {getattr(error, 'problem', None) or error}") from error
+    if not settings:
+        raise ImportProblem(f"{path}: is not a mapping of settings")
+    if len(settings) > _MOST_VALUES:
+        raise ImportProblem(f"{path} has more than {_MOST_VALUES} values")
+    return settings
+
+
+def _leaves(node: yaml.Node, key: str, file: str, depth: int) -> Iterator[Setting]:
+    if depth > _MOST_DEPTH:
+        raise ImportProblem(f"{file}:{node.start_mark.line + 1}: is nested too deeply")
+    if isinstance(node, yaml.MappingNode) and node.value:
+        for key_node, value_node in node.value:
+            name = str(key_node.value)
+            yield from _leaves(value_node, f"{key}.{name}" if key else name, file, depth + 1)
+    elif isinstance(node, yaml.SequenceNode) and any(not isinstance(each, yaml.ScalarNode) for each in node.value):
+        for index, each in enumerate(node.value):
+            yield from _leaves(each, f"{key}.{index}", file, depth + 1)
+    else:
+        yield Setting(key, normalized(_plain(node)), file, node.start_mark.line + 1)
+
+
+def _plain(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.ScalarNode):
+        return yaml.SafeLoader("").construct_object(node)  # type: ignore[no-untyped-call]
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(each) for each in node.value]
+    return {}
+
+
+def resolved(settings: list[Setting], variables: Mapping[str, str]) -> list[Setting]:
+    """Return the settings with their interpolations replaced; an unknown one makes its value `Unresolved`."""
+    by_key = {setting.key: setting.value for setting in settings}
+    resolver = _Resolver(by_key, variables)
+    return [
+        Setting(setting.key, resolver.value(setting.key, setting.value), setting.file, setting.line)
+        for setting in settings
+    ]
+
+
+class _Resolver:
+    def __init__(self, by_key: Mapping[str, Any], variables: Mapping[str, str]) -> None:
+        self.by_key, self.variables = by_key, variables
+
+    def value(self, key: str, value: Any, depth: int = 0) -> Any:
+        if isinstance(value, list):
+            return [self.value(key, each, depth) for each in value]
+        if not isinstance(value, str) or "${" not in value or depth > _MOST_DEPTH:
+            return value
+        whole = _INTERPOLATION.fullmatch(value)
+        if whole:
+            return self._lookup(key, whole[1], depth + 1)
+        missing: list[str] = []
+
+        def replaced(found: re.Match[str]) -> str:
+            inner = self._lookup(key, found[1], depth + 1)
+            if isinstance(inner, Unresolved):
+                missing.extend(inner.missing)
+                return inner.text.replace("${", "$(")
+            return str(inner)
+
+        text = _INTERPOLATION.sub(replaced, value)
+        if missing:
+            return Unresolved(text.replace("$(", "${"), tuple(missing))
+        return self.value(key, text if "${" in text else parse_scalar(text) if not text.strip().isalpha() else text)
+
+    def _lookup(self, key: str, expression: str, depth: int) -> Any:
+        name, _, rest = expression.partition(":")
+        if name == "oc.env":
+            variable, comma, default = rest.partition(",")
+            if variable.strip() in self.variables:
+                return parse_scalar(self.variables[variable.strip()])
+            return parse_scalar(default) if comma else Unresolved(f"${{{expression}}}", (f"${variable.strip()}",))
+        default: Any = Unresolved(f"${{{expression}}}", (f"${{{expression}}}",))
+        if name == "oc.select":
+            expression, comma, text = rest.partition(",")
+            default = parse_scalar(text) if comma else None
+        target = self._absolute(key, expression.strip())
+        if target in self.by_key:
+            return self.value(target, self.by_key[target], depth)
+        section = {
+            each.removeprefix(f"{target}."): self.value(each, value, depth)
+            for each, value in self.by_key.items()
+            if each.startswith(f"{target}.")
+        }
+        return section or default
+
+    @staticmethod
+    def _absolute(key: str, expression: str) -> str:
+        if not expression.startswith("."):
+            return expression
+        ups = len(expression) - len(expression.lstrip("."))
+        parents = key.split(".")[:-ups]
+        return ".".join([*parents, expression.lstrip(".")])

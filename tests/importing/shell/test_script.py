@@ -1,0 +1,80 @@
+"""The parser is compared with bash itself, which runs scripts that only print their words."""
+
+import shutil
+import subprocess
+
+import pytest
+from dagrl.importing.shell.script import read_script
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+BASH = shutil.which("bash")
+needs_bash = pytest.mark.skipif(BASH is None, reason="needs bash")
+
+
+def words_of(path, text, arguments=(), variables=None):
+    path.write_text(text)
+    script = read_script(path, arguments, variables)
+    return [[word.text for word in command[1:]] for command in script.commands if command[0].text == "run"], script
+
+
+def bash_words(text, arguments=()):
+    text = "run() { printf '%s\\0' CALL \"$@\"; }\n" + text
+    done = subprocess.run([BASH, "-c", text, "script", *arguments], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    calls = []
+    for word in done.stdout.split("\0")[:-1]:
+        if word == "CALL":
+            calls.append([])
+        else:
+            calls[-1].append(word)
+    return calls
+
+
+_PLAIN = st.text("ab1 ./:=_-", max_size=6)
+_NAMES = st.sampled_from(["A", "B", "C"])
+_QUOTED = _PLAIN.map(lambda text: f"'{text}'")
+_BARE = st.text("ab1./_-", min_size=1, max_size=5)
+_EXPANSIONS = st.one_of(
+    _NAMES.map(lambda name: f"${{{name}}}"),
+    _NAMES.map(lambda name: f"${name}/"),
+    st.tuples(_NAMES, st.sampled_from([":-", "-", ":+", "+"]), _BARE).map(lambda p: f"${{{p[0]}{p[1]}{p[2]}}}"),
+    st.tuples(_NAMES, _NAMES, _BARE).map(lambda p: f"${{{p[0]}:-${{{p[1]}:-{p[2]}}}}}"),
+    st.tuples(_NAMES, st.sampled_from(["#", "##", "%", "%%"]), st.sampled_from(["a", "*a", "b*", "1"])).map(
+        lambda p: f"${{{p[0]}{p[1]}{p[2]}}}"
+    ),
+    st.tuples(st.integers(-9, 99), st.sampled_from("+-*/%"), st.integers(1, 9)).map(
+        lambda p: f"$(( {p[0]} {p[1]} {p[2]} ))"
+    ),
+)
+_PIECES = st.one_of(
+    _BARE, _QUOTED, _EXPANSIONS, _EXPANSIONS.map(lambda e: f'"{e}"'), _EXPANSIONS.map(lambda e: f'"x {e} y"')
+)
+_WORDS = st.lists(_PIECES, min_size=1, max_size=3).map("".join)
+_ARRAYS = st.lists(_WORDS, max_size=3).map(lambda words: "(\n  " + " # comment\n  ".join(words) + "\n)")
+_VALUES = st.one_of(_QUOTED, _BARE, _EXPANSIONS.map(lambda e: f'"{e}"'))
+_STATEMENTS = st.one_of(
+    st.tuples(_NAMES, _VALUES).map(lambda p: f"{p[0]}={p[1]}"),
+    st.tuples(_NAMES, _VALUES).map(lambda p: f"export {p[0]}={p[1]}"),
+    st.tuples(_NAMES, _NAMES, _VALUES).map(lambda p: f"{p[0]}={p[2]} {p[1]}={p[2]}"),
+    _ARRAYS.map(lambda array: f"ARGS={array}"),
+    _ARRAYS.map(lambda array: f"ARGS+={array}"),
+    _WORDS.map(lambda word: f"run {word} \\\n  \"${{ARGS[@]}}\" $@"),
+    _WORDS.map(lambda word: f'run ${{ARGS[@]}} "$@" {word}'),
+    st.tuples(_NAMES, _PLAIN, _NAMES).map(
+        lambda p: f'if [ "${p[0]}" = \'{p[1]}\' ]; then {p[2]}=then; else {p[2]}=else; fi'
+    ),
+    st.tuples(_NAMES, st.text("ab1", min_size=1, max_size=2)).map(lambda p: f'[[ "${p[0]}" == {p[1]}* ]] && run yes || run no'),
+    st.tuples(_NAMES, _NAMES).map(lambda p: f'case "${p[0]}" in a*) {p[1]}=a ;; b|1) {p[1]}=b ;; *) {p[1]}=other ;; esac'),
+    _WORDS.map(lambda word: f"for each in x {word}; do run $each; done"),
+)
+
+
+@needs_bash
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_STATEMENTS, min_size=1, max_size=8), st.lists(_PLAIN, max_size=2))
+def test_words_are_those_that_bash_would_pass(tmp_path_factory, statements, arguments):
+    text = "\n".join(["A=a/b1 B='b a' C=", "ARGS=()", *statements, 'run "$A" "$B" "$C" ${ARGS[@]}']) + "\n"
+    found, script = words_of(tmp_path_factory.mktemp("script") / "s.sh", text, arguments)
+    assert found == bash_words(text, arguments)
+    assert script.remarks == []
