@@ -49,8 +49,14 @@ def server_key(t: Translation, name: str) -> str:
 
 
 def generator(t: Translation, backend: str, *keys: str) -> None:
-    """Write the generator's backend; vLLM runs in an environment of its own."""
+    """Write the generator's backend."""
+    put_generator(t, backend)
     t.write("engines.generator.backend", backend, *keys)
+
+
+def put_generator(t: Translation, backend: str) -> None:
+    """Put the generator; vLLM runs in an environment of its own."""
+    t.put("engines.generator.backend", backend)
     t.put("engines.generator.weights_from", "actor")
     if backend == "vllm":
         t.put("engines.generator.environment", "vllm")
@@ -138,6 +144,20 @@ def trackers(t: Translation, values: Iterable[Any], key: str) -> None:
     missing = [name for name in wanted if name and name not in known]
     note = f"no {', '.join(missing)}" if missing else ""
     t.write("track", track, key, note=note)
+
+
+def put_logprob(t: Translation, node: str, engine: str, column: str) -> None:
+    """Put a node that computes log-probs."""
+    for key, value in (("op", "logprob"), ("engine", engine), ("write", column)):
+        t.put(f"nodes.{node}.{key}", value)
+
+
+def put_reference(t: Translation) -> None:
+    """Put the reference, on the actor's ranks as its frozen copy, if a divergence is in loss or reward."""
+    if t.tree.get("nodes.update.loss.kl_coef") or t.tree.get("nodes.advantage.kl_in_reward.coef"):
+        t.put("engines.reference.backend", "megatron")
+        t.put("engines.reference.frozen_copy_of", "actor")
+        put_logprob(t, "ref", "reference", "ref_logprob")
 
 
 def is_known(value: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from dagrl.importing.slime import SLIME
 from dagrl.importing.table import Framework
 from dagrl.importing.verl import SIIRL, VERL
 
-FRAMEWORKS: dict[str, Framework] = {"verl": VERL, "siirl": SIIRL}
+FRAMEWORKS: dict[str, Framework] = {"verl": VERL, "siirl": SIIRL, "slime": SLIME}

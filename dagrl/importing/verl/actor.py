@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagrl.importing.parts import is_known, library_field, library_fields
-from dagrl.importing.settings import Unresolved
+from dagrl.importing.parts import is_known, library_field, library_fields, put_reference
 from dagrl.importing.table import Rule, Translation, implied, joint, refused, refused_unless, to
 from dagrl.importing.verl.common import (
     ACTOR,
@@ -412,17 +411,6 @@ def _ref_tokens(t: Translation) -> None:
         packed_tokens(t, "nodes.ref.tokens_per_micro_batch", REF, "log_prob_", context_parallel(t, ACTOR))
 
 
-def _reference(t: Translation) -> None:
-    """The reference, which lives on the actor's ranks as its frozen copy, where something reads it."""
-    divergence = t.tree.get("nodes.update.loss.kl_coef"), t.tree.get("nodes.advantage.kl_in_reward.coef")
-    if any(isinstance(each, Unresolved) or each for each in divergence):
-        t.put("engines.reference.backend", "megatron")
-        t.put("engines.reference.frozen_copy_of", "actor")
-        t.put("nodes.ref.op", "logprob")
-        t.put("nodes.ref.engine", "reference")
-        t.put("nodes.ref.write", "ref_logprob")
-
-
 def _ref_layout(t: Translation) -> None:
     for key in t.current:
         same = key.replace(f"{REF}.", f"{ACTOR}.", 1)
@@ -532,7 +520,7 @@ UPDATE = (
         f"{ACTOR}.kl_loss_type",
         targets=("nodes.update.loss.kl_coef", "nodes.update.loss.kl_estimator"),
     ),
-    joint(_reference, always=True),
+    joint(put_reference, always=True),
     joint(
         _update_tokens,
         f"{ACTOR}.ppo_max_token_len_per_gpu",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.parts import generator, library_field, server_key
+from dagrl.importing.parts import generator, library_field, put_generator, put_logprob, server_key
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
 from dagrl.importing.verl.common import ACTOR, ROLLOUT, context_parallel, packed_tokens
 
@@ -13,8 +13,7 @@ def _backend(t: Translation) -> None:
     if name in ("vllm", "sglang"):
         generator(t, name, key)
     else:
-        generator(t, "sglang", "no key")
-        t.lines.pop()
+        put_generator(t, "sglang")
         t.refuse("generators are SGLang, vLLM and, for small models, transformers; sglang stands in", key)
     t.put("nodes.rollout.op", "rollout")
     t.put("nodes.rollout.engine", "generator")
@@ -126,9 +125,7 @@ def _old(t: Translation) -> None:
     if t.get("algorithm.rollout_correction.bypass_mode") is True:
         t.imply("the generator's log-probs are the old ones")
         return
-    t.put("nodes.old.op", "logprob")
-    t.put("nodes.old.engine", "actor")
-    t.put("nodes.old.write", "old_logprob")
+    put_logprob(t, "old", "actor", "old_logprob")
     keys = [f"{ROLLOUT}.log_prob_{name}" for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu")]
     if any(t.given(key) for key in [*keys, f"{ROLLOUT}.log_prob_use_dynamic_bsz"]):
         packed_tokens(t, "nodes.old.tokens_per_micro_batch", ROLLOUT, "log_prob_", context_parallel(t, ACTOR))
