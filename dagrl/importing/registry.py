@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dagrl.importing.roll import ROLL
 from dagrl.importing.slime import SLIME
 from dagrl.importing.table import Framework
+from dagrl.importing.trinity import TRINITY
 from dagrl.importing.verl import SIIRL, VERL
 
-FRAMEWORKS: dict[str, Framework] = {"verl": VERL, "siirl": SIIRL, "slime": SLIME}
+FRAMEWORKS: dict[str, Framework] = {"verl": VERL, "siirl": SIIRL, "slime": SLIME, "roll": ROLL, "trinity": TRINITY}

@@ -232,7 +232,7 @@ def _validation(t: Translation) -> None:
     interval, files = "--eval-interval", "--eval-prompt-data"
     value = t.get(files)
     if not t.number(interval) or not is_known(value):
-        t.imply("there is no validation without `--eval-interval` and `--eval-prompt-data`")
+        t.imply_all("there is no validation without `--eval-interval` and `--eval-prompt-data`")
         return
     t.write("run.validate_every", t.get(interval), interval)
     if not t.flag("--skip-eval-before-train"):
@@ -353,7 +353,7 @@ def _estimator(t: Translation) -> None:
 
 def _critic(t: Translation) -> None:
     if not _uses_critic(t):
-        t.imply("there is no critic with this estimator")
+        t.imply_all("there is no critic with this estimator")
         return
     t.put("engines.critic.backend", "megatron")
     t.put("engines.critic.head", "value")
@@ -412,7 +412,7 @@ def _divergence(t: Translation) -> None:
 
 def _correction(t: Translation) -> None:
     if not t.flag("--use-tis"):
-        t.imply("there is no correction without `--use-tis`")
+        t.imply_all("there is no correction without `--use-tis`")
         return
     target = "nodes.update.rollout_correction"
     level = t.get("--tis-level", "token")
@@ -484,7 +484,7 @@ def _track(t: Translation) -> None:
 
 def _lora(t: Translation) -> None:
     if not t.number("--lora-rank", 0):
-        t.imply("there are no adapters")
+        t.imply_all("there are no adapters")
         return
     t.write("engines.actor.lora.rank", t.get("--lora-rank"), "--lora-rank")
     t.write("engines.actor.lora.alpha", t.get("--lora-alpha", 16), "--lora-alpha")

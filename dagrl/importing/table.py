@@ -148,9 +148,17 @@ class Translation:
         """Record settings as refused: they have no counterpart."""
         self._record_all(Status.REFUSED, reason, keys)
 
+    def refuse_all(self, reason: str) -> None:
+        """Record all settings of the current rule as refused."""
+        self._record_all(Status.REFUSED, reason, self.current)
+
     def imply(self, reason: str, *keys: str) -> None:
         """Record settings as implied: the pipeline does the same without them."""
         self._record_all(Status.IMPLIED, reason, keys)
+
+    def imply_all(self, reason: str) -> None:
+        """Record all settings of the current rule as implied."""
+        self._record_all(Status.IMPLIED, reason, self.current)
 
     def note(self, key: str, target: str, reason: str, value: Any = None) -> None:
         """Record something that the source leaves open, and that the user has to decide."""
@@ -161,7 +169,7 @@ class Translation:
         self.lines.append(Line(Status.UNKNOWN, key, shown, place, (target,), reason))
 
     def _record_all(self, status: Status, reason: str, keys: tuple[str, ...]) -> None:
-        for key in keys or self.current:
+        for key in keys:
             if key in self.settings:
                 self._record(status, self.settings.by_key[key], (), reason)
 
@@ -262,12 +270,12 @@ def joint(apply: Apply, *keys: str, targets: tuple[str, ...] = (), always: bool 
 
 def implied(reason: str, *keys: str) -> Rule:
     """Keys that need no counterpart."""
-    return Rule(keys, lambda t: t.imply(reason))
+    return Rule(keys, lambda t: t.imply_all(reason))
 
 
 def refused(reason: str, *keys: str) -> Rule:
     """Keys without a counterpart."""
-    return Rule(keys, lambda t: t.refuse(reason))
+    return Rule(keys, lambda t: t.refuse_all(reason))
 
 
 def refused_unless(value: Any, reason: str, *keys: str) -> Rule:

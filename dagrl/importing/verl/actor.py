@@ -54,7 +54,7 @@ def layout(section: str, engine: str) -> Rule:
 
     def apply(t: Translation) -> None:
         if engine not in _engines(t):
-            t.imply("there is no critic with this estimator")
+            t.imply_all("there is no critic with this estimator")
             return
         if not is_megatron(t):
             size = context_parallel(t, section)
@@ -114,7 +114,7 @@ def megatron_rest(section: str, engine: str) -> tuple[Rule, ...]:
         if t.flag(f"{prefix}.use_dist_checkpointing") and is_known(path):
             t.write(f"engines.{engine}.dist_checkpointing_path", path)
         else:
-            t.imply("weights come from the model's folder")
+            t.imply_all("weights come from the model's folder")
 
     return (
         joint(
@@ -168,7 +168,7 @@ def _lora(t: Translation) -> None:
     nested = bool(t.number(f"{MODEL}.lora.rank", 0))
     rank = t.number(f"{MODEL}.lora.rank", 0) or t.number(f"{MODEL}.lora_rank", 0)
     if not rank:
-        t.imply("there are no adapters")
+        t.imply_all("there are no adapters")
         return
     prefix = f"{MODEL}.lora." if nested else f"{MODEL}.lora_"
     t.write("engines.actor.lora.rank", rank, f"{prefix}rank")
@@ -202,7 +202,7 @@ def _optimizer(section: str, engine: str) -> Rule:
 
     def apply(t: Translation) -> None:
         if engine not in _engines(t):
-            t.imply("there is no critic with this estimator")
+            t.imply_all("there is no critic with this estimator")
             return
         target = f"engines.{engine}.optimizer"
         t.write(f"{target}.lr", t.get(f"{prefix}.lr"), f"{prefix}.lr")
@@ -248,7 +248,7 @@ def _schedule(section: str, engine: str) -> Rule:
 
     def apply(t: Translation) -> None:
         if engine not in _engines(t):
-            t.imply("there is no critic with this estimator")
+            t.imply_all("there is no critic with this estimator")
             return
         target = f"engines.{engine}.lr_schedule"
         warmup, ratio = t.number(f"{prefix}.lr_warmup_steps", -1), t.number(f"{prefix}.lr_warmup_steps_ratio", 0)
@@ -406,7 +406,7 @@ def _update_tokens(t: Translation) -> None:
 
 def _ref_tokens(t: Translation) -> None:
     if t.tree.get("nodes.ref.op") is None:
-        t.imply("nothing reads log-probs of the reference")
+        t.imply_all("nothing reads log-probs of the reference")
     else:
         packed_tokens(t, "nodes.ref.tokens_per_micro_batch", REF, "log_prob_", context_parallel(t, ACTOR))
 

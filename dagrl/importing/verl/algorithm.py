@@ -63,7 +63,7 @@ def _greedy(t: Translation) -> None:
 def _kl_in_reward(t: Translation) -> None:
     prefix = "algorithm.kl_ctrl"
     if not t.flag("algorithm.use_kl_in_reward"):
-        t.imply("there is no divergence in the reward")
+        t.imply_all("there is no divergence in the reward")
         return
     target = "nodes.advantage.kl_in_reward"
     t.write(f"{target}.coef", t.get(f"{prefix}.kl_coef"), f"{prefix}.kl_coef")
@@ -83,7 +83,7 @@ def _kl_in_reward(t: Translation) -> None:
 def _filter(t: Translation) -> None:
     prefix = "algorithm.filter_groups"
     if not t.flag(f"{prefix}.enable"):
-        t.imply("there is no dynamic sampling")
+        t.imply_all("there is no dynamic sampling")
         return
     t.write("nodes.keep.op", "filter", f"{prefix}.enable")
     metric = f"{prefix}.metric"

@@ -10,7 +10,7 @@ from dagrl.importing.verl.common import ACTOR, MEMORY, MODEL, context_parallel, 
 def _engine(t: Translation) -> None:
     path = "critic.model.path"
     if not uses_critic(t):
-        t.imply("there is no critic with this estimator")
+        t.imply_all("there is no critic with this estimator")
         return
     t.put("engines.critic.backend", "megatron")
     t.put("engines.critic.head", "value")
@@ -28,7 +28,7 @@ def _engine(t: Translation) -> None:
 
 def _nodes(t: Translation) -> None:
     if not uses_critic(t):
-        t.imply("there is no critic with this estimator")
+        t.imply_all("there is no critic with this estimator")
         return
     t.put("nodes.values.op", "values")
     t.put("nodes.values.engine", "critic")

@@ -28,7 +28,7 @@ def _function(t: Translation) -> None:
             t.write("nodes.reward.fn", f"{module}:{name}", f"{prefix}.path", f"{prefix}.name", note=note)
             break
     else:
-        t.imply("there is no function of your own")
+        t.imply_all("there is no function of your own")
         note = "verl chooses by `data_source`: mathematics for gsm8k, MATH, AIME and DAPO; else take code, or your own"
         t.write("nodes.reward.fn", "math", "default_compute_score", note=note)
     if "nodes.baseline.op" in t.tree:

@@ -123,7 +123,7 @@ def _validation(t: Translation) -> None:
 
 def _old(t: Translation) -> None:
     if t.get("algorithm.rollout_correction.bypass_mode") is True:
-        t.imply("the generator's log-probs are the old ones")
+        t.imply_all("the generator's log-probs are the old ones")
         return
     put_logprob(t, "old", "actor", "old_logprob")
     keys = [f"{ROLLOUT}.log_prob_{name}" for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu")]
@@ -134,7 +134,7 @@ def _old(t: Translation) -> None:
 def _turns(t: Translation) -> None:
     prefix = f"{ROLLOUT}.multi_turn"
     if not t.flag(f"{prefix}.enable"):
-        t.imply("responses have one turn")
+        t.imply_all("responses have one turn")
         return
     t.refuse(
         'tools are functions here: `nodes.rollout.tools: ["module:function"]` (docs/multi_turn.md); add them, and the keys '

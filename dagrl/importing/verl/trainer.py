@@ -74,9 +74,9 @@ def _keep(t: Translation) -> None:
     key = "trainer.max_actor_ckpt_to_keep"
     if t.number(key):
         t.write("run.keep", t.get(key), key)
-    t.imply("a checkpoint holds all engines", "trainer.max_critic_ckpt_to_keep", key) if not t.number(key) else t.imply(
-        "a checkpoint holds all engines", "trainer.max_critic_ckpt_to_keep"
-    )
+    else:
+        t.refuse("some checkpoints are kept, not all: `run.keep`", key)
+    t.imply("a checkpoint holds all engines", "trainer.max_critic_ckpt_to_keep")
 
 
 def _resume(t: Translation) -> None:
