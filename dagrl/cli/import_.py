@@ -30,8 +30,9 @@ def import_(
         typer.Argument(metavar="ARGUMENT", help="arguments that the script is called with", show_default=False),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", parser=parse_path, metavar="FILE", help="the pipeline file to write")
-    ] = Path("pipeline.yaml"),
+        Path | None,
+        typer.Option("--output", "-o", parser=parse_path, metavar="FILE", help="the file (default: pipeline.yaml)"),
+    ] = None,
     source: Annotated[
         str | None, typer.Option("--from", metavar="NAME", help="the framework (default: by the content)")
     ] = None,
@@ -50,6 +51,7 @@ def import_(
     from dagrl.importing.importer import import_file
     from dagrl.importing.registry import FRAMEWORKS
 
+    output = output or Path("pipeline.yaml")
     with exit_on("import", ValueError, OSError):
         if source is not None and source not in FRAMEWORKS:
             raise ValueError(f"--from takes {', '.join(FRAMEWORKS)}, got {source!r}")

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dagrl.backends.megatron.fields import DdpFields, OptimizerFields, TransformerFields
-from dagrl.backends.sglang.fields import ServerFields
-from dagrl.backends.vllm.fields import VllmFields
+from dagrl.config.schema.backends import engine_sections
 from dagrl.config.schema.library_fields import LibraryFields
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Rule, Translation
@@ -33,13 +31,6 @@ _SERVER_NAMES = {
         "length": "max_model_len",
     },
 }
-_TABLES: dict[str, type[LibraryFields]] = {
-    "transformer": TransformerFields,
-    "optimizer": OptimizerFields,
-    "ddp": DdpFields,
-    "sglang": ServerFields,
-    "vllm": VllmFields,
-}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -62,10 +53,16 @@ def put_generator(t: Translation, backend: str) -> None:
         t.put("engines.generator.environment", "vllm")
 
 
-def library_field(t: Translation, key: str, engine: str, table: str, field: str) -> None:
+def _tested_fields(backend: str, section: str) -> type[LibraryFields]:
+    table = engine_sections()[backend].model_fields[section].annotation
+    assert isinstance(table, type)
+    assert issubclass(table, LibraryFields)
+    return table
+
+
+def library_field(t: Translation, key: str, engine: str, section: str, field: str) -> None:
     """Write a field of a library's configuration under its own name, untested ones under ``extra``."""
-    section = "server" if table in ("sglang", "vllm") else table
-    fields = _TABLES[table]
+    fields = _tested_fields(str(t.tree[f"engines.{engine}.backend"]), section)
     value = t.get(key)
     if field in fields.refused:
         t.refuse(f"`{field}` {fields.refused[field]}".replace("; remove it", ""), key)
@@ -77,15 +74,17 @@ def library_field(t: Translation, key: str, engine: str, table: str, field: str)
         t.write(f"engines.{engine}.extra.{section}.{field}", value, key, note="untested with dagrl")
 
 
-def library_fields(pattern: str, engine: str, table: str) -> Rule:
+def library_fields(pattern: str, engine: str, section: str) -> Rule:
     """Fields of a library's configuration that the source names after a prefix: ``prefix.*``."""
     prefix = pattern.removesuffix("*")
 
     def apply(t: Translation) -> None:
         for key in t.current:
-            library_field(t, key, engine, table, key.removeprefix(prefix))
+            if f"engines.{engine}.backend" in t.tree:
+                library_field(t, key, engine, section, key.removeprefix(prefix))
+            else:
+                t.imply(f"there is no engine `{engine}`", key)
 
-    section = "server" if table in ("sglang", "vllm") else table
     return Rule((pattern,), apply, (f"engines.{engine}.{section}", f"engines.{engine}.extra.{section}"))
 
 
@@ -117,7 +116,7 @@ def rows_of(t: Translation, path: Any) -> int | None:
 
 
 def steps_of_epochs(t: Translation, key: str, *others: str) -> None:
-    """Write ``run.steps`` for a number of epochs: epochs x (prompts // prompts_per_step), as verl's loader drops the rest."""
+    """Write ``run.steps``: epochs x (prompts // prompts_per_step), as loaders drop the rest of an epoch."""
     epochs, prompts = t.number(key, 1), t.tree.get("data.prompts_per_step")
     rows = rows_of(t, t.tree.get("data.train"))
     if rows and isinstance(prompts, int) and rows >= prompts:

@@ -58,7 +58,7 @@ _KL = {"kl": "k1", "abs": "abs", "mse": "k2"}
 
 
 def devices(value: Any) -> list[int] | None:
-    """The GPUs of a ``device_mapping``: a list, or a text such as ``list(range(0,8)) + [12]``, which is not evaluated."""
+    """The GPUs of a ``device_mapping``: a list, or a text such as ``list(range(0,8)) + [12]``, not evaluated."""
     if isinstance(value, list):
         return [int(each) for each in value] if all(isinstance(each, int) for each in value) else None
     found: list[int] = []
@@ -122,8 +122,12 @@ def _lengths(t: Translation) -> None:
         t.imply("follows from prompt and response", "sequence_length")
     elif sequence:
         note = "less the prompt"
-        t.write("nodes.rollout.sampling.max_new_tokens", sequence - t.number("prompt_length"), "sequence_length", note=note)
-    t.imply("has no effect: the response's length follows from `sequence_length`", f"{INFER}.generating_args.max_new_tokens")
+        t.write(
+            "nodes.rollout.sampling.max_new_tokens", sequence - t.number("prompt_length"), "sequence_length", note=note
+        )
+    t.imply(
+        "has no effect: the response's length follows from `sequence_length`", f"{INFER}.generating_args.max_new_tokens"
+    )
 
 
 def _data(t: Translation) -> None:
@@ -158,7 +162,13 @@ def _rollout(t: Translation) -> None:
     over = "max_additional_running_prompts"
     if t.flag("is_use_additional_prompts") and t.number(over):
         prompts = t.get("rollout_batch_size") + t.get(over)
-        t.write("nodes.rollout.over_sampling_batch_size", prompts, "rollout_batch_size", over, note="prompts and those beyond")
+        t.write(
+            "nodes.rollout.over_sampling_batch_size",
+            prompts,
+            "rollout_batch_size",
+            over,
+            note="prompts and those beyond",
+        )
         t.imply("`over_sampling_batch_size` switches it on", "is_use_additional_prompts")
     else:
         t.imply("no more prompts are begun than a step needs", "is_use_additional_prompts", over)
@@ -237,7 +247,6 @@ def _server(t: Translation) -> None:
     else:
         put_generator(t, "sglang")
         t.refuse("generators are SGLang, vLLM and, for small models, transformers; sglang stands in", key)
-    backend = str(t.tree["engines.generator.backend"])
     workers = f"{INFER}.num_gpus_per_worker"
     if t.number(workers, 1) > 1:
         t.write(server_key(t, "tensor_parallel"), t.get(workers), workers)
@@ -249,7 +258,7 @@ def _server(t: Translation) -> None:
             if field in ("load_format", ""):
                 t.imply("weights come from the weight sync", each)
             else:
-                library_field(t, each, "generator", backend, field)
+                library_field(t, each, "generator", "server", field)
 
 
 def _mini_batch(t: Translation) -> None:
@@ -276,7 +285,9 @@ def _learning_rate(t: Translation) -> None:
     for role, engine in ((TRAIN, "actor"), (CRITIC, "critic")):
         prefix = f"{role}.training_args"
         if engine == "critic" and not _uses_critic(t):
-            t.imply("there is no critic with this estimator", *(key for key in t.current if key.startswith(f"{CRITIC}.")))
+            t.imply(
+                "there is no critic with this estimator", *(key for key in t.current if key.startswith(f"{CRITIC}."))
+            )
             continue
         target = f"engines.{engine}.optimizer"
         for name, field in (("learning_rate", "lr"), ("weight_decay", "weight_decay")):
@@ -286,7 +297,12 @@ def _learning_rate(t: Translation) -> None:
         schedule = f"engines.{engine}.lr_schedule"
         style = f"{prefix}.lr_scheduler_type"
         if t.get(style, "linear") in ("constant", "linear", "cosine"):
-            t.write(f"{schedule}.lr_decay_style", t.get(style, "linear"), style, note="" if t.given(style) else "default of ROLL")
+            t.write(
+                f"{schedule}.lr_decay_style",
+                t.get(style, "linear"),
+                style,
+                note="" if t.given(style) else "default of ROLL",
+            )
         else:
             t.refuse("shapes are constant, linear, cosine and inverse-square-root", style)
         warmup = f"{prefix}.warmup_steps"
@@ -385,12 +401,18 @@ def _tokens(t: Translation) -> None:
     for role, node in ((TRAIN, "update"), (CRITIC, "critic")):
         if f"nodes.{node}.op" not in t.tree:
             continue
-        packed = [f"{role}.max_tokens_per_microbatch_in_train", f"{role}.sequence_packing_args.max_packed_sequence_length_train"]
+        packed = [
+            f"{role}.max_tokens_per_microbatch_in_train",
+            f"{role}.sequence_packing_args.max_packed_sequence_length_train",
+        ]
         key = next((each for each in packed if t.number(each)), None)
         if key:
             t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key), key)
     for role, node in ((TRAIN, "old"), (REFERENCE, "ref")):
-        packed = [f"{role}.max_tokens_per_microbatch_in_infer", f"{role}.sequence_packing_args.max_packed_sequence_length_forward"]
+        packed = [
+            f"{role}.max_tokens_per_microbatch_in_infer",
+            f"{role}.sequence_packing_args.max_packed_sequence_length_forward",
+        ]
         key = next((each for each in packed if t.number(each)), None)
         if key and f"nodes.{node}.op" in t.tree:
             t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key), key)
@@ -437,7 +459,10 @@ def _correction(t: Translation) -> None:
             t.write(f"{target}.rollout_rs_threshold", t.get(f"{first}.ratio_high", 1.2), f"{first}.ratio_high")
             t.write(f"{target}.rollout_rs_threshold_lower", t.get(f"{first}.ratio_low", 0.8), f"{first}.ratio_low")
         else:
-            t.refuse("responses are rejected by ratio alone, of tokens or responses", *(k for k in t.current if k.startswith(first)))
+            t.refuse(
+                "responses are rejected by ratio alone, of tokens or responses",
+                *(k for k in t.current if k.startswith(first)),
+            )
     for key in t.current:
         if re.match(rf"{prefix}\.filters\.[1-9]", key):
             t.refuse("one criterion: `rollout_rs`", key)
@@ -532,7 +557,15 @@ _RULES = (
         always=True,
     ),
     to("pretrain", "model.path"),
-    joint(_lengths, "prompt_length", "response_length", "sequence_length", f"{INFER}.generating_args.max_new_tokens", targets=("data.max_prompt_tokens", "nodes.rollout.sampling.max_new_tokens"), always=True),
+    joint(
+        _lengths,
+        "prompt_length",
+        "response_length",
+        "sequence_length",
+        f"{INFER}.generating_args.max_new_tokens",
+        targets=("data.max_prompt_tokens", "nodes.rollout.sampling.max_new_tokens"),
+        always=True,
+    ),
     joint(
         _data,
         f"{TRAIN}.data_args.file_name",
@@ -562,7 +595,14 @@ _RULES = (
         targets=("engines.actor.backend",),
         always=True,
     ),
-    joint(_critic, "reward_pretrain", "value_clip", "critic_warmup", targets=("engines.critic", "nodes.critic"), always=True),
+    joint(
+        _critic,
+        "reward_pretrain",
+        "value_clip",
+        "critic_warmup",
+        targets=("engines.critic", "nodes.critic"),
+        always=True,
+    ),
     joint(
         _strategy,
         *(f"{role}.{_STRATEGY}{rest}" for role in (TRAIN, REFERENCE, CRITIC) for rest in ("", ".*")),
@@ -622,7 +662,11 @@ _RULES = (
             f"{role}.{name}"
             for role in (TRAIN, REFERENCE, CRITIC, INFER)
             for name in (
-                *("max_tokens_per_microbatch_in_train", "max_tokens_per_microbatch_in_infer", "sequence_packing_args.*"),
+                *(
+                    "max_tokens_per_microbatch_in_train",
+                    "max_tokens_per_microbatch_in_infer",
+                    "sequence_packing_args.*",
+                ),
                 *("use_dynamic_batching_in_train", "use_dynamic_batching_in_infer", "use_sequence_packing"),
                 *("sequence_length_round_in_train", "sequence_length_round_in_infer", "infer_batch_size"),
             )
@@ -639,17 +683,63 @@ _RULES = (
     joint(_keep, "max_ckpt_to_keep", targets=("run.keep",)),
     joint(_track, "track_with", targets=("track",), always=True),
     to("rpc_timeout", "run.node_timeout_s", convert=float),
-    refused("rewards and advantages are not clipped: an estimator of your own (docs/your_own.md)", "reward_clip", "advantage_clip"),
-    refused_unless(False, "a mask of your own leaves them out (docs/migration.md)", "max_len_mask", "error_max_len_clip"),
-    refused_unless(False, "groups are replaced, never masked: `nodes.keep` with `lower` and `upper`", "difficulty_mask"),
-    refused_unless((False, 0, 0.0, 1, 1.0, None), "has no counterpart in the loss", "difficulty_loss_weight", "length_loss_weight", "postive_loss_coef", "use_topr_neg_loss_coef", "use_topr_loss", "rl_loss_coef", "l2", "use_reward_scaling", "use_reward_norm", "whiten_rewards", "add_len_reward", "reward_shift", "reward_scale"),
+    refused(
+        "rewards and advantages are not clipped: an estimator of your own (docs/your_own.md)",
+        "reward_clip",
+        "advantage_clip",
+    ),
+    refused_unless(
+        False, "a mask of your own leaves them out (docs/migration.md)", "max_len_mask", "error_max_len_clip"
+    ),
+    refused_unless(
+        False, "groups are replaced, never masked: `nodes.keep` with `lower` and `upper`", "difficulty_mask"
+    ),
+    refused_unless(
+        (False, 0, 0.0, 1, 1.0, None),
+        "has no counterpart in the loss",
+        "difficulty_loss_weight",
+        "length_loss_weight",
+        "postive_loss_coef",
+        "use_topr_neg_loss_coef",
+        "use_topr_loss",
+        "rl_loss_coef",
+        "l2",
+        "use_reward_scaling",
+        "use_reward_norm",
+        "whiten_rewards",
+        "add_len_reward",
+        "reward_shift",
+        "reward_scale",
+    ),
     refused_unless("PPO", "is a policy: `nodes.update.loss.policy: reinforce`", "use_policy_loss_type"),
-    refused("mix the rows of the file beforehand", "*.domain_interleave_probs*", "*.interleave_probs", "dataset_filter*"),
+    refused(
+        "mix the rows of the file beforehand", "*.domain_interleave_probs*", "*.interleave_probs", "dataset_filter*"
+    ),
     refused_unless(1, "samples are drawn, without beams", "*.num_beams"),
     refused_unless((None, 1), "the learning rate has a warm-up in steps", f"{TRAIN}.training_args.warmup_ratio"),
-    refused("environments and agents are classes of your own (docs/multi_turn.md)", "custom_envs*", "*env_manager*", "*_env_*", "env_*", "max_tokens_per_step", "max_actions_per_traj", "group_size", "reward_normalization*", "*.max_env_num_per_worker", "num_env_groups*", "tags"),
+    refused(
+        "environments and agents are classes of your own (docs/multi_turn.md)",
+        "custom_envs*",
+        "*env_manager*",
+        "*_env_*",
+        "env_*",
+        "max_tokens_per_step",
+        "max_actions_per_traj",
+        "group_size",
+        "reward_normalization*",
+        "*.max_env_num_per_worker",
+        "num_env_groups*",
+        "tags",
+    ),
     refused("is `profile` of the pipeline (docs/profiling.md)", "profiler_*", "*profiler*"),
-    refused("there is no training of images' towers, distillation or other pipelines of ROLL", "student*", "teacher*", "*distill*", "opd*", "is_pure_opd"),
+    refused(
+        "there is no training of images' towers, distillation or other pipelines of ROLL",
+        "student*",
+        "teacher*",
+        "*distill*",
+        "opd*",
+        "is_pure_opd",
+    ),
     implied(
         "follows from the pipeline and the model",
         "*.model_args.*",
@@ -684,9 +774,34 @@ _RULES = (
         "reward_model*",
     ),
     implied("`sleep: auto` offloads while another engine of the group works", "is_offload_*", "offload_*"),
-    implied("is `dagrl run --run-dir DIR`", "output_dir", "logging_dir", "base_dir", "checkpoint_config*", "rollout_dump_dir", "resume_from_checkpoint", "save_logging_board_dir"),
+    implied(
+        "is `dagrl run --run-dir DIR`",
+        "output_dir",
+        "logging_dir",
+        "base_dir",
+        "checkpoint_config*",
+        "rollout_dump_dir",
+        "resume_from_checkpoint",
+        "save_logging_board_dir",
+    ),
     refused("trackers read their own environment", "tracker_kwargs*"),
-    implied("belongs to the launch", "hydra*", "defaults*", "logging_steps", "system_envs*", "generate_opt_level", "is_num_return_sequences_expand", "max_running_requests", "user_defined_rollout_loop_cls", "local_rank", "report_length_and_rewards", "length_profiler_dir", "router_args*", "rollout_mock*", "deepspeed_zero*"),
+    implied(
+        "belongs to the launch",
+        "hydra*",
+        "defaults*",
+        "logging_steps",
+        "system_envs*",
+        "generate_opt_level",
+        "is_num_return_sequences_expand",
+        "max_running_requests",
+        "user_defined_rollout_loop_cls",
+        "local_rank",
+        "report_length_and_rewards",
+        "length_profiler_dir",
+        "router_args*",
+        "rollout_mock*",
+        "deepspeed_zero*",
+    ),
 )
 
 ROLL = Framework("roll", "ROLL", _RULES, _DEFAULTS)

@@ -43,7 +43,8 @@ _DEFAULTS: dict[str, Any] = {
 _MODEL = """
     spec disable-bias-linear add-qkv-bias qk-layernorm group-query-attention num-attention-heads num-query-groups
     kv-channels num-layers hidden-size ffn-hidden-size use-gated-attention normalization apply-layernorm-1p
-    position-embedding-type norm-epsilon rotary-percent rotary-base swiglu untie-embeddings-and-output-weights vocab-size
+    position-embedding-type norm-epsilon rotary-percent rotary-base swiglu untie-embeddings-and-output-weights
+    vocab-size
     moe-ffn-hidden-size moe-shared-expert-intermediate-size moe-router-score-function moe-router-topk moe-layer-freq
     num-experts moe-token-drop-policy attention-output-gate moe-shared-expert-gate linear-attention-freq
     linear-conv-kernel-dim linear-key-head-dim linear-value-head-dim linear-num-key-heads linear-num-value-heads
@@ -158,12 +159,15 @@ def _prompt_length(t: Translation) -> None:
     elif t.number(context) and response and t.number(context) > response:
         t.write("data.max_prompt_tokens", t.get(context) - response, context, note="less the response")
     else:
-        t.put("data.max_prompt_tokens", _MOST_PROMPT)
-        t.note(key, "data.max_prompt_tokens", f"prompts have no bound there; {_MOST_PROMPT} stands in", None)
+        packed = t.number("--max-tokens-per-gpu", 0) * t.number("--context-parallel-size", 1)
+        room = packed - response if response and packed > response else _MOST_PROMPT
+        bound = min(_MOST_PROMPT, room)
+        t.put("data.max_prompt_tokens", bound)
+        t.note(key, "data.max_prompt_tokens", f"prompts have no bound there; {bound} stands in")
 
 
 def _mini_batch(t: Translation) -> None:
-    """slime counts samples: ``global_batch_size = rollout_batch_size x n / num_steps_per_rollout``."""
+    """Slime counts samples: ``global_batch_size = rollout_batch_size x n / num_steps_per_rollout``."""
     size, steps = "--global-batch-size", "--num-steps-per-rollout"
     prompts, n = t.tree.get("data.prompts_per_step"), t.tree.get("nodes.rollout.n")
     if not isinstance(prompts, int) or not isinstance(n, int):
@@ -228,7 +232,7 @@ def _sampling(t: Translation) -> None:
 
 
 def _validation(t: Translation) -> None:
-    """slime validates with the rollout's sampling where it sets no other, and before the first step."""
+    """Slime validates with the rollout's sampling where it sets no other, and before the first step."""
     interval, files = "--eval-interval", "--eval-prompt-data"
     value = t.get(files)
     if not t.number(interval) or not is_known(value):
@@ -273,7 +277,7 @@ def _server_fields(t: Translation) -> None:
         elif field.startswith("speculative"):
             t.refuse("draft models are not served", key)
         else:
-            library_field(t, key, "generator", "sglang", _SERVER.get(field, field))
+            library_field(t, key, "generator", "server", _SERVER.get(field, field))
 
 
 def _megatron(t: Translation) -> None:
@@ -436,8 +440,10 @@ def _dynamic(t: Translation) -> None:
         else:
             t.put("nodes.keep.op", "filter")
             t.write("nodes.keep.fn", _function(path), key, note="it takes columns of a group (docs/filter.md)")
-        if t.number(over):
+        if t.number(over) and not t.flag("--partial-rollout"):
             t.write("nodes.keep.prompts_per_round", t.get(over), over)
+        elif t.number(over):
+            t.write("nodes.rollout.over_sampling_batch_size", t.get(over), over)
     elif t.number(over) and t.get(over) != t.tree.get("data.prompts_per_step"):
         t.write("nodes.rollout.over_sampling_batch_size", t.get(over), over)
     for name in ("partial_rollout", "mask_offpolicy_in_partial_rollout"):
@@ -538,7 +544,13 @@ _RULES = (
         "--skip-eval-before-train",
         *("--eval-temperature", "--eval-top-p", "--eval-top-k", "--eval-max-response-len"),
         "--n-samples-per-eval-prompt",
-        targets=("data.val", "run.validate_every", "run.validate_first", "nodes.rollout.val_sampling", "nodes.rollout.val_n"),
+        targets=(
+            "data.val",
+            "run.validate_every",
+            "run.validate_first",
+            "nodes.rollout.val_sampling",
+            "nodes.rollout.val_n",
+        ),
     ),
     joint(
         _server,
@@ -627,13 +639,17 @@ _RULES = (
         convert=lambda size: max(1, size // 2**20),
         note="bytes there",
     ),
-    implied("the model's folder has weights and tokenizer; Megatron's are `dist_checkpointing_path`", "--ref-load", "--load"),
+    implied(
+        "the model's folder has weights and tokenizer; Megatron's are `dist_checkpointing_path`", "--ref-load", "--load"
+    ),
     implied("is `dagrl run --run-dir DIR`", "--save", "--save-hf", "--dump-details", "--save-debug-*"),
     implied("chats go through the tokenizer's chat template", "--apply-chat-template"),
     implied("follows from the model's config.json", *(f"--{name}" for name in _MODEL)),
     implied("`sleep: auto` frees the memory while the other engine works", "--offload*"),
     implied("gradients are reduced in float32, as by default", "--accumulate-allreduce-grads-in-fp32"),
-    refused_unless((0, 0.0), "is 0: log-probs in training must not depend on chance", "--attention-dropout", "--hidden-dropout"),
+    refused_unless(
+        (0, 0.0), "is 0: log-probs in training must not depend on chance", "--attention-dropout", "--hidden-dropout"
+    ),
     implied(
         "is done by itself",
         "--balance-data",
@@ -670,7 +686,9 @@ _RULES = (
         "--eval-min-new-tokens",
     ),
     refused_unless("megatron", "trainers are Megatron-core", "--train-backend"),
-    refused_unless("policy_loss", "losses are `update` with a policy, or nodes sft and dpo (docs/offline.md)", "--loss-type"),
+    refused_unless(
+        "policy_loss", "losses are `update` with a policy, or nodes sft and dpo (docs/offline.md)", "--loss-type"
+    ),
     refused(
         "is a node, an agent or a loss of your own (docs/your_own.md, docs/gateway.md)",
         "--custom-*",
@@ -683,19 +701,36 @@ _RULES = (
     ),
     refused("routes are those of the generator: --use-rollout-routing-replay", "--use-routing-replay"),
     refused("draft layers are not trained", "--mtp-*", "--enable-mtp-training"),
-    refused("wandb reads its own environment, such as WANDB_API_KEY and WANDB_PROJECT", "--wandb-*", "--disable-wandb-random-suffix"),
+    refused(
+        "wandb reads its own environment, such as WANDB_API_KEY and WANDB_PROJECT",
+        "--wandb-*",
+        "--disable-wandb-random-suffix",
+    ),
     refused("trackers read their own environment", "--tb-*", "--mlflow-*", "--use-prometheus", "--prometheus-*"),
     refused("generation ends at token ids: `stop_token_ids`", "--rollout-stop"),
     refused("the chat template is called without arguments", "--apply-chat-template-kwargs", "--chat-template-path"),
-    refused("tools are functions: `nodes.rollout.tools` (docs/multi_turn.md)", "--tool-key", "--generate-multi-samples"),
+    refused(
+        "tools are functions: `nodes.rollout.tools` (docs/multi_turn.md)", "--tool-key", "--generate-multi-samples"
+    ),
     refused("rewards are functions of a row", "--group-rm", "--rm-url", "--reward-key", "--eval-reward-key"),
     refused("advantages are those of `estimator`", "--disable-rewards-normalization", "--use-opsm", "--opsm-delta"),
     refused("images are `data.image_key` (docs/images.md)", "--multimodal-keys"),
-    refused("validation sets are parquet files: `data.val`", "--eval-config", "--eval-max-prompt-len", "--eval-max-context-len"),
+    refused(
+        "validation sets are parquet files: `data.val`",
+        "--eval-config",
+        "--eval-max-prompt-len",
+        "--eval-max-context-len",
+    ),
     refused("the reference stays as it is", "--ref-update-interval", "--ref-ckpt-step"),
     refused("is for tests of slime", "--ci-*", "--debug-*", "--check-weight-update-equal"),
     refused("fp8 training and quantized weights are not built in", "--fp8-*", "--transformer-impl", "--fp4-*"),
-    refused("is `profile` of the pipeline (docs/profiling.md)", "--use-pytorch-profiler", "--profile*", "--record-memory-history", "--memory-*"),
+    refused(
+        "is `profile` of the pipeline (docs/profiling.md)",
+        "--use-pytorch-profiler",
+        "--profile*",
+        "--record-memory-history",
+        "--memory-*",
+    ),
     refused("weights go over with every step", "--update-weights-interval", "--keep-old-actor"),
     refused("prefill and decoding share a server", "--prefill-num-servers", "--rollout-external*"),
 )

@@ -50,9 +50,7 @@ def read_source(
     return _read_shell(path, arguments, variables, framework)
 
 
-def _read_yaml(
-    path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None
-) -> Source:
+def _read_yaml(path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None) -> Source:
     read = [*_parents(path), *read_yaml(path)]
     settings = Settings()
     for setting in read:
@@ -88,9 +86,7 @@ def _parents(path: Path) -> list[Setting]:
     return found
 
 
-def _read_shell(
-    path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None
-) -> Source:
+def _read_shell(path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None) -> Source:
     script = read_script(path, arguments, variables)
     launches = [found for words in script.commands if (found := _launch(words, framework)) is not None]
     if not launches:
@@ -106,7 +102,8 @@ def _read_shell(
         _add_hydra(settings, words, path, variables, remarks)
     if not settings.by_key:
         raise ImportProblem(f"{path}: the call of {name} has no settings")
-    return Source(name, settings, tuple(remarks))
+    used = {name.lstrip("$") for word in words for name in word.missing}
+    return Source(name, settings, tuple(each for each in remarks if not each.names or each.names & used))
 
 
 def _launch(words: list[Word], framework: str | None) -> tuple[str, list[Word]] | None:

@@ -6,6 +6,7 @@ A rule says what happens to some keys: `to` copies a value to a key of the pipel
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from dagrl.config.errors import suggest
 from dagrl.importing.settings import Setting, Settings, Unresolved
 
 
@@ -153,12 +153,12 @@ class Translation:
         self._record_all(Status.REFUSED, reason, self.current)
 
     def imply(self, reason: str, *keys: str) -> None:
-        """Record settings as implied: the pipeline does the same without them."""
-        self._record_all(Status.IMPLIED, reason, keys)
+        """Record settings as implied, unless they have an outcome: the pipeline does the same without them."""
+        self._record_all(Status.IMPLIED, reason, tuple(key for key in keys if not self.is_recorded(key)))
 
     def imply_all(self, reason: str) -> None:
-        """Record all settings of the current rule as implied."""
-        self._record_all(Status.IMPLIED, reason, self.current)
+        """Record all other settings of the current rule as implied."""
+        self.imply(reason, *self.current)
 
     def note(self, key: str, target: str, reason: str, value: Any = None) -> None:
         """Record something that the source leaves open, and that the user has to decide."""
@@ -235,8 +235,8 @@ def translate(framework: Framework, settings: Settings, folder: Any = None) -> T
 
 def _hint(framework: Framework, key: str) -> str:
     known = [name for rule in framework.rules for name in rule.keys if "*" not in name]
-    hint = suggest(key, known)
-    return f"no key of {framework.version} that dagrl knows" + (f"; {hint}" if hint.startswith("did you") else "")
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.9)
+    return f"no key of {framework.version} that dagrl knows" + (f"; did you mean `{near[0]}`?" if near else "")
 
 
 def to(

@@ -134,7 +134,9 @@ def _split(count: int, machine: int) -> tuple[int, int]:
 
 
 def _lengths(t: Translation) -> None:
-    prompt, response, whole = (f"model.{name}" for name in ("max_prompt_tokens", "max_response_tokens", "max_model_len"))
+    prompt, response, whole = (
+        f"model.{name}" for name in ("max_prompt_tokens", "max_response_tokens", "max_model_len")
+    )
     t.write("nodes.rollout.sampling.max_new_tokens", t.get(response), response) if t.number(response) else None
     if t.number(prompt):
         t.write("data.max_prompt_tokens", t.get(prompt), prompt)
@@ -254,7 +256,11 @@ def _rollout(t: Translation) -> None:
         for name in ("temperature", "top_p", "top_k"):
             sampled = t.tree.get(f"nodes.rollout.sampling.{name}")
             if name in given:
-                t.write(f"nodes.rollout.val_sampling.{name}", t.get(f"{one}.rollout_args.{name}"), f"{one}.rollout_args.{name}")
+                t.write(
+                    f"nodes.rollout.val_sampling.{name}",
+                    t.get(f"{one}.rollout_args.{name}"),
+                    f"{one}.rollout_args.{name}",
+                )
             elif sampled is not None:
                 t.put(f"nodes.rollout.val_sampling.{name}", sampled)
         t.put("nodes.rollout.val_sampling.max_new_tokens", t.tree.get("nodes.rollout.sampling.max_new_tokens"))
@@ -294,13 +300,15 @@ def _server(t: Translation) -> None:
     extra = f"{_MODEL}.extra_engine_args."
     for each in t.current:
         if each.startswith(extra):
-            library_field(t, each, "generator", backend, each.removeprefix(extra))
+            library_field(t, each, "generator", "server", each.removeprefix(extra))
 
 
 def _trainer(t: Translation) -> None:
     key = "trainer.trainer_strategy"
     if _is_megatron(t):
-        t.write("engines.actor.backend", "megatron", key, f"{_VERL}.actor_rollout_ref.actor.strategy") if t.current else None
+        t.write(
+            "engines.actor.backend", "megatron", key, f"{_VERL}.actor_rollout_ref.actor.strategy"
+        ) if t.current else None
     else:
         t.refuse(FSDP, key, f"{_VERL}.actor_rollout_ref.actor.strategy")
     engines = ("actor", "critic") if _uses_critic(t) else ("actor",)
@@ -325,14 +333,18 @@ def _trainer(t: Translation) -> None:
 
 
 def _tokens(t: Translation) -> None:
-    parallel = max(t.number("trainer.ulysses_sequence_parallel_size", 1), t.number("trainer.megatron.context_parallel_size", 1))
+    parallel = max(
+        t.number("trainer.ulysses_sequence_parallel_size", 1), t.number("trainer.megatron.context_parallel_size", 1)
+    )
     keys = ("trainer.max_token_len_per_gpu", f"{_VERL}.actor_rollout_ref.actor.ppo_max_token_len_per_gpu")
     key = next((each for each in keys if t.number(each)), None)
     if key:
         for node in ("update", "old", "ref", "values", "critic"):
             if f"nodes.{node}.op" in t.tree:
                 t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key) * parallel, key)
-    t.imply("rows are always packed by `tokens_per_micro_batch`", "trainer.use_dynamic_bsz", "trainer.use_remove_padding")
+    t.imply(
+        "rows are always packed by `tokens_per_micro_batch`", "trainer.use_dynamic_bsz", "trainer.use_remove_padding"
+    )
 
 
 def _optimizer(t: Translation) -> None:
@@ -352,10 +364,29 @@ def _optimizer(t: Translation) -> None:
         for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
             t.write(f"engines.actor.optimizer.{name}", beta, "algorithm.optimizer.betas")
     syncs, schedule = _interval(t), "engines.actor.lr_schedule"
-    warmup = next((key for key in ("algorithm.optimizer.lr_warmup_steps", f"{_VERL}.actor_rollout_ref.actor.optim.lr_warmup_steps") if t.number(key, 0) > 0), None)
+    warmup = next(
+        (
+            key
+            for key in ("algorithm.optimizer.lr_warmup_steps", f"{_VERL}.actor_rollout_ref.actor.optim.lr_warmup_steps")
+            if t.number(key, 0) > 0
+        ),
+        None,
+    )
     if warmup:
-        t.write(f"{schedule}.lr_warmup_steps", -(-t.get(warmup) // syncs), warmup, note=f"/ sync_interval {syncs}" if syncs > 1 else "")
-    style = next((key for key in ("algorithm.optimizer.lr_scheduler_type", "algorithm.optimizer.warmup_style") if is_known(t.get(key))), None)
+        t.write(
+            f"{schedule}.lr_warmup_steps",
+            -(-t.get(warmup) // syncs),
+            warmup,
+            note=f"/ sync_interval {syncs}" if syncs > 1 else "",
+        )
+    style = next(
+        (
+            key
+            for key in ("algorithm.optimizer.lr_scheduler_type", "algorithm.optimizer.warmup_style")
+            if is_known(t.get(key))
+        ),
+        None,
+    )
     if style and t.get(style) in ("constant", "linear", "cosine"):
         t.write(f"{schedule}.lr_decay_style", t.get(style), style)
         ratio = "algorithm.optimizer.min_lr_ratio"
@@ -460,20 +491,32 @@ def _divergence(t: Translation) -> None:
         t.write("nodes.advantage.kl_in_reward.estimator", kl_estimator(t.get(penalty)) or "k1", penalty)
         if t.flag(f"{prefix}.adaptive"):
             for name in ("target_kl", "horizon"):
-                t.write(f"nodes.advantage.kl_in_reward.{name}", t.get(f"{prefix}.{name}"), f"{prefix}.{name}", f"{prefix}.adaptive")
+                t.write(
+                    f"nodes.advantage.kl_in_reward.{name}",
+                    t.get(f"{prefix}.{name}"),
+                    f"{prefix}.{name}",
+                    f"{prefix}.adaptive",
+                )
     bypass = "algorithm.bypass_old_logprobs"
     if t.get(bypass) is False or "nodes.advantage.kl_in_reward.coef" in t.tree:
         put_logprob(t, "old", "actor", "old_logprob")
         t.imply("`nodes.old` computes them", bypass)
     else:
-        t.write("nodes.update.read", {"old_logprob": "rollout_logprob"}, bypass, note="ratios to the explorer's log-probs")
+        t.write(
+            "nodes.update.read", {"old_logprob": "rollout_logprob"}, bypass, note="ratios to the explorer's log-probs"
+        )
     put_reference(t)
 
 
 def _ahead(t: Translation) -> None:
     offset, style, syncs = "synchronizer.sync_offset", "synchronizer.sync_style", _interval(t)
     if t.number(offset, 0):
-        t.write("schedule.max_staleness", math.ceil(t.get(offset) / syncs), offset, note=f"/ sync_interval {syncs}, rounded up")
+        t.write(
+            "schedule.max_staleness",
+            math.ceil(t.get(offset) / syncs),
+            offset,
+            note=f"/ sync_interval {syncs}, rounded up",
+        )
     elif "dynamic" in str(t.get(style)) or str(t.get(style)) == "explorer_driven":
         t.write("schedule.max_staleness", 2, style, note="the generator works ahead, but no further")
     else:
@@ -491,8 +534,15 @@ def _reward(t: Translation) -> None:
     own = f"{_TASKS}.taskset.default_reward_fn_type"
     key = own if t.given(own) else key
     value = str(t.get(key) or "")
-    if value in ("", "None", "math_reward", "math_boxed_reward", "math_dapo_reward", "accuracy_reward") and "math" in (value + str(t.get(flow))):
-        t.write("nodes.reward.fn", "math", *(each for each in (key, flow) if t.given(each)), note="without points for the format")
+    if value in ("", "None", "math_reward", "math_boxed_reward", "math_dapo_reward", "accuracy_reward") and "math" in (
+        value + str(t.get(flow))
+    ):
+        t.write(
+            "nodes.reward.fn",
+            "math",
+            *(each for each in (key, flow) if t.given(each)),
+            note="without points for the format",
+        )
     else:
         t.put("nodes.reward.fn", "math")
         t.note(key if t.given(key) else flow, "nodes.reward.fn", "set `fn`: math, or your own; math stands in")
@@ -506,8 +556,17 @@ def _reward(t: Translation) -> None:
 def _penalty(t: Translation) -> None:
     prefix = f"{_TASKS}.taskset.reward_fn_args"
     if t.flag(f"{prefix}.enable_overlong_penalty"):
-        t.write("nodes.advantage.overlong_buffer.len", t.get(f"{prefix}.cache_length"), f"{prefix}.cache_length", f"{prefix}.enable_overlong_penalty")
-        t.write("nodes.advantage.overlong_buffer.penalty_factor", t.get(f"{prefix}.penalty_factor", 1.0), f"{prefix}.penalty_factor")
+        t.write(
+            "nodes.advantage.overlong_buffer.len",
+            t.get(f"{prefix}.cache_length"),
+            f"{prefix}.cache_length",
+            f"{prefix}.enable_overlong_penalty",
+        )
+        t.write(
+            "nodes.advantage.overlong_buffer.penalty_factor",
+            t.get(f"{prefix}.penalty_factor", 1.0),
+            f"{prefix}.penalty_factor",
+        )
         t.imply("the penalty ends at `max_new_tokens`", f"{prefix}.max_response_length")
     t.refuse("arguments of the function are `nodes.reward.args`", *(key for key in t.current if not t.is_recorded(key)))
 
@@ -534,7 +593,9 @@ def _over_rollout(t: Translation) -> None:
     ratio, prompts = t.number(key, 0), t.tree["data.prompts_per_step"]
     if ratio:
         t.write("nodes.rollout.over_sampling_batch_size", prompts, key, note="all of the batch")
-        t.write("data.prompts_per_step", max(1, math.floor(prompts * (1 - ratio))), key, note="those that are waited for")
+        t.write(
+            "data.prompts_per_step", max(1, math.floor(prompts * (1 - ratio))), key, note="those that are waited for"
+        )
     t.refuse("the first complete prompts make the step", *(k for k in t.current if not t.is_recorded(k)))
 
 
@@ -595,6 +656,7 @@ _RULES = (
         f"{_TASKS}.eval_tasksets.*.rollout_args.*",
         f"{_TASKS}.eval_tasksets.*.repeat_times",
         targets=("nodes.rollout.sampling", "nodes.rollout.val_sampling", "nodes.rollout.val_n"),
+        always=True,
     ),
     joint(
         _batches,
@@ -602,7 +664,9 @@ _RULES = (
         targets=("nodes.update.mini_batch", "data.prompts_per_step", "nodes.rollout.n"),
         always=True,
     ),
-    joint(_steps, "buffer.total_steps", "buffer.total_epochs", "trainer.total_steps", targets=("run.steps",), always=True),
+    joint(
+        _steps, "buffer.total_steps", "buffer.total_epochs", "trainer.total_steps", targets=("run.steps",), always=True
+    ),
     joint(
         _every,
         *("trainer.save_interval", "explorer.eval_interval", "explorer.eval_on_startup"),
@@ -635,14 +699,28 @@ _RULES = (
     ),
     joint(
         _algorithm,
-        *("algorithm.algorithm_type", "algorithm.advantage_fn", "algorithm.advantage_fn_args.*", "model.critic_model_path"),
-        targets=("nodes.advantage.estimator", "nodes.advantage.baseline", "nodes.advantage.tau", "engines.critic.model"),
+        *(
+            "algorithm.algorithm_type",
+            "algorithm.advantage_fn",
+            "algorithm.advantage_fn_args.*",
+            "model.critic_model_path",
+        ),
+        targets=(
+            "nodes.advantage.estimator",
+            "nodes.advantage.baseline",
+            "nodes.advantage.tau",
+            "engines.critic.model",
+        ),
         always=True,
     ),
     joint(
         _loss,
         *("algorithm.policy_loss_fn", "algorithm.policy_loss_fn_args.*", "algorithm.loss_agg_mode"),
-        *("algorithm.entropy_loss_fn", "algorithm.entropy_loss_fn_args.*", "algorithm.entropy_loss_fn_args.entropy_coef"),
+        *(
+            "algorithm.entropy_loss_fn",
+            "algorithm.entropy_loss_fn_args.*",
+            "algorithm.entropy_loss_fn_args.entropy_coef",
+        ),
         *(f"algorithm.policy_loss_fn_args.{name}" for name in (*_OLD, "clip_range_low")),
         targets=(
             *("nodes.update.loss.policy", "nodes.update.loss.clip_ratio", "nodes.update.loss.clip_ratio_high"),
@@ -654,7 +732,12 @@ _RULES = (
         _divergence,
         *("algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args.kl_coef", "algorithm.kl_penalty_fn"),
         *("algorithm.kl_penalty_fn_args.*", "algorithm.bypass_old_logprobs"),
-        targets=("nodes.update.loss.kl_estimator", "nodes.update.loss.kl_coef", "nodes.advantage.kl_in_reward", "nodes.update.read"),
+        targets=(
+            "nodes.update.loss.kl_estimator",
+            "nodes.update.loss.kl_coef",
+            "nodes.advantage.kl_in_reward",
+            "nodes.update.read",
+        ),
         always=True,
     ),
     joint(
@@ -693,21 +776,60 @@ _RULES = (
     joint(_over_rollout, "explorer.over_rollout.*", targets=("nodes.rollout.over_sampling_batch_size",)),
     joint(_lora, "model.lora_configs.*", targets=("engines.actor.lora",)),
     to("trainer.critic_warmup", "nodes.update.critic_warmup", convert=lambda steps: steps),
-    joint(lambda t: trackers(t, [t.get("monitor.monitor_type")], "monitor.monitor_type"), "monitor.monitor_type", targets=("track",), always=True),
-    refused_unless((1.0, 0, None), "log-probs would be those of another policy", "model.repetition_penalty", "model.min_response_tokens"),
+    joint(
+        lambda t: trackers(t, [t.get("monitor.monitor_type")], "monitor.monitor_type"),
+        "monitor.monitor_type",
+        targets=("track",),
+        always=True,
+    ),
+    refused_unless(
+        (1.0, 0, None),
+        "log-probs would be those of another policy",
+        "model.repetition_penalty",
+        "model.min_response_tokens",
+    ),
     refused("prepare the file beforehand", "data_processor.*", "service*"),
-    refused("samples travel through Ray's object store, and are trained on in their own step", "buffer.trainer_input.experience_buffer.*"),
-    refused("experts' responses are `{op: mix}` with `data.responses` (docs/offline.md)", "buffer.trainer_input.auxiliary_buffers*", "algorithm.sample_strategy*"),
+    refused(
+        "samples travel through Ray's object store, and are trained on in their own step",
+        "buffer.trainer_input.experience_buffer.*",
+    ),
+    refused(
+        "experts' responses are `{op: mix}` with `data.responses` (docs/offline.md)",
+        "buffer.trainer_input.auxiliary_buffers*",
+        "algorithm.sample_strategy*",
+    ),
     refused("an engine that follows none judges: {op: judge} (docs/rewards.md)", "explorer.auxiliary_models*"),
     refused("a run for each stage, from what `dagrl export` makes of the one before", "stages*"),
     refused("runs have one name", "project", "group"),
-    refused("is a tool or an environment (docs/multi_turn.md)", f"{_TASKS}.taskset.workflow_args*", f"{_TASKS}.*workflow_args*"),
-    implied("columns are those of the converted file", f"{_TASKS}.eval_tasksets.*.format.*", f"{_TASKS}.eval_tasksets.*.storage_type", f"{_TASKS}.eval_tasksets.*.subset_name"),
-    refused("all validation sets share reward and format", f"{_TASKS}.eval_tasksets.*", f"{_TASKS}.default_eval_workflow_type"),
+    refused(
+        "is a tool or an environment (docs/multi_turn.md)",
+        f"{_TASKS}.taskset.workflow_args*",
+        f"{_TASKS}.*workflow_args*",
+    ),
+    implied(
+        "columns are those of the converted file",
+        f"{_TASKS}.eval_tasksets.*.format.*",
+        f"{_TASKS}.eval_tasksets.*.storage_type",
+        f"{_TASKS}.eval_tasksets.*.subset_name",
+    ),
+    refused(
+        "all validation sets share reward and format",
+        f"{_TASKS}.eval_tasksets.*",
+        f"{_TASKS}.default_eval_workflow_type",
+    ),
     refused("several task sets are one file", f"{_TASKS}.tasksets.*"),
     refused("trackers read their own environment", "monitor.monitor_args*"),
-    implied("`nodes.rollout.tool_timeout_s` bounds a call, `on_environment_error` says what follows", "explorer.max_timeout", "explorer.max_retry_times"),
-    implied("is `dagrl run --run-dir DIR`; a run goes on in its folder by itself", "checkpoint_root_dir", "continue_from_checkpoint", "trainer.save_hf_checkpoint"),
+    implied(
+        "`nodes.rollout.tool_timeout_s` bounds a call, `on_environment_error` says what follows",
+        "explorer.max_timeout",
+        "explorer.max_retry_times",
+    ),
+    implied(
+        "is `dagrl run --run-dir DIR`; a run goes on in its folder by itself",
+        "checkpoint_root_dir",
+        "continue_from_checkpoint",
+        "trainer.save_hf_checkpoint",
+    ),
     implied("`sleep: auto` offloads where engines share GPUs", "trainer.*offload*"),
     implied(
         "follows from the pipeline",

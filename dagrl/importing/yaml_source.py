@@ -35,7 +35,11 @@ def read_yaml(path: Path) -> list[Setting]:
         raise ImportProblem(f"{path} has more than {_MOST_BYTES} bytes")
     try:
         root = yaml.compose(data, Loader=yaml.SafeLoader)
-        settings = list(islice(_leaves(root, "", str(path), 0), _MOST_VALUES + 1)) if isinstance(root, yaml.MappingNode) else []
+        settings = (
+            list(islice(_leaves(root, "", str(path), 0), _MOST_VALUES + 1))
+            if isinstance(root, yaml.MappingNode)
+            else []
+        )
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -63,7 +67,7 @@ def _leaves(node: yaml.Node, key: str, file: str, depth: int) -> Iterator[Settin
 
 def _plain(node: yaml.Node) -> Any:
     if isinstance(node, yaml.ScalarNode):
-        return yaml.SafeLoader("").construct_object(node)  # type: ignore[no-untyped-call]
+        return yaml.SafeLoader("").construct_object(node)
     if isinstance(node, yaml.SequenceNode):
         return [_plain(each) for each in node.value]
     return {}
@@ -108,10 +112,10 @@ class _Resolver:
     def _lookup(self, key: str, expression: str, depth: int) -> Any:
         name, _, rest = expression.partition(":")
         if name == "oc.env":
-            variable, comma, default = rest.partition(",")
+            variable, comma, otherwise = rest.partition(",")
             if variable.strip() in self.variables:
                 return parse_scalar(self.variables[variable.strip()])
-            return parse_scalar(default) if comma else Unresolved(f"${{{expression}}}", (f"${variable.strip()}",))
+            return parse_scalar(otherwise) if comma else Unresolved(f"${{{expression}}}", (f"${variable.strip()}",))
         default: Any = Unresolved(f"${{{expression}}}", (f"${{{expression}}}",))
         if name == "oc.select":
             expression, comma, text = rest.partition(",")

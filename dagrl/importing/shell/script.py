@@ -25,7 +25,8 @@ _MOST_BYTES = 1024 * 1024
 _MOST_STATEMENTS = 50_000
 _MOST_DEPTH = 30
 _WRAPPERS = frozenset({"builtin", "exec", "nohup", "time", "command", "env", "sudo"})
-_MATTERS = re.compile(r"(?:^|[\s;&|(])[A-Za-z_]\w*\+?=|\b(?:source|eval)\b|\bmain_\w+|\btrain\w*\.py")
+_CALLS = re.compile(r"\b(?:source|eval)\b|\bmain_\w+|\btrain\w*\.py")
+_MATTERS = re.compile(rf"(?:^|[\s;&|(])[A-Za-z_]\w*\+?=|{_CALLS.pattern}")
 """Assignments, sourced files and calls of a trainer, in a part of a script."""
 
 
@@ -57,6 +58,8 @@ class Remark:
     file: str
     line: int
     message: str
+    names: frozenset[str] = frozenset()
+    """Variables that only this part sets: it does not matter where none of them is used. None: it matters always."""
 
 
 @dataclass
@@ -118,8 +121,8 @@ class _Walker:
         self._all(parse(source, str(path)), Expander(self.scope, source, substitute=self._substitute))
         self.scope.file = outer
 
-    def _remark(self, line: int, message: str) -> None:
-        remark = Remark(self.scope.file, line, message)
+    def _remark(self, line: int, message: str, names: frozenset[str] = frozenset()) -> None:
+        remark = Remark(self.scope.file, line, message, names)
         if remark not in self.script.remarks:
             self.script.remarks.append(remark)
 
@@ -129,7 +132,9 @@ class _Walker:
         for statement in statements or ():
             self._statements += 1
             if self._statements > _MOST_STATEMENTS:
-                raise ImportProblem(f"{self.scope.file} runs more than {_MOST_STATEMENTS} statements; shorten its loops")
+                raise ImportProblem(
+                    f"{self.scope.file} runs more than {_MOST_STATEMENTS} statements; shorten its loops"
+                )
             command = statement.get("Cmd")
             if command is None:
                 continue
@@ -331,4 +336,6 @@ class _Walker:
         if _MATTERS.search(text):
             names = re.findall(r"\$\{?([A-Za-z_]\w*)", text.split("\n", 1)[0])
             hint = f"; give --set {names[0]}=VALUE" if names else ""
-            self._remark(expander.line(node), f"is left out, as {why}{hint}")
+            assigned = frozenset(re.findall(r"(?:^|[\s;&|(])([A-Za-z_]\w*)\+?=", text))
+            is_new = not any(self.scope.array(name) for name in assigned) and not _CALLS.search(text)
+            self._remark(expander.line(node), f"is left out, as {why}{hint}", assigned if is_new else frozenset())

@@ -24,13 +24,17 @@ def parse(source: bytes, file: str) -> list[Node]:
     program = Path(sysconfig.get_path("scripts")) / "shfmt"
     found = str(program) if program.is_file() else shutil.which("shfmt")
     if found is None:
-        raise ImportProblem("shfmt is not installed, which parses shell scripts; install it with `pip install shfmt-py`")
+        raise ImportProblem(
+            "shfmt is not installed, which parses shell scripts; install it with `pip install shfmt-py`"
+        )
     command = [found, "--to-json", "--language-dialect", "bash"]
     done = subprocess.run(command, input=source, capture_output=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         message = done.stderr.decode(errors="replace").strip().partition("\n")[0]
         place = re.fullmatch(r".*?:(\d+):\d+: (.*)", message)
-        raise ImportProblem(f"{file}:{place[1]}: is not bash: {place[2]}" if place else f"{file} is not bash: {message}")
+        raise ImportProblem(
+            f"{file}:{place[1]}: is not bash: {place[2]}" if place else f"{file} is not bash: {message}"
+        )
     statements: list[Node] = json.loads(done.stdout).get("Stmts") or []
     return statements
 

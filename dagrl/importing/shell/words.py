@@ -124,9 +124,7 @@ class Builder:
 class Expander:
     """Expands words of one source."""
 
-    def __init__(
-        self, scope: Scope, source: bytes, base_line: int = 0, substitute: Substitute | None = None
-    ) -> None:
+    def __init__(self, scope: Scope, source: bytes, base_line: int = 0, substitute: Substitute | None = None) -> None:
         self.scope, self.source, self.base_line = scope, source, base_line
         self.substitute = substitute
 

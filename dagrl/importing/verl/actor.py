@@ -57,10 +57,10 @@ def layout(section: str, engine: str) -> Rule:
             t.imply_all("there is no critic with this estimator")
             return
         if not is_megatron(t):
-            size = context_parallel(t, section)
-            if size > 1:
+            ranks = context_parallel(t, section)
+            if ranks > 1:
                 target = f"engines.{engine}.parallel.context_parallel_size"
-                t.write(target, size, *ulysses, note="Ulysses' sequence parallelism is Megatron's context parallelism")
+                t.write(target, ranks, *ulysses, note="Ulysses' sequence parallelism is Megatron's context parallelism")
             t.imply("is 1, as by default", *(key for key in ulysses if t.get(key) == 1))
             t.imply("has no effect with FSDP", *keys, sequence)
             return
@@ -126,7 +126,9 @@ def megatron_rest(section: str, engine: str) -> tuple[Rule, ...]:
         library_fields(f"{prefix}.override_transformer_config.*", engine, "transformer"),
         library_fields(f"{prefix}.override_ddp_config.*", engine, "ddp"),
         to(f"{prefix}.use_distributed_optimizer", f"engines.{engine}.optimizer.use_distributed_optimizer"),
-        refused_unless("disabled", "routes are recorded by `router_replay`, from the generator", f"{prefix}.router_replay.mode"),
+        refused_unless(
+            "disabled", "routes are recorded by `router_replay`, from the generator", f"{prefix}.router_replay.mode"
+        ),
         refused_unless(False, "Megatron's FSDP is not built in", f"{prefix}.use_megatron_fsdp"),
         refused_unless(False, "sequences are split evenly", f"{prefix}.dynamic_context_parallel"),
         refused_unless((False, {}), "there is no training of quantized weights", f"{prefix}.qat.*"),
@@ -237,7 +239,12 @@ def _optimizer(section: str, engine: str) -> Rule:
         )
     ]
     return joint(
-        apply, *keys, clip, f"{prefix}.override_optimizer_config*", targets=(f"engines.{engine}.optimizer",), always=True
+        apply,
+        *keys,
+        clip,
+        f"{prefix}.override_optimizer_config*",
+        targets=(f"engines.{engine}.optimizer",),
+        always=True,
     )
 
 
@@ -258,9 +265,9 @@ def _schedule(section: str, engine: str) -> Rule:
         elif ratio and isinstance(steps, int):
             note = f"{ratio} of {steps} steps"
             t.write(f"{target}.lr_warmup_steps", int(ratio * steps), f"{prefix}.lr_warmup_steps_ratio", note=note)
-        t.imply("there is no warm-up, as by default", f"{prefix}.lr_warmup_steps", f"{prefix}.lr_warmup_steps_ratio") if not (
-            warmup > 0 or ratio
-        ) else None
+        t.imply(
+            "there is no warm-up, as by default", f"{prefix}.lr_warmup_steps", f"{prefix}.lr_warmup_steps_ratio"
+        ) if not (warmup > 0 or ratio) else None
         key = next((f"{prefix}.{style}" for style in styles if is_known(t.get(f"{prefix}.{style}"))), None)
         style = t.get(key) if key else "constant"
         if key and style in ("constant", "linear", "cosine", "inverse-square-root"):
@@ -293,7 +300,7 @@ def optimizer_rest(section: str) -> Rule:
 
 
 def _clip(t: Translation) -> None:
-    """Bounds of the ratio: ``clip_ratio_low`` and ``_high`` have defaults, so that ``clip_ratio`` alone has no effect."""
+    """Bounds of the ratio. ``clip_ratio_low`` and ``_high`` have defaults: ``clip_ratio`` alone has no effect."""
     low, high, plain = (f"{ACTOR}.{name}" for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio"))
     bounds = []
     for key in (low, high):
@@ -304,7 +311,9 @@ def _clip(t: Translation) -> None:
     if high_value != low_value or t.given(high_key):
         t.write("nodes.update.loss.clip_ratio_high", high_value, high_key)
     if plain not in (low_key, high_key):
-        reason = f"has no effect in verl: `clip_ratio_low` {low_value} and `clip_ratio_high` {high_value} take its place"
+        reason = (
+            f"has no effect in verl: `clip_ratio_low` {low_value} and `clip_ratio_high` {high_value} take its place"
+        )
         t.imply(reason, plain)
     dual = f"{ACTOR}.clip_ratio_c"
     if t.tree.get("nodes.update.loss.policy", "ppo_clip") == "ppo_clip":
@@ -351,6 +360,8 @@ def _policy(t: Translation) -> None:
 def _covariance(t: Translation, policy: str) -> None:
     prefix = f"{ACTOR}.policy_loss"
     t.put("nodes.held.op", "covariance")
+    if t.get("algorithm.rollout_correction.bypass_mode") is True:
+        t.put("nodes.held.read", {"old_logprob": "rollout_logprob"})
     t.write("nodes.held.share", t.get(f"{prefix}.{policy}_ratio"), f"{prefix}.{policy}_ratio")
     if policy == "clip_cov":
         bounds = [t.get(f"{prefix}.clip_cov_lb"), t.get(f"{prefix}.clip_cov_ub")]
@@ -379,7 +390,7 @@ KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", 
 
 
 def kl_estimator(name: Any) -> str | None:
-    """dagrl's name of an estimator of the divergence; ``low_var_kl`` is ``k3`` with the same bound."""
+    """Dagrl's name of an estimator of the divergence; ``low_var_kl`` is ``k3`` with the same bound."""
     text = str(name)
     base = KL_ESTIMATORS.get(text.removesuffix("+"))
     return None if base is None else base + ("+" if text.endswith("+") and base != "k2" else "")
@@ -401,7 +412,9 @@ def _kl(t: Translation) -> None:
 
 def _update_tokens(t: Translation) -> None:
     parallel = context_parallel(t, ACTOR)
-    packed_tokens(t, "nodes.update.tokens_per_micro_batch", ACTOR, "ppo_", parallel, dynamic_key=f"{ACTOR}.use_dynamic_bsz")
+    packed_tokens(
+        t, "nodes.update.tokens_per_micro_batch", ACTOR, "ppo_", parallel, dynamic_key=f"{ACTOR}.use_dynamic_bsz"
+    )
 
 
 def _ref_tokens(t: Translation) -> None:
@@ -537,7 +550,13 @@ UPDATE = (
         f"{REF}.log_prob_use_dynamic_bsz",
         targets=("nodes.ref.tokens_per_micro_batch",),
     ),
-    joint(_ref_layout, f"{REF}.megatron.*", f"{REF}.fsdp_config.*", f"{REF}.ulysses_sequence_parallel_size", f"{REF}.strategy"),
+    joint(
+        _ref_layout,
+        f"{REF}.megatron.*",
+        f"{REF}.fsdp_config.*",
+        f"{REF}.ulysses_sequence_parallel_size",
+        f"{REF}.strategy",
+    ),
     joint(_tis, f"{ACTOR}.tis_imp_ratio_cap", targets=("nodes.update.rollout_correction",)),
     to(f"{ACTOR}.checkpoint.async_save", "run.async_save"),
     to(

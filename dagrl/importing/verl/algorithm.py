@@ -18,7 +18,16 @@ _ESTIMATORS = {
 }
 _CORRECTION = "algorithm.rollout_correction"
 _CRITERIA = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
-_DIVERGENCES = ("token_k2", "token_k3", "seq_sum_k2", "seq_sum_k3", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3")
+_DIVERGENCES = (
+    "token_k2",
+    "token_k3",
+    "seq_sum_k2",
+    "seq_sum_k3",
+    "seq_mean_k2",
+    "seq_mean_k3",
+    "seq_max_k2",
+    "seq_max_k3",
+)
 
 
 def _estimator(t: Translation) -> None:
@@ -139,7 +148,7 @@ def _correction(t: Translation) -> None:
 
 
 def _rejection(t: Translation, key: str, bound: str, target: str) -> None:
-    """verl's bounds are of the generator's probability over the trainer's, dagrl's of its reciprocal."""
+    """Verl's bounds are of the generator's probability over the trainer's, dagrl's of its reciprocal."""
     criterion = t.get(key)
     if criterion is None:
         return
@@ -163,7 +172,12 @@ RULES = (
         "algorithm.norm_adv_by_std_in_grpo",
         "algorithm.gamma",
         "algorithm.lam",
-        targets=("nodes.advantage.estimator", "nodes.advantage.normalize_by_std", "nodes.advantage.gamma", "nodes.advantage.lam"),
+        targets=(
+            "nodes.advantage.estimator",
+            "nodes.advantage.normalize_by_std",
+            "nodes.advantage.gamma",
+            "nodes.advantage.lam",
+        ),
         always=True,
     ),
     joint(

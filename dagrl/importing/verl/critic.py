@@ -34,7 +34,11 @@ def _nodes(t: Translation) -> None:
     t.put("nodes.values.engine", "critic")
     t.put("nodes.critic.op", "critic")
     t.put("nodes.critic.engine", "critic")
-    for name, target in (("ppo_mini_batch_size", "mini_batch"), ("ppo_epochs", "epochs"), ("loss_agg_mode", "aggregation")):
+    for name, target in (
+        ("ppo_mini_batch_size", "mini_batch"),
+        ("ppo_epochs", "epochs"),
+        ("loss_agg_mode", "aggregation"),
+    ):
         actor = f"{ACTOR}.{name}"
         if t.given(f"critic.{name}"):
             t.write(f"nodes.critic.{target}", t.get(f"critic.{name}"), f"critic.{name}")
@@ -43,7 +47,9 @@ def _nodes(t: Translation) -> None:
     if t.given("critic.cliprange_value"):
         t.write("nodes.critic.cliprange_value", t.get("critic.cliprange_value"), "critic.cliprange_value")
     parallel = context_parallel(t, "critic")
-    packed_tokens(t, "nodes.critic.tokens_per_micro_batch", "critic", "ppo_", parallel, dynamic_key="critic.use_dynamic_bsz")
+    packed_tokens(
+        t, "nodes.critic.tokens_per_micro_batch", "critic", "ppo_", parallel, dynamic_key="critic.use_dynamic_bsz"
+    )
     if any(t.given(f"critic.forward_{name}_per_gpu") for name in ("max_token_len", "micro_batch_size")):
         dynamic = "critic.use_dynamic_bsz"
         packed_tokens(t, "nodes.values.tokens_per_micro_batch", "critic", "forward_", parallel, dynamic_key=dynamic)
@@ -63,8 +69,14 @@ RULES = (
     joint(
         _nodes,
         *(f"critic.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode", "cliprange_value")),
-        *(f"critic.{name}" for name in ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu")),
-        *(f"critic.forward_{name}" for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu", "micro_batch_size")),
+        *(
+            f"critic.{name}"
+            for name in ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu")
+        ),
+        *(
+            f"critic.forward_{name}"
+            for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu", "micro_batch_size")
+        ),
         "critic.ppo_micro_batch_size",
         targets=("nodes.values", "nodes.critic"),
         always=True,

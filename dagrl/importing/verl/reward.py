@@ -89,7 +89,12 @@ def _manager(t: Translation) -> None:
 
 
 RULES = (
-    joint(_function, *(f"{prefix}.{name}" for prefix in _FUNCTIONS for name in ("path", "name")), targets=("nodes.reward.fn",), always=True),
+    joint(
+        _function,
+        *(f"{prefix}.{name}" for prefix in _FUNCTIONS for name in ("path", "name")),
+        targets=("nodes.reward.fn",),
+        always=True,
+    ),
     joint(_buffer, *(f"{prefix}.*" for prefix in _BUFFERS), targets=("nodes.advantage.overlong_buffer",)),
     joint(_max_length, "reward_model.reward_kwargs.max_resp_len", "reward.reward_kwargs.max_resp_len"),
     joint(_manager, "reward_model.reward_manager", "reward.reward_manager.*", "reward.reward_manager"),

@@ -77,7 +77,7 @@ def _engine_arguments(t: Translation) -> None:
         if name != backend or not field:
             t.imply("is for another generator", key)
         else:
-            library_field(t, key, "generator", str(backend), field)
+            library_field(t, key, "generator", "server", field)
 
 
 def _sleep(t: Translation) -> None:
@@ -113,7 +113,10 @@ def _validation(t: Translation) -> None:
         t.put("nodes.rollout.val_sampling.max_new_tokens", t.tree["nodes.rollout.sampling.max_new_tokens"])
         t.imply("`val_sampling` is drawn from", f"{prefix}.do_sample")
     else:
-        t.imply("validation takes the likeliest token, as by default", *(f"{prefix}.{name}" for name in (*names, "do_sample")))
+        t.imply(
+            "validation takes the likeliest token, as by default",
+            *(f"{prefix}.{name}" for name in (*names, "do_sample")),
+        )
     count = t.number(f"{prefix}.n", 1)
     if count > 1 and t.flag(f"{prefix}.do_sample"):
         t.write("nodes.rollout.val_n", count, f"{prefix}.n")
@@ -136,22 +139,15 @@ def _turns(t: Translation) -> None:
     if not t.flag(f"{prefix}.enable"):
         t.imply_all("responses have one turn")
         return
+    tools = 'tools are functions here: `nodes.rollout.tools: ["module:function"]` (docs/multi_turn.md)'
+    names = ("enable", "tool_config_path", "function_tool_path", "interaction_config_path")
+    t.refuse(tools, *(f"{prefix}.{name}" for name in names), "data.tool_config_path", "data.function_tool_path")
+    options = {"max_assistant_turns": "max_turns", "max_parallel_calls": "max_parallel_calls", "format": "tool_format"}
+    for name, target in options.items():
+        t.refuse(f"is `nodes.rollout.{target}`, once there are `tools`", f"{prefix}.{name}")
     t.refuse(
-        'tools are functions here: `nodes.rollout.tools: ["module:function"]` (docs/multi_turn.md); add them, and the keys '
-        "below apply",
-        f"{prefix}.enable",
-        f"{prefix}.tool_config_path",
-        f"{prefix}.function_tool_path",
-        f"{prefix}.interaction_config_path",
-        "data.tool_config_path",
-        "data.function_tool_path",
+        "counts characters; `nodes.rollout.max_observation_tokens` counts tokens", f"{prefix}.max_tool_response_length"
     )
-    names = {"max_assistant_turns": "max_turns", "max_parallel_calls": "max_parallel_calls", "format": "tool_format"}
-    for name, target in names.items():
-        key = f"{prefix}.{name}"
-        if t.given(key) and t.get(key) is not None:
-            t.write(f"nodes.rollout.{target}", t.get(key), key)
-    t.refuse("counts characters; `nodes.rollout.max_observation_tokens` counts tokens", f"{prefix}.max_tool_response_length")
     t.refuse("the middle is left out", f"{prefix}.tool_response_truncate_side")
     rest = [key for key in t.current if not t.is_recorded(key)]
     t.imply("turns are tokens, and are never rendered again", *rest)
@@ -180,7 +176,9 @@ def _replay(t: Translation) -> None:
 
 
 RULES = (
-    joint(_backend, f"{ROLLOUT}.name", targets=("engines.generator.backend", "engines.generator.environment"), always=True),
+    joint(
+        _backend, f"{ROLLOUT}.name", targets=("engines.generator.backend", "engines.generator.environment"), always=True
+    ),
     joint(
         _server,
         f"{ROLLOUT}.tensor_model_parallel_size",
@@ -232,11 +230,19 @@ RULES = (
     to(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", "engines.generator.weight_sync.bucket_mib"),
     to(f"{ROLLOUT}.update_weights_bucket_megabytes", "engines.generator.weight_sync.bucket_mib"),
     implied("follows from `run.seed`", f"{ROLLOUT}.seed"),
-    refused_unless(0, "over-sampling is `nodes.rollout.over_sampling_batch_size`, in prompts", f"{ROLLOUT}.over_sample_rate"),
-    refused_unless((None, False, {}), "generators have the policy's own precision", f"{ROLLOUT}.quantization*", f"{ROLLOUT}.qat*"),
+    refused_unless(
+        0, "over-sampling is `nodes.rollout.over_sampling_batch_size`, in prompts", f"{ROLLOUT}.over_sample_rate"
+    ),
+    refused_unless(
+        (None, False, {}), "generators have the policy's own precision", f"{ROLLOUT}.quantization*", f"{ROLLOUT}.qat*"
+    ),
     refused_unless((None, False), "draft models are not served", f"{ROLLOUT}.mtp*"),
     refused_unless((False, None, 1, "nixl"), "prefill and decoding share a server", f"{ROLLOUT}.disaggregation.*"),
-    refused("rollouts are `samples/` of the run folder, and spans `timeline.json`", f"{ROLLOUT}.trace.*", f"{ROLLOUT}.prometheus.*"),
+    refused(
+        "rollouts are `samples/` of the run folder, and spans `timeline.json`",
+        f"{ROLLOUT}.trace.*",
+        f"{ROLLOUT}.prometheus.*",
+    ),
     implied(
         "follows from the weight sync and the tokens",
         f"{ROLLOUT}.load_format",

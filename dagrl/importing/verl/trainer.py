@@ -25,7 +25,11 @@ def _groups(t: Translation) -> None:
     keys = [f"{ROLLOUT}.{name}" for name in ("nnodes", "n_gpus_per_node")]
     if own:
         t.write("groups.rollout.nodes", t.get(keys[0]), keys[0])
-        t.write("groups.rollout.gpus_per_node", t.get(keys[1]) or t.get(gpus), *(key for key in (keys[1], gpus) if t.given(key)))
+        t.write(
+            "groups.rollout.gpus_per_node",
+            t.get(keys[1]) or t.get(gpus),
+            *(key for key in (keys[1], gpus) if t.given(key)),
+        )
     else:
         t.imply("generators share the trainer's GPUs", *keys)
 
@@ -61,7 +65,7 @@ def _every(t: Translation) -> None:
 
 
 def _warmup(t: Translation) -> None:
-    """verl trains the policy from step ``critic_warmup`` on, counted from 1."""
+    """Verl trains the policy from step ``critic_warmup`` on, counted from 1."""
     key = "trainer.critic_warmup"
     value = t.number(key, 0)
     if value > 1 and uses_critic(t):
@@ -136,7 +140,9 @@ RULES = (
     refused("runs have one name", "trainer.project_name"),
     refused_unless((False, None), "a run trains; see `dagrl export` for its weights", "trainer.val_only"),
     refused_unless(("cuda", "gpu"), "GPUs are NVIDIA's", "trainer.device"),
-    refused_unless(("sync", {}, None), "steps overlap by `schedule.max_staleness` (docs/async.md)", "trainer.v1.trainer_mode"),
+    refused_unless(
+        ("sync", {}, None), "steps overlap by `schedule.max_staleness` (docs/async.md)", "trainer.v1.trainer_mode"
+    ),
     refused("checkpoints stay in the run folder", "trainer.default_hdfs_dir"),
     implied("is `dagrl run --run-dir DIR`", "trainer.default_local_dir"),
     implied(

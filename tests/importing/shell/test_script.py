@@ -4,9 +4,10 @@ import shutil
 import subprocess
 
 import pytest
-from dagrl.importing.shell.script import read_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dagrl.importing.shell.script import read_script
 
 BASH = shutil.which("bash")
 needs_bash = pytest.mark.skipif(BASH is None, reason="needs bash")
@@ -59,13 +60,17 @@ _STATEMENTS = st.one_of(
     st.tuples(_NAMES, _NAMES, _VALUES).map(lambda p: f"{p[0]}={p[2]} {p[1]}={p[2]}"),
     _ARRAYS.map(lambda array: f"ARGS={array}"),
     _ARRAYS.map(lambda array: f"ARGS+={array}"),
-    _WORDS.map(lambda word: f"run {word} \\\n  \"${{ARGS[@]}}\" $@"),
+    _WORDS.map(lambda word: f'run {word} \\\n  "${{ARGS[@]}}" $@'),
     _WORDS.map(lambda word: f'run ${{ARGS[@]}} "$@" {word}'),
     st.tuples(_NAMES, _PLAIN, _NAMES).map(
-        lambda p: f'if [ "${p[0]}" = \'{p[1]}\' ]; then {p[2]}=then; else {p[2]}=else; fi'
+        lambda p: f"if [ \"${p[0]}\" = '{p[1]}' ]; then {p[2]}=then; else {p[2]}=else; fi"
     ),
-    st.tuples(_NAMES, st.text("ab1", min_size=1, max_size=2)).map(lambda p: f'[[ "${p[0]}" == {p[1]}* ]] && run yes || run no'),
-    st.tuples(_NAMES, _NAMES).map(lambda p: f'case "${p[0]}" in a*) {p[1]}=a ;; b|1) {p[1]}=b ;; *) {p[1]}=other ;; esac'),
+    st.tuples(_NAMES, st.text("ab1", min_size=1, max_size=2)).map(
+        lambda p: f'[[ "${p[0]}" == {p[1]}* ]] && run yes || run no'
+    ),
+    st.tuples(_NAMES, _NAMES).map(
+        lambda p: f'case "${p[0]}" in a*) {p[1]}=a ;; b|1) {p[1]}=b ;; *) {p[1]}=other ;; esac'
+    ),
     _WORDS.map(lambda word: f"for each in x {word}; do run $each; done"),
 )
 

@@ -1,0 +1,2 @@
+def score(response, answer):
+    return float(response.strip() == answer)

@@ -1,0 +1,150 @@
+"""Files in the form of each framework's examples: what becomes of their settings, and that the pipelines are valid."""
+
+import re
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from dagrl.importing import report
+from dagrl.importing.importer import import_file
+from dagrl.importing.settings import ImportProblem
+from dagrl.validation import check_file
+from dagrl.validation.data_files import check_data_files
+
+ROW = {
+    "prompt": [{"role": "user", "content": "1+1="}],
+    "data_source": "gsm8k",
+    "reward_model": {"ground_truth": "2"},
+}
+# File -> settings translated, defaults written out, implied, refused, unknown.
+COUNTS = {
+    "verl_grpo_megatron.sh": (40, 4, 18, 2, 1),
+    "verl_grpo_fsdp.sh": (29, 6, 10, 2, 1),
+    "verl_ppo.sh": (42, 16, 6, 2, 0),
+    "verl_multi_turn.sh": (18, 16, 2, 4, 0),
+    "siirl_dapo.sh": (33, 6, 6, 0, 0),
+    "slime_grpo.sh": (43, 2, 24, 2, 1),
+    "slime_async.sh": (29, 4, 4, 0, 0),
+    "roll_rlvr.yaml": (47, 6, 27, 5, 0),
+    "roll_async.yaml": (41, 3, 2, 0, 0),
+    "trinity_grpo.yaml": (32, 13, 9, 3, 0),
+    "trinity_ppo.yaml": (25, 9, 6, 0, 1),
+}
+VARIABLES = {"slime_async.sh": {"MODEL_PATH": "Qwen/Qwen3-4B"}}
+
+
+@pytest.fixture
+def folder(tmp_path, sources):
+    """A folder with the data files and the reward that the sources name."""
+    table = pa.Table.from_pylist([ROW] * 2048)
+    for text in re.findall(r"data/[\w/.-]+\.(?:parquet|jsonl)", "".join(f.read_text() for f in sources.glob("*.*"))):
+        path = (tmp_path / text).with_suffix(".parquet")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+    for name in ("train", "test"):
+        (tmp_path / "data" / "gsm8k").mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, tmp_path / "data" / "gsm8k" / f"{name}.parquet")
+    shutil.copy(sources / "my_math.py", tmp_path)
+    return tmp_path
+
+
+def imported(sources, folder, name, *arguments):
+    return import_file(sources / name, arguments, VARIABLES.get(name), folder=folder)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_settings_are_counted_and_the_pipeline_is_valid(name, sources, folder):
+    found = imported(sources, folder, name)
+    assert tuple(report.counts(found.translation).values()) == COUNTS[name]
+    assert found.remarks == ()
+    places = [line.place for line in found.translation.lines if line.place]
+    assert all(re.search(r":\d+$", place) for place in places)
+    path = folder / "pipeline.yaml"
+    path.write_text(found.text)
+    checked = check_file(path, with_files=False)
+    from dagrl.config.loading.positions import Findings
+
+    findings = Findings(checked.loaded.positions)
+    here = {key for key, file in checked.loaded.pipeline.data.files.items() if file.is_relative_to(folder)}
+    rows = check_data_files(checked.loaded.pipeline, checked.graph, folder, findings)
+    assert {key: rows.get(key) for key in here} == dict.fromkeys(here, 2048)
+
+
+def test_every_setting_has_one_outcome(sources, folder):
+    for name in COUNTS:
+        found = imported(sources, folder, name).translation
+        keys = [line.key for line in found.lines if line.place]
+        assert sorted(keys) == sorted(setting.key for setting in found.settings), name
+
+
+def test_each_value_names_its_source(sources, folder):
+    text = imported(sources, folder, "verl_grpo_fsdp.sh").text
+    assert "  prompts_per_step: 1024" in text
+    assert re.search(r"n: 5 +# verl_grpo_fsdp.sh:36 actor_rollout_ref.rollout.n\n", text)
+    assert re.search(r"dual_clip: 3.0 +# default of verl 0.9\n", text)
+
+
+def test_a_pipeline_of_verl(sources, folder):
+    tree = yaml.safe_load(imported(sources, folder, "verl_grpo_megatron.sh").text)
+    assert tree["data"]["val"] == {"gsm8k": "data/gsm8k/test.parquet", "math500": "data/math500/test.parquet"}
+    assert tree["engines"]["actor"]["parallel"] == {
+        "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 2,
+        "sequence_parallel": True,
+    }
+    assert tree["engines"]["actor"]["extra"] == {"transformer": {"masked_softmax_fusion": True}}
+    assert tree["engines"]["generator"]["server"] == {
+        "tp_size": 2,
+        "mem_fraction_static": 0.7,
+        "attention_backend": "fa3",
+    }
+    assert tree["nodes"]["update"]["tokens_per_micro_batch"] == (1024 + 2048) * 4
+    assert tree["nodes"]["rollout"]["val_sampling"] == {"temperature": 0.6, "max_new_tokens": 2048}
+    assert tree["run"]["steps"] == 15 * (2048 // 128)
+
+
+def test_arguments_of_the_script_come_last(sources, folder):
+    found = imported(sources, folder, "verl_grpo_megatron.sh", "actor_rollout_ref.rollout.n=16", "~trainer.test_freq")
+    assert found.translation.tree["nodes.rollout.n"] == 16
+    assert "run.validate_every" not in found.translation.tree
+
+
+def test_variables_choose_branches(sources, folder):
+    found = import_file(
+        sources / "verl_grpo_megatron.sh", (), {"INFER_BACKEND": "vllm", "MCORE_PATH": "/ckpt"}, folder=folder
+    )
+    tree = found.translation.tree
+    assert tree["engines.generator.backend"] == "vllm"
+    assert tree["engines.generator.server.enforce_eager"] is False
+    assert tree["engines.actor.dist_checkpointing_path"] == "/ckpt"
+
+
+def test_an_unset_variable_is_named(sources, folder):
+    found = import_file(sources / "slime_async.sh", folder=folder)
+    (line,) = [line for line in found.translation.lines if line.key == "--hf-checkpoint"]
+    assert line.status == "unknown"
+    assert "--set MODEL_PATH=" in line.note
+
+
+def test_secrets_are_not_printed(sources, folder):
+    for name in ("roll_rlvr.yaml", "slime_grpo.sh"):
+        found = import_file(sources / name, (), {"WANDB_KEY": "not-a-real-key-0123456789"}, folder=folder)
+        said = report.as_text(found.translation, ()) + found.text + str(report.as_object(found.translation, ()))
+        assert "***" in said
+        assert "not-a-real-key" not in said
+
+
+def test_files_of_other_programs_are_refused(tmp_path):
+    for name, text, said in (
+        ("a.sh", "python train_my_model.py --lr 3\n", "no call of"),
+        ("b.sh", "if true; then\n", "is not bash"),
+        ("c.yaml", "model: 3\n", "no known framework"),
+        ("d.yaml", "a: [1\n", "is not YAML"),
+        ("e.yaml", "- 1\n", "is not a mapping"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ImportProblem, match=said):
+            import_file(tmp_path / name)
