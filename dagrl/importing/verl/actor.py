@@ -331,17 +331,18 @@ _POLICIES = {
     "clip_cov": "clip_cov",
     "kl_cov": "kl_cov",
     "gpg": "reinforce",
+    "cpgd": "cpgd",
 }
 
 
 def _policy(t: Translation) -> None:
     key = f"{ACTOR}.policy_loss.loss_mode"
     mode = t.get(key)
-    if t.flag(f"{ACTOR}.use_cpgd_loss"):
-        t.write("nodes.update.loss.policy", "cpgd", f"{ACTOR}.use_cpgd_loss")
-        if t.given(f"{ACTOR}.policy_drift_coeff"):
-            t.write("nodes.update.loss.drift_coef", t.get(f"{ACTOR}.policy_drift_coeff"), f"{ACTOR}.policy_drift_coeff")
-        return
+    drift, own = f"{ACTOR}.policy_drift_coeff", f"{ACTOR}.use_cpgd_loss"
+    if t.flag(own):
+        mode, key = "cpgd", own
+    if mode == "cpgd" and t.given(drift):
+        t.write("nodes.update.loss.drift_coef", t.get(drift), drift)
     if mode not in _POLICIES:
         known = ", ".join(_POLICIES)
         t.refuse(f"losses with a counterpart are {known}; any other is a loss of your own (docs/your_own.md)", key)
