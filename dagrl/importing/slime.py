@@ -181,7 +181,7 @@ def _mini_batch(t: Translation) -> None:
         t.refuse(f"a mini-batch has whole groups: {samples} samples are no multiple of {n}", key)
     else:
         t.write("nodes.update.mini_batch", samples // n, key, note=f"{samples} samples / {n} of each prompt")
-    t.imply("`--global-batch-size` takes its place", steps) if key == size else None
+    t.imply("`--global-batch-size` takes its place", steps)
 
 
 def _steps_per_rollout(t: Translation) -> int:

@@ -15,6 +15,8 @@ from dagrl.importing.yaml_source import read_yaml, resolved
 _VERL = re.compile(r"(verl|recipe)(\.\w+)*\.main_\w+|.*/main_ppo\.py")
 _SIIRL = re.compile(r"siirl(\.\w+)*\.main_\w+")
 _SLIME = re.compile(r"(.*/)?train(_async)?\.py")
+_OWN_CONFIG = re.compile(r"ppo(_\w+)?_trainer(\.yaml)?")
+"""verl's own configurations, whose values the tables have as defaults."""
 _SECTIONS = {
     "siirl": ("dag",),
     "verl": ("actor_rollout_ref",),
@@ -138,7 +140,7 @@ def _add_hydra(
             for setting in resolved([*_parents(found), *read_yaml(found)], variables):
                 if not setting.key.startswith(("defaults", "hydra.")):
                     settings.add(setting)
-        elif "config-path" in options:
+        elif "config-path" in options and not _OWN_CONFIG.fullmatch(name.strip("'\"")):
             remarks.append(Remark(word.file, word.line, f"{files[0]} is not here; the settings in it are missing"))
     for word in words[1:]:
         if not word.text.startswith("--"):

@@ -78,7 +78,7 @@ _CLIPS = {"ppo": (0.2, 0.2), "gspo": (0.0003, 0.0004), "cispo": (None, 0.28)}
 _MODEL = "explorer.rollout_model"
 _TASKS = "buffer.explorer_input"
 _VERL = "trainer.trainer_config"
-_OLD = {"clip_range": "clip_ratio", "clip_range_high": "clip_ratio_high", "clip_ratio_c": "dual_clip"}
+_CLIP_KEYS = ("clip_range", "clip_range_low", "clip_range_high", "clip_ratio_c")
 
 
 def _type(t: Translation, index: int) -> Any:
@@ -137,7 +137,8 @@ def _lengths(t: Translation) -> None:
     prompt, response, whole = (
         f"model.{name}" for name in ("max_prompt_tokens", "max_response_tokens", "max_model_len")
     )
-    t.write("nodes.rollout.sampling.max_new_tokens", t.get(response), response) if t.number(response) else None
+    if t.number(response):
+        t.write("nodes.rollout.sampling.max_new_tokens", t.get(response), response)
     if t.number(prompt):
         t.write("data.max_prompt_tokens", t.get(prompt), prompt)
         t.imply("follows from prompt and response", whole)
@@ -306,9 +307,7 @@ def _server(t: Translation) -> None:
 def _trainer(t: Translation) -> None:
     key = "trainer.trainer_strategy"
     if _is_megatron(t):
-        t.write(
-            "engines.actor.backend", "megatron", key, f"{_VERL}.actor_rollout_ref.actor.strategy"
-        ) if t.current else None
+        t.write("engines.actor.backend", "megatron", key, f"{_VERL}.actor_rollout_ref.actor.strategy")
     else:
         t.refuse(FSDP, key, f"{_VERL}.actor_rollout_ref.actor.strategy")
     engines = ("actor", "critic") if _uses_critic(t) else ("actor",)
@@ -548,7 +547,7 @@ def _reward(t: Translation) -> None:
         t.note(key if t.given(key) else flow, "nodes.reward.fn", "set `fn`: math, or your own; math stands in")
     for each in (flow, f"{_TASKS}.taskset.default_workflow_type"):
         if "math" in str(t.get(each)):
-            t.imply("one response to a question", each) if not t.is_recorded(each) else None
+            t.imply("one response to a question", each)
         elif t.given(each):
             t.refuse("a Workflow of your own is `nodes.rollout.agent` (docs/gateway.md)", each)
 
@@ -721,7 +720,7 @@ _RULES = (
             "algorithm.entropy_loss_fn_args.*",
             "algorithm.entropy_loss_fn_args.entropy_coef",
         ),
-        *(f"algorithm.policy_loss_fn_args.{name}" for name in (*_OLD, "clip_range_low")),
+        *(f"algorithm.policy_loss_fn_args.{name}" for name in _CLIP_KEYS),
         targets=(
             *("nodes.update.loss.policy", "nodes.update.loss.clip_ratio", "nodes.update.loss.clip_ratio_high"),
             *("nodes.update.loss.dual_clip", "nodes.update.loss.entropy_coef", "nodes.update.loss.aggregation"),

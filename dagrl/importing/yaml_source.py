@@ -107,7 +107,8 @@ class _Resolver:
         text = _INTERPOLATION.sub(replaced, value)
         if missing:
             return Unresolved(text.replace("$(", "${"), tuple(missing))
-        return self.value(key, text if "${" in text else parse_scalar(text) if not text.strip().isalpha() else text)
+        # An inner interpolation may have completed an outer one.
+        return self.value(key, text if "${" in text else parse_scalar(text), depth + 1)
 
     def _lookup(self, key: str, expression: str, depth: int) -> Any:
         name, _, rest = expression.partition(":")

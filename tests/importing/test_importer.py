@@ -148,3 +148,13 @@ def test_files_of_other_programs_are_refused(tmp_path):
         (tmp_path / name).write_text(text)
         with pytest.raises(ImportProblem, match=said):
             import_file(tmp_path / name)
+
+
+def test_interpolations_are_resolved_from_the_inside(tmp_path):
+    (tmp_path / "c.yaml").write_text(
+        "data: {max_prompt_length: 7, max_response_length: '${oc.select:a.b,${.max_prompt_length}}'}\n"
+        "actor_rollout_ref: {rollout: {n: '${oc.env:N,3}', seed: '${actor_rollout_ref.rollout.seed}'}}\n"
+    )
+    tree = import_file(tmp_path / "c.yaml", ["data.train_batch_size=16"], {"N": "5"}).translation.tree
+    assert tree["nodes.rollout.sampling.max_new_tokens"] == 7
+    assert (tree["nodes.rollout.n"], tree["data.prompts_per_step"]) == (5, 16)

@@ -75,7 +75,7 @@ def layout(section: str, engine: str) -> Rule:
             if t.number(keys[4], 1) > 1 and not is_known(t.get(keys[5])):
                 # In Megatron, and so in verl, experts are split like the other matrices unless this is set.
                 t.write(f"engines.{engine}.parallel.expert_tensor_parallel_size", tensor, keys[5])
-        t.imply("has no effect without tensor parallelism", sequence) if tensor == 1 else None
+        t.imply("has no effect without tensor parallelism", sequence)
         t.refuse("has no effect with Megatron: `megatron.context_parallel_size` has", *ulysses)
 
     return joint(apply, *keys, sequence, *ulysses, targets=(f"engines.{engine}.parallel",), always=True)
@@ -265,9 +265,9 @@ def _schedule(section: str, engine: str) -> Rule:
         elif ratio and isinstance(steps, int):
             note = f"{ratio} of {steps} steps"
             t.write(f"{target}.lr_warmup_steps", int(ratio * steps), f"{prefix}.lr_warmup_steps_ratio", note=note)
-        t.imply(
-            "there is no warm-up, as by default", f"{prefix}.lr_warmup_steps", f"{prefix}.lr_warmup_steps_ratio"
-        ) if not (warmup > 0 or ratio) else None
+        if warmup <= 0 and not ratio:
+            names = (f"{prefix}.lr_warmup_steps", f"{prefix}.lr_warmup_steps_ratio")
+            t.imply("there is no warm-up, as by default", *names)
         key = next((f"{prefix}.{style}" for style in styles if is_known(t.get(f"{prefix}.{style}"))), None)
         style = t.get(key) if key else "constant"
         if key and style in ("constant", "linear", "cosine", "inverse-square-root"):

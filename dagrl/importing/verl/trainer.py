@@ -159,7 +159,7 @@ RULES = (
         "trainer.use_legacy_worker_impl",
         "trainer.v1*",
         "trainer.should_*",
-        "trainer._target_",
+        "*_target_",
         "trainer.profile*",
         "ray_kwargs*",
         "ray_init*",

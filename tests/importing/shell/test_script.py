@@ -83,3 +83,41 @@ def test_words_are_those_that_bash_would_pass(tmp_path_factory, statements, argu
     found, script = words_of(tmp_path_factory.mktemp("script") / "s.sh", text, arguments)
     assert found == bash_words(text, arguments)
     assert script.remarks == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A=1\nrun $A", ["set"]),  # a variable of the caller replaces the script's
+        ("run $B.$HOME/x", ["$B.~/x"]),
+        ("run $(date) $(echo a b)", ["$(date)", "a", "b"]),
+        ('run "$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)/x"', ["FOLDER/x"]),
+        ('C=(run "x \\$A" -y)\neval "${C[@]}"', ["x", "set", "-y"]),
+        ("f() { local A=3 B=$1; run $B $A; }\nf q", ["q", "set"]),
+        ("source other.sh\nrun $FROM", ["other"]),
+        ("while true; do A=2; done\nrun ok", ["ok"]),
+    ],
+)
+def test_what_only_the_environment_knows(tmp_path, text, words):
+    (tmp_path / "other.sh").write_text("FROM=other\n")
+    found, _ = words_of(tmp_path / "s.sh", text + "\n", variables={"A": "set"})
+    assert found == [[word.replace("FOLDER", str(tmp_path)) for word in words]]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("run 1\nif [ -f x ]; then B=2; fi\n", 2, "condition depends"),
+        ("case $UNSET in a) B=1 ;; esac\n", 1, "--set UNSET=VALUE"),
+        ("\nsource no.sh\n", 2, "not here"),
+    ],
+)
+def test_parts_that_are_left_out_are_remarked(tmp_path, text, line, said):
+    _, script = words_of(tmp_path / "s.sh", text)
+    assert [(each.line, said in each.message) for each in script.remarks] == [(line, True)]
+
+
+def test_nothing_is_executed(tmp_path):
+    marker = tmp_path / "marker"
+    words_of(tmp_path / "s.sh", f"touch {marker}\nX=$(touch {marker})\nrun `touch {marker}` <(touch {marker})\n")
+    assert not marker.exists()
