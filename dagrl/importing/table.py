@@ -46,6 +46,11 @@ class Line:
 _TEXTS = re.compile(r"name|data\.(train|val.*)|.*\.(path|tokenizer|fn|dist_checkpointing_path)|model\..*")
 """Keys of the pipeline that hold a text, which may have an unknown part."""
 
+
+def _is_off(value: Any) -> bool:
+    return value is None or value is False or value in ("", {}, [])
+
+
 Apply = Callable[["Translation"], None]
 
 
@@ -274,8 +279,13 @@ def implied(reason: str, *keys: str) -> Rule:
 
 
 def refused(reason: str, *keys: str) -> Rule:
-    """Keys without a counterpart."""
-    return Rule(keys, lambda t: t.refuse_all(reason))
+    """Keys without a counterpart; one that is null, false or empty changes nothing."""
+
+    def apply(t: Translation) -> None:
+        t.imply("is null or off", *(key for key in t.current if _is_off(t.get(key))))
+        t.refuse(reason, *(key for key in t.current if not _is_off(t.get(key))))
+
+    return Rule(keys, apply)
 
 
 def refused_unless(value: Any, reason: str, *keys: str) -> Rule:

@@ -335,7 +335,8 @@ class _Walker:
         text = source_of(node, expander.source)
         if _MATTERS.search(text):
             names = re.findall(r"\$\{?([A-Za-z_]\w*)", text.split("\n", 1)[0])
-            hint = f"; give --set {names[0]}=VALUE" if names else ""
+            unknown = [name for name in names if (word := self.scope.parameter(name)) is not None and word.missing]
+            hint = f"; give --set {(unknown or names)[0]}=VALUE" if names else ""
             assigned = frozenset(re.findall(r"(?:^|[\s;&|(])([A-Za-z_]\w*)\+?=", text))
             is_new = not any(self.scope.array(name) for name in assigned) and not _CALLS.search(text)
             self._remark(expander.line(node), f"is left out, as {why}{hint}", assigned if is_new else frozenset())

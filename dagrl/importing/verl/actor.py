@@ -134,6 +134,8 @@ def megatron_rest(section: str, engine: str) -> tuple[Rule, ...]:
         refused_unless((False, {}), "there is no training of quantized weights", f"{prefix}.qat.*"),
         implied(
             "follows from the model and the devices",
+            f"{prefix}.override_ddp_config",
+            f"{prefix}.override_transformer_config",
             f"{prefix}.use_mbridge",
             f"{prefix}.vanilla_mbridge",
             f"{prefix}.seed",
