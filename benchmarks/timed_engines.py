@@ -98,7 +98,7 @@ class TimedTrainer:
         ends: bool = True,
     ) -> dict[str, Stat]:
         """As many metrics as a policy has."""
-        time.sleep(self.timings.update_s)
+        time.sleep(self.timings.update_s * len(mini_batches))
         self.policy_version += ends
         return {name: Stat.of([0.0]) for name in ("loss/policy", "kl/ref", "entropy", "ratio/mean", "grad_norm", "lr")}
 

@@ -92,6 +92,11 @@ class EngineCosts:
         return 3 * self.forward(batch)
 
     @property
+    def passes_of_update(self) -> int:
+        """Operations of a forward and a backward pass, in forward passes."""
+        return 3
+
+    @property
     def load_s(self) -> float:
         """Seconds in which offloaded weights come to the GPU and go again, once for each task."""
         return 0.0

@@ -34,6 +34,12 @@ def plan(
         float | None,
         typer.Option(metavar="N", help="mean tokens of a response (default: half of the longest, all with ignore_eos)"),
     ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", parser=parse_path, metavar="RUN", help="correct the estimates by the times of this run folder"
+        ),
+    ] = None,
     search: Annotated[
         bool,
         typer.Option("--search", help="propose layouts and group sizes for a cluster, the fastest step first"),
@@ -59,6 +65,7 @@ def plan(
     from dagrl.planner.cost.lengths import Assumed
     from dagrl.planner.hardware import why_unread
     from dagrl.planner.showing import report, show, show_steps
+    from dagrl.reporting.measured_run import run_times
 
     overrides = overrides or []
     asked = {"gpus": gpus, "nodes": nodes, "gpus_per_node": gpus_per_node, "top": top}
@@ -70,10 +77,14 @@ def plan(
         if cluster and not search:
             raise ValueError(f"--{next(iter(cluster)).replace('_', '-')} is for --search; add that, or take it out")
         found = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu)
+        times = run_times(run, gpu=found.gpu) if run is not None else None
+        if times is not None:
+            assumed = times.lengths_for(found.pipeline, assumed)
         if search:
-            sections = show_steps.search_sections(pipeline, overrides, gpu=gpu, assumed=assumed, **cluster)
+            sections = show_steps.search_sections(pipeline, overrides, gpu=gpu, assumed=assumed, times=times, **cluster)
         else:
-            sections = [*show.memory_sections(found), show_steps.step_section(found, assumed)]
+            sections = [*show.memory_sections(found), show_steps.step_section(found, assumed, times)]
+            sections += [show_steps.run_section(found, times)] if times else []
     if gpu is not None and not search and (why := why_unread(found.pipeline)):
         print(f"dagrl plan: --gpu {gpu} has no effect, as {why}", file=sys.stderr)
     print((show.as_json if as_json else show.as_text)(found, sections), end="", flush=True)

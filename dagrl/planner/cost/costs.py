@@ -30,6 +30,7 @@ from dagrl.config.schema import (
 from dagrl.config.schema.engine import Transport
 from dagrl.graph.rollouts import is_offline, leading_rollout, prompts_per_round, rollouts
 from dagrl.models.gpus import DEFAULT_GPU, gpu_of_group
+from dagrl.planner.cost.calibration import Calibration, executor_of
 from dagrl.planner.cost.host import node_seconds
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations, lengths_of_judgements
 from dagrl.planner.hardware import GPUS_OF_MACHINE
@@ -64,8 +65,16 @@ class PipelineCosts:
     """The GPUs of groups that name none."""
     assumed: Assumed = field(default_factory=Assumed)
     """Known lengths."""
+    calibration: Calibration = field(default_factory=Calibration)
+    """Factors from a run's own times."""
 
     def seconds(self, command: Command) -> float:
+        return self._uncalibrated(command) * self._factor(command)
+
+    def _factor(self, command: Command) -> float:
+        return self.calibration.factor(command, executor_of(command, self.plan))
+
+    def _uncalibrated(self, command: Command) -> float:
         match command:
             case Run(_, task, shards):
                 return self._ends(task, len(shards))[-1]
@@ -85,7 +94,8 @@ class PipelineCosts:
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
         """Return the ends of the shards of a run that streams, in seconds after its start, ascending."""
-        return self._ends(run.task, len(run.shards))
+        factor = self._factor(run)
+        return [end * factor for end in self._ends(run.task, len(run.shards))]
 
     @cached_property
     def engines(self) -> dict[str, EngineCosts]:

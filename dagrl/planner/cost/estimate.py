@@ -17,9 +17,10 @@ from dagrl.backends.families.shape import ModelShape
 from dagrl.graph.columns import CORE_COLUMNS, IMAGE_COLUMNS, ColumnSpec, Shape
 from dagrl.graph.rollouts import is_offline
 from dagrl.planner.cost.costs import PipelineCosts
-from dagrl.planner.simulation.simulate import simulate
+from dagrl.planner.simulation.costs import Costs
+from dagrl.planner.simulation.simulate import Activity, Simulated, simulate
 from dagrl.scheduler.intervals import Interval, busy_seconds
-from dagrl.scheduler.plan import PlannedTask, Rows
+from dagrl.scheduler.plan import Plan, PlannedTask, Rows
 
 _WARM_UP = 2
 """Simulated steps before the measured ones, besides the staleness of the plan: engines start awake or asleep."""
@@ -42,7 +43,7 @@ class StepEstimate:
     """A step in the steady state, without validation and checkpoints."""
 
     step_s: float
-    """From one step's end to the next one's."""
+    """From one step's end to the next one's; with the driver's time if a run has told it."""
     node_s: Mapping[str, float]
     """Task -> seconds in which at least one of its shards is in work."""
     move_s: Mapping[str, float]
@@ -58,16 +59,10 @@ class StepEstimate:
 def estimate_step(costs: PipelineCosts) -> StepEstimate:
     """Estimate a step of the costs' plan."""
     plan = costs.plan
-    together = plan.max_staleness + 1
-    in_turns = together > 1 and any(executor.sleeps for executor in plan.executors.values())
-    last = _WARM_UP + (_TURNS * together if in_turns else plan.max_staleness + _STEADY)
-    # The last step of a run is saved, and the last ones start no further ones early: none of those is measured.
-    steady = replace(plan, steps=last + together, save_every=None, validate_every=None, validate_first=False)
-    simulated = simulate(steady, costs, last)
-    added = [simulated.step_seconds[step] for step in range(1, last + 1)]
-    steady_steps = _alike(added, together) if in_turns else _STEADY
+    simulated, steady_steps = _simulated(plan, costs)
+    last = max(simulated.step_seconds)
     first = last - steady_steps
-    step_s = sum(added[first:]) / steady_steps
+    step_s = sum(simulated.step_seconds[step] for step in range(first + 1, last + 1)) / steady_steps
     begin, end = simulated.seconds - step_s * steady_steps, simulated.seconds
     named, by_group = defaultdict(list), defaultdict(list)
     for each in simulated.activities:
@@ -81,7 +76,7 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
     seconds = {name: busy_seconds(spans) / steady_steps for name, spans in named.items()}
     tasks = {task.name for task in plan.tasks}
     return StepEstimate(
-        step_s=step_s,
+        step_s=step_s + costs.calibration.driver_s,
         node_s={task.name: seconds[task.name] for task in plan.tasks if task.name in seconds},
         move_s={name: took for name, took in sorted(seconds.items()) if name not in tasks},
         idle={group: 1 - busy_seconds(by_group[group]) / (end - begin) for group in costs.pipeline.groups},
@@ -92,6 +87,25 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
             if task.rows is Rows.TRAIN and (task.trains if is_offline(costs.pipeline) else task.generates)
         ),
     )
+
+
+def steady_activities(plan: Plan, costs: Costs) -> list[Activity]:
+    """Simulate steps without validation and checkpoints, and return all of the steady ones."""
+    simulated, steady = _simulated(plan, costs)
+    last = max(simulated.step_seconds)
+    return [each for each in simulated.activities if last - steady < each.step <= last]
+
+
+def _simulated(plan: Plan, costs: Costs) -> tuple[Simulated, int]:
+    """Simulate steps up to a steady state; the second is how many of the last ones are in it."""
+    together = plan.max_staleness + 1
+    in_turns = together > 1 and any(executor.sleeps for executor in plan.executors.values())
+    last = _WARM_UP + (_TURNS * together if in_turns else plan.max_staleness + _STEADY)
+    # The last step of a run is saved, and the last ones start no further ones early: none of those is measured.
+    steady = replace(plan, steps=last + together, save_every=None, validate_every=None, validate_first=False)
+    simulated = simulate(steady, costs, last)
+    added = [simulated.step_seconds[step] for step in range(1, last + 1)]
+    return simulated, _alike(added, together) if in_turns else _STEADY
 
 
 def _alike(seconds: Sequence[float], least: int) -> int:

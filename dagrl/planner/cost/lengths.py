@@ -23,6 +23,13 @@ class Assumed:
     prompt_tokens: float | None = None
     response_tokens: float | None = None
 
+    def unless(self, other: Assumed) -> Assumed:
+        """Return these lengths, except for those that `other` knows."""
+        return Assumed(
+            self.prompt_tokens if other.prompt_tokens is None else other.prompt_tokens,
+            self.response_tokens if other.response_tokens is None else other.response_tokens,
+        )
+
 
 def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed, *, validation: bool = False) -> Lengths:
     """Return the lengths of a rollout's rows, within its limits. `validation` may have other limits than training.

@@ -27,7 +27,9 @@ from dagrl.config.schema import Pipeline, Scope, TrainingNode
 from dagrl.config.schema.backends import engine_sections
 from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.graph.rollouts import is_offline
-from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_of_group
+from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_named, gpu_of_group
+from dagrl.planner.cost.bound import StepBound, step_bound
+from dagrl.planner.cost.calibration import Calibration
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
 from dagrl.planner.cost.lengths import Assumed
@@ -57,6 +59,7 @@ class Proposal:
     server: LayoutChoice | None
     """None if nothing is sampled."""
     estimate: StepEstimate
+    bound: StepBound
     overrides: tuple[str, ...]
     """Overrides that turn the user's pipeline into this one."""
 
@@ -69,17 +72,18 @@ def search(
     *,
     gpu: str = DEFAULT_GPU,
     assumed: Assumed = _ASSUMED,
+    calibration: Calibration | None = None,
     top: int = 5,
 ) -> list[Proposal]:
     """Return the `top` proposals for a pipeline file on a cluster, fastest step first; none if nothing fits.
 
-    `gpu` is that of a cluster that names none. PipelineError if the file is wrong, ValueError for a pipeline that a
-    search cannot lay out.
+    `gpu` is that of a cluster that names none; `calibration` corrects the cost model on that cluster. PipelineError if
+    the file is wrong, ValueError for a pipeline that a search cannot lay out.
     """
     checked = check_file(path, overrides, with_files=False)
     pipeline = checked.loaded.pipeline
     _refuse(pipeline)
-    seeker = _Seeker(path, overrides, checked, model_shape(pipeline.model), gpu, assumed)
+    seeker = _Seeker(path, overrides, checked, model_shape(pipeline.model), gpu, assumed, calibration)
     found: list[Proposal] = []
     others: list[Proposal] = []
     for proposal in sorted(seeker.proposals(cluster), key=_seconds_per_token):
@@ -144,6 +148,7 @@ class _Seeker:
     shape: ModelShape
     gpu: str
     assumed: Assumed
+    calibration: Calibration | None
 
     def proposals(self, cluster: Cluster) -> Iterator[Proposal]:
         """Yield the best combinations for every placing."""
@@ -170,8 +175,10 @@ class _Seeker:
                 if not fitted.problems:
                     of_server = server.overrides(given) if server else ()
                     overrides = (*placing.overrides(given), *trainer.overrides(given), *of_server)
-                    estimate = estimate_step(self._costs(fitted.pipeline, fitted.plan))
-                    yield Proposal(placing, trainer, server, estimate, overrides)
+                    costs = self._costs(fitted.pipeline, fitted.plan)
+                    bound = step_bound(costs, [gpu_named(cluster.gpu or self.gpu)] * cluster.gpus)
+                    assert bound is not None, "a cluster has GPUs"
+                    yield Proposal(placing, trainer, server, estimate_step(costs), bound, overrides)
 
     @cached_property
     def _backends(self) -> dict[bool, Backend]:
@@ -264,4 +271,4 @@ class _Seeker:
         return total
 
     def _costs(self, pipeline: Pipeline, plan: Plan) -> PipelineCosts:
-        return PipelineCosts(pipeline, plan, self.shape, self.gpu, self.assumed)
+        return PipelineCosts(pipeline, plan, self.shape, self.gpu, self.assumed, self.calibration or Calibration())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,46 +13,69 @@ from rich.console import RenderableType
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
 from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts
-from dagrl.models.gpus import DEFAULT_GPU, gpu_named
+from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_named
+from dagrl.planner.cost.bound import step_bound
+from dagrl.planner.cost.calibration import Calibration
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
 from dagrl.planner.cost.lengths import Assumed
+from dagrl.planner.cost.run_times import Applied, RunTimes, applied, devices_of
 from dagrl.planner.search.proposals import Proposal, search
 from dagrl.planner.search.space import Cluster, cluster_of
 from dagrl.planner.showing.report import Report
+from dagrl.planner.showing.report import report as report_of
 from dagrl.planner.showing.show import ReportSection
+from dagrl.planner.showing.show_times import bound_line, seconds_text, times_section
 from dagrl.scheduler.plan import PlannedTask
 from dagrl.tables import table
 
 _MIB = 2**20
 
 
-def step_section(report: Report, assumed: Assumed) -> ReportSection:
-    """A step in the steady state. ValueError if `assumed` contradicts the pipeline."""
+def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None) -> ReportSection:
+    """A step in the steady state, calibrated by `times`. ValueError if `assumed` contradicts the pipeline."""
     pipeline = report.pipeline
     if not report.fits:
         return ReportSection(["a step: not estimated, as it does not fit"], "steps", None)
-    costs = PipelineCosts(pipeline, report.fit.plan, report.fit.shape, report.gpu, assumed)
+    plan = report.fit.plan
+    calibration = _applied(report, times).calibration if times else Calibration()
+    costs = PipelineCosts(pipeline, plan, report.fit.shape, report.gpu, assumed, calibration)
     estimate = estimate_step(costs)
     slots = sum(group.ranks for group in pipeline.groups.values())
     rate = estimate.response_tokens / estimate.step_s
     lengths = costs.lengths(_leading(report))
     content: list[RenderableType] = [
-        f"a step: {_seconds(estimate.step_s)} s, {rate:,.0f} response tokens/s, {rate / slots:,.0f} a slot",
+        f"a step: {seconds_text(estimate.step_s)} s, {rate:,.0f} response tokens/s, {rate / slots:,.0f} a slot",
         f"  with prompts of {lengths.prompt:,.0f} tokens and responses of {lengths.response:,.0f} on average, the "
         f"longest {lengths.longest:,}",
     ]
     if chooser := next((task.node for task in report.fit.plan.tasks if task.selects), None):
         content.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
     content += [f"  {_answers(name, node)}" for name, node in rollouts(pipeline).items() if node.multi_turn]
-    if any(group.is_cpu for group in pipeline.groups.values()):
+    on_cpu = any(group.is_cpu for group in pipeline.groups.values())
+    if on_cpu and times is None:
         content.append("  on CPU slots these are orders of magnitude")
+    gpus = [gpu_named(group.gpu or report.gpu) for group in pipeline.groups.values() for _ in range(group.ranks)]
+    bound = None if on_cpu else step_bound(costs, gpus)
+    if bound is not None:
+        content.append(f"  {bound_line(bound, estimate.step_s, _machine(gpus))}")
     content += ["", _stages(costs, estimate), "", _idle(estimate), "", _edges(estimate)]
     value = _value(estimate) | {
+        "lower_bound_s": bound and bound.seconds,
         "response_tokens_per_s": rate,
         "assumed": {"prompt_tokens": lengths.prompt, "response_tokens": lengths.response},
     }
     return ReportSection(content, "steps", value)
+
+
+def run_section(report: Report, times: RunTimes) -> ReportSection:
+    """The times of the run that `step_section` is calibrated by, beside the cost model's."""
+    return times_section(_applied(report, times))
+
+
+def _applied(report: Report, times: RunTimes) -> Applied:
+    plan = report.fit.plan
+    return applied(times, report.pipeline, plan, devices_of(report.pipeline, plan, report.gpu))
 
 
 def _leading(report: Report) -> PlannedTask:
@@ -72,16 +96,33 @@ def search_sections(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     top: int = 5,
+    times: RunTimes | None = None,
 ) -> list[ReportSection]:
     """Search layouts of a pipeline file for `gpus` or `nodes`, by default for as many GPUs as it has.
+
+    `times` calibrate the search where its run had the same GPUs.
 
     PipelineError if the file is wrong; ValueError if the call is, or if a search cannot change the pipeline.
     """
     gpu = gpu_named(gpu).name if gpu is not None else None
     pipeline = load_pipeline(path, overrides).pipeline
     cluster = cluster_of(pipeline, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu)
-    found = search(path, overrides, cluster, gpu=gpu or DEFAULT_GPU, assumed=assumed, top=top)
-    return proposal_sections(found, cluster, gpu or DEFAULT_GPU)
+    by_run = None
+    if times is not None:
+        checked = report_of(path, overrides, gpu=gpu or DEFAULT_GPU)
+        there = dict.fromkeys(checked.fit.plan.executors, cluster.gpu or gpu or DEFAULT_GPU)
+        by_run = applied(times, checked.pipeline, checked.fit.plan, there)
+    found = search(
+        path,
+        overrides,
+        cluster,
+        gpu=gpu or DEFAULT_GPU,
+        assumed=assumed,
+        calibration=by_run.calibration if by_run else None,
+        top=top,
+    )
+    told = [times_section(by_run, searched=True)] if by_run else []
+    return [*told, *proposal_sections(found, cluster, gpu or DEFAULT_GPU)]
 
 
 def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str) -> list[ReportSection]:
@@ -94,10 +135,13 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
         groups = " + ".join(f"{group.ranks} {name}" for name, group in each.placing.groups.items())
         idle = " + ".join(f"{share:.0%}" for share in each.estimate.idle.values())
         rows.append(
-            [f"{number}", _seconds(each.estimate.step_s), groups, each.trainer.told(), _servers(each) or "-", idle]
+            [f"{number}", seconds_text(each.estimate.step_s), groups, each.trainer.told(), _servers(each) or "-", idle]
         )
     content: list[RenderableType] = [f"layouts for {looked_for}, by the simulated step:", ""]
     content.append(table(rows, headings=["", "s a step", "groups", "trainer", "servers", "idle"]))
+    best = proposals[0]
+    machine = f"{cluster.gpus} x {cluster.gpu or gpu}"
+    content += ["", f"  {bound_line(best.bound, best.estimate.step_s, machine)}"]
     content += ["", "the first is this pipeline with", ""]
     content.append("  " + " \\\n  ".join(shlex.quote(override) for override in proposals[0].overrides))
     values = [
@@ -106,6 +150,7 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
             "groups": {name: group.model_dump(exclude_defaults=True) for name, group in each.placing.groups.items()},
             "trainer": each.trainer.told(),
             "servers": _servers(each),
+            "lower_bound_s": each.bound.seconds,
             "overrides": list(each.overrides),
         }
         for each in proposals
@@ -122,7 +167,7 @@ def _stages(costs: PipelineCosts, estimate: StepEstimate) -> RenderableType:
     rows = []
     for name, seconds in (*estimate.node_s.items(), *estimate.move_s.items()):
         executor = next((task.executor for task in costs.plan.tasks if task.name == name), "")
-        rows.append([name, executor, _seconds(seconds), f"{seconds / estimate.step_s:.0%}"])
+        rows.append([name, executor, seconds_text(seconds), f"{seconds / estimate.step_s:.0%}"])
     return table(rows, headings=["seconds of a step", "on", "s", "of the step"])
 
 
@@ -153,8 +198,8 @@ def _edges(estimate: StepEstimate) -> RenderableType:
     return table(rows, headings=["data of a step", "MiB"])
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f}" if seconds >= 10 else f"{seconds:.2f}" if seconds >= 0.1 else f"{seconds:.3f}"
+def _machine(gpus: Sequence[Gpu]) -> str:
+    return " + ".join(f"{count} x {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
 
 
 def _value(estimate: StepEstimate) -> dict[str, Any]:

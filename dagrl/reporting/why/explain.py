@@ -16,14 +16,13 @@ from dagrl.planner.cost.lengths import Assumed
 from dagrl.reporting.html_report import open_run
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_report import activities_of
+from dagrl.reporting.usual_steps import usual_steps
 from dagrl.reporting.why.changes import Straggling, changes, micro_batches
 from dagrl.reporting.why.counterfactuals import Advice, advice, plan_of
 from dagrl.reporting.why.critical_path import STRAGGLER, Part, critical_path
 from dagrl.scheduler.plan import Plan
 from dagrl.tables import render, table
 
-_MOST_STEPS = 200
-"""The newest steps that are looked at."""
 _SHOWN_SHARE = 0.005
 """Parts of a path below this share of the step are summed up."""
 
@@ -49,7 +48,7 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
     """Explain a step, or the newest ones. ValueError if the run has no such step, or no pipeline; PipelineError."""
     run = open_run(folder)
     pipeline, graph, plan = plan_of(folder)
-    usual = _usual_steps(run, plan)
+    usual = usual_steps(run, plan)
     chosen = usual if step is None else [step]
     windows = {number: window for number in chosen if (window := run.commit_interval(number)) is not None}
     if not windows:
@@ -118,15 +117,6 @@ def as_json(explained: Explanation) -> str:
         dict(zip(("node", "executor", "cause", "seconds"), part, strict=True)) for part in explained.path
     ]
     return json.dumps(document, indent=2)
-
-
-def _usual_steps(run: RunReader, plan: Plan) -> list[int]:
-    """The newest steps that neither are the first after a start, nor validate or save."""
-    after_pause = {step + 1 for step, _ in run.pauses()}
-    finished = {line["step"] for line in run.steps}
-    steps = [step for step in run.timed_steps if step > 1 and step in finished and step not in after_pause]
-    plain = [step for step in steps if not plan.validates(step) and not plan.saves(step)]
-    return (plain or steps)[-_MOST_STEPS:]
 
 
 def _summed(paths: dict[int, list[Part]]) -> list[tuple[str, str, str, float]]:

@@ -52,6 +52,10 @@ class MegatronCosts(EngineCosts):
         return self.passes.train(batch) + self.passes.optimizer_step()
 
     @property
+    def passes_of_update(self) -> int:
+        return 2 if self.engine.spec.lora else 3
+
+    @property
     def load_s(self) -> float:
         if not self.engine.spec.offload.param:
             return 0.0

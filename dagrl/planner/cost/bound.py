@@ -1,0 +1,110 @@
+"""A lower bound of a step: its work at the data sheet's rates of all GPUs, with nothing idle.
+
+    bound   = max(chain, overlap, host)
+    chain   = the longest path through nodes that sample, or train on the whole step, each taking
+              max(operations / F, bytes / B); for synchronous training, where none begins before the one before it ends
+    overlap = max(all operations / F, all bytes / B): everything at once
+    host    = seconds of the nodes without an engine / run.host_workers
+
+F and B are the operations (bfloat16, dense) and bytes a second of all GPUs together. Operations are the model's own,
+without recomputation and padding (`dagrl.backends.families.flops`). Bytes are those that decoding reads: the weights
+that one token meets, for each token of the longest response, and keys and values. All else takes no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dagrl.backends.decoding import Lengths
+from dagrl.backends.families.flops import ModelFlops, model_flops
+from dagrl.backends.families.shape import ModelShape
+from dagrl.config.schema import JudgeNode, LogprobNode, TrainingNode
+from dagrl.models.gpus import Gpu
+from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.planner.cost.lengths import lengths_of_judgements
+from dagrl.scheduler.commands import Run
+from dagrl.scheduler.plan import HOST, PlannedTask, Rows
+
+_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepBound:
+    """No layout of these GPUs makes a step of this work shorter."""
+
+    seconds: float
+    by: str
+    """``chain``, ``overlap`` or ``host``."""
+
+
+class _Work(NamedTuple):
+    operations: float
+    read: float
+    """Bytes."""
+
+
+def step_bound(costs: PipelineCosts, gpus: Iterable[Gpu]) -> StepBound | None:
+    """Bound a step of the costs' plan on `gpus`, one entry for each; None without any."""
+    machine = list(gpus)
+    if not machine:
+        return None
+    plan = costs.plan
+    peak, memory = sum(gpu.tflops * 1e12 for gpu in machine), sum(gpu.memory_gb_per_s * 1e9 for gpu in machine)
+    tasks = [task for task in plan.tasks if task.rows is Rows.TRAIN]
+    work = {task.name: _work(costs, task) for task in tasks if task.executor != HOST}
+    operations, read = (sum(each[kind] for each in work.values()) for kind in (0, 1))
+    found = {"overlap": max(operations / peak, read / memory), "host": _host_seconds(costs, tasks)}
+    if not plan.max_staleness:
+        ends: dict[str, float] = {}
+        for task in tasks:
+            own = work.get(task.name, _Work(0.0, 0.0))
+            takes = _share_in_chain(task) * max(own.operations / peak, own.read / memory)
+            ends[task.name] = takes + max((ends.get(name, 0.0) for name in plan.waits_for(task)), default=0.0)
+        found["chain"] = max(ends.values())
+    by = max(found, key=found.__getitem__)
+    return StepBound(found[by], by)
+
+
+def _share_in_chain(task: PlannedTask) -> float:
+    """The share of a task that no other task of the chain can run beside: of an update in pieces, the last piece."""
+    if task.trains:
+        return 1 / max(1, len(task.pieces))
+    return 1.0 if task.generates else 0.0
+
+
+def _work(costs: PipelineCosts, task: PlannedTask) -> _Work:
+    node, engine = costs.pipeline.nodes.get(task.node), costs.engines[task.executor].engine
+    flops, lengths = model_flops(engine.shape), costs.lengths(task)
+    rows = costs.rows(task) * costs.plan.rounds_of(task)
+    if isinstance(node, JudgeNode):
+        return _generation(flops, engine.shape, lengths_of_judgements(node, lengths), rows, 1)
+    if task.generates:
+        return _generation(flops, engine.shape, lengths, rows, costs.plan.group_size(task.rows))
+    # Heads of values and scores have next to no operations.
+    head = flops.per_prediction if isinstance(node, LogprobNode | TrainingNode) else 0
+    row = flops.per_token * lengths.row + flops.per_pair * lengths.mean_square / 2 + head * lengths.response
+    passes = 1
+    if isinstance(node, TrainingNode) and task.trains:
+        passes = node.epochs * costs.engines[task.executor].passes_of_update
+    return _Work(passes * rows * row, 0.0)
+
+
+def _generation(flops: ModelFlops, shape: ModelShape, lengths: Lengths, rows: int, per_prompt: int) -> _Work:
+    """Each prompt is prefilled once; responses to it read its keys and values together."""
+    prompt, response = lengths.prompt, lengths.response
+    squares = lengths.mean_square - prompt**2 - 2 * prompt * response
+    prefill = rows / per_prompt * (flops.per_token * prompt + flops.per_pair * prompt**2 / 2)
+    decoded = (flops.per_token + flops.per_prediction) * response + flops.per_pair * (prompt * response + squares / 2)
+    longest = lengths.quantile(1 - 0.5 / max(1, rows))
+    weights = longest * (shape.active_parameters - (0 if shape.tied else shape.embedding)) * _BYTES
+    cached = rows * (prompt * response / per_prompt + squares / 2)
+    return _Work(prefill + rows * decoded, weights + cached * shape.cache_values_per_token * shape.layers * _BYTES)
+
+
+def _host_seconds(costs: PipelineCosts, tasks: Iterable[PlannedTask]) -> float:
+    whole = tuple(range(costs.plan.shards))
+    on_host = (task for task in tasks if task.executor == HOST)
+    seconds = sum(costs.seconds(Run(1, task.name, whole)) * costs.plan.rounds_of(task) for task in on_host)
+    return seconds / costs.plan.executors[HOST].ranks

@@ -1,0 +1,91 @@
+"""What a run's own times say of the cost model: measured seconds over estimated ones, by node and engine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from dagrl.planner.simulation.simulate import Activity
+from dagrl.scheduler.commands import Command, Commit, Run, Sync
+from dagrl.scheduler.intervals import Interval, busy_seconds
+from dagrl.scheduler.plan import Plan
+
+_LEAST_S = 1e-5
+"""Estimates below this are no measure."""
+
+
+class Work(NamedTuple):
+    """A task, or a kind of move: ``sync``, ``sleep``, ``wake``, ``save``, ``restart``."""
+
+    name: str
+    executor: str
+    """The receiver of a sync."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Factors to the cost model's seconds. The default changes nothing."""
+
+    work: Mapping[Work, float] = field(default_factory=dict)
+    """Measured over estimated seconds of a step."""
+    engines: Mapping[str, float] = field(default_factory=dict)
+    """Executor -> the same over all of its tasks, for tasks that the run did not have."""
+    driver_s: float = 0.0
+    """Seconds of a step in which the driver commits, schedules and dispatches, which are no command's."""
+
+    def factor(self, command: Command, executor: str) -> float:
+        """Return the factor to a command's seconds; a run's task is on `executor`."""
+        match command:
+            case Run(_, task):
+                return self.work.get(Work(task, executor), self.engines.get(executor, 1.0))
+            case Commit():
+                return 1.0
+            case _:
+                return self.work.get(Work(type(command).__name__.lower(), executor), 1.0)
+
+
+def executor_of(command: Command, plan: Plan) -> str:
+    """The executor whose time a command takes: the receiver of a sync; none of a commit."""
+    match command:
+        case Run(_, task):
+            return plan.task(task).executor
+        case Sync(_, follower, _, _):
+            return follower
+        case Commit():
+            return ""
+        case _:
+            return command.executor
+
+
+def seconds_of_step(plan: Plan, activities: Iterable[Activity]) -> dict[Work, float]:
+    """Median seconds of each work in a step, of the steps that have it.
+
+    Shards of a task that streams run at the same time; those of others each have a worker for themselves.
+    """
+    streams = {task.name for task in plan.tasks if task.streams}
+    found: dict[Work, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))
+    for each in activities:
+        found[Work(each.name, each.executor)][each.step].append(Interval(each.start, each.end))
+    return {
+        work: median(
+            busy_seconds(spans) if work.name in streams else sum(span.end - span.start for span in spans)
+            for spans in steps.values()
+        )
+        for work, steps in found.items()
+    }
+
+
+def calibrate(
+    plan: Plan, estimated: Mapping[Work, float], measured: Mapping[Work, float], *, driver_s: float = 0.0
+) -> Calibration:
+    """Return the factors between seconds of a step's work, both by `seconds_of_step`."""
+    both = [work for work in measured if estimated.get(work, 0.0) > _LEAST_S]
+    tasks = {Work(task.name, task.executor) for task in plan.tasks}
+    engines: dict[str, float] = {}
+    for executor in {work.executor for work in both if work in tasks}:
+        own = [work for work in both if work in tasks and work.executor == executor]
+        engines[executor] = sum(measured[work] for work in own) / sum(estimated[work] for work in own)
+    return Calibration({work: measured[work] / estimated[work] for work in both}, engines, driver_s)

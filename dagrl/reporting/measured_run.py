@@ -1,0 +1,79 @@
+"""Reads the times of a run for the plan of another one: `dagrl plan --from RUN`."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+
+from dagrl.backends.families.registry import model_shape
+from dagrl.config.schema import Pipeline
+from dagrl.graph.rollouts import is_offline, rollouts, rows_per_prompt
+from dagrl.models.gpus import DEFAULT_GPU
+from dagrl.planner.cost.calibration import calibrate, seconds_of_step
+from dagrl.planner.cost.costs import PipelineCosts
+from dagrl.planner.cost.estimate import estimate_step, steady_activities
+from dagrl.planner.cost.lengths import Assumed
+from dagrl.planner.cost.run_times import RunTimes, devices_of
+from dagrl.reporting.html_report import open_run
+from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_report import activities_of
+from dagrl.reporting.usual_steps import usual_steps
+from dagrl.reporting.why.counterfactuals import plan_of
+from dagrl.scheduler.plan import Plan
+from dagrl.validation.summary import layout_in_words
+
+_LEAST_STEPS = 2
+
+
+def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
+    """Measure a run, and estimate the same steps by the cost model.
+
+    `gpu` is the GPU of groups that name none. ValueError if there is no run, or too little of it; PipelineError if its
+    pipeline.yaml cannot be read.
+    """
+    gpu = gpu or DEFAULT_GPU
+    run = open_run(folder)
+    pipeline, _, plan = plan_of(folder)
+    steps = usual_steps(run, plan)
+    if len(steps) < _LEAST_STEPS:
+        raise ValueError(f"{folder} has too few steps to learn from: {_LEAST_STEPS} beside the first are needed")
+    chosen = set(steps)
+    measured = seconds_of_step(plan, [each for each in activities_of(run.record()) if each.step in chosen])
+    windows = [window for step in steps if (window := run.commit_interval(step)) is not None]
+    step_s = median(window.end - window.start for window in windows)
+    lengths = _lengths(run, pipeline, chosen)
+    costs = PipelineCosts(pipeline, plan, model_shape(pipeline.model), gpu, lengths)
+    estimated = seconds_of_step(plan, steady_activities(plan, costs))
+    calibration = calibrate(plan, estimated, measured)
+    simulated_s = estimate_step(replace(costs, calibration=calibration)).step_s
+    calibration = replace(calibration, driver_s=max(0.0, step_s - simulated_s))
+    devices = devices_of(pipeline, plan, gpu)
+    return RunTimes(
+        str(folder), len(steps), steps[-1], step_s, estimated, measured, calibration, lengths, devices,
+        _layout(pipeline, plan), pipeline,
+    )  # fmt: skip
+
+
+def _lengths(run: RunReader, pipeline: Pipeline, steps: Container[int]) -> Assumed:
+    """Mean tokens of prompts and responses; None where several rollouts, or prompts that were left out, blur them."""
+    if len(rollouts(pipeline)) != 1 or is_offline(pipeline):
+        return Assumed()
+    rows = pipeline.data.prompts_per_step * rows_per_prompt(pipeline)
+    lines = [line for line in run.steps if line["step"] in steps and line.get("response_tokens/mean")]
+    if not lines:
+        return Assumed()
+    response = fmean(line["response_tokens/mean"] for line in lines)
+    totals = [
+        line["throughput/tokens_per_s"] * line["time/step_s"] / rows
+        for line in lines
+        if line.get("throughput/tokens_per_s") and line.get("time/step_s")
+    ]
+    prompt = fmean(totals) - response if totals else 0.0
+    return Assumed(prompt if prompt >= 1 else None, response)
+
+
+def _layout(pipeline: Pipeline, plan: Plan) -> str:
+    groups = ((name, executor.group) for name, executor in plan.executors.items())
+    return "; ".join(f"{name} on {group}, {layout_in_words(pipeline, name)}" for name, group in groups if group)
