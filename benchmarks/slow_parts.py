@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from typing import ClassVar
 
@@ -18,25 +17,19 @@ def slow_reward(response: list[str], seconds: float = 0.8) -> list[float]:
 
 
 class SlowGame:
-    """An environment of one turn. One prompt of `every` waits `straggler_s` for it, the others `seconds`."""
+    """An environment of one turn. One response of `every` waits `straggler_s` for it, the others `seconds`."""
 
-    _lock: ClassVar = threading.Lock()
-    _seen: ClassVar[dict[str, int]] = {}
     _numbers: ClassVar = itertools.count()
 
-    def __init__(self, seconds: float = 0.1, straggler_s: float = 1.5, every: int = 16) -> None:
-        self._seconds, self._straggler_s, self._every = seconds, straggler_s, every
-        self._waits = seconds
+    def __init__(self, seconds: float = 0.1, straggler_s: float = 1.5, every: int = 64) -> None:
+        self._straggles = next(self._numbers) % every == every // 2
+        self._seconds = straggler_s if self._straggles else seconds
 
-    def reset(self, prompt: str) -> None:
-        """Begin a response; those to a prompt straggle together."""
-        with self._lock:
-            if prompt not in self._seen:
-                self._seen[prompt] = next(self._numbers)
-            number = self._seen[prompt]
-        self._waits = self._straggler_s if number % self._every == self._every // 2 else self._seconds
+    def reset(self, answer: str) -> None:
+        """Begin a response."""
+        self._answer = answer
 
     def step(self, response: str) -> dagrl.Observation:
         """Answer late, with the end of the response."""
-        time.sleep(self._waits)
-        return dagrl.Observation(reward=float(len(response) % 2), done=True)
+        time.sleep(self._seconds)
+        return dagrl.Observation(reward=float(response == self._answer), done=True)

@@ -25,6 +25,8 @@ from dagrl.ops.turns.settings import message_writer, row_fields, turn_settings
 
 _GATHER_S = 0.01
 """How long an idle engine waits for further answers after one has arrived, to form a larger batch."""
+_LOOK_EVERY_S = 0.1
+"""How often an abort is looked for while tools and environments work: only an engine that samples reports it."""
 
 
 def converse(
@@ -47,6 +49,7 @@ class Conversations:
         self._max_turns, self._sampling = node.max_turns, context.sampling
         self._tokenizer = context.resources.tokenizer
         self._writer, others = message_writer(context), turn_settings(context)
+        self._told_to_abort = context.aborted
         self._requests = dict(requests)
         self._open = {row: responses[row] for row in requests}
         self._dialogues = {
@@ -70,6 +73,7 @@ class Conversations:
             while self._open and not (self._aborted and self._requests_queue.idle):
                 for event in self._next_events():
                     yield from self._take(event)
+                self._aborted = self._aborted or self._told_to_abort()
                 if not self._aborted:
                     self._requests_queue.flush()
         finally:
@@ -78,9 +82,10 @@ class Conversations:
                 self._dialogues[row].leave()
 
     def _next_events(self) -> list[TurnDone | CallEnded | Done]:
-        """Wait for events. Engines and jobs have their own timeouts."""
+        """Wait for events, not for long. Engines and jobs have their own timeouts."""
+        left_s = self._jobs.left_s()
         try:
-            events = [self._events.get(timeout=self._jobs.left_s())]
+            events = [self._events.get(timeout=_LOOK_EVERY_S if left_s is None else min(left_s, _LOOK_EVERY_S))]
         except queue.Empty:
             return list(self._jobs.late())
         until = time.monotonic() + _GATHER_S

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -96,10 +98,16 @@ def play(bench) -> Callable[..., list[Output]]:
     """Roll out `PROMPTS`, two to a group, with some options of the node."""
     bench.write_module("others", OTHERS)
 
-    def play(engine: HfEngine, *, answers: tuple[str, ...] = ("7",) * 8, **options: Any) -> list[Output]:
+    def play(
+        engine: HfEngine,
+        *,
+        answers: tuple[str, ...] = ("7",) * 8,
+        aborted: Callable[[], bool] = lambda: False,
+        **options: Any,
+    ) -> list[Output]:
         sampling = {"max_new_tokens": LONGEST}
         node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling, **options}
-        context = bench.context("rollout", engine=engine, nodes={"rollout": node})
+        context = replace(bench.context("rollout", engine=engine, nodes={"rollout": node}), aborted=aborted)
         rows = list(range(len(PROMPTS)))
         batch = bench.batch(
             rows,
@@ -258,3 +266,10 @@ def test_an_abort_leaves_whole_groups_unfinished(build, play, bench) -> None:
     assert sorted(row for output in outputs for row in output.rows.tolist()) == list(range(8))
     assert len(left.rows) >= 4
     assert len(left.rows) % 2 == 0
+
+
+def test_an_abort_does_not_wait_for_tools(build, play) -> None:
+    began = time.monotonic()
+    outputs = play(build(), **TOOLS, tool_args={"echo": {"stuck": True}}, aborted=lambda: time.monotonic() > began + 1)
+    assert time.monotonic() - began < 20, "the tool never answers, and has 30 seconds for it"
+    assert [output.unfinished for output in outputs] == [True]
