@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,18 @@ class Case:
     module: tuple[str, ...] = ("dagrl.cli",)
     timings: Shape | None = None
     """Engines that only wait."""
-    prompts: int = 0
-    """Rows of a file of prompts of their own, beside the pipeline."""
     computes: bool = False
     """Whether cores are what its time goes to."""
-    extra: tuple[str, ...] = field(default=())
 
 
 SHAPE = Shape(generators=1, trainers=1, shards=4, prompts=32, n=4, response_tokens=8)
 DEMO = {"extends": str(ROOT / "dag_templates" / "tiny_grpo.yaml")}
 
 
-def _engines(mini_batch: int | None = None) -> dict[str, Any]:
+def _engines() -> dict[str, Any]:
     pipeline = SHAPE.pipeline("prompts.parquet", 14)
-    pipeline["nodes"]["update"] |= {"mini_batch": mini_batch} if mini_batch else {}
+    # Old log-probs of the rollout, so that the update may begin before its end.
+    pipeline["nodes"]["update"] |= {"mini_batch": 8, "read": {"old_logprob": "rollout_logprob"}}
     return pipeline
 
 
@@ -79,7 +77,7 @@ CASES = {
         {"nodes.rollout.over_sampling_batch_size": ()},
     ),
     "engines": Case(
-        _engines(mini_batch=8),
+        _engines(),
         {"schedule.stream_update": (), "schedule.max_staleness": (), "groups.rollout.cpus_per_node": ()},
         module=("timed_run",),
         timings=SHAPE,

@@ -45,6 +45,9 @@ class Change:
     """How the seconds of tasks change, which the simulation cannot know."""
     hint: str = ""
     """The key, where it has no single value."""
+    needs_cores: bool = False
+    """Whether processes of one machine would compute at the same time that did not before. On CPU slots they may share
+    cores, and gain nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Straggling:
 def changes(pipeline: Pipeline, graph: Graph, plan: Plan, straggling: dict[str, Straggling]) -> Iterator[Change]:
     """Changes that the pipeline allows, whether they help or not. `straggling`: by rollout."""
     schedule = pipeline.schedule
+    on_cpu = any(group.is_cpu for group in pipeline.groups.values())
     apart = {executor.group for executor in plan.executors.values() if executor.trained} != {
         executor.group for name, executor in plan.executors.items() if plan.generates(name)
     }
@@ -67,13 +71,17 @@ def changes(pipeline: Pipeline, graph: Graph, plan: Plan, straggling: dict[str, 
         yield Change(
             (f"schedule.max_staleness={schedule.max_staleness + 1}",),
             f"generate {schedule.max_staleness + 1} ahead; samples are as many versions old",
+            needs_cores=on_cpu,
         )
     updates = {name: node for name, node in pipeline.nodes.items() if isinstance(node, UpdateNode)}
     several = any(node.optimizer_steps(pipeline.data.prompts_per_step) > 1 for node in updates.values())
     free = not any(hindrance(pipeline, name, node, graph) for name, node in updates.items())
     if not schedule.stream_update and several and free:
-        yield Change(("schedule.stream_update=true",), "train on mini-batches before the last response is there")
-    yield Change((f"run.host_workers={2 * pipeline.run.host_workers}",), "twice the processes for nodes without engine")
+        what = "train on mini-batches before the last response is there"
+        yield Change(("schedule.stream_update=true",), what, needs_cores=on_cpu)
+    workers = 2 * pipeline.run.host_workers
+    what = "twice the processes for nodes without engine"
+    yield Change((f"run.host_workers={workers}",), what, needs_cores=on_cpu)
     for name, node in pipeline.nodes.items():
         if isinstance(node, RewardNode | JudgeNode) and plan.task(name).executor == HOST:
             yield Change((), f"`{name}` twice as fast", (Scale(name, 0.5, 0.5, 0.5),), hint=f"nodes.{name}")
@@ -101,7 +109,9 @@ def _more_generators(pipeline: Pipeline, plan: Plan, name: str, found: Stragglin
     key = "cpus_per_node" if spec.is_cpu else "gpus_per_node"
     count = spec.cpus_per_node if spec.is_cpu else spec.gpus_per_node
     halved = [(1 + share) / 2 for share in (found.tail, 0.0, max(found.tail, found.thin))]
-    yield Change((f"groups.{group}.{key}={2 * count}",), "twice the generators", (Scale(name, *halved),))
+    yield Change(
+        (f"groups.{group}.{key}={2 * count}",), "twice the generators", (Scale(name, *halved),), needs_cores=spec.is_cpu
+    )
 
 
 def micro_batches(pipeline: Pipeline, graph: Graph, lengths: Assumed) -> Iterator[Change]:

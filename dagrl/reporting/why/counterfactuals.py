@@ -29,6 +29,8 @@ _RESAMPLES = 8
 _LEAST_GAIN = 0.01
 """A smaller gain is no advice."""
 
+_IF_CORES = ", if cores are free"
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -87,7 +89,11 @@ def advice(folder: Path, changes: Iterable[Change], activities: Sequence[Activit
         if expected >= _LEAST_GAIN:
             key = " ".join(change.overrides) or change.hint
             step_s = measured_s * (1 - expected)
-            found.append(Advice(key, change.what, step_s, expected, min(every), max(every)))
+            least = min(every)
+            if change.needs_cores:
+                least = min(least, 0.0)
+            what = f"{change.what}{_IF_CORES if change.needs_cores else ''}"
+            found.append(Advice(key, what, step_s, expected, least, max(every)))
     return sorted(found, key=lambda each: -each.gain)
 
 

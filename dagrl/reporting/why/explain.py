@@ -20,6 +20,7 @@ from dagrl.reporting.usual_steps import usual_steps
 from dagrl.reporting.why.changes import Straggling, changes, micro_batches
 from dagrl.reporting.why.counterfactuals import Advice, advice, plan_of
 from dagrl.reporting.why.critical_path import STRAGGLER, Part, critical_path
+from dagrl.reporting.why.stragglers import Straggler, straggler
 from dagrl.scheduler.plan import Plan
 from dagrl.tables import render, table
 
@@ -40,8 +41,8 @@ class Explanation:
     """Median seconds of the steps that advice is for: those without validation and checkpoint."""
     advice: list[Advice]
     why_no_advice: str
-    longest_response: float | None
-    mean_response: float | None
+    straggler: Straggler | None
+    """None if no step waits for its last responses."""
 
 
 def explain(folder: Path, step: int | None = None) -> Explanation:
@@ -49,11 +50,16 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
     run = open_run(folder)
     pipeline, graph, plan = plan_of(folder)
     usual = usual_steps(run, plan)
-    chosen = usual if step is None else [step]
+    finished = {line["step"]: line for line in run.steps}
+    # A run that has just begun has its first step alone.
+    timed = [number for number in run.timed_steps if number in finished and number > 0]
+    chosen = (usual or timed[-1:]) if step is None else [step]
     windows = {number: window for number in chosen if (window := run.commit_interval(number)) is not None}
+    if not windows and step is None:
+        raise ValueError(f"{folder} has not finished a step with a timeline yet")
     if not windows:
-        what = f"step {step}" if step is not None else "a finished step beside the first"
-        raise ValueError(f"{folder} has no timeline of {what}")
+        known = f"those of {timed[0]} to {timed[-1]} are known" if timed else "no step is finished yet"
+        raise ValueError(f"{folder} has no timeline of step {step}: {known}")
     paths = {number: critical_path(run.within(window), window, plan) for number, window in windows.items()}
     step_s = fmean(window.end - window.start for window in windows.values())
     actual = [each for each in activities_of(run.record()) if each.step in set(usual)]
@@ -75,7 +81,7 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
             why_not = str(error)
     return Explanation(
         sorted(windows), step_s, _summed(paths), measured, found, why_not,
-        _mean_of(run, "response_tokens/max", windows), _mean_of(run, "response_tokens/mean", windows),
+        straggler(folder, paths, finished),
     )  # fmt: skip
 
 
@@ -90,9 +96,10 @@ def as_text(folder: Path, explained: Explanation) -> str:
         if seconds >= _SHOWN_SHARE * explained.step_s
     ]
     parts.append(table(rows, headings=["critical path", "on", "cause", "seconds", "of a step"], left=(0, 1, 2)))
-    if explained.longest_response and any(cause == STRAGGLER for _, _, cause, _ in explained.path):
-        longest, mean = explained.longest_response, explained.mean_response or 0.0
-        parts.append(f"  the longest response has {longest:,.0f} tokens, the mean one {mean:,.0f}")
+    if explained.straggler is not None:
+        parts.append(f"  {explained.straggler.told()}")
+    if steps == [1]:
+        parts.append("  the first step of a run takes longer than others: kernels and connections are made in it")
     if explained.advice:
         told = [["as it is", _seconds(explained.usual_step_s), "", "", ""]]
         told += [

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from finished_runs import write_run
+from finished_runs import sample, write_run, write_samples
 
 from dagrl.cli import main
 from dagrl.planner.simulation.costs import CostTable
+from dagrl.reporting.why.critical_path import STRAGGLER, Part
 from dagrl.reporting.why.explain import Explanation, as_text, explain
+from dagrl.reporting.why.stragglers import straggler
 from dagrl.tracking.timeline import Timeline
 
 SECONDS = CostTable({"rollout": 2.0, "reward": 3.0, "ref": 0.5, "update": 2.0}, sync=1.0, save=8.0)
@@ -70,10 +72,12 @@ def test_a_straggler_is_named_and_over_sampling_advised(tmp_path: Path) -> None:
     lengths = {"response_tokens/max": 16384, "response_tokens/mean": 2000.0}
     lines = [json.dumps({"step": step, **lengths}) for step in range(1, STEPS + 1)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    for step in range(1, STEPS + 1):
+        write_samples(folder, step, [sample(4), sample(5, response_tokens=[3] * 16384), sample(6)])
     explained = explain(folder)
     causes = {cause: seconds for _, _, cause, seconds in explained.path}
     assert causes["waits for the last responses"] == pytest.approx(7.0)
-    assert "the longest response has 16,384 tokens, the mean one 2,000" in as_text(folder, explained)
+    assert ": the longest response has 16,384 tokens (sample 5), the mean one 2,000\n" in as_text(folder, explained)
     # Without its tail, a rollout of 10 s takes 3 to 3.75 s, as there are more prompts.
     (found,) = [each for each in explained.advice if each.key == "nodes.rollout.over_sampling_batch_size=40"]
     assert found.step_s == pytest.approx(12 - (10 - 3 * 1.125))
@@ -87,4 +91,24 @@ def test_what_is_said_is_text_or_json(tmp_path: Path, capsys) -> None:
     assert main(["why", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"][0]["node"] == "reward"
     assert main(["why", str(folder), "--step", "99"]) == 2
-    assert "has no timeline of step 99" in capsys.readouterr().err
+    assert "has no timeline of step 99: those of 1 to 8 are known" in capsys.readouterr().err
+
+
+def test_a_run_that_has_just_begun_has_its_first_step_explained(tmp_path: Path, capsys) -> None:
+    folder = write_run(tmp_path / "run", steps=1, costs=SECONDS)
+    assert main(["why", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "step 1: " in out and "the first step of a run takes longer" in out
+    assert "advice needs two steps beside the first" in out
+    (folder / "metrics.jsonl").unlink()
+    (folder / "timeline.json").unlink()
+    assert main(["why", str(folder)]) == 2
+    assert "has not finished a step" in capsys.readouterr().err
+
+
+def test_responses_of_one_length_are_not_blamed(tmp_path: Path) -> None:
+    parts = [Part("rollout", "generator", STRAGGLER, 1.0, 3.0)]
+    found = straggler(tmp_path, {4: parts, 5: []}, {4: {"response_tokens/max": 100.0, "response_tokens/mean": 98.0}})
+    assert found is not None and found.step == 4 and found.seconds == 2.0
+    assert "a tool, an environment or a server is late" in found.told()
+    assert straggler(tmp_path, {5: []}, {}) is None

@@ -98,7 +98,7 @@
   }
 
   // Options of a chart of lines. lines: [{name, color, points: x, y, x, y, ..., faint?}]; marks: [{x}].
-  function lineOption(lines, { log = false, range = null, marks = [], xName = "step" } = {}) {
+  function lineOption(lines, { log = false, range = null, marks = [], xName = "step", format = number } = {}) {
     return {
       animation: false,
       textStyle: textStyle(),
@@ -108,7 +108,7 @@
         type: log ? "log" : "value",
         scale: true,
         ...axisStyle(),
-        axisLabel: { ...axisStyle().axisLabel, formatter: number },
+        axisLabel: { ...axisStyle().axisLabel, formatter: format },
         splitNumber: 4,
       },
       tooltip: tooltip({

@@ -92,10 +92,16 @@
   function flattened(text) {
     const found = new Map();
     const path = [];
-    text.split("\n").forEach((line, place) => {
+    text.split("\n").forEach((line) => {
       const match = /^(\s*)(?:- )?([^\s:][^:]*):(?:\s+(.*))?$/.exec(line);
       if (!match) {
-        if (line.trim()) found.set(`${path.map((each) => each.key).join(".")}[${place}]`, line.trim());
+        if (!line.trim()) return;
+        // An item of a list, which may be no further to the right than its key.
+        while (path.length && path.at(-1).indent > line.search(/\S/)) path.pop();
+        const key = path.map((each) => each.key).join(".");
+        let item = 0;
+        while (found.has(`${key}[${item}]`)) item += 1;
+        found.set(`${key}[${item}]`, line.trim().replace(/^- /, ""));
         return;
       }
       while (path.length && path.at(-1).indent >= match[1].length) path.pop();

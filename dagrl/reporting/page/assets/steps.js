@@ -50,12 +50,13 @@
   function ganttOption(step, rows, bars, end) {
     const labels = rows.map((row) => row.label);
     const longest = Math.max(...labels.map((label) => label.length));
+    const left = Math.min(230, 20 + 6.6 * longest, 0.3 * window.innerWidth);
     return {
       animation: false,
       textStyle: charts.textStyle(),
-      grid: { left: Math.min(230, 20 + 6.6 * longest), right: 20, top: 6, bottom: 44 },
+      grid: { left, right: 20, top: 6, bottom: 44 },
       xAxis: { type: "value", min: 0, max: end, ...charts.axisStyle(), axisLabel: { ...charts.axisStyle().axisLabel, formatter: seconds } },
-      yAxis: { type: "category", data: labels, inverse: true, ...charts.axisStyle(), splitLine: { show: false }, axisLabel: { color: color("ink"), fontSize: 11, interval: 0 } },
+      yAxis: { type: "category", data: labels, inverse: true, ...charts.axisStyle(), splitLine: { show: false }, axisLabel: { color: color("ink"), fontSize: 11, interval: 0, width: left - 12, overflow: "truncate" } },
       dataZoom: [
         { type: "slider", xAxisIndex: 0, filterMode: "weakFilter", height: 14, bottom: 4, borderColor: color("line"), showDetail: false, brushSelect: false },
         { type: "inside", xAxisIndex: 0, filterMode: "weakFilter", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: false },
@@ -123,13 +124,27 @@
     return table(columns, rows, { label: "Time by node" });
   }
 
+  function pathTable(view) {
+    const sums = new Map();
+    for (const [name, on, cause, , length] of view.path) {
+      const key = JSON.stringify([name, on, cause]);
+      sums.set(key, (sums.get(key) ?? 0) + length);
+    }
+    const rows = [...sums].map(([key, length]) => [...JSON.parse(key), length, length / view.seconds]).sort((one, other) => other[3] - one[3]);
+    const columns = [
+      { name: "Node", left: true }, { name: "On", left: true }, { name: "Cause", left: true },
+      { name: "Time", format: seconds }, { name: "Of the step", format: percent },
+    ];
+    return table(columns, rows, { label: "Critical path by cause" });
+  }
+
   // The seconds of all steps; a click selects one.
   function picker(app, steps, chosen) {
     const element = h("div", { class: "chart picker", role: "img", "aria-label": "Seconds of each step; click to choose one" });
     const lengths = new Map(app.run.overview.timed_steps.map((step, place) => [step, app.run.overview.seconds[place]]));
     const points = Float64Array.from(steps.flatMap((step) => [step, lengths.get(step) ?? NaN]));
     const chart = new charts.Chart(element, () =>
-      charts.lineOption([{ name: "seconds", color: app.run.color, points }], { marks: [{ x: chosen }] }));
+      charts.lineOption([{ name: "seconds", color: app.run.color, points }], { marks: [{ x: chosen }], format: seconds }));
     chart.onAppear = (echart) => {
       echart.getZr().on("click", (event) => {
         const x = echart.convertFromPixel({ xAxisIndex: 0 }, event.offsetX);
@@ -176,6 +191,7 @@
       gantt(step, found, plan?.spans),
       h("p", { class: "note" }, "Ctrl and the mouse wheel zoom. Faint bars are of other steps or of the plan."),
       h("div", { class: "halves" },
+        found.path.length ? h("section", {}, h("h2", {}, "Critical path"), pathTable(found)) : null,
         h("section", {}, h("h2", {}, "Idle time by cause"), idleTable(found)),
         h("section", {}, h("h2", {}, "Time by node"), nodeTable(found, step))),
     );

@@ -5,7 +5,9 @@
 
   function render(view, app) {
     const { metrics } = app.run;
-    const names = [...metrics.columns.keys()].filter((name) => name.startsWith("val/")).sort();
+    const rank = (name) => (/^val\/(reward|loss)\//.test(name) ? 0 : /@\d+$/.test(name) ? 1 : name.startsWith("val/data/") ? 3 : 2);
+    const names = [...metrics.columns.keys()].filter((name) => name.startsWith("val/"))
+      .sort((one, other) => rank(one) - rank(other) || one.localeCompare(other));
     if (!names.length) {
       view.append(h("p", { class: "note" }, "This run has not validated yet (run.validate_every)."));
       return;
