@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Case:
     module: tuple[str, ...] = ("dagrl.cli",)
     timings: Shape | None = None
     """Engines that only wait."""
+    rollout_s: float = 1.2
+    """Of these engines."""
     computes: bool = False
     """Whether cores are what its time goes to."""
 
@@ -54,6 +56,15 @@ def _engines() -> dict[str, Any]:
     return pipeline
 
 
+def _straggling() -> dict[str, Any]:
+    """One of 64 responses waits for its environment."""
+    pipeline = replace(SHAPE, shards=8, prompts=16).pipeline("prompts.parquet", 14)
+    rollout = {"environment": "slow_parts:SlowGame", "max_turns": 1, "tool_concurrency": 96}
+    pipeline["nodes"]["rollout"] |= rollout
+    pipeline["nodes"]["reward"] = {"op": "reward", "fn": "environment"}
+    return pipeline
+
+
 CASES = {
     "reward": Case(
         DEMO | {"name": "reward", "nodes": {"reward": {"fn": "slow_parts:slow_reward"}}},
@@ -64,17 +75,11 @@ CASES = {
         },
     ),
     "straggler": Case(
-        DEMO
-        | {
-            "name": "straggler",
-            "data": {"prompts_per_step": 16},
-            "nodes": {
-                "rollout": {"n": 4, "environment": "slow_parts:SlowGame", "max_turns": 1, "tool_concurrency": 96},
-                "reward": {"fn": "environment"},
-            },
-            "schedule": {"shards_per_step": 8},
-        },
+        _straggling(),
         {"nodes.rollout.over_sampling_batch_size": ()},
+        module=("timed_run",),
+        timings=replace(SHAPE, shards=8, prompts=16),
+        rollout_s=0.05,
     ),
     "engines": Case(
         _engines(),
@@ -146,7 +151,7 @@ def run(case: Case, folder: Path, *overrides: str) -> Explanation:
     folder.mkdir(parents=True, exist_ok=True)
     if case.timings is not None:
         shape = case.timings
-        shape.timings(rollout_s=0.8, update_s=0.1, sync_s=0.02, portion=2).write(folder)
+        shape.timings(rollout_s=case.rollout_s, update_s=0.1, sync_s=0.02, portion=2).write(folder)
         rows = (PromptRow("benchmark", f"{index:06d}", "0", {"index": index}) for index in range(4 * shape.prompts))
         write_prompts(folder / "prompts.parquet", rows, {"index": pa.int64()})
     target = folder / f"run-{os.getpid()}"

@@ -99,12 +99,17 @@ def _events(run: RunReader) -> list[dict[str, Any]]:
             found.append(
                 {"step": span.step, "kind": "restart", "text": what, "seconds": round(span.end - span.start, 2)}
             )
-    seen = {event["step"] for event in found}
+    # The scheduler counts a loss in the step that ends next, while the restart belongs to the step that waits for it.
+    told = [event["step"] for event in found]
     count = 0.0
     for line in run.steps:
-        now = line.get("run/restarts", 0)
-        if now > count and line["step"] not in seen:
-            found.append({"step": line["step"], "kind": "restart", "text": "went on after a loss", "seconds": None})
+        step, now = line["step"], line.get("run/restarts", 0)
+        for _ in range(round(now - count)):
+            own = next((each for each in told if each in (step, step + 1)), None)
+            if own is None:
+                found.append({"step": step, "kind": "restart", "text": "went on after a loss", "seconds": None})
+            else:
+                told.remove(own)
         count = now
     for step, seconds in run.pauses():
         found.append({"step": step, "kind": "pause", "text": "the run was not under way", "seconds": round(seconds, 1)})

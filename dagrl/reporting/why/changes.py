@@ -21,8 +21,8 @@ from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import HOST, Plan
 
 _OVER_SAMPLING = 1.25
-_MODEL_IS_OFF = 0.25
-"""Share of a change by which the cost model may be wrong."""
+_MODEL_IS_OFF, _MODEL_IS_OFF_ON_CPU = 0.25, 1.0
+"""Share of a change by which the cost model may be wrong; on CPU slots it knows orders of magnitude."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,15 @@ def _more_generators(pipeline: Pipeline, plan: Plan, name: str, found: Stragglin
 def micro_batches(pipeline: Pipeline, graph: Graph, lengths: Assumed) -> Iterator[Change]:
     """Twice the tokens of a micro-batch where the GPUs have room, and half: the cost model says by how much.
 
-    None where groups name no GPU or the model is unknown.
+    None where groups of GPUs do not name them, or the model is unknown.
     """
     try:
         shape = model_shape(pipeline.model)
     except ValueError:
         return
-    if shape is None or any(group.is_cpu or not group.gpu for group in pipeline.groups.values()):
+    if shape is None or any(not group.is_cpu and not group.gpu for group in pipeline.groups.values()):
         return
+    on_cpu = any(group.is_cpu for group in pipeline.groups.values())
     plan = make_plan(pipeline, graph)
     for task in plan.tasks:
         node = pipeline.nodes.get(task.name)
@@ -138,7 +139,7 @@ def micro_batches(pipeline: Pipeline, graph: Graph, lengths: Assumed) -> Iterato
             if fit(other, make_plan(other, graph), shape=shape).problems:
                 continue
             factor = PipelineCosts(other, make_plan(other, graph), shape, assumed=lengths).seconds(run) / now
-            off = _MODEL_IS_OFF * abs(1 - factor)
+            off = (_MODEL_IS_OFF_ON_CPU if on_cpu else _MODEL_IS_OFF) * abs(1 - factor)
             yield Change(
                 (f"nodes.{task.name}.tokens_per_micro_batch={wanted}",),
                 "another micro-batch, by the cost model",

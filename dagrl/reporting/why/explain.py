@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import RenderableType
 
 from dagrl.config.errors import PipelineError
+from dagrl.config.schema import Pipeline
+from dagrl.graph.rollouts import rollouts
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.reporting.html_report import open_run
 from dagrl.reporting.run_data.run_reader import RunReader
@@ -72,9 +74,7 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
         try:
             tried = [
                 *changes(pipeline, graph, plan, _straggling(run, plan, paths)),
-                *micro_batches(
-                    pipeline, graph, Assumed(response_tokens=_mean_of(run, "response_tokens/mean", windows))
-                ),
+                *micro_batches(pipeline, graph, _lengths(run, pipeline, windows)),
             ]
             found = advice(folder, tried, actual, measured)
         except (PipelineError, ValueError) as error:
@@ -145,6 +145,12 @@ def _straggling(run: RunReader, plan: Plan, paths: dict[int, list[Part]]) -> dic
             tail = sum(part.end - part.start for part in parts if part.cause == STRAGGLER)
             found[task.name] = Straggling(tail / whole, thin)
     return found
+
+
+def _lengths(run: RunReader, pipeline: Pipeline, steps: dict[int, Any]) -> Assumed:
+    mean = _mean_of(run, "response_tokens/mean", steps)
+    limit = max((node.sampling.max_new_tokens for node in rollouts(pipeline).values()), default=0)
+    return Assumed(response_tokens=mean if mean and mean <= limit else None)
 
 
 def _mean_of(run: RunReader, name: str, steps: dict[int, Any]) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 from finished_runs import write_run
 
 from dagrl.reporting.run_data.metrics_table import metrics_table
-from dagrl.reporting.run_data.overview import plan_of_run
+from dagrl.reporting.run_data.overview import overview, plan_of_run
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.step_view import step_view
 from dagrl.reporting.run_data.tail import Tail
@@ -125,3 +125,19 @@ def test_the_critical_path_of_a_planned_pipeline_is_the_step(tmp_path: Path) -> 
     assert {part[0] for part in view["path"]} >= {"rollout", "update"}
     (folder / "pipeline.yaml").write_text("name: [\n")
     assert plan_of_run(folder) is None
+
+
+def test_a_restart_is_one_event_though_metrics_and_timeline_tell_it(tmp_path: Path) -> None:
+    """A loss is counted with the step that ends next; the step after it waits for the restart."""
+    folder = write_run(tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line | {"run/restarts": float(line["step"] >= 2)}) + "\n" for line in lines))
+    timeline = Timeline()
+    timeline.start(folder, 4)
+    timeline.complete("restart", "restart", 1e9, 1e9 + 1, step=3, shard=None, group="rollout", worker="generator/0")
+    timeline.close()
+    run = RunReader(folder)
+    run.refresh()
+    (event,) = overview(run)["events"]
+    assert (event["step"], event["kind"]) == (3, "restart") and "generator restarted" in event["text"]

@@ -114,7 +114,7 @@ class LayerSeconds:
         exchanged = self._experts_exchange(pack) if mixture else 0.0
         ring = self._ring(pack)
         to_launch, to_launch_back = self._launches(mixture)
-        forward = max(products + max(attention, ring) + moved + reduced + exchanged, to_launch)
+        forward = self._beside(products + max(attention, ring) + moved + reduced + exchanged, to_launch)
         backward = products * self._backward_products + moved * _BACKWARD_BYTES + reduced + exchanged
         backward += max(attention * _BACKWARD_ATTENTION, 2 * ring)
         again = self.recompute.whole * forward
@@ -128,7 +128,7 @@ class LayerSeconds:
                 "mla_up_proj": self._attention_products(pack) * 0.3 if self.shape.latent else 0.0,
             }
             again = sum(parts.get(module, 0.0) for module in self.recompute.modules)
-        return Seconds(forward, max(backward, to_launch_back) + again)
+        return Seconds(forward, self._beside(backward, to_launch_back) + again)
 
     def head(self, pack: Pack, *, outputs: int | None = None, fused: bool = False) -> Seconds:
         """Return the seconds of the head, with `outputs` for one position, by default the vocabulary."""
@@ -144,6 +144,10 @@ class LayerSeconds:
     @property
     def _backward_products(self) -> float:
         return _BACKWARD_PRODUCTS / 2 if self.frozen else _BACKWARD_PRODUCTS
+
+    def _beside(self, work: float, to_launch: float) -> float:
+        """Return the seconds of a device's work and of the host that launches it, which on a CPU does both."""
+        return max(work, to_launch) if self.device.is_gpu else work + to_launch
 
     def _launches(self, mixture: bool) -> tuple[float, float]:
         """Return the seconds of the host, forward and backward."""
