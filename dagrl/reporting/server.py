@@ -50,8 +50,8 @@ class Runs:
                 raise ValueError(f"{folder} is not a folder; name run folders, or a folder that holds some")
         self._ids: list[Path] = []
 
-    def entries(self) -> list[dict[str, str]]:
-        """Id and name of each run, in a stable order."""
+    def entries(self) -> list[dict[str, Any]]:
+        """Id, name and time of the last change of each run, in a stable order."""
         with self._lock:
             return self._found()
 
@@ -73,12 +73,15 @@ class Runs:
     def plan(self, run: RunReader) -> dict[str, Any]:
         return plan_view(run, self._gpu)
 
-    def _found(self) -> list[dict[str, str]]:
+    def _found(self) -> list[dict[str, Any]]:
         for folder in self._folders:
             inner = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if _is_run(path))
             self._ids += [path for path in inner if path not in self._ids]
         names = distinct_names(self._ids)
-        return [{"id": str(place), "name": name} for place, name in enumerate(names)]
+        return [
+            {"id": str(place), "name": name, "changed": _changed(folder)}
+            for place, (folder, name) in enumerate(zip(self._ids, names, strict=True))
+        ]
 
 
 def application(runs: Runs) -> Starlette:
@@ -158,6 +161,12 @@ def _samples(request: Request, run: RunReader) -> list[dict[str, Any]] | None:
     if step not in sample_steps(run.folder).get(kind, []):
         return None
     return sample_view(run.folder, step, validation=kind == "val")
+
+
+def _changed(folder: Path) -> float:
+    """When its run last wrote, in seconds since the epoch; 0 if it has gone."""
+    paths = (folder / "metrics.jsonl", folder / "pipeline.yaml")
+    return max((path.stat().st_mtime for path in paths if path.is_file()), default=0.0)
 
 
 def _is_run(folder: Path) -> bool:

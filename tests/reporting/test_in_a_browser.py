@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -246,6 +248,23 @@ def test_the_live_page_follows_a_run_and_finds_new_ones(browser: Browser, live: 
             f"http://127.0.0.1:{port}",
             f"http://127.0.0.1:{port}/",
         }
+
+
+def test_of_many_runs_the_newest_are_loaded_and_others_when_they_are_chosen(browser: Browser, tmp_path: Path) -> None:
+    first = write_run(tmp_path / "runs" / "r00")
+    for number in range(1, 12):
+        copied = tmp_path / "runs" / f"r{number:02}"
+        shutil.copytree(first, copied)
+        os.utime(copied / "metrics.jsonl", (2e9 + number, 2e9 + number))
+    with served(Runs([tmp_path / "runs"])) as port, opened(browser, f"http://127.0.0.1:{port}/") as seen:
+        boxes = seen.page.locator(".runs input")
+        assert boxes.evaluate_all("all => all.map((each) => each.checked)") == [False] * 4 + [True] * 8
+        assert not any("/api/0/" in request for request in seen.requests)
+        seen.page.get_by_label("Filter runs").fill("r00")
+        assert seen.page.locator(".runs .run").count() == 1
+        seen.page.get_by_label("r00 in the curves").check()
+        seen.wait_for("[aria-label=Differences] th", "r00")
+        assert any("/api/0/" in request for request in seen.requests) and seen.errors == []
 
 
 def test_only_this_machine_is_answered(live: tuple[Path, int]) -> None:

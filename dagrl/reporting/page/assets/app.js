@@ -3,6 +3,8 @@
 (() => {
   const { h, charts, manifest, views, ask, Run } = window.dagrl;
   const POLL_MS = 2000;
+  // Of more runs than this the newest are shown at first; a field filters their names.
+  const MOST_SHOWN = 8;
 
   const app = {
     runs: manifest.runs.map((entry, place) => new Run(entry, place)),
@@ -11,7 +13,7 @@
     selectRange: () => {},
 
     get run() {
-      return this.runs.find((run) => run.id === this.params.run) ?? this.shownRuns[0] ?? this.runs[0];
+      return this.runs.find((run) => run.id === this.params.run) ?? this.shownRuns[0] ?? this.runs.find((run) => run.shown) ?? this.runs[0];
     },
 
     get shownRuns() {
@@ -40,7 +42,17 @@
   const nav = h("nav", { "aria-label": "Views" });
   const runs = h("div", { class: "runs", role: "group", "aria-label": "Runs" });
   const status = h("p", { class: "status note", role: "status" });
+  const wanted = h("input", { type: "search", class: "filter", placeholder: "Filter runs…", "aria-label": "Filter runs", oninput: () => drawRuns() });
   let drawing = 0;
+
+  // Runs whose data are needed now.
+  const needed = () => app.runs.filter((run) => run.shown || run === app.run);
+
+  function showNewest() {
+    if (app.runs.length <= MOST_SHOWN) return;
+    const newest = [...app.runs].sort((one, other) => (other.entry.changed ?? 0) - (one.entry.changed ?? 0)).slice(0, MOST_SHOWN);
+    for (const run of app.runs) run.shown = newest.includes(run);
+  }
 
   function read() {
     const [view, query] = location.hash.slice(1).split("?");
@@ -55,6 +67,8 @@
     nav.replaceChildren(...Object.entries(views).map(([name, view]) =>
       h("a", { href: app.link(name, {}), "aria-current": name === app.view ? "page" : null }, view.title)));
     drawRuns();
+    if (app.run && !app.run.overview) await loaded(app.run);
+    if (turn !== drawing) return;
     if (!app.run?.overview) {
       main.replaceChildren(h("p", { class: "note" }, manifest.runs.length ? "Loading…" : "There is no run yet."));
       return;
@@ -73,13 +87,23 @@
     document.body.dataset.drawn = app.view;
   }
 
+  const loaded = (run) => run.load().catch((error) => { status.textContent = `${run.name}: ${error.message}`; });
+
+  async function toggle(run, shown) {
+    run.shown = shown;
+    if (shown && !run.overview) await loaded(run);
+    await draw({ keepScroll: true });
+  }
+
   function drawRuns() {
     const several = app.runs.length > 1;
-    runs.replaceChildren(...app.runs.map((run) => {
+    const words = wanted.value.toLowerCase();
+    wanted.hidden = app.runs.length <= MOST_SHOWN;
+    runs.replaceChildren(...app.runs.filter((run) => run.name.toLowerCase().includes(words)).map((run) => {
       const swatch = h("span", { class: "swatch", style: { backgroundColor: run.color } });
       const choose = h("button", { class: "name", "aria-pressed": String(run === app.run), title: "Show this run", onclick: () => app.go({ run: run.id, step: undefined, sample: undefined }) }, run.name);
       const box = several ? h("input", {
-        type: "checkbox", checked: run.shown, "aria-label": `${run.name} in the curves`, onchange: (event) => { run.shown = event.target.checked; draw({ keepScroll: true }); },
+        type: "checkbox", checked: run.shown, "aria-label": `${run.name} in the curves`, onchange: (event) => toggle(run, event.target.checked),
       }) : null;
       return h("span", { class: "run" }, box, swatch, choose);
     }));
@@ -90,7 +114,7 @@
       const entries = await ask("runs");
       for (const entry of entries) if (!app.runs.some((run) => run.id === entry.id)) app.runs.push(new Run(entry, app.runs.length));
       let changed = false;
-      for (const run of app.runs) {
+      for (const run of needed()) {
         if (run.overview) changed = (await run.refresh()) || changed;
         else { await run.load(); changed = true; }
       }
@@ -107,12 +131,13 @@
   async function start() {
     document.body.append(
       h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, "To the content"),
-      h("header", {}, h("h1", {}, "dagrl"), runs, status), nav, main);
+      h("header", {}, h("h1", {}, "dagrl"), wanted, runs, status), nav, main);
+    if (manifest.live) showNewest();
     read();
     window.addEventListener("hashchange", () => { read(); draw(); });
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw({ keepScroll: true }));
     if (!manifest.live) status.textContent = `written ${new Date(manifest.written * 1000).toLocaleString()} by dagrl ${manifest.version}`;
-    await Promise.all(app.runs.map((run) => run.load().catch((error) => { status.textContent = `${run.name}: ${error.message}`; })));
+    await Promise.all(needed().map(loaded));
     await draw();
     document.body.dataset.ready = "true";
     if (manifest.live) setTimeout(poll, POLL_MS);
