@@ -36,7 +36,7 @@ class Family:
     """Whether the tensors of `shape` are all of a checkpoint, with their places in Megatron. If not, megatron-bridge
     converts the weights."""
     gpu_fault: ClassVar[str] = ""
-    """The fault that was seen when the Megatron model ran on a GPU; empty for families that train there."""
+    """Why the Megatron model is not trained on GPUs; empty for families that train there."""
 
     # -- fields of the config
 

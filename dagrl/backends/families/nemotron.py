@@ -15,7 +15,7 @@ class Nemotron(Family):
 
     model_type = "nemotron"
     bridged = True
-    gpu_fault = "log-probs differ from transformers' by 0.04 on average"
+    gpu_fault = "no comparison with transformers has told a fault from rounding so far"
     zero_centred_norms = True
     activations = ("relu2",)
     rope_kinds = ("default",)

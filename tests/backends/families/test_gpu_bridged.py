@@ -1,18 +1,23 @@
-"""Models that megatron-bridge builds, on a GPU in bfloat16: log-probs near Hugging Face, weights to the bit."""
+"""Models that megatron-bridge builds, on a GPU in bfloat16: as near to float32 as Hugging Face, weights to the bit.
+
+``NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2`` lets Transformer Engine say which attention it chooses.
+"""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from packs import run_packed, sequences
+from bf16_agreement import differences, megatron_outputs, reference
 from tiny_models import BRIDGED, tiny_hf_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 """What kernels of attention and experts take."""
-MOST_MEAN_DIFFERENCE = 0.02
+MOST_OF_OWN = 1.5
+"""Times the difference of Hugging Face's model in bfloat16. On a CPU in bfloat16, Megatron's models have 0.9 to 1.5
+times; windows of one token more give 9 times at least in one of the layers."""
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +37,15 @@ def alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", BRIDGED)
-def test_log_probs_gradients_and_weights(name: str, weights_of: Any, megatron_spec: Any) -> None:
+def test_layers_log_probs_gradients_and_weights(name: str, weights_of: Any, megatron_spec: Any) -> None:
     from dagrl.backends.megatron.engine.megatron_engine import converter
     from dagrl.backends.megatron.engine.model import build_model
     from dagrl.weight_sync.exporter import exported
 
     if name == "qwen3_next":
         pytest.importorskip("fla", reason="needs flash-linear-attention")
-    model = tiny_hf_model(name, **SIZES).bfloat16()
-    published = {weight: tensor.clone() for weight, tensor in weights_of(model).items()}
-    reference = model.float().cuda()
-    rows = [row.cuda() for row in sequences(model.config.vocab_size)]
-    with torch.no_grad():
-        expected = torch.cat([reference(row[None]).logits[0] for row in rows]).log_softmax(-1)
+    expected = reference(tiny_hf_model(name, **SIZES), "cuda")
+    config, published = expected.model.config, {key: each.cpu() for key, each in weights_of(expected.model).items()}
 
     class Source:
         def names(self) -> list[str]:
@@ -57,21 +58,25 @@ def test_log_probs_gradients_and_weights(name: str, weights_of: Any, megatron_sp
             return tuple(published[weight].shape)
 
     spec = megatron_spec()
-    load, make_exporter = converter(model.config, spec)
-    chunks = build_model(model.config, spec)
-    load(chunks, model.config, Source())
-    logits = run_packed(chunks[0], rows)[:, :59].float()
+    load, make_exporter = converter(config, spec)
+    chunks = build_model(config, spec)
+    load(chunks, config, Source())
+    logits, outputs = megatron_outputs(chunks[0], expected)
     logits.log_softmax(-1)[:, 0].sum().backward()
-    difference = (logits.detach().log_softmax(-1) - expected).abs().mean()
-    assert difference < MOST_MEAN_DIFFERENCE
+
+    ours, own = differences(outputs, expected.exact), differences(expected.rounded, expected.exact)
+    ratios = [a / b for a, b in zip(ours, own, strict=True)]
+    print(f"\n{name}, layers and then log-probs: ", *(f"{a:.1e}/{b:.1e}" for a, b in zip(ours, own, strict=True)))
+    assert max(ratios) < MOST_OF_OWN, "times Hugging Face's own, by layer and of log-probs: " + ", ".join(
+        f"{ratio:.2f}" for ratio in ratios
+    )
     missing = [weight for weight, each in chunks[0].named_parameters() if each.requires_grad and each.grad is None]
     assert missing == []
     found = {
         weight: each.cpu()
-        for bucket in exported(make_exporter(chunks, model.config, 1 << 26), is_root=True)
+        for bucket in exported(make_exporter(chunks, config, 1 << 26), is_root=True)
         for weight, each in bucket
     }
     assert found.keys() == published.keys()
     for weight, tensor in published.items():
-        # The router's correction is a float32 buffer.
         assert torch.equal(found[weight].to(tensor.dtype), tensor), weight

@@ -61,7 +61,7 @@ class FlexAttention(MegatronModule):
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         attended = _flex_attention()(
             *(q, k, v),
-            score_mod=_capped(self._cap),
+            score_mod=_capped(self._cap, query.device),
             block_mask=_mask_of(packed_seq_params, bounds, len(query), self._window),
             scale=self._scale,
             enable_gqa=query.shape[1] != key.shape[1],
@@ -79,11 +79,13 @@ def _flex_attention() -> Callable[..., torch.Tensor]:
 
 
 @cache
-def _capped(cap: float) -> Callable[..., torch.Tensor]:
+def _capped(cap: float, device: torch.device) -> Callable[..., torch.Tensor]:
     """One object for all layers, so that they share a kernel."""
+    # A number would be traced as a symbol with dynamic shapes, and the backward pass takes no symbolic floats.
+    limit = torch.tensor(cap, device=device)
 
     def capped(score: torch.Tensor, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
-        return cap * torch.tanh(score / cap)
+        return limit * torch.tanh(score / limit)
 
     return capped
 
@@ -96,10 +98,11 @@ def _mask_of(pack: PackedSeqParams, bounds: torch.Tensor, tokens: int, window: i
     if window not in masks:
         places = torch.arange(tokens, device=bounds.device, dtype=bounds.dtype)
         sequence = torch.bucketize(places, bounds[1:], right=True)
+        # One mask function, and so one kernel, with and without a window.
+        reach = torch.tensor(tokens if window is None else window, device=bounds.device)
 
         def attends(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            allowed = (sequence[query] == sequence[key]) & (query >= key)
-            return allowed if window is None else allowed & (query - key <= window)
+            return (sequence[query] == sequence[key]) & (query >= key) & (query - key <= reach)
 
         masks[window] = create_block_mask(attends, None, None, tokens, tokens, device=str(bounds.device))
     return masks[window]

@@ -17,6 +17,7 @@ from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from dagrl.backends.megatron.engine.biased_router import add_bias_apart
 from dagrl.backends.megatron.engine.bridge_library import import_bridge
 from dagrl.backends.megatron.engine.latent_attention import use_latent_norms
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
@@ -92,6 +93,7 @@ def provide(
         if (norm := getattr(module, "post_layernorm", None)) is not None:
             # megatron-bridge leaves them Transformer Engine's default.
             norm.eps = provider.layernorm_epsilon
+    add_bias_apart(model)
     return model
 
 
