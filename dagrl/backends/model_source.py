@@ -274,8 +274,14 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
     }
     if (image := tokenizer.get_vocab().get(IMAGE)) is not None and "image_token_id" in known:
         from_tokenizer["image_token_id"] = image
+    given = {**from_tokenizer, **init}
+    if text_class is not None:
+        # Not every config class moves them itself.
+        own = {field.name for field in fields(config_class)}
+        text = {name: given.pop(name) for name in list(given) if name not in own}
+        given["text_config"] = {**text, **(given.get("text_config") or {})}
     try:
-        return config_class(**{**from_tokenizer, **init})
+        return config_class(**given)
     except StrictDataclassError as error:
         raise ValueError(f"model.init is no valid {config_class.__name__}: {_last_line(error)}") from error
 

@@ -69,6 +69,9 @@ def patches(
 
 
 def tower_output(tower: Any, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
-    """The embeddings of all image tokens, [image tokens, hidden], of Hugging Face's module of a tower."""
-    features: torch.Tensor = tower(pixels, grid_thw=grids, return_dict=True).pooler_output
-    return features
+    """What Hugging Face's module of a tower makes of all image tokens, [1 + D, image tokens, hidden].
+
+    The first are their embeddings. The others are added to the outputs of the first D layers of the language model.
+    """
+    output = tower(pixels, grid_thw=grids, return_dict=True)
+    return torch.stack([output.pooler_output, *getattr(output, "deepstack_features", ())])

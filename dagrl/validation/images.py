@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.backends.families.registry import find_family
+from dagrl.backends.families.registry import family_named, family_names, find_family
 from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
@@ -53,7 +53,8 @@ def _check_model(pipeline: Pipeline, findings: Findings) -> None:
         return  # `model_config` reports it.
     tokenizer = pipeline.model.tokenizer
     if not family.sees:
-        message = f"prompts have images, and a {family.model_type} reads text; use a model that sees: qwen2_5_vl"
+        able = listed(name for name in family_names() if family_named(name).sees)
+        message = f"prompts have images, and a {family.model_type} reads text; use one that sees, as {able} do"
         findings.error(_PLACE, message, code="model-without-vision", depends_on=[("model", "init"), ("model", "path")])
     elif isinstance(tokenizer, TokenizerSpec) and not tokenizer.images:
         message = "has no token for images; add `images: true`"

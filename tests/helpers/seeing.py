@@ -19,10 +19,18 @@ VISION = {
     "fullatt_block_indexes": [1],
 }
 """Two layers, one with windows of 2 x 2 squares, whose tokens are of 8 x 8 pixels."""
+DEEP_VISION = {
+    **{name: VISION[name] for name in ("depth", "hidden_size", "num_heads", "out_hidden_size", "patch_size")},
+    "intermediate_size": 20,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+"""The same without windows; the first layer's output is added behind the language model's first layer, too."""
+DEEP = {"model_type": "qwen3_vl", "head_dim": 8, "vision_config": DEEP_VISION}
 
 
 def seeing_model(**changes: Any) -> ModelSpec:
-    """Qwen2.5-VL with random weights: two layers for text, two for images."""
+    """Qwen2.5-VL with random weights: two layers for text, two for images. With `DEEP` Qwen3-VL."""
     fields = {
         "model_type": "qwen2_5_vl",
         "vocab_size": 61,

@@ -27,6 +27,21 @@ TEXT = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 64,
 }
+DEEP = {
+    "model.init.model_type": "qwen3_vl",
+    "model.init.head_dim": 16,
+    "model.init.vision_config": {
+        "depth": 2,
+        "hidden_size": 24,
+        "intermediate_size": 20,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "patch_size": 8,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 1],
+    },
+}
+"""A tower that adds to two layers."""
 
 
 def png() -> bytes:
@@ -82,6 +97,18 @@ def test_the_template_is_right(problems) -> None:
         ({"model.tokenizer.images": False}, "model.tokenizer", "no token for images"),
         ({"model.init": TEXT}, "data.image_key", "a qwen2 reads text"),
         ({"model.init": TEXT, "engines.actor.freeze": ["vision"]}, "engines.actor.freeze", "no vision tower"),
+        ({"model.init.rope_parameters": {"rope_theta": 1e4}}, "model.init", "has no mrope_section"),
+        ({"model.init.rope_parameters.mrope_section": [2, 2, 2]}, "model.init", "adds up to 6, and half a head has 8"),
+        (
+            {**DEEP, "engines.actor.transformer": {"recompute_granularity": "full"}},
+            "engines.actor.transformer.recompute_granularity",
+            "adds to the outputs of layers",
+        ),
+        (
+            {**DEEP, "engines.actor.parallel": {"pipeline_model_parallel_size": 2}},
+            "engines.actor.parallel",
+            "has 1 layers, and the tower of qwen3_vl adds to the outputs of 2",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(problems, changes: dict[str, Any], place: str, words: str) -> None:

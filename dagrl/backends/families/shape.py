@@ -63,6 +63,8 @@ class ModelShape:
     """Whether the norm after the last layer has a bias."""
     vision: VisionTower | None = None
     """The tower of a model that sees."""
+    text_prefix: str = "model."
+    """Prefix of published tensors but those of the output layer and the tower."""
 
     @property
     def heads(self) -> int:

@@ -50,6 +50,8 @@ class ModelSizes:
     """As in `Family`."""
     sees: bool = True
     """Whether it has a vision tower, as far as that is known."""
+    added_layers: int = 0
+    """How many layers the tower adds to the outputs of."""
     norms_outputs: bool = False
     """Whether norms follow on the blocks of a layer."""
     capped_logits: bool = False
@@ -88,12 +90,21 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         reports_routed_experts=names.reports_routed_experts,
         serves_dense_layers=names.serves_dense_layers,
         sees=names.sees if family else "vision_config" in config,
+        added_layers=_added_layers(family, config) if family is not None else 0,
         bridged=names.bridged,
         has_tables=names.has_tables,
         gpu_fault=names.gpu_fault,
         norms_outputs=family is not None and _norms_outputs(family, config),
         capped_logits=family is not None and bool(family.fields(config).get("final_logit_softcapping")),
     )
+
+
+def _added_layers(family: Family, config: Mapping[str, Any]) -> int:
+    try:
+        tower = family.vision(family.fields(config))
+    except ValueError:
+        return 0
+    return len(tower.extra_layers) if tower else 0
 
 
 def _norms_outputs(family: Family, config: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.tensor_maps import MappedTensor, Replicated, VocabParallel
 
-EMBEDDING, NORM, OUTPUT = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+OUTPUT = "lm_head.weight"
 SCORE = "score.weight"
 """The head of a critic or reward model, [1, hidden size]."""
 DERIVED = ("rotary_emb.inv_freq",)
@@ -19,7 +19,7 @@ SCALES = ("weight_scale_inv", "weight_scale")
 QUANTISED = (*SCALES, ".qweight", ".qzeros", ".weight_packed", ".absmax", ".SCB")
 """Ends of names of quantised weights, as gptq, awq, compressed-tensors, bitsandbytes and fp8 have them."""
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.")
 
 
 def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -> Iterator[MappedTensor]:
@@ -30,14 +30,16 @@ def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -
     """
     vocabulary = VocabParallel(shape.vocabulary, padded_vocabulary)
     rows = ((shape.vocabulary, shape.hidden),)
-    yield MappedTensor("embedding.word_embeddings.weight", (EMBEDDING,), rows, vocabulary)
+    yield MappedTensor(
+        "embedding.word_embeddings.weight", (f"{shape.text_prefix}embed_tokens.weight",), rows, vocabulary
+    )
     count = shape.experts.count if shape.experts else 0
     for layer in shape.positions:
         for tensor in shape.layer_tensors(layer):
             numbers = range(count) if tensor.per_expert else [None]
-            yield from (_numbered(tensor, layer, expert) for expert in numbers)
+            yield from (_numbered(tensor, shape.text_prefix, layer, expert) for expert in numbers)
     for kind in ("weight", "bias") if shape.norm_bias else ("weight",):
-        name = f"{NORM.removesuffix('weight')}{kind}"
+        name = f"{shape.text_prefix}norm.{kind}"
         yield MappedTensor(f"decoder.final_layernorm.{kind}", (name,), ((shape.hidden,),), Replicated())
     if head != "lm":
         yield MappedTensor("output_layer.weight", (SCORE,), ((1, shape.hidden),), Replicated())
@@ -68,11 +70,11 @@ def is_prediction_layer(name: str, layers: int, prediction_layers: int) -> bool:
     return name.startswith("mtp.") or (layer is not None and 0 <= layer - layers < prediction_layers)
 
 
-def _numbered(tensor: MappedTensor, layer: int, expert: int | None) -> MappedTensor:
+def _numbered(tensor: MappedTensor, prefix: str, layer: int, expert: int | None) -> MappedTensor:
     return replace(
         tensor,
         megatron=f"decoder.layers.{layer}.{tensor.megatron.format(expert=expert)}",
-        hf=tuple(f"model.layers.{layer}.{name.format(expert=expert)}" for name in tensor.hf),
+        hf=tuple(f"{prefix}layers.{layer}.{name.format(expert=expert)}" for name in tensor.hf),
         layer=layer,
         expert=expert,
     )

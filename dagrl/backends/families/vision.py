@@ -10,7 +10,7 @@ import numpy as np
 from dagrl.backends.families.tensor_maps import MappedTensor, Replicated, Shape
 
 TOWER = "visual."
-"""Prefix of the tower's tensors, in published checkpoints and in Megatron alike: the tower is Hugging Face's module."""
+"""Prefix of the tower's tensors in Megatron: the tower is Hugging Face's module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,11 @@ class VisionTower:
     output: int
     """Width of the language model."""
     channels: int = 3
+    prefix: str = TOWER
+    """Prefix of the tower's tensors in published checkpoints."""
+    extra_layers: tuple[int, ...] = ()
+    """Layers of the tower whose outputs are added behind the first layers of the language model, one behind each
+    (DeepStack, https://arxiv.org/abs/2406.04334)."""
 
     @property
     def patch_values(self) -> int:
@@ -42,23 +47,25 @@ class VisionTower:
     @property
     def weights_per_patch(self) -> int:
         """Weights of the layers that one patch is multiplied with."""
-        of_blocks = sum(
-            tensor.numel for tensor in self.tensors() if tensor.is_linear and "merger" not in tensor.megatron
-        )
-        merger = sum(tensor.numel for tensor in self.tensors() if tensor.is_linear and "merger" in tensor.megatron)
+        linear = [tensor for tensor in self.tensors() if tensor.is_linear]
+        of_blocks = sum(tensor.numel for tensor in linear if ".blocks." in tensor.megatron)
+        merger = sum(tensor.numel for tensor in linear if "merger" in tensor.megatron)
         return of_blocks + self.width * self.patch_values + merger // self.merge**2
 
     def tensors(self) -> Iterator[MappedTensor]:
         """Yield all tensors of tower and merger; each rank of the first stage holds them whole."""
         width, merged = self.width, self.width * self.merge**2
-        yield _whole("patch_embed.proj.weight", (width, self.channels, self.frames, self.patch, self.patch))
+        yield self._whole("patch_embed.proj.weight", (width, self.channels, self.frames, self.patch, self.patch))
         for block in range(self.depth):
             for name, shape in _block(width, self.mlp_width):
-                yield _whole(f"blocks.{block}.{name}", shape)
-        yield _whole("merger.ln_q.weight", (width,))
+                yield self._whole(f"blocks.{block}.{name}", shape)
+        yield self._whole("merger.ln_q.weight", (width,))
         for layer, rows in ((0, merged), (2, self.output)):
-            yield _whole(f"merger.mlp.{layer}.weight", (rows, merged))
-            yield _whole(f"merger.mlp.{layer}.bias", (rows,))
+            yield self._whole(f"merger.mlp.{layer}.weight", (rows, merged))
+            yield self._whole(f"merger.mlp.{layer}.bias", (rows,))
+
+    def _whole(self, name: str, shape: Shape) -> MappedTensor:
+        return MappedTensor(f"{TOWER}{name}", (f"{self.prefix}{name}",), (shape,), Replicated())
 
 
 def _block(width: int, mlp_width: int) -> Iterator[tuple[str, Shape]]:
@@ -74,10 +81,6 @@ def _block(width: int, mlp_width: int) -> Iterator[tuple[str, Shape]]:
     for name, outputs, inputs in linear:
         yield f"{name}.weight", (outputs, inputs)
         yield f"{name}.bias", (outputs,)
-
-
-def _whole(name: str, shape: Shape) -> MappedTensor:
-    return MappedTensor(f"{TOWER}{name}", (f"{TOWER}{name}",), (shape,), Replicated())
 
 
 def mrope_positions(length: int, starts: np.ndarray, grids: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import torch
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.hf.sampling import sample_tokens, uniform_numbers
-from dagrl.backends.hf.vision import seen_inputs
+from dagrl.backends.hf.vision import adding, seen_inputs
 from dagrl.config.schema import SamplingSpec
 from dagrl.models.images import ImageSettings
 
@@ -109,8 +109,10 @@ def _prefill(
         positions = torch.from_numpy(np.maximum(np.cumsum(held, axis=1) - 1, 0)).to(device)
         logits = _forward(model, visible, positions, cache, input_ids=tokens)
     else:
-        embedded, positions = seen_inputs(model, distinct, tokens, vision)
-        logits = _forward(model, visible, positions, cache, inputs_embeds=embedded)
+        seen = seen_inputs(model, distinct, tokens, vision)
+        positions = seen.positions
+        with adding(model, seen.added):
+            logits = _forward(model, visible, positions, cache, inputs_embeds=seen.embedded)
     # All positions of a text token are equal, and those of an image are smaller than the next token's.
     following = (positions if vision is None else positions.amax(0)).amax(-1) + 1
     if len(distinct) < len(requests):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +18,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@dataclass(frozen=True, slots=True)
+class SeenInputs:
+    """Inputs of a model that sees."""
+
+    embedded: torch.Tensor
+    """Embeddings [R, L, hidden]."""
+    positions: torch.Tensor
+    """Positions, int64 [3, R, L]."""
+    added: dict[str, Any]
+    """Arguments of the language model: which tokens stand for images, and what its first layers add to them."""
+
+
 def seen_inputs(
     model: PreTrainedModel, requests: Sequence[GenerationRequest], ids: torch.Tensor, settings: ImageSettings
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings [R, L, hidden] and positions [3, R, L] of `requests`, whose tokens `ids` [R, L] end alike.
+) -> SeenInputs:
+    """Inputs for `requests`, whose tokens `ids` [R, L] end alike.
 
     Only tokens of prompts and observations stand for images; a response may sample the same token, which is text there.
     Raises ValueError if a prompt has other image tokens than its images take.
@@ -39,9 +53,32 @@ def seen_inputs(
         positions[:, row, first:] = prompt.positions(length)
         places.append(row * ids.shape[1] + first + prompt.places)
         images += request.images
+    added: dict[str, Any] = {}
     if images:
         pixels, grids = patches(images, settings, embedded.device, embedded.dtype)
         where = torch.from_numpy(np.concatenate(places)).to(embedded.device)
         features = tower_output(inner.visual, pixels, grids).to(embedded.dtype)
-        embedded = embedded.flatten(0, 1).index_copy(0, where, features).view_as(embedded)
-    return embedded, torch.from_numpy(positions).to(embedded.device)
+        embedded = embedded.flatten(0, 1).index_copy(0, where, features[0]).view_as(embedded)
+        if len(features) > 1:
+            seen = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device).index_fill(0, where, value=True)
+            added = {"visual_pos_masks": seen.view_as(ids), "deepstack_visual_embeds": list(features[1:])}
+    return SeenInputs(embedded, torch.from_numpy(positions).to(embedded.device), added)
+
+
+@contextmanager
+def adding(model: PreTrainedModel, added: dict[str, Any]) -> Iterator[None]:
+    """Context in which the language model within `model` is called with the arguments `added`, too.
+
+    The whole model takes no such arguments beside embeddings.
+    """
+    inner: Any = model.model
+    if not added:
+        yield
+        return
+    hook = inner.language_model.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {**kwargs, **added}), with_kwargs=True
+    )
+    try:
+        yield
+    finally:
+        hook.remove()

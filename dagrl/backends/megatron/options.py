@@ -8,6 +8,7 @@ from dagrl.backends.backend import EngineCheck
 from dagrl.backends.megatron.lora_rules import BRIDGE_INSTALL, has_bridge
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import check_folder, newest_checkpoint
+from dagrl.backends.megatron.vision_rules import check_vision
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
 from dagrl.graph.engines import neighbours, sleeps, wants_routed_experts
@@ -32,9 +33,7 @@ def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
         _check_router_replay(check)
     if engine.prefix_sharing:
         _check_prefix_sharing(check)
-    if engine.freeze and not check.sizes.sees:
-        message = "the model has no vision tower; take it out"
-        findings.error((*place, "freeze"), message, depends_on=[("model",)])
+    check_vision(check)
 
 
 def check_learning_rate(check: EngineCheck[MegatronEngineSpec]) -> None:

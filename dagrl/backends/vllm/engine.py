@@ -70,8 +70,9 @@ class VllmEngine(ServerEngine):
             arguments = engine_arguments(
                 spec, folder, name, seed=ranks.seed, on_gpus=bool(gpus), sleeps=sleeps, adapter=adapter
             )
-            # Its processor of images needs the tokenizer.
-            arguments["skip_tokenizer_init"] = image_settings(model) is None
+            if image_settings(model) is not None:
+                # Its processor of images needs the tokenizer, which may have no token for videos.
+                arguments |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"video": 0}}
             server = VllmServer(name, arguments, log, start_timeout_s)
         client = Client(server.engine, keeps_weights=own, adapter=adapter, vision=image_settings(model))
         server.heard = lambda: client.heard

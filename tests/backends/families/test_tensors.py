@@ -37,7 +37,8 @@ def test_fields_that_a_config_leaves_out_are_those_of_its_class(family: str) -> 
     if family == "nemotron":
         # Transformers cannot build it without.
         few |= {"num_key_value_heads": 8}
-    config = CONFIG_MAPPING[family](**few)
+    # Its class does not move fields to where they belong.
+    config = CONFIG_MAPPING[family](**({"text_config": few} if family == "qwen3_vl" else few))
     assert dict(published_tensors(shape_of({"model_type": family, **few}))) == dict(library_shapes(config))
 
 

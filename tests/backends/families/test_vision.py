@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from seeing import seeing_model
+from seeing import DEEP, seeing_model
 
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.vision import mrope_positions
+from dagrl.backends.model_source import library_shapes, load_hf_config, published_shapes
 
 
 def test_text_is_counted_and_images_take_rows_and_columns() -> None:
@@ -40,6 +43,12 @@ def test_positions_are_those_of_hugging_face(images: list[tuple[int, int, int]],
     thw = torch.tensor([[1, 2 * rows, 2 * columns] for rows, columns in grids]) if images else None
     theirs, _ = model.get_rope_index(torch.zeros(1, len(kinds)).long(), torch.tensor([kinds]).int(), thw)
     assert theirs[:, 0].tolist() == ours.tolist()
+
+
+@pytest.mark.parametrize("changes", [{}, DEEP], ids=["qwen2_5_vl", "qwen3_vl"])
+def test_names_and_shapes_are_those_of_the_library(changes: dict[str, Any]) -> None:
+    config = load_hf_config(seeing_model(**changes))
+    assert published_shapes(config) == library_shapes(config)
 
 
 def test_the_tower_counts() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,14 +43,23 @@ class PackedImages:
 class VisionGPTModel(GPTModel):
     """A `GPTModel` whose first stage has a vision tower, ``visual``."""
 
-    def __init__(self, *args: Any, hf_config: PretrainedConfig, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, hf_config: PretrainedConfig, interleaved_sections: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         rotate_by_token()
+        rotary: Any = self.get_submodule("rotary_pos_emb")
         # Positions are those of the rank's tokens already.
-        self.rotary_pos_emb.cp_group = None
+        rotary.cp_group = None
+        if interleaved_sections:
+            self.rotary_pos_emb = InterleavedRotary(rotary.inv_freq)
         self.visual: torch.nn.Module | None = None
+        self._added: list[torch.Tensor] = []
         if self.pre_process:
             self.visual = build_tower(hf_config, self.config.params_dtype)
+            extra = getattr(hf_config.vision_config, "deepstack_visual_indexes", ())
+            for number, layer in enumerate(self.decoder.layers[: len(extra)]):
+                layer.register_forward_hook(partial(self._add, number))
 
     def forward(
         self,
@@ -62,13 +72,24 @@ class VisionGPTModel(GPTModel):
         """See `GPTModel.forward`; `images` replace the embeddings of their tokens."""
         decoder_input = self._embedded(input_ids, images) if self.pre_process else None
         output: torch.Tensor = super().forward(input_ids, position_ids, *args, decoder_input=decoder_input, **kwargs)
+        self._added = []
         return output
+
+    def _add(self, number: int, layer: torch.nn.Module, inputs: Any, outputs: Any) -> Any:
+        """Add to the output of a layer what the tower has for it."""
+        hidden, context = outputs
+        return (hidden + self._added[number], context) if self._added else outputs
 
     def _embedded(self, input_ids: torch.Tensor, images: PackedImages | None) -> torch.Tensor:
         embedded = self.embedding(input_ids=input_ids, position_ids=None)
         if images is not None:
-            features = self._features(images)
-            embedded = embedded.index_copy(0, images.places, features[images.features][:, None].to(embedded.dtype))
+            features = self._features(images)[:, images.features, None].to(embedded.dtype)
+            for extra in features[1:]:
+                added = torch.zeros_like(embedded).index_copy(0, images.places, extra)
+                self._added.append(
+                    scatter_to_sequence_parallel_region(added) if self.config.sequence_parallel else added
+                )
+            embedded = embedded.index_copy(0, images.places, features[0])
         elif self.training and any(parameter.requires_grad for parameter in self._tower().parameters()):
             # Gradients of all parameters are awaited, also of a tower that has seen nothing.
             embedded = embedded + 0 * self._features(_blank(self._tower())).sum().to(embedded.dtype)
@@ -84,6 +105,28 @@ class VisionGPTModel(GPTModel):
     def _tower(self) -> torch.nn.Module:
         assert self.visual is not None, "only the first stage sees"
         return self.visual
+
+
+class InterleavedRotary(torch.nn.Module):
+    """Angles of three-dimensional positions whose frequencies alternate between time, height and width.
+
+    That is Qwen3-VL's M-RoPE (https://arxiv.org/abs/2511.21631). Megatron's own has a block of them for each.
+    """
+
+    def __init__(self, inv_freq: torch.Tensor) -> None:
+        super().__init__()
+        self._inv_freq = inv_freq
+
+    def forward(
+        self, position_ids: torch.Tensor, mrope_section: Sequence[int], cp_group: object = None
+    ) -> torch.Tensor:
+        """Angles [tokens, batch, 1, 2 * frequencies] of positions [3, batch, tokens]."""
+        axis = torch.zeros(len(self._inv_freq), dtype=torch.int64)
+        for dimension in (1, 2):
+            axis[dimension : 3 * mrope_section[dimension] : 3] = dimension
+        places = position_ids[axis.to(position_ids.device)].to(self._inv_freq)
+        angles = (places * self._inv_freq[:, None, None]).permute(2, 1, 0)
+        return torch.cat([angles, angles], dim=-1)[:, :, None]
 
 
 def freeze_towers(chunks: Sequence[torch.nn.Module]) -> None:

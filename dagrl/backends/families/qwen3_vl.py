@@ -1,0 +1,110 @@
+"""Qwen3-VL (https://arxiv.org/abs/2511.21631): Qwen3 behind a vision tower, which also adds to its first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.qwen2_5_vl import mrope_faults
+from dagrl.backends.families.qwen3 import Qwen3
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.families.tensor_maps import MappedTensor
+from dagrl.backends.families.vision import VisionTower
+from dagrl.models.library_classes import config_class
+
+_SECTION = [24, 20, 20]
+"""The default of transformers."""
+_EXTRA_LAYERS = (8, 16, 24)
+"""The default of transformers."""
+
+
+class Qwen3Vl(Qwen3):
+    """Dense models of Qwen3-VL. The tower is Hugging Face's own module, on each rank of the first pipeline stage."""
+
+    model_type = "qwen3_vl"
+    sees = True
+    required = {"attention_bias": (False,)}
+    rope_kinds = ("default", "mrope")
+    # The fused kernel would count positions itself.
+    transformer_defaults = {**Qwen3.transformer_defaults, "apply_rope_fusion": False}
+
+    def vision(self, config: ConfigFields) -> VisionTower:
+        """Return the tower."""
+        given = {**config_class(self.model_type, part="vision").defaults, **(config.get("vision_config") or {})}
+        fields = ConfigFields(given)
+        return DeepTower(
+            width=fields.size("hidden_size"),
+            depth=fields.size("depth"),
+            mlp_width=fields.size("intermediate_size"),
+            patch=fields.size("patch_size"),
+            merge=fields.size("spatial_merge_size"),
+            frames=fields.size("temporal_patch_size"),
+            output=fields.size("out_hidden_size"),
+            prefix="model.visual.",
+            extra_layers=tuple(given.get("deepstack_visual_indexes", _EXTRA_LAYERS)),
+            positions=fields.size("num_position_embeddings"),
+        )
+
+    def shape(self, config: ConfigFields) -> ModelShape:
+        """Return the shape, with the names of published tensors."""
+        return replace(super().shape(config), text_prefix="model.language_model.")
+
+    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+        """Return the sections of the rotary embedding."""
+        return {"mrope_section": list(_section(config))}
+
+    def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
+        """Return the kind of positions with their base."""
+        kind = {"position_embedding_type": "mrope", "interleaved_sections": True}
+        return {**super().rope_arguments(config), **kind}
+
+    def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Yield sections that do not fit a head, beside the common rules."""
+        yield from super().conflicts(config)
+        yield from mrope_faults(config, _section(config))
+
+
+@dataclass(frozen=True, slots=True)
+class DeepTower(VisionTower):
+    """A tower of Qwen3-VL's kind, with layer norms, learned positions and a merger for each extra layer."""
+
+    positions: int = 0
+    """Rows of the embedding of positions."""
+
+    def tensors(self) -> Iterator[MappedTensor]:
+        """Yield all tensors of tower and mergers; each rank of the first stage holds them whole."""
+        width, merged = self.width, self.width * self.merge**2
+        yield self._whole("patch_embed.proj.weight", (width, self.channels, self.frames, self.patch, self.patch))
+        yield self._whole("patch_embed.proj.bias", (width,))
+        yield self._whole("pos_embed.weight", (self.positions, width))
+        for block in (f"blocks.{number}" for number in range(self.depth)):
+            yield from self._norm(f"{block}.norm1", width)
+            yield from self._norm(f"{block}.norm2", width)
+            yield from self._linear(f"{block}.attn.qkv", 3 * width, width)
+            yield from self._linear(f"{block}.attn.proj", width, width)
+            yield from self._linear(f"{block}.mlp.linear_fc1", self.mlp_width, width)
+            yield from self._linear(f"{block}.mlp.linear_fc2", width, self.mlp_width)
+        mergers = [("merger", width)]
+        mergers += [(f"deepstack_merger_list.{number}", merged) for number in range(len(self.extra_layers))]
+        for merger, normed in mergers:
+            yield from self._norm(f"{merger}.norm", normed)
+            yield from self._linear(f"{merger}.linear_fc1", merged, merged)
+            yield from self._linear(f"{merger}.linear_fc2", self.output, merged)
+
+    def _norm(self, name: str, width: int) -> Iterator[MappedTensor]:
+        for kind in ("weight", "bias"):
+            yield self._whole(f"{name}.{kind}", (width,))
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> Iterator[MappedTensor]:
+        yield self._whole(f"{name}.weight", (outputs, inputs))
+        yield self._whole(f"{name}.bias", (outputs,))
+
+
+def _section(config: Mapping[str, Any]) -> Any:
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return rope.get("mrope_section", _SECTION)
+
+
+FAMILY = Qwen3Vl()
