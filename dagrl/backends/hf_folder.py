@@ -81,9 +81,12 @@ def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
     if isinstance(model.tokenizer, TokenizerSpec):
         from dagrl.data.tokenizer import make_tokenizer
 
-        make_tokenizer(model.tokenizer).save_pretrained(folder)
-        if (settings := image_settings(model)) is not None:
+        tokenizer, settings = make_tokenizer(model.tokenizer), image_settings(model)
+        if settings is not None:
+            # The library's processor finds the tokens of images in a text.
+            tokenizer.split_special_tokens = False
             write_processor(folder, settings)
+        tokenizer.save_pretrained(folder)
     elif source := model.tokenizer or model.path:
         for name in _TOKENIZER_FILES:
             if (file := source.expanduser() / name).is_file():

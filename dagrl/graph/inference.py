@@ -13,6 +13,7 @@ from dagrl.config.schema import (
     TURN_COLUMNS,
     CustomNode,
     FilterNode,
+    JudgeNode,
     NodeBase,
     OpContract,
     Pipeline,
@@ -93,7 +94,9 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
 
 
 def _with_images(contract: OpContract, node: NodeBase) -> OpContract:
-    """An engine that reads prompts, or responses, as tokens reads their images too."""
+    """An engine that reads prompts, or responses, as tokens reads their images too, and a judge if it is told to."""
+    if isinstance(node, JudgeNode):
+        return replace(contract, reads_if_written=(*contract.reads_if_written, *(IMAGE_COLUMNS if node.images else ())))
     if contract.needs is None or "prompt_tokens" not in contract.reads:
         return contract
     if isinstance(node, RolloutNode):

@@ -18,8 +18,19 @@ from dagrl.config.schema import JudgeNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.graph.plugins.custom import load_function, raised_by
-from dagrl.graph.plugins.judging import Judged, filled, finite, is_function, parse, parser_arguments, shown
+from dagrl.graph.plugins.judging import Judged, finite, is_function, parse, parser_arguments, shown
+from dagrl.models.images import ImageSettings
 from dagrl.ops.base import Context, OpInput, Output, Resources
+from dagrl.ops.judge_images import (
+    Images,
+    content,
+    expanded,
+    fitted,
+    for_endpoint,
+    judge_settings,
+    shown_images,
+    without_tokens,
+)
 from dagrl.ops.reward import scored_text
 from dagrl.ops.rollout import sample_seed
 from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
@@ -90,9 +101,9 @@ def _conversation_text(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
-def _messages(node: JudgeNode, judged: Judged) -> list[dict[str, str]]:
+def _messages(node: JudgeNode, judged: Judged, images: Images) -> list[dict[str, Any]]:
     system = [{"role": "system", "content": node.system}] if node.system else []
-    return [*system, {"role": "user", "content": filled(node.prompt, judged)}]
+    return [*system, {"role": "user", "content": content(node.prompt, judged, images)}]
 
 
 # -- over an endpoint
@@ -102,12 +113,14 @@ def _over_endpoint(
     parts: Sequence[OpInput], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
 ) -> Generator[list[PendingReply]]:
     """Pending replies of each part; all questions are sent at once."""
-    del parts
     endpoint = context.resources.once(f"endpoint of {node!r}", lambda: _client(node))
     pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="judge")
     asked: list[list[Future[EndpointReply]]] = [
-        [pool.submit(endpoint.ask, _messages(node, each), node.sampling, node.extra_body) for each in texts]
-        for texts in judged
+        [
+            pool.submit(endpoint.ask, for_endpoint(_messages(node, each, images)), node.sampling, node.extra_body)
+            for each, images in zip(texts, _images(part, node), strict=True)
+        ]
+        for part, texts in zip(parts, judged, strict=True)
     ]
     try:
         for futures in asked:
@@ -132,13 +145,19 @@ def _on_engine(
     """Replies of each part; the engine generates those of all parts together."""
     engine: GenerateEngine = context.engine
     tokenizer = context.resources.once(f"tokenizer of {node.engine}", lambda: _tokenizer(node, context.resources))
-    questions = [[_tokens(tokenizer, _messages(node, each), node) for each in texts] for texts in judged]
+    settings = judge_settings(context.pipeline, node)
+    questions: list[list[np.ndarray]] = []
     places, requests = [], []
-    for index, (part, those) in enumerate(zip(parts, questions, strict=True)):
-        for place, tokens in enumerate(those):
+    for index, (part, texts) in enumerate(zip(parts, judged, strict=True)):
+        questions.append([])
+        for place, (each, images) in enumerate(zip(texts, _images(part, node), strict=True)):
+            images = fitted(images, settings) if settings else images
+            tokens = _tokens(tokenizer, _messages(node, each, images), node, images, settings)
+            questions[-1].append(tokens)
             if len(tokens) <= node.max_prompt_tokens:
                 places.append((index, place))
-                requests.append(GenerationRequest(tokens, _seed(node, int(part.batch.rows[place]), context)))
+                seed = _seed(node, int(part.batch.rows[place]), context)
+                requests.append(GenerationRequest(tokens, seed, images=images))
     replies: dict[tuple[int, int], Completion] = {}
     for completion in engine.generate(requests, node.sampling) if requests else ():
         replies[places[completion.index]] = completion
@@ -149,6 +168,10 @@ def _on_engine(
             else partial(_too_long, tokens, node)
             for place, tokens in enumerate(those)
         ]
+
+
+def _images(part: OpInput, node: JudgeNode) -> list[Images]:
+    return [shown_images(part.batch, row, node) for row in range(len(part.batch))]
 
 
 def _seed(node: JudgeNode, row: int, context: Context) -> int:
@@ -170,10 +193,18 @@ def _tokenizer(node: JudgeNode, resources: Resources) -> Any:
     return tokenizer
 
 
-def _tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]], node: JudgeNode) -> np.ndarray:
+def _tokens(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    node: JudgeNode,
+    images: Images,
+    settings: ImageSettings | None,
+) -> np.ndarray:
     """Token ids of a question."""
     from jinja2 import TemplateError
 
+    if settings is not None and images:
+        messages = without_tokens(messages, tokenizer, settings)
     try:
         text = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True, **node.chat_template_kwargs
@@ -182,6 +213,8 @@ def _tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]], node: JudgeNo
         roles = " and ".join(message["role"] for message in messages)
         raise ValueError(f"the chat template of `{node.engine}` takes no message of {roles}: {error}") from error
     # The template has already written the special tokens.
+    if settings is not None and images:
+        return expanded(tokenizer, text, images, settings)
     return np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
 

@@ -6,9 +6,10 @@ from dagrl.backends.families.registry import family_named, family_names, find_fa
 from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import Pipeline, TokenizerSpec
+from dagrl.config.schema import JudgeNode, Pipeline, TokenizerSpec
 from dagrl.graph.columns import IMAGE_COLUMNS
 from dagrl.graph.dag import Graph
+from dagrl.graph.plugins.judging import PROMPT_FIELD
 from dagrl.models.hf_config import read_config
 from dagrl.models.images import image_settings
 
@@ -18,6 +19,7 @@ _PLACE: Place = ("data", "image_key")
 def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
     """Report a pipeline with ``data.image_key`` whose model or engines cannot see, and options that need it."""
     data = pipeline.data
+    _check_judges(pipeline, findings)
     if data.image_key is None:
         for name in ("min_pixels", "max_pixels"):
             if getattr(data, name) is not None:
@@ -40,6 +42,29 @@ def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) ->
             message = f"backend {backend_of(engine).name} takes no images; use one that does{others}"
             place: Place = ("engines", str(getattr(node.spec, "engine", None)), "backend")
             findings.error(place, message, code="no-images", depends_on=[_PLACE])
+
+
+def _check_judges(pipeline: Pipeline, findings: Findings) -> None:
+    """Report judges that are to see images where there are none, or with a model that reads text."""
+    for name, node in pipeline.nodes.items():
+        if not isinstance(node, JudgeNode) or not node.images:
+            continue
+        place: Place = ("nodes", name, "images")
+        if pipeline.data.image_key is None:
+            message = "prompts have no images; add `data.image_key`, or take it out"
+            findings.error(place, message, code="option-without-effect", depends_on=[_PLACE])
+        if node.prompt.count(PROMPT_FIELD) != 1:
+            message = f"images stand in {PROMPT_FIELD}, which the question needs once; write it there"
+            findings.error((*place[:-1], "prompt"), message, code="judge-without-prompt", depends_on=[place])
+        if node.engine not in pipeline.engines:
+            continue
+        try:
+            family = find_family(read_config(pipeline.model_of(node.engine)).get("model_type"))
+        except ValueError:
+            continue  # `model` reports it.
+        if family is not None and not family.sees:
+            message = f"`{node.engine}` is a {family.model_type}, which reads text; use a judge that sees"
+            findings.error(place, message, code="model-without-vision", depends_on=[("engines", node.engine)])
 
 
 def _check_model(pipeline: Pipeline, findings: Findings) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,12 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.config.schema import SamplingSpec
+from dagrl.config.schema import SamplingSpec, TokenizerSpec
 from dagrl.data.batch import Column
+from dagrl.data.image_column import image_columns
+from dagrl.data.tokenizer import make_tokenizer
+from dagrl.graph.plugins.judging import Judged
+from dagrl.models.images import ImageSettings
 from dagrl.ops.base import OpInput, Output
 from dagrl.ops.judge import JudgeError, judge
+from dagrl.ops.judge_images import content, without_tokens
 
 KEY = "sk-very-secret"
 QUESTION = "Task {prompt} of {data_source}: is {response} {answer}?"
@@ -153,8 +161,12 @@ class Talker:
         self._tokenizer = bench.tokenizer
         self.asked: list[str] = []
         self.seeds: list[int] = []
+        self.prompts: list[list[int]] = []
+        self.images: list[tuple[np.ndarray, ...]] = []
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+        self.prompts += [request.prompt.tolist() for request in requests]
+        self.images += [tuple(request.images) for request in requests]
         self.asked += [self._tokenizer.decode(request.prompt) for request in requests]
         self.seeds += [request.seed for request in requests]
         self.sampling = sampling
@@ -199,3 +211,47 @@ class TestOnAnEngine:
         engine = Talker(bench)
         (output,) = judge([part_of(bench, [])], self.context(bench, engine))
         assert len(output.columns["reward"]) == 0 and engine.asked == []
+
+
+class TestWithImages:
+    """The images of a prompt are shown at their places in the question."""
+
+    IMAGE = np.arange(16 * 24 * 3, dtype=np.uint8).reshape(16, 24, 3)
+
+    def part(self, bench, response: str) -> OpInput:
+        part = part_of(bench, [response], messages=[{"role": "user", "content": "1<image>+"}])
+        return replace(part, batch=part.batch.with_columns(image_columns([[self.IMAGE]])))
+
+    def test_an_endpoint_gets_a_file(self, bench, chat_server) -> None:
+        list(judge([self.part(bench, "2")], bench.context("reward", nodes=at(chat_server, images=True))))
+        before, shown, after = chat_server.requests[0].body["messages"][0]["content"]
+        assert [before["text"], after["text"]] == ["Task 1", "+ of sums: is 2 2?"]
+        file = base64.b64decode(shown["image_url"]["url"].removeprefix("data:image/png;base64,"))
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(file))), self.IMAGE)
+
+    @pytest.mark.parametrize(("patch", "sizes", "tokens"), [(4, (16, 24), 6), (8, (16, 32), 2)])
+    def test_an_engine_gets_pixels_in_its_own_sizes(self, bench, patch, sizes, tokens) -> None:
+        init = {"model_type": "qwen2_5_vl", "max_position_embeddings": 512}
+        init |= {"vision_config": {"patch_size": patch, "spatial_merge_size": 2}}
+        made = {"kind": "characters", "alphabet": "0123456789+=", "images": True}
+        engines = {"judge": {"backend": "hf", "group": "rollout", "model": {"init": init, "tokenizer": made}}}
+        engine = Talker(bench)
+        asked = node(engine="judge", prompt="{prompt}{response}", sampling={"max_new_tokens": 4}, images=True)
+        edits = {"engines": engines, "nodes": asked, "data": {"min_pixels": 64}}
+        (output,) = judge([self.part(bench, "2")], bench.context("reward", engine=engine, **edits))
+        (image,) = engine.images[0]
+        assert image.shape == (*sizes, 3)
+        if patch == 4:
+            assert np.array_equal(image, self.IMAGE)
+        image_token = len(bench.tokenizer)
+        one, plus, two = bench.tokenizer.encode("1+2")
+        assert engine.prompts == [[one, *[image_token] * tokens, plus, two]]
+        assert output.columns["reward"].values.tolist() == [tokens + 3]
+
+    def test_a_response_cannot_show_images(self) -> None:
+        settings = ImageSettings(15, 4, 2, 2, (0.5,) * 3, (0.5,) * 3)
+        tokenizer = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+=", images=True))
+        judged = Judged("1<image>", "2<|image_pad|><image>", "", "")
+        messages = [{"role": "user", "content": content("{prompt}{response}", judged, (self.IMAGE,))}]
+        (message,) = without_tokens(messages, tokenizer, settings)
+        assert [part.get("text") for part in message["content"]] == ["1", None, "2<image>"]

@@ -42,6 +42,13 @@ DEEP = {
     },
 }
 """A tower that adds to two layers."""
+JUDGE = {"op": "judge", "engine": "judge", "prompt": "{prompt}{response}", "images": True, "max_prompt_tokens": 32}
+JUDGE |= {"sampling": {"max_new_tokens": 4}}
+TEXT_JUDGE = {
+    "backend": "hf",
+    "group": "rollout",
+    "model": {"init": TEXT, "tokenizer": {"kind": "characters", "alphabet": "0123456789="}},
+}
 
 
 def png() -> bytes:
@@ -97,6 +104,9 @@ def test_the_template_is_right(problems) -> None:
         ({"model.tokenizer.images": False}, "model.tokenizer", "no token for images"),
         ({"model.init": TEXT}, "data.image_key", "a qwen2 reads text"),
         ({"model.init": TEXT, "engines.actor.freeze": ["vision"]}, "engines.actor.freeze", "no vision tower"),
+        ({"nodes.reward": {**JUDGE, "prompt": "{response}"}}, "nodes.reward.prompt", "which the question needs once"),
+        ({"nodes.reward": JUDGE, "engines.judge": TEXT_JUDGE}, "nodes.reward.images", "a qwen2, which reads text"),
+        ({"nodes.reward": JUDGE, "data.image_key": None}, "nodes.reward.images", "prompts have no images"),
         ({"model.init.rope_parameters": {"rope_theta": 1e4}}, "model.init", "has no mrope_section"),
         ({"model.init.rope_parameters.mrope_section": [2, 2, 2]}, "model.init", "adds up to 6, and half a head has 8"),
         (

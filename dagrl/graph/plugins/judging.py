@@ -26,6 +26,7 @@ class Judged:
 
 FIELDS = tuple(field.name for field in fields(Judged))
 """Names of the template's fields."""
+PROMPT_FIELD = "{prompt}"
 _FIELD = re.compile(r"\{(" + "|".join(FIELDS) + r")\}")
 _FIELD_LIKE = re.compile(r"\{(\w+)\}")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

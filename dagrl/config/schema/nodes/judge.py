@@ -29,6 +29,8 @@ class JudgeNode(NodeBase):
     prompt: str
     """The question. ``{prompt}``, ``{response}``, ``{answer}`` and ``{data_source}`` are filled in; other braces
     stay."""
+    images: bool = False
+    """Show the images of the prompt too, at their places in ``{prompt}``, to a judge that sees."""
     system: str | None = None
     """A system message before it, as it is. Default: none."""
     parser: str = r"-?\d+(?:\.\d+)?"

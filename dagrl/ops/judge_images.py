@@ -1,0 +1,119 @@
+"""Questions to a judge that sees: the images of the sample's prompt at their places in the question."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dagrl.config.schema import JudgeNode, Pipeline
+from dagrl.data.batch import Batch
+from dagrl.data.image_column import images_at
+from dagrl.graph.plugins.judging import PROMPT_FIELD, Judged, filled
+from dagrl.models.images import MARKER, ImageSettings, fitting_size, image_settings, resized
+
+type Images = tuple[np.ndarray, ...]
+"""Images of a prompt, uint8 [height, width, 3]."""
+
+
+def shown_images(batch: Batch, row: int, node: JudgeNode) -> Images:
+    """The images that the judge is shown of a row."""
+    return tuple(images_at(batch, row)) if node.images else ()
+
+
+def content(template: str, judged: Judged, images: Images) -> str | list[dict[str, Any]]:
+    """The question as text, or as parts of types ``text`` and ``image`` if there are images.
+
+    Only the prompt marks images: a response that has the same text keeps it.
+    """
+    if not images:
+        return filled(template, judged)
+    before, after = (filled(part, judged) for part in template.split(PROMPT_FIELD))
+    pieces = judged.prompt.split(MARKER)
+    assert len(pieces) == len(images) + 1, "each image has its place in the prompt"
+    texts = [before + pieces[0], *pieces[1:]]
+    texts[-1] += after
+    parts: list[dict[str, Any]] = []
+    for text, image in zip(texts, [*images, None], strict=True):
+        parts += [{"type": "text", "text": text}] if text else []
+        parts += [{"type": "image", "image": image}] if image is not None else []
+    return parts
+
+
+def for_endpoint(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with images as OpenAI's protocol has them."""
+    return [
+        {**message, "content": [_sent(part) for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else dict(message)
+        for message in messages
+    ]
+
+
+def judge_settings(pipeline: Pipeline, node: JudgeNode) -> ImageSettings | None:
+    """The settings of the judge's model, if it is shown images."""
+    return image_settings(pipeline.model_of(str(node.engine)), pipeline.data) if node.images else None
+
+
+def fitted(images: Images, settings: ImageSettings) -> Images:
+    """Images in sizes that the judge's model takes."""
+    from PIL import Image
+
+    fits = [fitting_size(image.shape[0], image.shape[1], settings) == image.shape[:2] for image in images]
+    return tuple(
+        image if fit else resized(Image.fromarray(image), settings) for image, fit in zip(images, fits, strict=True)
+    )
+
+
+def without_tokens(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, settings: ImageSettings
+) -> list[dict[str, Any]]:
+    """Messages whose text does not look like an image: a response may have sampled its token."""
+    placeholder = _placeholder(tokenizer, settings)
+    return [
+        {**message, "content": [_without(part, placeholder) for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else dict(message)
+        for message in messages
+    ]
+
+
+def expanded(tokenizer: Any, text: str, images: Images, settings: ImageSettings) -> np.ndarray:
+    """Token ids of a question, int64, with the tokens of each image where the chat template names it.
+
+    ValueError if it names other than the number of images.
+    """
+    placeholder = _placeholder(tokenizer, settings)
+    pieces = text.split(placeholder)
+    if len(pieces) != len(images) + 1:
+        raise ValueError(
+            f"the chat template writes {placeholder} {len(pieces) - 1} times for {len(images)} images; use that of the "
+            "judge's model"
+        )
+    counts = settings.tokens(np.array([image.shape[:2] for image in images]))
+    tokens: list[int] = tokenizer.encode(pieces[0], add_special_tokens=False)
+    for count, piece in zip(counts.tolist(), pieces[1:], strict=True):
+        tokens += [settings.token] * count + tokenizer.encode(piece, add_special_tokens=False)
+    return np.array(tokens, dtype=np.int64)
+
+
+def _placeholder(tokenizer: Any, settings: ImageSettings) -> str:
+    return str(tokenizer.convert_ids_to_tokens(settings.token))
+
+
+def _without(part: Mapping[str, Any], placeholder: str) -> dict[str, Any]:
+    return {**part, "text": part["text"].replace(placeholder, "")} if part["type"] == "text" else dict(part)
+
+
+def _sent(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] != "image":
+        return dict(part)
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(part["image"]).save(file, format="PNG")
+    address = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": address}}
