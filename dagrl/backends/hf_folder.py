@@ -81,12 +81,10 @@ def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
     if isinstance(model.tokenizer, TokenizerSpec):
         from dagrl.data.tokenizer import make_tokenizer
 
-        tokenizer, settings = make_tokenizer(model.tokenizer), image_settings(model)
+        settings = image_settings(model)
+        make_tokenizer(model.tokenizer, finds_images=settings is not None).save_pretrained(folder)
         if settings is not None:
-            # The library's processor finds the tokens of images in a text.
-            tokenizer.split_special_tokens = False
             write_processor(folder, settings)
-        tokenizer.save_pretrained(folder)
     elif source := model.tokenizer or model.path:
         for name in _TOKENIZER_FILES:
             if (file := source.expanduser() / name).is_file():

@@ -37,12 +37,15 @@ def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     return make_tokenizer(source) if isinstance(source, TokenizerSpec) else _from_folder(source)
 
 
-def make_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
+def make_tokenizer(spec: TokenizerSpec, *, finds_images: bool = False) -> PreTrainedTokenizerBase:
     """A tokenizer without merges: one token per character, or per byte of UTF-8.
 
     ``bytes``: token b is byte b, followed by ``<pad>`` and ``<eos>``. ``characters``: ``<pad>``, ``<eos>`` and
     ``<unk>``, then the alphabet in order. Text that looks like a special token is read as characters, decoding inserts
     nothing, and the chat template concatenates the messages' contents. With ``images``, `IMAGE` is the last token.
+
+    With `finds_images`, text that looks like a special token is read as one, as the image processor of transformers
+    needs it.
     """
     with tokenizers_alone():
         from tokenizers import Tokenizer, decoders
@@ -64,7 +67,9 @@ def make_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
         unk_token=UNKNOWN if UNKNOWN in vocabulary else None,
         chat_template=_CONCATENATE,
         clean_up_tokenization_spaces=False,
-        split_special_tokens=True,
+        split_special_tokens=not finds_images,
+        # The processor looks for both.
+        **({"image_token": IMAGE, "video_token": IMAGE} if finds_images else {}),
     )
 
 
