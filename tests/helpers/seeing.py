@@ -26,7 +26,17 @@ DEEP_VISION = {
     "deepstack_visual_indexes": [0],
 }
 """The same without windows; the first layer's output is added behind the language model's first layer, too."""
-DEEP = {"model_type": "qwen3_vl", "head_dim": 8, "vision_config": DEEP_VISION}
+DEEP = {
+    "model_type": "qwen3_vl",
+    "head_dim": 8,
+    "vision_config": DEEP_VISION,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
 
 
 def seeing_model(**changes: Any) -> ModelSpec:

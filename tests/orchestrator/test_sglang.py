@@ -14,11 +14,15 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(lab, tmp_path_factory):
-    """A run under way that has trained for two steps: a mixture, whose tokens the trainer routes as SGLang did."""
+    """A run under way that has trained for two steps: a mixture, whose tokens the trainer routes as SGLang did.
+
+    Megatron-bridge builds the trainer's model.
+    """
     folder = tmp_path_factory.mktemp("sglang")
     pipeline = lab.tiny_pipeline()
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-    pipeline["model"]["init"] |= {"model_type": "qwen3_moe", **experts}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    experts |= {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 0}
+    pipeline["model"]["init"] |= {"model_type": "glm4_moe", "use_qk_norm": True, **experts}
     pipeline["engines"]["actor"]["router_replay"] = True
     pipeline["engines"]["generator"] = {
         "backend": "sglang",

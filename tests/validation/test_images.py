@@ -30,6 +30,7 @@ TEXT = {
 DEEP = {
     "model.init.model_type": "qwen3_vl",
     "model.init.head_dim": 16,
+    "model.init.rope_parameters.mrope_interleaved": True,
     "model.init.vision_config": {
         "depth": 2,
         "hidden_size": 24,
@@ -109,6 +110,7 @@ def test_the_template_is_right(problems) -> None:
         ({"nodes.reward": JUDGE, "data.image_key": None}, "nodes.reward.images", "prompts have no images"),
         ({"model.init.rope_parameters": {"rope_theta": 1e4}}, "model.init", "has no mrope_section"),
         ({"model.init.rope_parameters.mrope_section": [2, 2, 2]}, "model.init", "adds up to 6, and half a head has 8"),
+        ({**DEEP, "model.init.rope_parameters.mrope_interleaved": False}, "model.init", "which servers read"),
         (
             {**DEEP, "engines.actor.transformer": {"recompute_granularity": "full"}},
             "engines.actor.transformer.recompute_granularity",

@@ -61,9 +61,12 @@ class Qwen3Vl(Qwen3):
         return {**super().rope_arguments(config), **kind}
 
     def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yield sections that do not fit a head, beside the common rules."""
+        """Yield sections that do not fit a head, or whose order servers would mistake, beside the common rules."""
         yield from super().conflicts(config)
         yield from mrope_faults(config, _section(config))
+        if not _rope(config).get("mrope_interleaved"):
+            # Transformers goes by the type of model, vLLM and SGLang by the field.
+            yield "rope_parameters has no mrope_interleaved, which servers read; set it to true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,11 @@ class DeepTower(VisionTower):
 
 
 def _section(config: Mapping[str, Any]) -> Any:
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    return rope.get("mrope_section", _SECTION)
+    return _rope(config).get("mrope_section", _SECTION)
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
 FAMILY = Qwen3Vl()

@@ -43,7 +43,7 @@ def check_server(check: EngineCheck[SglangEngineSpec]) -> None:
     server.check_sampling()
     server.check_experts(check.sizes)
     server.check_sync()
-    server.check_images()
+    server.check_images(check.sizes)
     server.check_routes()
 
 
@@ -218,12 +218,17 @@ class _Server:
     def _tells_routes(self) -> bool:
         return bool(self._given.get(ROUTED_EXPERTS)) or wants_routed_experts(self._pipeline, self._name)
 
-    def check_images(self) -> None:
+    def check_images(self, model: ModelSizes) -> None:
         """Whether the servers see images as the model does."""
-        if self._pipeline.data.image_key is not None and self._group is not None and self._group.is_cpu:
+        if self._pipeline.data.image_key is None:
+            return
+        place = ("engines", self._name, "backend")
+        if self._group is not None and self._group.is_cpu:
             message = "SGLang's vision towers compute other values on CPUs; use GPUs, or backend: hf"
-            place = ("engines", self._name, "backend")
             self._findings.error(place, message, code="images-on-cpus", depends_on=[("data",), ("groups",)])
+        elif model.added_layers:
+            message = f"SGLang has not shown {model.family} images as transformers does; use backend: vllm or hf"
+            self._findings.error(place, message, code="images-untested", depends_on=[("data",), ("model",)])
 
     def check_sync(self) -> None:
         """Whether new weights can take the way that is asked for."""

@@ -64,17 +64,20 @@ class VllmEngine(ServerEngine):
             # vLLM compiles a function of its sampler, which takes a C++ compiler and longer than it saves here.
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
-        with tempfile.TemporaryDirectory(prefix="dagrl-vllm-") as scratch:
-            own = spec.weights_from is None or adapter is not None
-            folder = model_folder(model, Path(scratch), seed=ranks.seed, with_weights=own)
-            arguments = engine_arguments(
-                spec, folder, name, seed=ranks.seed, on_gpus=bool(gpus), sleeps=sleeps, adapter=adapter
-            )
-            if image_settings(model) is not None:
-                # Its processor of images needs the tokenizer, which may have no token for videos.
-                arguments |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"video": 0}}
-            server = VllmServer(name, arguments, log, start_timeout_s)
-        client = Client(server.engine, keeps_weights=own, adapter=adapter, vision=image_settings(model))
+        self._scratch = tempfile.TemporaryDirectory(prefix="dagrl-vllm-")
+        own, vision = spec.weights_from is None or adapter is not None, image_settings(model)
+        folder = model_folder(model, Path(self._scratch.name), seed=ranks.seed, with_weights=own)
+        arguments = engine_arguments(
+            spec, folder, name, seed=ranks.seed, on_gpus=bool(gpus), sleeps=sleeps, adapter=adapter
+        )
+        if vision is not None:
+            # Its processor of images needs the tokenizer, which may have no token for videos.
+            arguments |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"video": 0}}
+        server = VllmServer(name, arguments, log, start_timeout_s)
+        if vision is None:
+            # The processor is read with the first image.
+            self._scratch.cleanup()
+        client = Client(server.engine, keeps_weights=own, adapter=adapter, vision=vision)
         server.heard = lambda: client.heard
         super().__init__(
             spec,
@@ -85,6 +88,11 @@ class VllmEngine(ServerEngine):
             eos=eos,
             timeout_s=ranks.timeout_s,
         )
+
+    def close(self) -> None:
+        """Stop the server and all its processes."""
+        super().close()
+        self._scratch.cleanup()
 
 
 def engine_arguments(

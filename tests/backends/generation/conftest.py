@@ -63,7 +63,7 @@ def start_sglang(logs: Path, start_timeout_s: float = 200.0, **server: object) -
     return SglangEngine(MODEL, spec, RANKS, share, sleeps=True)
 
 
-def start_vllm(logs: Path, start_timeout_s: float = 200.0, **server: object) -> Any:
+def start_vllm(logs: Path, start_timeout_s: float = 200.0, model: ModelSpec = MODEL, **server: object) -> Any:
     from dagrl.backends.vllm.engine import VllmEngine
     from dagrl.backends.vllm.fields import VllmFields
     from dagrl.backends.vllm.section import VllmEngineSpec
@@ -72,7 +72,7 @@ def start_vllm(logs: Path, start_timeout_s: float = 200.0, **server: object) -> 
     spec = VllmEngineSpec(backend="vllm", group="rollout", server=tested, extra={"server": server})
     log = logs / "generator-0-tp0.log"
     options = {"gpus": (), "log": log, "start_timeout_s": start_timeout_s, "sleeps": True}
-    return VllmEngine(MODEL, spec, RANKS, name="generator/0", **options)
+    return VllmEngine(model, spec, RANKS, name="generator/0", **options)
 
 
 def start_hf(logs: Path) -> Any:

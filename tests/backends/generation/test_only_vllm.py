@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from string import ascii_letters
 
+import numpy as np
+import pytest
+from seeing import DEEP, seeing_model, seeing_samples
+
+from dagrl.backends.backend import RankContext
+from dagrl.backends.base import GenerationRequest
+from dagrl.backends.model_source import weight_source
 from dagrl.backends.serving.client import ServerError
+from dagrl.config.schema import ModelSpec, SamplingSpec, TokenizerSpec
+from dagrl.models.images import split_images
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("server_backend", ["vllm"], indirect=True)]
 pytest.importorskip("vllm")
@@ -20,3 +29,47 @@ pytest.importorskip("vllm")
 def test_arguments_that_vllm_refuses_are_named_in_one_sentence(start_engine, tmp_path, arguments, cause) -> None:
     with pytest.raises(ServerError, match=rf"^vLLM server generator/0 did not start: [^\n]*{cause}[^\n]*$"):
         start_engine(tmp_path, **arguments)
+
+
+@pytest.fixture(scope="module")
+def seeing() -> ModelSpec:
+    """Qwen3-VL with heads of the size that vLLM takes on CPUs."""
+    vision = {**DEEP["vision_config"], "hidden_size": 64, "out_hidden_size": 128}
+    rope = {**DEEP["rope_parameters"], "mrope_section": [4, 6, 6]}
+    sizes = {**DEEP, "hidden_size": 128, "head_dim": 32, "vision_config": vision, "rope_parameters": rope}
+    tokens = TokenizerSpec(kind="characters", alphabet=f"{ascii_letters}01234", images=True)
+    return seeing_model(**sizes).model_copy(update={"tokenizer": tokens})
+
+
+def test_images_are_seen_as_transformers_sees_them(start_engine, seeing: ModelSpec, tmp_path) -> None:
+    from dagrl.backends.hf.engine import HfEngine
+    from dagrl.backends.hf.section import HfEngineSpec
+
+    rows = seeing_samples()
+    asked = [
+        GenerationRequest(
+            rows["prompt_tokens"][row],
+            10 + row,
+            images=tuple(split_images(rows["pixel_values"][row], rows["image_sizes"][row])),
+        )
+        for row in range(0, 8, 2)
+    ]
+    greedy = SamplingSpec(max_new_tokens=6, temperature=0.0, ignore_eos=True)
+    reference = HfEngine(
+        seeing, HfEngineSpec(backend="hf", group="rollout"), RankContext(0, 1, "127.0.0.1", 0, 60.0, 5)
+    )
+    server = start_engine(tmp_path, model=seeing, max_num_seqs=4)
+    try:
+        for version in (0, 1):
+            if version:
+                source = weight_source(seeing, 9)
+                for engine in (reference, server):
+                    engine.load_weights(iter([[(name, source.get(name)) for name in source.names()]]), version)
+            expected, found = (
+                {each.index: each for each in engine.generate(asked, greedy)} for engine in (reference, server)
+            )
+            for index, completion in expected.items():
+                assert found[index].tokens.tolist() == completion.tokens.tolist()
+                assert np.abs(found[index].logprobs - completion.logprobs).max() < 1e-5
+    finally:
+        server.close()
