@@ -110,6 +110,15 @@ def test_the_template_is_right(problems) -> None:
         ({"nodes.reward": JUDGE, "data.image_key": None}, "nodes.reward.images", "prompts have no images"),
         ({"model.init.rope_parameters": {"rope_theta": 1e4}}, "model.init", "has no mrope_section"),
         ({"model.init.rope_parameters.mrope_section": [2, 2, 2]}, "model.init", "adds up to 6, and half a head has 8"),
+        (
+            {
+                **DEEP,
+                "groups.rollout": {"gpus_per_node": 1},
+                "engines.generator": {"backend": "sglang", "group": "rollout", "weights_from": "actor"},
+            },
+            "engines.generator.backend",
+            "has not shown qwen3_vl images",
+        ),
         ({**DEEP, "model.init.rope_parameters.mrope_interleaved": False}, "model.init", "which servers read"),
         (
             {**DEEP, "engines.actor.transformer": {"recompute_granularity": "full"}},

@@ -38,6 +38,8 @@ class ModelSizes:
     """Width of the experts that see every token, together."""
     experts: Size | None = None
     positions: Size | None = None
+    window: Size | None = None
+    """Tokens that attention reaches back, in all layers or some."""
     vocabulary: Size | None = None
     mixture: bool | None = None
     """Whether it is a mixture of experts."""
@@ -84,6 +86,7 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         shared_width=size("shared_expert_intermediate_size") or shared_width,
         experts=experts,
         positions=size("max_position_embeddings"),
+        window=_window(family, config),
         vocabulary=size("vocab_size"),
         mixture=mixture,
         latent_attention=latent,
@@ -105,6 +108,11 @@ def _added_layers(family: Family, config: Mapping[str, Any]) -> int:
     except ValueError:
         return 0
     return len(tower.extra_layers) if tower else 0
+
+
+def _window(family: Family | None, config: Mapping[str, Any]) -> Size | None:
+    value = (family.fields(config) if family else config).get("sliding_window")
+    return Size("sliding_window", value) if is_size(value) else None
 
 
 def _norms_outputs(family: Family, config: Mapping[str, Any]) -> bool:

@@ -30,6 +30,7 @@ def update_weights(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) ->
     if text := _text(named_tensors):
         loader = partial(WeightLoader, lambda: dict(model.named_parameters()), model.load_weights)
         _receive(model, text, loader)
+        _forget_images()
 
 
 def update_adapters(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
@@ -50,6 +51,14 @@ def _receive(model: Any, route: str, make_loader: Callable[[], Loader]) -> None:
         _receivers[model].receive(Route.from_json(route))
     except PeerError as error:
         _log.error("no new weights: %s", error)
+
+
+def _forget_images() -> None:
+    """Drop what the tower made of images with its old weights: SGLang would give it to requests with the same images."""
+    from sglang.srt.managers import mm_utils
+
+    if mm_utils.embedding_cache is not None:
+        mm_utils.embedding_cache.clear()
 
 
 def _receiver(model: Any, loader: Loader) -> WeightReceiver:

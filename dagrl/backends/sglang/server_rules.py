@@ -32,6 +32,9 @@ _REPLAYABLE = {
 }
 """Values that fields must have for servers to report all routes, and why."""
 
+_WITHOUT_WINDOWS = ("mistral",)
+"""Models that SGLang computes as if attention reached back to the first token."""
+
 
 def check_server(check: EngineCheck[SglangEngineSpec]) -> None:
     """Report servers that cannot be placed or built, and weights that cannot reach them."""
@@ -161,6 +164,15 @@ class _Server:
             cache = CPU_CACHE_TOKENS
         page = self._given.get("page_size", 1)
         for longest, what, depends in self._longest():
+            if model.family in _WITHOUT_WINDOWS and model.window and longest > model.window.value:
+                message = (
+                    f"SGLang's {model.family} has no sliding window, and that of the model, {model.window.value}, is "
+                )
+                message += (
+                    f"shorter than the longest sample, {longest} ({what}); use another backend, or shorter samples"
+                )
+                place = ("engines", self._name, "backend")
+                self._findings.error(place, message, code="no-window", depends_on=[("model",), *depends])
             for field, room, wanted in (
                 ("context_length", context, longest),
                 ("max_total_tokens", cache, -(-(longest + kept_of_cache(page)) // page) * page),

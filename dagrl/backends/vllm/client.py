@@ -171,6 +171,9 @@ class Client:
             await self.pause()
         alpha = self._adapter and self._adapter.alpha
         await self._engine.collective_rpc("dagrl_update_weights", args=(payload.decode(), alpha))
+        if self._vision is not None:
+            # vLLM keeps what the tower made of images, and would give it to later requests with the same images.
+            await self._engine.reset_encoder_cache()
         if pauses:
             await self.go_on()
         self.heard = time.time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from completions import GREEDY, complete
 
 from dagrl.backends.base import GenerationRequest
@@ -32,6 +33,20 @@ def test_its_processes_meet_without_new_weights(server, requests) -> None:
     server._server.run(server._client.meet(), "meet", 30)
     assert server.policy_version == 0
     assert [each.tokens.tolist() for each in complete(server, requests, GREEDY)] == before
+
+
+@pytest.mark.usefixtures("server")
+def test_new_weights_drop_what_a_tower_made_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.managers import mm_utils
+    from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult
+
+    from dagrl.backends.sglang import loader
+
+    monkeypatch.setattr(loader, "_receive", lambda *received: None)
+    monkeypatch.setattr(mm_utils, "embedding_cache", mm_utils.MultiModalStaticCache(1 << 20))
+    mm_utils.embedding_cache.set(1, EmbeddingResult(embedding=torch.ones(4)))
+    loader.update_weights(None, [("payload", torch.tensor([*b"route"], dtype=torch.uint8))])
+    assert len(mm_utils.embedding_cache) == 0
 
 
 def test_a_start_that_sglang_refuses_says_why(start_engine, tmp_path) -> None:

@@ -327,3 +327,14 @@ def test_min_p_without_which_sglang_draws_by_seeds(project, with_server):
         path, "nodes.rollout.sampling.min_p", "SGLang dies of it with `enable_deterministic_inference`"
     )
     check_file(path, ["nodes.rollout.sampling.min_p=0"])
+
+
+def test_samples_are_shorter_than_a_window_that_sglang_leaves_out(with_server, project):
+    def mistral(window: str):
+        return with_server("", "gpus_per_node: 4", ("model_type: qwen3,", f"model_type: mistral, {window},"))
+
+    for window in ("sliding_window: 4096", "sliding_window: null"):
+        check_file(mistral(window))
+    (problem,) = project.problems(mistral("sliding_window: 4"))
+    assert (problem.place, problem.code) == ("engines.generator.backend", "no-window")
+    assert "SGLang's mistral has no sliding window, and that of the model, 4, is shorter" in problem.message
