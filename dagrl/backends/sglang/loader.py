@@ -54,7 +54,7 @@ def _receive(model: Any, route: str, make_loader: Callable[[], Loader]) -> None:
 
 
 def _forget_images() -> None:
-    """Drop what the tower made of images with its old weights: SGLang would give it to requests with the same images."""
+    """Drop what the tower made of images with its old weights; SGLang would reuse it for the same images."""
     from sglang.srt.managers import mm_utils
 
     if mm_utils.embedding_cache is not None:
