@@ -166,11 +166,9 @@ class _Server:
         for longest, what, depends in self._longest():
             if model.family in _WITHOUT_WINDOWS and model.window and longest > model.window.value:
                 message = (
-                    f"SGLang's {model.family} has no sliding window, and that of the model, {model.window.value}, is "
+                    f"SGLang's {model.family} has no sliding window, and that of the model, {model.window.value}, "
                 )
-                message += (
-                    f"shorter than the longest sample, {longest} ({what}); use another backend, or shorter samples"
-                )
+                message += f"is shorter than the longest sample, {longest} ({what}); use another backend"
                 place = ("engines", self._name, "backend")
                 self._findings.error(place, message, code="no-window", depends_on=[("model",), *depends])
             for field, room, wanted in (
