@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megatron.core.packed_seq_params import PackedSeqParams
 from torch.nn.attention import flex_attention as library
 
 from dagrl.backends.megatron.engine import flex_attention
@@ -46,7 +47,7 @@ def test_packs_of_any_length_with_and_without_a_window() -> None:
             results = []
             for kind in (FlexAttention, PackedAttention):
                 bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-                pack = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_q_padded=None)
+                pack = PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
                 generator = torch.Generator().manual_seed(1)
                 tensors = [
                     torch.randn(sum(lengths), heads, CHANNELS, generator=generator).double().requires_grad_()
