@@ -23,6 +23,7 @@ from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWri
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
 from dagrl.orchestrator.folder.run_folder import RunFolder
+from dagrl.orchestrator.records.recorder import Recorder
 from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch
@@ -72,6 +73,7 @@ class Driver:
         position: int,
         carried: Iterable[int],
         kl_control: KlControl,
+        recorder: Recorder,
     ) -> None:
         """`position`: prompts of the data set used so far, over all epochs. `carried`: positions of unfinished prompts
         before that, which come first in the next step.
@@ -85,6 +87,7 @@ class Driver:
         self.position = position
         self._partial_rollouts = PartialRolloutBuffer(carried)
         self._kl = kl_control
+        self._recorder = recorder
         self._keeps_partial = any(node.partial_rollout for node in rollouts(pipeline).values())
         self._sampled: dict[str, int] = {}
         """Worker -> tokens that its engine has sampled, from its last heartbeat."""
@@ -130,10 +133,14 @@ class Driver:
                     self._begin(command)
                 commands = self.scheduler.handle(*await self._next_events())
             await self._writer.join()
+        except RunError:
+            await self._recorder.drain()
+            raise
         finally:
             for task in self._running:
                 task.cancel()
             self._writer.cancel()
+            self._recorder.close()
 
     def request_stop(self) -> None:
         """Stop at the next step boundary, with a checkpoint."""
@@ -221,11 +228,13 @@ class Driver:
             prompts=prompts,
             kl_weight=self._kl.weight(task.node, run.step),
         )
+        recording = self._recorder.begin(run, task, executor, batch, self._kl.weight(task.node, run.step))
         if task.engine is None:
             handles = [self._cpu_workers.take(reads=prompts is not None)]
         else:
             handles = self.groups[task.executor].handles
         pending = [handle.submit_task(each, record.count_bytes) for handle, each in zip(handles, work, strict=True)]
+        self._recorder.follow(recording, executor)
         if predictable := self.plan.outputs_are_predictable(task):
             for share, each in zip(work, pending, strict=True):
                 batch.promise(task.name, share.rows, each.columns)
@@ -241,6 +250,8 @@ class Driver:
                     self._publish(run, task, block, batch)
         if task.engine is None:
             self._cpu_workers.give_back(handles[0])
+        ended = [(each.worker.name, block) for each, blocks in zip(pending, results, strict=True) for block in blocks]
+        self._recorder.end(recording, ended)
 
     def _publish(self, run: Run, task: PlannedTask, block: Block, batch: BatchIndex) -> None:
         """Record where the rows of a block are stored."""
@@ -273,6 +284,7 @@ class Driver:
                 begun=self._partial_rollouts.begun(run.step) if training else {},
                 weights=weights,
             )
+        recording = self._recorder.begin(run, task, executor, batch, None)
         self._rollout_on[task.executor] = rollout
         try:
             await rollout.run()
@@ -281,6 +293,7 @@ class Driver:
             raise
         finally:
             del self._rollout_on[task.executor]
+        self._recorder.end(recording, rollout.blocks, rollout.chunks)
         if training and self._keeps_partial:
             self._partial_rollouts.add(run.step, rollout.unfinished())
 
@@ -357,6 +370,7 @@ class Driver:
                 self._kl.after(commit.step),
             )
             await self._writer.finish(state)
+        await self._recorder.commit(commit.step)
         self._partial_rollouts.commit(commit.step)
         self._kl.commit(commit.step)
         self._records.pop(commit.step)

@@ -82,6 +82,10 @@ class RolloutController:
         if begun:
             positions = {group: batch.position(group) for group in self._groups}
             self._begun = {group: begun[position] for group, position in positions.items() if position in begun}
+        self.chunks: list[tuple[int, Sequence[int]]] = []
+        """Server and groups of each call, in the order in which they were sent."""
+        self.blocks: list[tuple[str, Block]] = []
+        """Worker and block of all finished groups."""
         self._calls = TaskGroup()
         self._balancer: LoadBalancer | None = None
         self._stopped = False
@@ -170,6 +174,7 @@ class RolloutController:
 
     async def _follow(self, balancer: LoadBalancer, server: int, groups: Sequence[int]) -> None:
         worker, reports = self._servers[server], self._reports
+        self.chunks.append((server, groups))
         work = dispatch_chunk(
             self._run,
             self._task,
@@ -210,6 +215,7 @@ class RolloutController:
         batch = self._reports.batch
         arrival = batch.arrived(self._task.name, block.rows)
         batch.add(self._task.name, block)
+        self.blocks.append((worker, block))
         self._reports.record.add_block(self._run, replace(block, shards=arrival.shards), worker)
         groups = np.unique(batch.groups(block.rows)).tolist()
         for group in set(groups) - set(arrival.surplus):

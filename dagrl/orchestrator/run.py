@@ -14,6 +14,7 @@ from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.export import policies
 from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
 from dagrl.orchestrator.outcome import RunOutcome
+from dagrl.orchestrator.records.recorder import Recorder
 from dagrl.orchestrator.steps.kl_control import KlControl
 from dagrl.scheduler.plan import Plan
 from dagrl.scheduler.scheduler import Scheduler
@@ -91,7 +92,20 @@ async def _train(
     groups = WorkerGroups(ray, plan, loaded.pipeline)
     position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
     kl_control = KlControl(loaded.pipeline, resumed.kl_weights if resumed else {}, resumed.step + 1 if resumed else 1)
-    driver = Driver(loaded.pipeline, plan, scheduler, groups, folder, trackers, restarts, position, carried, kl_control)
+    recorder = Recorder(
+        loaded.pipeline,
+        loaded.resolved,
+        loaded.folder,
+        plan,
+        groups,
+        folder.path,
+        ray,
+        trackers.note,
+        resumed.step if resumed else 0,
+    )
+    driver = Driver(
+        loaded.pipeline, plan, scheduler, groups, folder, trackers, restarts, position, carried, kl_control, recorder
+    )
     with InterruptHandler(driver.request_stop, trackers.note) as interrupts:
         try:
             began = time.time()

@@ -47,6 +47,7 @@ def check_run(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     _check_vote(pipeline, folder, findings)
     _check_val_n(pipeline, findings)
     _check_checkpoints(pipeline, findings)
+    _check_record(pipeline, findings)
     if pipeline.profile is not None:
         _check_profile(pipeline, pipeline.profile, findings)
     for index, name in enumerate(pipeline.track):
@@ -140,6 +141,14 @@ def _check_checkpoints(pipeline: Pipeline, findings: Findings) -> None:
     if not together and run.steps % run.validate_every:
         message = f"no step is both saved and validated; set `run.save_every` to a multiple of {run.validate_every}"
         findings.error(("run", "keep_best"), message, code="unmeasured-metric")
+
+
+def _check_record(pipeline: Pipeline, findings: Findings) -> None:
+    record = pipeline.run.recorded
+    for name in record.nodes if record else ():
+        if name not in pipeline.nodes:
+            message = f"there is no node `{name}`; {suggest(name, pipeline.nodes)}"
+            findings.error(("run", "record"), message, code="unknown-node")
 
 
 def _check_profile(pipeline: Pipeline, profile: ProfileSpec, findings: Findings) -> None:

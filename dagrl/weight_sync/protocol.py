@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from dagrl.weight_sync.channel import Address
 
+type WeightDigests = dict[str, tuple[str, float]]
+"""Tensor by its Hugging Face name -> digest of its bits, and its norm."""
+
 _NAMES_SHOWN = 5
 
 

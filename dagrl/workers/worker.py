@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from dagrl.backends.base import RequestLimits, SleepReport
 from dagrl.config.loading.hub import download
 from dagrl.config.residency import Residency
 from dagrl.data.batch import Batch
+from dagrl.data.column_store import StoredBlock
 from dagrl.ops.base import Context, Op, Output, Resources
 from dagrl.ops.registry import load_op
 from dagrl.workers.messages import (
@@ -41,12 +42,13 @@ from dagrl.workers.messages import (
     WorkerInfo,
 )
 from dagrl.workers.object_cache import ObjectCache, get_objects
+from dagrl.workers.recording import ColumnsToStore, digests_of, store_columns
 from dagrl.workers.serialization import deserialize, serialize
 from dagrl.workers.streaming import HEARTBEAT_S, BackgroundIterator, HeartbeatLimiter, WeightVersionGate
 
 if TYPE_CHECKING:
     from dagrl.scheduler.weight_route import WeightRoute
-    from dagrl.weight_sync.protocol import Offer
+    from dagrl.weight_sync.protocol import Offer, WeightDigests
     from dagrl.workers.meter import Meter
     from dagrl.workers.profiling import NvtxRanges, TorchTraces
     from dagrl.workers.weight_transfer import WeightTransfer
@@ -338,6 +340,16 @@ class Worker:
 
     def load(self, folder: Path) -> None:
         self._engine.load(folder)
+
+    # -- records
+
+    def store_columns(self, folder: Path, wanted: Sequence[ColumnsToStore]) -> list[StoredBlock]:
+        """Store columns of objects in a folder. Raises OSError."""
+        return store_columns(folder, wanted, self._timeout_s)
+
+    def weight_digests(self) -> WeightDigests:
+        """The digests of the engine's weights, on rank 0. Collective."""
+        return digests_of(self._engine)
 
     def close(self) -> None:
         for transfer in self._transfers.values():

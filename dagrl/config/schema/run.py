@@ -37,6 +37,19 @@ class KeepBestSpec(Section):
     """Whether more is better, or less."""
 
 
+class RecordSpec(Section):
+    """What `dagrl replay` and `dagrl diff` can look at: the inputs and outputs of nodes, in ``records/``."""
+
+    nodes: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """Nodes that are recorded. The updates that lead to their weights are recorded too."""
+    keep_last: PositiveInt | None = None
+    """Keep this many steps, up to twice as many, and the state that they start from, which takes a checkpoint of each
+    trained engine every `keep_last` steps. Default: keep all steps; a replay starts from a checkpoint of the run."""
+    keep_on: tuple[Literal["nonfinite", "spike"], ...] = ("nonfinite", "spike")
+    """Where not all steps are kept: events whose steps, and those before, are kept for good. ``nonfinite``: a metric is
+    NaN or infinite. ``spike``: a gradient norm is above 5 times its median. The steps before a failure are the last."""
+
+
 class RunSpec(Section):
     """How long, how often, how safely."""
 
@@ -68,6 +81,8 @@ class RunSpec(Section):
     trainer (``old_logprob``) and the reference: `dagrl report --html` colours their differences."""
     log_val_generations: Annotated[int, Field(ge=0)] = 16
     """Samples of each validation that trackers show as a table: of those in ``samples/``, spread over all sets."""
+    record: Annotated[tuple[Name, ...], Field(min_length=1)] | RecordSpec | None = None
+    """Nodes whose inputs and outputs are kept, so that `dagrl replay` can run them again; see docs/replay.md."""
     start_timeout_s: Seconds = 600.0
     """Longest wait for workers and engines to start."""
     node_timeout_s: Seconds = 1800.0
@@ -80,6 +95,11 @@ class RunSpec(Section):
     def validates(self) -> bool:
         """Whether there are validations."""
         return self.validate_first or self.validate_every is not None
+
+    @property
+    def recorded(self) -> RecordSpec | None:
+        """What is recorded, with defaults in place of a plain list of nodes."""
+        return RecordSpec(nodes=self.record) if isinstance(self.record, tuple) else self.record
 
 
 class ProfileSpec(Section):

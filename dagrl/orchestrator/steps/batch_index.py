@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,14 @@ class BatchIndex:
         self._positions: dict[int, int] = {}
         self._missing: dict[str, list[int]] = {}
         """Task whose rows arrive group by group -> how many rows each shard still waits for."""
+
+    @staticmethod
+    def recorded(group_size: int, shards: int, rows: Mapping[int, np.ndarray], tokens: np.ndarray) -> BatchIndex:
+        """A batch as it was: the rows of shards, and `tokens` by row id."""
+        batch = BatchIndex(group_size, shards)
+        batch._reset_shards([rows.get(shard, _NO_ROWS) for shard in range(shards)])
+        batch._tokens = tokens
+        return batch
 
     def add_source(self, task: str, block: Block) -> None:
         """Add a shard of the source, which defines the rows of the batch."""
@@ -159,6 +167,12 @@ class BatchIndex:
     def total_tokens(self) -> int:
         return int(self._tokens[self.rows(tuple(range(len(self._shard_rows))))].sum())
 
+    def objects(self, task: str, rows: np.ndarray) -> list[ray.ObjectRef]:
+        """The objects in which a task has stored its output for these rows, or will."""
+        if not len(rows) or task not in self._index:
+            return []
+        return list(dict.fromkeys(self._refs[task][block] for block in self._index[task].find(rows).tolist()))
+
     def sources(self, task: PlannedTask, rows: np.ndarray) -> tuple[ColumnSource, ...]:
         """Where the columns that `task` reads are stored for these rows, by producer.
 
@@ -168,9 +182,7 @@ class BatchIndex:
         for producer in task.needs:
             columns = {mine: theirs for mine, (task_name, theirs) in task.inputs.items() if task_name == producer}
             if len(rows):
-                blocks = self._index[producer].find(rows).tolist()
-                refs = dict.fromkeys(self._refs[producer][block] for block in blocks)
-                found.append(ColumnSource(tuple(refs), columns))
+                found.append(ColumnSource(tuple(self.objects(producer, rows)), columns))
             elif producer in self._refs:
                 found.append(ColumnSource((self._refs[producer][0],), columns))
         return tuple(found)

@@ -101,6 +101,10 @@ class WorkerGroups:
     def __getitem__(self, executor: str) -> WorkerGroup:
         return self._groups[executor]
 
+    def any_cpu_worker(self) -> WorkerHandle:
+        """A worker for small calls. It may be busy."""
+        return self[HOST].handles[-1]
+
     # -- start
 
     async def launch(self, setup: StartEngine, resumed_from: Path | None, note: Callable[[str], None]) -> None:

@@ -1,0 +1,1 @@
+"""Records of nodes: what each took and gave in a step, so that it can run again alone."""

@@ -1,0 +1,219 @@
+"""The files of a run's records: one JSON document for each node and step, and the columns that it names.
+
+    records/step_N/NODE.json      the runs of a node: rows, columns by the hash of their content, metrics
+    records/columns/HASH.npz      a column, once, however many nodes read it
+    records/pipelines/HASH.yaml   the pipeline as it was
+    records/states/step_N/ENGINE  with ``keep_last``: the state of a trained engine after step N
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dagrl.data.column_store import ColumnStore, StoredBlock
+from dagrl.data.stats import Stat
+from dagrl.tracking.base import replace_text
+
+FOLDER = "records"
+_FORMAT = 1
+
+
+class RecordError(ValueError):
+    """What was recorded cannot be used."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+
+class ShardRows(_Document):
+    """The rows of one shard."""
+
+    shard: int
+    rows: list[int]
+    tokens: list[int]
+    """Tokens of each row when the run began: dispatch balances them."""
+
+
+class RecordedInputs(_Document):
+    """What one run of a node took."""
+
+    order: int
+    """Runs of a step, over all nodes, in the order of their starts."""
+    shards: tuple[int, ...]
+    round: int
+    ends: bool
+    """Whether it ends an update; True for other nodes."""
+    rows: list[ShardRows]
+    """The batch that the run may read, by shard."""
+    sources: dict[str, list[StoredBlock]]
+    """Task -> the blocks of its output that the run reads."""
+    kl_weight: float | None = None
+    """Only of an advantage."""
+
+
+class RecordedBlock(_Document):
+    """Rows and columns that one worker has returned."""
+
+    worker: str
+    block: StoredBlock
+
+
+class RecordedOutputs(_Document):
+    """What one run of a node gave."""
+
+    blocks: list[RecordedBlock]
+    metrics: dict[str, tuple[float, float, float, float, float]]
+    """Statistics of the run, as the fields of `Stat`."""
+    weights: dict[str, tuple[str, float]] = {}
+    """After the last piece of an update: each tensor's digest and norm."""
+    chunks: list[tuple[int, list[int]]] = []
+    """Only of a rollout: server and groups of each call, in the order in which they were sent."""
+
+    def stats(self) -> dict[str, Stat]:
+        return {name: Stat(*fields) for name, fields in self.metrics.items()}
+
+
+class RecordedRun(_Document):
+    """One run of a node in a step. A node that works shard by shard has several."""
+
+    inputs: RecordedInputs
+    outputs: RecordedOutputs | None = None
+    """None if the run of the pipeline ended before the node did."""
+
+
+class NodeRecord(_Document):
+    """All runs of a node in one step."""
+
+    format: int = _FORMAT
+    step: int
+    node: str
+    executor: str
+    trains: bool
+    pipeline: str
+    """The pipeline's name in ``pipelines/``."""
+    versions: dict[str, str]
+    code: str
+    """Hash of dagrl's sources and of the user's modules."""
+    group_size: int
+    runs: list[RecordedRun]
+
+
+class Records:
+    """The records of one run folder."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.folder = run_dir / FOLDER
+        self.columns = ColumnStore(self.columns_folder)
+
+    @property
+    def columns_folder(self) -> Path:
+        return self.folder / "columns"
+
+    def write(self, record: NodeRecord) -> None:
+        """Write or replace the record of a node. Raises OSError."""
+        path = self._path(record.step, record.node)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, record.model_dump_json())
+
+    def read(self, step: int, node: str) -> NodeRecord:
+        """The record of a node. Raises RecordError if there is none, or it cannot be read."""
+        path = self._path(step, node)
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            raise RecordError(self._why_missing(step, node)) from None
+        except OSError as error:
+            raise RecordError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            record = NodeRecord.model_validate_json(text)
+        except ValidationError:
+            raise RecordError(f"{path} holds something else than was written; replay another step") from None
+        if record.format != _FORMAT:
+            raise RecordError(f"{path} has format {record.format}, and this dagrl reads format {_FORMAT}")
+        return record
+
+    def write_pipeline(self, text: str) -> str:
+        """Store a pipeline; returns its name. Raises OSError."""
+        name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        path = self.pipeline(name)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(path, text)
+        return name
+
+    def pipeline(self, name: str) -> Path:
+        return self.folder / "pipelines" / f"{name}.yaml"
+
+    def state(self, step: int) -> Path:
+        """The folder of engines' states after a step."""
+        return self.folder / "states" / f"step_{step}"
+
+    def states(self, engine: str) -> dict[int, Path]:
+        """Step -> folder that holds the complete state of an engine after it."""
+        return {
+            step: folder
+            for step, folder in _numbered(self.folder / "states")
+            if (folder / engine).is_dir() and (folder / f"{engine}.done").is_file()
+        }
+
+    def steps(self) -> list[int]:
+        """Steps with a record, in order."""
+        return [step for step, _ in _numbered(self.folder)]
+
+    def nodes(self, step: int) -> list[str]:
+        """Nodes with a record of this step."""
+        return sorted(path.stem for path in (self.folder / f"step_{step}").glob("*.json"))
+
+    def remove(self, steps: Sequence[int], states: Sequence[int] = ()) -> None:
+        """Remove the records of steps and the states after steps, and all columns that no other record names."""
+        for step in steps:
+            shutil.rmtree(self.folder / f"step_{step}", ignore_errors=True)
+        for step in states:
+            shutil.rmtree(self.state(step), ignore_errors=True)
+        if steps:
+            self.columns.sweep(self._named_columns())
+
+    def _named_columns(self) -> set[str]:
+        needed: set[str] = set()
+        for record in (self.read(step, node) for step in self.steps() for node in self.nodes(step)):
+            for run in record.runs:
+                blocks = [block for sources in run.inputs.sources.values() for block in sources]
+                blocks += [each.block for each in run.outputs.blocks] if run.outputs else []
+                for block in blocks:
+                    needed |= {block.rows, *block.columns.values()}
+        return needed
+
+    def _path(self, step: int, node: str) -> Path:
+        return self.folder / f"step_{step}" / f"{node}.json"
+
+    def _why_missing(self, step: int, node: str) -> str:
+        steps = self.steps()
+        if not steps:
+            return f"{self.folder.parent} has no records; set `run.record: [{node}]` and run again"
+        if step not in steps:
+            return f"step {step} is not recorded; {self.folder} has {ranges(steps)}"
+        known = ", ".join(self.nodes(step)) or "none"
+        return f"`{node}` is not recorded in step {step}; recorded nodes: {known}"
+
+
+def ranges(steps: Sequence[int]) -> str:
+    """Steps in words, for example ``steps 1-4, 7``."""
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and step == parts[-1][-1] + 1:
+            parts[-1][1:] = [step]
+        else:
+            parts.append([step])
+    return ("step " if len(steps) == 1 else "steps ") + ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    found = ((re.fullmatch(r"step_(\d+)", path.name), path) for path in folder.glob("step_*"))
+    return sorted((int(number[1]), path) for number, path in found if number)

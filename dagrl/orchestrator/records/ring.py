@@ -1,0 +1,73 @@
+"""Decides which steps stay recorded: a ring of segments, and those in which something remarkable has happened."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+from dagrl.data.stats import Stat
+
+_SPIKE = 5.0
+"""A gradient norm is a spike above so many medians of those before it."""
+_HISTORY, _LEAST_HISTORY = 20, 5
+
+
+class Ring:
+    """Segments of `keep_last` steps, which are replayed from the state before their first step.
+
+    Two segments are kept, so that the last `keep_last` steps can be replayed at any time; a step is never replayed from
+    a state that is older than `keep_last` steps.
+    """
+
+    def __init__(self, keep_last: int) -> None:
+        self._length = keep_last
+        self._firsts: list[int] = []
+        """The first steps of the segments, ascending."""
+        self._kept: set[int] = set()
+        """First steps of segments that are kept for good."""
+
+    def begin(self, step: int) -> bool:
+        """A step begins, or goes on. Returns whether it is the first one of its segment, and needs a state."""
+        if not self._firsts or step >= self._firsts[-1] + self._length:
+            self._firsts.append(step)
+        return step in self._firsts
+
+    def commit(self, step: int, *, remarkable: bool) -> list[range]:
+        """A step has ended. Returns the segments that are no longer needed, as ranges of steps."""
+        if remarkable:
+            # With the segment before it: the step may be the first of its own.
+            self._kept.update(self._firsts[-2:])
+        dropped = []
+        # The third segment replaces the first one when its first step is done.
+        while len(self._firsts) > 2 and self._firsts[2] <= step:
+            first = self._firsts.pop(0)
+            if first not in self._kept:
+                dropped.append(range(first, self._firsts[0]))
+        return dropped
+
+
+class AlarmDetector:
+    """Finds updates whose metrics are not finite, or whose gradient norm is far above the usual."""
+
+    def __init__(self, events: Iterable[str]) -> None:
+        self._events = frozenset(events)
+        self._norms: dict[str, deque[float]] = {}
+
+    def look(self, node: str, metrics: Mapping[str, Stat]) -> str | None:
+        """What is remarkable about an update, in words; None if nothing is."""
+        found = None
+        for name, stat in metrics.items():
+            # A metric without values has no mean.
+            if stat.count and not math.isfinite(stat.mean) and "nonfinite" in self._events:
+                found = found or f"{name} of {node} is {stat.mean}"
+        norm = next((stat for name, stat in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)
+        if norm is None or not norm.count or not math.isfinite(norm.high):
+            return found
+        history = self._norms.setdefault(node, deque(maxlen=_HISTORY))
+        usual = median(history) if len(history) >= _LEAST_HISTORY else math.inf
+        if norm.high > _SPIKE * usual and "spike" in self._events:
+            found = found or f"grad_norm of {node} is {norm.high:.3g}, and its median was {usual:.3g}"
+        history.append(norm.mean)
+        return found

@@ -1,0 +1,43 @@
+"""What a worker does for records and replays: it stores and loads columns, and takes digests of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagrl.data.column_store import ColumnStore, StoredBlock
+from dagrl.workers.object_cache import get_objects
+
+if TYPE_CHECKING:
+    import ray
+
+    from dagrl.weight_sync.protocol import WeightDigests
+
+_BUCKET_BYTES = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsToStore:
+    """An object of Ray's store, and which of its columns are recorded."""
+
+    ref: ray.ObjectRef
+    names: tuple[str, ...]
+
+
+def store_columns(folder: Path, wanted: Sequence[ColumnsToStore], timeout_s: float) -> list[StoredBlock]:
+    """Store the columns of objects in a folder. Raises OSError, ObjectTimeoutError."""
+    store = ColumnStore(folder)
+    # One after the other: together they may be larger than the memory.
+    return [
+        store.put_block(get_objects([each.ref], timeout_s, "columns to record")[0], each.names) for each in wanted
+    ]
+
+
+def digests_of(engine: Any) -> WeightDigests:
+    """The digests of an engine's weights, on rank 0. Collective."""
+    # CPU workers do not import torch.
+    from dagrl.weight_sync.digest import weight_digests
+
+    return weight_digests(engine.export_weights(_BUCKET_BYTES))
