@@ -23,6 +23,7 @@ from dagrl.cli.graph import graph
 from dagrl.cli.import_ import import_
 from dagrl.cli.launch import launch
 from dagrl.cli.plan import plan
+from dagrl.cli.replay import replay
 from dagrl.cli.report import report
 from dagrl.cli.run import run
 from dagrl.cli.ui import ui
@@ -44,6 +45,7 @@ for command, summary in (
     (report, "Summarize a run."),
     (ui, "Show runs in a browser."),
     (why, "Explain why steps take so long."),
+    (replay, "Run a recorded node again."),
     (export, "Write the policy of a run as a Hugging Face folder."),
     (convert, "Convert weights between Hugging Face and Megatron."),
     (doctor, "Report what this machine can run."),

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from dagrl.weight_sync.protocol import WeightDigests
 
-_BUCKET_BYTES = 2**28
+BUCKET_BYTES = 2**28
+"""Weights that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +41,4 @@ def digests_of(engine: Any) -> WeightDigests:
     # CPU workers do not import torch.
     from dagrl.weight_sync.digest import weight_digests
 
-    return weight_digests(engine.export_weights(_BUCKET_BYTES))
+    return weight_digests(engine.export_weights(BUCKET_BYTES))

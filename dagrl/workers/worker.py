@@ -42,7 +42,7 @@ from dagrl.workers.messages import (
     WorkerInfo,
 )
 from dagrl.workers.object_cache import ObjectCache, get_objects
-from dagrl.workers.recording import ColumnsToStore, digests_of, store_columns
+from dagrl.workers.recording import BUCKET_BYTES, ColumnsToStore, digests_of, store_columns
 from dagrl.workers.serialization import deserialize, serialize
 from dagrl.workers.streaming import HEARTBEAT_S, BackgroundIterator, HeartbeatLimiter, WeightVersionGate
 
@@ -346,6 +346,10 @@ class Worker:
     def store_columns(self, folder: Path, wanted: Sequence[ColumnsToStore]) -> list[StoredBlock]:
         """Store columns of objects in a folder. Raises OSError."""
         return store_columns(folder, wanted, self._timeout_s)
+
+    def copy_weights(self, source: Worker, version: int) -> None:
+        """Load the weights of a trained engine in this process."""
+        self._engine.load_weights(source._engine.export_weights(BUCKET_BYTES), version)
 
     def weight_digests(self) -> WeightDigests:
         """The digests of the engine's weights, on rank 0. Collective."""

@@ -1,0 +1,75 @@
+"""`dagrl replay`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from dagrl.cli.errors import exit_on
+from dagrl.cli.parameters import RunFolder
+
+_EQUAL, _DIFFERS, _NOTHING_TO_COMPARE = 0, 1, 4
+
+
+def replay(
+    run_dir: RunFolder,
+    step: Annotated[int, typer.Option(min=1, metavar="N", help="the step")],
+    node: Annotated[str, typer.Option(metavar="NAME", help="the node")],
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="another layout of the node's engine: tensor_model_parallel_size=2, or cpus_per_node=2; repeatable",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        Literal["cpu"] | None, typer.Option(help="move the engine from GPUs to the CPU", show_default=False)
+    ] = None,
+    within: Annotated[
+        float, typer.Option(min=0.0, metavar="R", help="accept differences up to this part of the largest value")
+    ] = 0.0,
+    debug: Annotated[bool, typer.Option("--debug", help="run in this process, where pdb works")] = False,
+) -> int:
+    """Run a recorded node again, alone, and compare what it gives with the record.
+
+    Exits 0 if all is equal to the bit (or differs by no more than --within), 1 if something differs or the node fails,
+    2 if the call is wrong or nothing usable was recorded, 4 if the run ended before the node did.
+    """
+    from dagrl.orchestrator.records.files import RecordError
+    from dagrl.orchestrator.replay.target import find_target
+
+    with exit_on("replay", RecordError):
+        target = find_target(run_dir, step, node, layout=layout or (), to_cpu=to == "cpu", debug=debug)
+    for note in target.notes:
+        print(f"dagrl replay: warning: {note}", file=sys.stderr)
+    print(f"replaying {node} of step {step}", flush=True)
+    from dagrl.orchestrator.replay.replay import replay as replay_node
+    from dagrl.workers.errors import RunError
+
+    try:
+        with exit_on("replay", RecordError):
+            outcome = replay_node(target, run_dir, lambda text: print(f"  {text}", flush=True), debug=debug)
+    except RunError as error:
+        print("dagrl replay: failed", *error.lines(), sep="\n", file=sys.stderr)
+        return _DIFFERS
+    if outcome.failure is not None:
+        print(f"{node} fails" + (", as it did in the run" if outcome.not_recorded else ""))
+        print(*outcome.failure.lines(), sep="\n")
+        return _DIFFERS
+    for difference in outcome.differences:
+        print(f"  {difference.what}: {difference.text}")
+    if outcome.not_recorded:
+        print(f"{node} has ended; there is nothing to compare, as the run ended before the node did")
+        return _NOTHING_TO_COMPARE
+    compared = ", ".join(dict.fromkeys(each for each in outcome.compared if not each.startswith("metric ")))
+    metrics = len({each for each in outcome.compared if each.startswith("metric ")})
+    told = ", ".join(filter(None, (compared, f"{metrics} metrics" if metrics else "")))
+    if not outcome.differences:
+        print(f"equal to the bit: {told}")
+        return _EQUAL
+    agrees = outcome.largest <= within
+    print(f"{'agrees within' if agrees else 'differs; compared'} {f'{within:g}: ' if agrees else ''}{told}")
+    return _EQUAL if agrees else _DIFFERS

@@ -1,0 +1,1 @@
+"""Replay: runs a recorded node again, alone, and compares what it gives."""

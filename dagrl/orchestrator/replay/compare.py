@@ -1,0 +1,142 @@
+"""Compares columns, metrics and weights bit by bit, and says where they differ and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
+from dagrl.weight_sync.protocol import WeightDigests
+
+_MOST_ROWS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two results differ."""
+
+    what: str
+    """For example ``column ref_logprob``."""
+    text: str
+    """Which rows, and by how much."""
+    size: float
+    """Largest difference relative to the largest magnitude; infinite where values cannot be compared."""
+    rows: tuple[int, ...] = ()
+    """Ids of the rows that differ, of a column."""
+
+
+def compare_columns(recorded: Batch, found: Batch) -> list[Difference]:
+    """The columns of two batches with the same rows that differ, in order."""
+    differences = []
+    for name in recorded.columns:
+        if name not in found:
+            differences.append(Difference(f"column {name}", "is missing", math.inf))
+        elif (difference := _compare(name, recorded.rows, recorded[name], found[name])) is not None:
+            differences.append(difference)
+    return differences
+
+
+def _compare(name: str, rows: np.ndarray, recorded: Column, found: Column) -> Difference | None:
+    places = [place for place in range(len(rows)) if not _equal(recorded[place], found[place])]
+    if not places:
+        return None
+    size = max(_distance(recorded[place], found[place]) for place in places)
+    scale = max(_magnitude(recorded), _magnitude(found))
+    first = places[0]
+    ids = [int(rows[place]) for place in places]
+    shown = ", ".join(map(str, ids[:_MOST_ROWS])) + (", ..." if len(ids) > _MOST_ROWS else "")
+    text = f"{len(ids)} of {len(rows)} rows differ ({shown}); row {ids[0]}{_where(recorded[first], found[first])}"
+    if math.isfinite(size):
+        text += f"; largest difference {size:.3g}"
+        text += f", {size / scale:.1e} of the largest value" if scale else ""
+    return Difference(f"column {name}", text, size / scale if scale and math.isfinite(size) else size, tuple(ids))
+
+
+def _equal(left: np.ndarray, right: np.ndarray) -> bool:
+    """Whether two rows have the same type, shape and bits: NaN is equal to itself, and -0.0 is not 0.0."""
+    left, right = np.asarray(left), np.asarray(right)
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def _distance(left: np.ndarray, right: np.ndarray) -> float:
+    """The largest difference of two rows; infinite if they cannot be subtracted."""
+    left, right = np.asarray(left), np.asarray(right)
+    if left.shape != right.shape or left.dtype == np.uint8:  # text
+        return math.inf
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    same = (left == right) | (np.isnan(left) & np.isnan(right) if left.dtype.kind == "f" else False)
+    largest = float(np.where(same, 0.0, difference).max(initial=0.0))
+    return largest if math.isfinite(largest) else math.inf
+
+
+def _magnitude(column: Column) -> float:
+    values = np.abs(column.values.astype(np.float64)) if column.values.dtype.kind in "fiu" else np.zeros(0)
+    return float(np.where(np.isfinite(values), values, 0.0).max(initial=0.0))
+
+
+def _where(left: np.ndarray, right: np.ndarray) -> str:
+    """The first place at which two rows differ, with both values."""
+    left, right = np.asarray(left), np.asarray(right)
+    if left.dtype == np.uint8 and right.dtype == np.uint8 and left.ndim == 1:
+        return f": {bytes(left).decode(errors='replace')!r} and {bytes(right).decode(errors='replace')!r}"
+    if left.ndim == 0:
+        return f": {left} and {right}"
+    if left.shape != right.shape:
+        return f" has {len(left)} and {len(right)} values"
+    flat = [left.reshape(-1), right.reshape(-1)]
+    place = next((i for i in range(len(flat[0])) if not _equal(flat[0][i], flat[1][i])), None)
+    if place is None:
+        return f" is {left.dtype} and {right.dtype}"
+    return f", value {place}: {flat[0][place]} and {flat[1][place]}"
+
+
+def compare_metrics(recorded: Mapping[str, Stat], found: Mapping[str, Stat]) -> list[Difference]:
+    """The metrics that differ, or that one side lacks."""
+    differences = []
+    for name in dict.fromkeys((*recorded, *found)):
+        if name not in recorded or name not in found:
+            where = "was not recorded" if name not in recorded else "is missing"
+            differences.append(Difference(f"metric {name}", where, math.inf))
+            continue
+        left, right = recorded[name], found[name]
+        # NaN is equal to itself.
+        if np.array_equal(_numbers(left), _numbers(right), equal_nan=True):
+            continue
+        scale = max(abs(left.mean), abs(right.mean), abs(left.high), abs(left.low))
+        size = abs(left.mean - right.mean) / scale if scale and math.isfinite(scale) else math.inf
+        size = math.inf if math.isnan(size) else size
+        text = f"{left.mean!r} and {right.mean!r}" + (f", {size:.1e} apart" if math.isfinite(size) else "")
+        differences.append(Difference(f"metric {name}", text, size))
+    return differences
+
+
+def _numbers(stat: Stat) -> np.ndarray:
+    return np.array([stat.count, stat.total, stat.squares, stat.low, stat.high], dtype=np.float64)
+
+
+def compare_weights(recorded: WeightDigests, found: WeightDigests) -> Difference | None:
+    """The weights that differ, by the norms of the tensors that do."""
+    if recorded == found:
+        return None
+    names = [name for name, (digest, _) in recorded.items() if name not in found or found[name][0] != digest]
+    missing = [name for name in dict.fromkeys((*recorded, *found)) if name not in recorded or name not in found]
+    if missing:
+        return Difference("weights", f"{missing[0]} and {len(missing) - 1} more are only on one side", math.inf)
+    sizes = {name: _norm_distance(recorded[name][1], found[name][1]) for name in names}
+    largest = max(sizes, key=sizes.__getitem__)
+    text = (
+        f"{len(names)} of {len(recorded)} tensors differ; norms by at most {sizes[largest]:.1e} of themselves "
+        f"({largest})"
+    )
+    return Difference("weights", text, sizes[largest])
+
+
+def _norm_distance(left: float, right: float) -> float:
+    scale = max(abs(left), abs(right))
+    size = abs(left - right) / scale if scale else 0.0
+    return size if math.isfinite(size) else math.inf

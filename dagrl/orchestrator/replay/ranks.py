@@ -1,0 +1,141 @@
+"""The ranks that a replay runs on: the workers of a cluster, or one rank in this process for a debugger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+
+from dagrl.config.schema import Pipeline
+from dagrl.data.batch import Batch
+from dagrl.scheduler.commands import Sync
+from dagrl.scheduler.plan import Executor, Plan
+from dagrl.weight_sync.protocol import WeightDigests
+from dagrl.workers.groups.task_group import run_all
+from dagrl.workers.groups.weight_syncs import WeightSyncs
+from dagrl.workers.groups.worker_group import WorkerGroups, setups
+from dagrl.workers.groups.worker_handle import WorkerHandle
+from dagrl.workers.messages import Block, RolloutWork, StartEngine, TaskWork
+from dagrl.workers.worker import Worker
+
+type WorkerBlock = tuple[str, Block]
+"""A worker's name and a block. The block's columns may still be in Ray's object store: see `columns_of`."""
+
+
+class Ranks(Protocol):
+    """All executors of a replay."""
+
+    async def load(self, executor: str, folder: Path) -> None:
+        """Load an engine's state."""
+        ...
+
+    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[WorkerBlock]:
+        """Run a task, one work for each rank."""
+        ...
+
+    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[WorkerBlock]:
+        """Sample chunks, each on the server of that number; chunks of a server one after the other."""
+        ...
+
+    async def digests(self, executor: str) -> WeightDigests:
+        """The digests of an engine's weights."""
+        ...
+
+    async def sync(self, source: str, follower: str, version: int) -> None:
+        """Give a generator the weights of a trained engine."""
+        ...
+
+
+def columns_of(block: Block) -> Batch | None:
+    """The columns of a block, with its own rows."""
+    if block.ref is None:
+        return None
+    batch: Batch = block.ref if isinstance(block.ref, Batch) else ray.get(block.ref)
+    return batch.in_order(block.rows)
+
+
+class ClusterRanks:
+    """Workers of a Ray cluster."""
+
+    def __init__(self, groups: WorkerGroups, plan: Plan, pipeline: Pipeline) -> None:
+        self._groups, self._plan = groups, plan
+        self._syncs = WeightSyncs(groups, pipeline)
+
+    async def load(self, executor: str, folder: Path) -> None:
+        await self._groups[executor].call_all(f"{executor} to load {folder}", Worker.load, folder)
+
+    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[WorkerBlock]:
+        handles = self._groups[executor].handles
+        pending = [handle.submit_task(each, _ignore) for handle, each in zip(handles, work, strict=True)]
+        results = await run_all([each.result(_ignore) for each in pending])
+        return [(each.worker.name, block) for each, blocks in zip(pending, results, strict=True) for block in blocks]
+
+    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[WorkerBlock]:
+        places = self._plan.executors[executor].places
+        ranks = zip(self._groups[executor].handles, places, strict=True)
+        servers = [handle for handle, place in ranks if place.primary]
+        by_server: dict[int, list[RolloutWork]] = {}
+        for number, each in work:
+            by_server.setdefault(number % len(servers), []).append(each)
+        found = await run_all([self._chunks(servers[number], chunks) for number, chunks in by_server.items()])
+        return [block for blocks in found for block in blocks]
+
+    async def _chunks(self, server: WorkerHandle, chunks: Sequence[RolloutWork]) -> list[WorkerBlock]:
+        found = []
+        for chunk in chunks:
+            async for item in server.stream(chunk, _ignore):
+                if isinstance(item, Block):
+                    found.append((server.name, item))
+        return found
+
+    async def digests(self, executor: str) -> WeightDigests:
+        found = await self._groups[executor].call_all(f"the weights of {executor}", Worker.weight_digests)
+        return found[0]
+
+    async def sync(self, source: str, follower: str, version: int) -> None:
+        async def updated() -> None:
+            """Nothing else is running."""
+
+        await self._syncs.run(Sync(version + 1, follower, source, version), updated)
+
+
+class LocalRank:
+    """One rank of each executor, in this process: a debugger can stop in ops and engines."""
+
+    def __init__(self, executors: Mapping[str, Executor], common: StartEngine) -> None:
+        self._workers: dict[str, Worker] = {}
+        for name, executor in executors.items():
+            assert executor.ranks == 1, f"{name} has {executor.ranks} ranks"
+            worker = self._workers[name] = Worker()
+            worker.start(setups(executor, [worker.describe()], common)[0])
+
+    async def load(self, executor: str, folder: Path) -> None:
+        self._workers[executor].load(folder)
+
+    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[WorkerBlock]:
+        return [(f"{executor}/0", block) for block in self._workers[executor].run(work[0])]
+
+    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[WorkerBlock]:
+        found = []
+        for _, each in work:
+            for message in self._workers[executor].stream(each):
+                found += [(f"{executor}/0", item) for item in message.items if isinstance(item, Block)]
+        return found
+
+    async def digests(self, executor: str) -> WeightDigests:
+        return self._workers[executor].weight_digests()
+
+    async def sync(self, source: str, follower: str, version: int) -> None:
+        self._workers[follower].copy_weights(self._workers[source], version)
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+
+
+def _ignore(nbytes: int) -> None:
+    """Messages of a replay are not counted."""

@@ -1,0 +1,228 @@
+"""Prepares a replay: finds the record, and makes the pipeline and the plan of the engines that it needs."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.registry import backend_of
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.loading.positions import Findings
+from dagrl.config.loading.yaml_source import read_document
+from dagrl.config.schema import GroupSpec, Pipeline
+from dagrl.data.column_store import DamagedColumnError
+from dagrl.graph.inference import build_graph
+from dagrl.graph.plugins.isolation import isolated_imports
+from dagrl.orchestrator.folder.examine import LOCK, PIPELINE
+from dagrl.orchestrator.folder.identity import changes
+from dagrl.orchestrator.folder.run_folder import modules_of
+from dagrl.orchestrator.records.files import NodeRecord, RecordError, Records
+from dagrl.orchestrator.records.provenance import code_hash, versions
+from dagrl.orchestrator.replay.chain import Chain, chain_to, states_of, updates_of
+from dagrl.scheduler.placement import make_plan
+from dagrl.scheduler.plan import HOST, Plan, PlannedTask
+from dagrl.validation.model import check_models
+
+_MOST_RANKS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTarget:
+    """A recorded node, and all that it takes to run it again."""
+
+    record: NodeRecord
+    task: PlannedTask
+    pipeline: Pipeline
+    """With the groups of the engines that are needed."""
+    plan: Plan
+    """With the executors that are needed."""
+    modules: Path
+    chain: Chain | None
+    """The way to the weights; None if the node needs no trained ones."""
+    notes: tuple[str, ...]
+    """Reasons why results may differ."""
+
+
+def find_target(
+    run_dir: Path, step: int, node: str, *, layout: Sequence[str] = (), to_cpu: bool = False, debug: bool = False
+) -> ReplayTarget:
+    """Prepare the replay of a node. `layout`: KEY=VALUE of the engine's layout or group.
+
+    `debug`: the engine gets one rank. Raises RecordError, and PipelineError if the engine cannot have that layout.
+    """
+    if not (run_dir / PIPELINE).is_file():
+        raise RecordError(f"{run_dir} is no run folder: it has no {PIPELINE}; name the --run-dir of `dagrl run`")
+    _refuse_running(run_dir)
+    records, modules = Records(run_dir), modules_of(run_dir)
+    record = records.read(step, node)
+    stored = records.pipeline(record.pipeline)
+    if not stored.is_file():
+        raise RecordError(f"{stored}, the pipeline of that step, is missing")
+    base = load_pipeline(stored).pipeline
+    alone = debug and len(layout) == 0
+    overrides = layout_overrides(base, record.executor, layout, to_cpu=to_cpu, alone=alone)
+    source = base.engines[record.executor].weights_from if record.executor in base.engines else None
+    if source is not None and (to_cpu or alone):
+        overrides += layout_overrides(base, source, (), to_cpu=to_cpu, alone=alone)
+    loaded = load_pipeline(stored, overrides)
+    pipeline = loaded.pipeline
+    with isolated_imports():
+        plan = make_plan(pipeline, build_graph(pipeline, modules, loaded.positions))
+    needed = tuple(name for name in (record.executor, source) if name is not None)
+    _check(pipeline, [name for name in needed if name != HOST], Findings(loaded.positions))
+    task = plan.task(node)
+    return ReplayTarget(
+        record,
+        task,
+        pipeline.model_copy(update={"groups": _groups(pipeline, needed)}),
+        replace(plan, executors=_executors(plan, needed)),
+        modules,
+        _chain(run_dir, records, record, task, plan),
+        tuple(_notes(run_dir, record, stored, modules)),
+    )
+
+
+def _refuse_running(run_dir: Path) -> None:
+    with suppress(OSError), (run_dir / LOCK).open("r") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = lock.read().strip() or "unknown"
+            raise RecordError(f"the run in {run_dir} is still going on (pid {pid}); wait until it ends") from None
+
+
+def layout_overrides(
+    pipeline: Pipeline, engine: str, layout: Sequence[str], *, to_cpu: bool, alone: bool = False
+) -> list[str]:
+    """The overrides that give an engine another layout, and a group that fits it.
+
+    A key of `layout` is one of the group (``cpus_per_node``), of the engine, or of its ``parallel`` section. `to_cpu`
+    moves it from GPUs to one CPU slot, or as many as the layout needs; `alone`: one rank. Raises RecordError for a
+    wrong key or a node without an engine.
+    """
+    if engine not in pipeline.engines:
+        if layout:
+            raise RecordError("the node has no engine, and so no layout; leave out --layout")
+        return []
+    spec = pipeline.engines[engine]
+    group = pipeline.groups[str(spec.group)]
+    moves = to_cpu and not group.is_cpu
+    if not layout and not moves and not (alone and group.ranks > 1):
+        return []
+    parallel = type(spec).model_fields.get("parallel")
+    overrides = [f"engines.{engine}.parallel=null"] if parallel is not None and (moves or alone) else []
+    slots = "cpus_per_node" if to_cpu or group.is_cpu else "gpus_per_node"
+    own: dict[str, str] = {}
+    for each in layout:
+        key, equals, value = each.partition("=")
+        if not equals:
+            raise RecordError(f"--layout {each} is not KEY=VALUE; write for example tensor_model_parallel_size=2")
+        if key in GroupSpec.model_fields:
+            own[key] = value
+        elif key.partition(".")[0] in type(spec).model_fields or parallel is None:
+            overrides.append(f"engines.{engine}.{key}={value}")
+        else:
+            overrides.append(f"engines.{engine}.parallel.{key}={value}")
+    if not own:
+        ranks = 1 if moves or alone else group.ranks
+        own = {slots: str(_fitting_ranks(pipeline, engine, overrides, ranks))}
+    name = f"replay_{engine}"
+    fields = ", ".join(f"{key}: {value}" for key, value in own.items())
+    return [*overrides, f"groups.{name}={{{fields}}}", f"engines.{engine}.group={name}"]
+
+
+def _fitting_ranks(pipeline: Pipeline, engine: str, overrides: Sequence[str], ranks: int) -> int:
+    """`ranks`, or the smallest number of ranks that the layout in `overrides` divides. RecordError if there is none."""
+    tree: dict[str, Any] = pipeline.engines[engine].model_dump(mode="json", exclude_unset=True)
+    for override in overrides:
+        key, _, value = override.removeprefix(f"engines.{engine}.").partition("=")
+        *outer, last = key.split(".")
+        section = tree
+        for name in outer:
+            section = section.setdefault(name, {})
+        section[last] = int(value) if value.isdigit() else {} if value == "null" else value
+    spec = type(pipeline.engines[engine]).model_validate(tree)
+    for number in (ranks, *range(1, _MOST_RANKS)):
+        try:
+            spec.layout(GroupSpec(cpus_per_node=number))
+        except (AssertionError, ZeroDivisionError):
+            continue
+        return number
+    raise RecordError(f"no number of ranks fits the layout of {engine}")
+
+
+def _check(pipeline: Pipeline, engines: Sequence[str], findings: Findings) -> None:
+    """PipelineError if an engine cannot be built in its layout."""
+    if not engines:
+        return
+    sizes = check_models(pipeline, findings, with_files=True)
+    for name in engines:
+        spec = pipeline.engines[name]
+        backend_of(spec).validate(EngineCheck(pipeline, name, spec, sizes[name], findings))
+    findings.raise_if_any()
+
+
+def _groups(pipeline: Pipeline, engines: Sequence[str]) -> dict[str, GroupSpec]:
+    names = {pipeline.engines[name].group for name in engines if name in pipeline.engines}
+    return {name: group for name, group in pipeline.groups.items() if name in names}
+
+
+def _executors(plan: Plan, needed: Sequence[str]) -> dict[str, Any]:
+    """The executors of a replay, which all stay awake; one CPU worker."""
+    return {
+        name: replace(executor, sleeps=False, places=executor.places[:1] if name == HOST else executor.places)
+        for name, executor in plan.executors.items()
+        if name in needed
+    }
+
+
+def _chain(run_dir: Path, records: Records, record: NodeRecord, task: PlannedTask, plan: Plan) -> Chain | None:
+    executor = plan.executors[record.executor]
+    if task.frozen:
+        return None
+    if executor.trained:
+        engine, step, order = executor.name, record.step, record.runs[0].inputs.order if record.runs else None
+    elif executor.weights_from is not None:
+        engine, step, order = executor.weights_from, _version(records, record) + 1, None
+    else:
+        return None
+    return chain_to(engine, step, order, updates_of(records, engine, step), states_of(run_dir, records, engine))
+
+
+def _version(records: Records, record: NodeRecord) -> int:
+    """The version of the weights that sampled a recorded rollout. RecordError if there were several."""
+    versions: set[int] = set()
+    for block in (each.block for run in record.runs if run.outputs for each in run.outputs.blocks):
+        if "policy_version" in block.columns:
+            try:
+                versions |= set(np.unique(records.columns.get(block.columns["policy_version"]).values).tolist())
+            except DamagedColumnError as error:
+                raise RecordError(str(error)) from error
+    if len(versions) > 1:
+        raise RecordError(
+            f"`{record.node}` has sampled step {record.step} with several versions of the weights "
+            f"({min(versions)} to {max(versions)}), and can only be replayed with one"
+        )
+    return versions.pop() if versions else record.step - 1
+
+
+def _notes(run_dir: Path, record: NodeRecord, stored: Path, modules: Path) -> list[str]:
+    notes = []
+    now = versions()
+    other = [name for name in dict.fromkeys((*record.versions, *now)) if record.versions.get(name) != now.get(name)]
+    if other:
+        told = ", ".join(f"{name} {record.versions.get(name)} -> {now.get(name)}" for name in other)
+        notes.append(f"versions have changed since it was recorded: {told}")
+    elif record.code != code_hash(modules if modules.is_dir() else None):
+        notes.append("dagrl's sources, or the modules beside the pipeline, have changed since it was recorded")
+    changed = changes(read_document(stored).tree, read_document(run_dir / PIPELINE).tree)
+    if changed:
+        notes.append(f"the run's pipeline has changed since, and the recorded one is replayed: {changed}")
+    return notes
