@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 from dagrl import __version__
 from dagrl.cli.agent import agent
 from dagrl.cli.convert import convert
+from dagrl.cli.diff import diff
 from dagrl.cli.doctor import doctor
 from dagrl.cli.export import export
 from dagrl.cli.graph import graph
@@ -46,6 +47,7 @@ for command, summary in (
     (ui, "Show runs in a browser."),
     (why, "Explain why steps take so long."),
     (replay, "Run a recorded node again."),
+    (diff, "Find where two runs part."),
     (export, "Write the policy of a run as a Hugging Face folder."),
     (convert, "Convert weights between Hugging Face and Megatron."),
     (doctor, "Report what this machine can run."),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pdb
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Literal
 
 import typer
@@ -13,10 +17,28 @@ from dagrl.cli.parameters import RunFolder
 _EQUAL, _DIFFERS, _NOTHING_TO_COMPARE = 0, 1, 4
 
 
+@contextmanager
+def _post_mortem() -> Iterator[None]:
+    """Open pdb where an exception was raised, if there is a terminal."""
+    from dagrl.orchestrator.records.files import RecordError
+
+    try:
+        yield
+    except RecordError:
+        raise
+    except Exception:
+        if sys.stdin.isatty():
+            traceback.print_exc()
+            pdb.post_mortem()
+        raise
+
+
 def replay(
     run_dir: RunFolder,
     step: Annotated[int, typer.Option(min=1, metavar="N", help="the step")],
-    node: Annotated[str, typer.Option(metavar="NAME", help="the node")],
+    node: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the node (default: all recorded nodes)", show_default=False)
+    ] = None,
     layout: Annotated[
         list[str] | None,
         typer.Option(
@@ -33,7 +55,7 @@ def replay(
     ] = 0.0,
     debug: Annotated[bool, typer.Option("--debug", help="run in this process, where pdb works")] = False,
 ) -> int:
-    """Run a recorded node again, alone, and compare what it gives with the record.
+    """Run a recorded node again, alone, and compare what it gives with the record, bit by bit.
 
     Exits 0 if all is equal to the bit (or differs by no more than --within), 1 if something differs or the node fails,
     2 if the call is wrong or nothing usable was recorded, 4 if the run ended before the node did.
@@ -45,31 +67,30 @@ def replay(
         target = find_target(run_dir, step, node, layout=layout or (), to_cpu=to == "cpu", debug=debug)
     for note in target.notes:
         print(f"dagrl replay: warning: {note}", file=sys.stderr)
-    print(f"replaying {node} of step {step}", flush=True)
+    nodes = ", ".join(dict.fromkeys(each.record.node for each in target.runs))
+    print(f"replaying {nodes} of step {step}", flush=True)
     from dagrl.orchestrator.replay.replay import replay as replay_node
     from dagrl.workers.errors import RunError
 
     try:
-        with exit_on("replay", RecordError):
+        with exit_on("replay", RecordError), _post_mortem() if debug else nullcontext():
             outcome = replay_node(target, run_dir, lambda text: print(f"  {text}", flush=True), debug=debug)
     except RunError as error:
         print("dagrl replay: failed", *error.lines(), sep="\n", file=sys.stderr)
         return _DIFFERS
     if outcome.failure is not None:
-        print(f"{node} fails" + (", as it did in the run" if outcome.not_recorded else ""))
+        print(f"{outcome.failed} fails" + (", as it did in the run" if outcome.not_recorded else ""))
         print(*outcome.failure.lines(), sep="\n")
         return _DIFFERS
+    for name, compared in outcome.compared.items():
+        print(f"  compared of {name}: {', '.join(compared)}")
     for difference in outcome.differences:
         print(f"  {difference.what}: {difference.text}")
+    if outcome.differences and outcome.largest > within:
+        print("differs")
+        return _DIFFERS
     if outcome.not_recorded:
-        print(f"{node} has ended; there is nothing to compare, as the run ended before the node did")
+        print("nothing to compare: the run ended before the node did, and now it has ended")
         return _NOTHING_TO_COMPARE
-    compared = ", ".join(dict.fromkeys(each for each in outcome.compared if not each.startswith("metric ")))
-    metrics = len({each for each in outcome.compared if each.startswith("metric ")})
-    told = ", ".join(filter(None, (compared, f"{metrics} metrics" if metrics else "")))
-    if not outcome.differences:
-        print(f"equal to the bit: {told}")
-        return _EQUAL
-    agrees = outcome.largest <= within
-    print(f"{'agrees within' if agrees else 'differs; compared'} {f'{within:g}: ' if agrees else ''}{told}")
-    return _EQUAL if agrees else _DIFFERS
+    print(f"agrees within {within:g}" if outcome.differences else "equal to the bit")
+    return _EQUAL

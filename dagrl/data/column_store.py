@@ -63,10 +63,11 @@ class ColumnStore:
         path = self._path(name)
         try:
             with np.load(path, allow_pickle=False) as archive:
-                column = Column(*(archive[part] if part in archive else None for part in _PARTS))
+                offsets, index = (archive.get(part) for part in _PARTS[1:])
+                column = Column(archive["values"], offsets, index)
         except FileNotFoundError:
             raise DamagedColumnError(f"{path} is missing") from None
-        except (OSError, ValueError, EOFError, AssertionError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, AssertionError, zipfile.BadZipFile) as error:
             raise DamagedColumnError(f"{path} cannot be read: {error or 'it is not what was written'}") from error
         if content_hash(column) != name:
             raise DamagedColumnError(f"{path} holds something else than was written")

@@ -31,9 +31,7 @@ def store_columns(folder: Path, wanted: Sequence[ColumnsToStore], timeout_s: flo
     """Store the columns of objects in a folder. Raises OSError, ObjectTimeoutError."""
     store = ColumnStore(folder)
     # One after the other: together they may be larger than the memory.
-    return [
-        store.put_block(get_objects([each.ref], timeout_s, "columns to record")[0], each.names) for each in wanted
-    ]
+    return [store.put_block(get_objects([each.ref], timeout_s, "columns to record")[0], each.names) for each in wanted]
 
 
 def digests_of(engine: Any) -> WeightDigests:

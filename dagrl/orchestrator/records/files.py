@@ -1,9 +1,9 @@
 """The files of a run's records: one JSON document for each node and step, and the columns that it names.
 
-    records/step_N/NODE.json      the runs of a node: rows, columns by the hash of their content, metrics
-    records/columns/HASH.npz      a column, once, however many nodes read it
-    records/pipelines/HASH.yaml   the pipeline as it was
-    records/states/step_N/ENGINE  with ``keep_last``: the state of a trained engine after step N
+records/step_N/NODE.json      the runs of a node: rows, columns by the hash of their content, metrics
+records/columns/HASH.npz      a column, once, however many nodes read it
+records/pipelines/HASH.yaml   the pipeline as it was
+records/states/step_N/ENGINE  with ``keep_last``: the state of a trained engine after step N
 """
 
 from __future__ import annotations

@@ -91,15 +91,14 @@ class Recorder:
         self._jobs: asyncio.Queue[Awaitable[None]] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self._stopped = self._spec is None
+        self._versions = versions() if self._spec else {}
         if self._spec is not None:
             self._begin(dump_document(dict(resolved)), modules, resumed_step)
 
     def _begin(self, pipeline: str, modules: Path | None, resumed_step: int) -> None:
         try:
             self._records.remove([step for step in self._records.steps() if step > resumed_step])
-            self._common = {
-                "pipeline": self._records.write_pipeline(pipeline), "versions": versions(), "code": code_hash(modules)
-            }  # fmt: skip
+            self._pipeline, self._code = self._records.write_pipeline(pipeline), code_hash(modules)
         except (OSError, ValueError) as error:
             self._stop(error)
 
@@ -118,7 +117,7 @@ class Recorder:
         rows = np.concatenate([each for _, each in shards])
         record = self._open.get((run.step, task.node)) or NodeRecord(
             step=run.step, node=task.node, executor=task.executor, trains=task.trains,
-            group_size=batch.group_size, runs=[], **self._common,
+            group_size=batch.group_size, runs=[], pipeline=self._pipeline, versions=self._versions, code=self._code,
         )  # fmt: skip
         inputs = RecordedInputs(
             order=order, shards=run.shards, round=run.round,

@@ -20,6 +20,7 @@ class RecordedUpdate:
     step: int
     node: str
     inputs: RecordedInputs
+    group_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ def chain_to(
             return Chain(engine, begin, states.get(begin), tuple(repeated))
     nearest = f"the nearest state is that after step {begins[0]}" if begins else "there is no state to start from"
     raise RecordError(
-        f"the weights of {engine} in step {step} cannot be restored: {nearest}, and not all updates since are recorded; "
-        "save more often (run.save_every), or set run.record.keep_last"
+        f"the weights of {engine} in step {step} cannot be restored: {nearest}, and not all updates since are "
+        "recorded; save more often (run.save_every), or set run.record.keep_last"
     )
 
 
@@ -87,7 +88,7 @@ def updates_of(records: Records, engine: str, step: int) -> list[RecordedUpdate]
             except RecordError:
                 continue
             if record.trains and record.executor == engine:
-                found += [RecordedUpdate(each, node, run.inputs) for run in record.runs]
+                found += [RecordedUpdate(each, node, run.inputs, record.group_size) for run in record.runs]
     return found
 
 

@@ -24,7 +24,8 @@ class Difference:
     text: str
     """Which rows, and by how much."""
     size: float
-    """Largest difference relative to the largest magnitude; infinite where values cannot be compared."""
+    """Largest difference relative to the column's largest magnitude, or to the metric's, at least 1; infinite where
+    values cannot be compared."""
     rows: tuple[int, ...] = ()
     """Ids of the rows that differ, of a column."""
 
@@ -107,11 +108,10 @@ def compare_metrics(recorded: Mapping[str, Stat], found: Mapping[str, Stat]) -> 
         # NaN is equal to itself.
         if np.array_equal(_numbers(left), _numbers(right), equal_nan=True):
             continue
-        scale = max(abs(left.mean), abs(right.mean), abs(left.high), abs(left.low))
-        size = abs(left.mean - right.mean) / scale if scale and math.isfinite(scale) else math.inf
-        size = math.inf if math.isnan(size) else size
-        text = f"{left.mean!r} and {right.mean!r}" + (f", {size:.1e} apart" if math.isfinite(size) else "")
-        differences.append(Difference(f"metric {name}", text, size))
+        # Many metrics are differences of numbers around 1, and near 0 themselves.
+        size = abs(left.mean - right.mean) / max(1.0, abs(left.mean), abs(right.mean))
+        size = size if math.isfinite(size) else math.inf
+        differences.append(Difference(f"metric {name}", f"{left.mean!r} and {right.mean!r}", size))
     return differences
 
 

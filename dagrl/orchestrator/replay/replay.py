@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -20,7 +20,7 @@ from dagrl.orchestrator.records.files import RecordedInputs, RecordedOutputs, Re
 from dagrl.orchestrator.replay.chain import Chain
 from dagrl.orchestrator.replay.compare import Difference, compare_columns, compare_metrics, compare_weights
 from dagrl.orchestrator.replay.ranks import ClusterRanks, LocalRank, Ranks, WorkerBlock, columns_of
-from dagrl.orchestrator.replay.target import ReplayTarget
+from dagrl.orchestrator.replay.target import ReplayedRun, ReplayTarget
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk
 from dagrl.scheduler.commands import Run
@@ -46,13 +46,20 @@ class Replayed:
 class ReplayOutcome:
     """What a replay has found."""
 
-    compared: list[str] = field(default_factory=list)
-    """What was compared, for example ``column ref_logprob``."""
+    compared: dict[str, list[str]] = field(default_factory=dict)
+    """Node -> what was compared, in words."""
     differences: list[Difference] = field(default_factory=list)
     not_recorded: bool = False
     """Whether the run ended before the node did, so that there is nothing to compare."""
     failure: RunError | None = None
-    """How the node failed, now."""
+    """How a node failed, now."""
+    failed: str = ""
+    """The node that failed."""
+
+    def add(self, node: str, *what: str) -> None:
+        """Note what was compared."""
+        known = self.compared.setdefault(node, [])
+        known += [each for each in what if each not in known]
 
     @property
     def largest(self) -> float:
@@ -61,7 +68,7 @@ class ReplayOutcome:
 
 
 def replay(target: ReplayTarget, run_dir: Path, note: Callable[[str], None], *, debug: bool = False) -> ReplayOutcome:
-    """Run a node again. Raises RecordError if its record is damaged, RunError if its engine does not start.
+    """Run the nodes again. Raises RecordError if its record is damaged, RunError if its engine does not start.
 
     `note` is called with what is being done. With `debug` everything runs in this process.
     """
@@ -100,58 +107,84 @@ async def _replay(
     if debug:
         local = LocalRank(target.plan.executors, common)
         try:
-            return await _Replay(ray, target, records, local).run(note)
+            return await _Replay(ray, target, records, local, note).run()
         finally:
             local.close()
     groups = WorkerGroups(ray, target.plan, target.pipeline)
     try:
         await groups.launch(common, None, note)
-        return await _Replay(ray, target, records, ClusterRanks(groups, target.plan, target.pipeline)).run(note)
+        ranks = ClusterRanks(groups, target.plan, target.pipeline)
+        return await _Replay(ray, target, records, ranks, note).run()
     finally:
         with suppress(asyncio.CancelledError):
             await groups.close()
 
 
+type _Key = tuple[int, int]
+"""Step of an update, and its place in the step."""
+
+
+def _key(step: int, inputs: RecordedInputs) -> _Key:
+    return step, inputs.order
+
+
 class _Replay:
     """One replay, on ranks that have started."""
 
-    def __init__(self, ray: ModuleType, target: ReplayTarget, records: Records, ranks: Ranks) -> None:
-        self._ray, self._target, self._records, self._ranks = ray, target, records, ranks
+    def __init__(
+        self, ray: ModuleType, target: ReplayTarget, records: Records, ranks: Ranks, note: Callable[[str], None]
+    ) -> None:
+        self._ray, self._target, self._records, self._ranks, self._note = ray, target, records, ranks, note
+        self._repeated: dict[str, tuple[Path | None, list[_Key]]] = {}
+        """Engine -> the state that it has loaded, and the updates that it has taken since."""
+        self._synced: dict[str, int] = {}
+        """Generator -> version of its weights."""
 
-    async def run(self, note: Callable[[str], None]) -> ReplayOutcome:
-        target = self._target
-        if target.chain is not None:
-            note(str(target.chain))
-            await self._restore(target.chain)
+    async def run(self) -> ReplayOutcome:
         outcome = ReplayOutcome()
-        for recorded in target.record.runs:
+        for each in self._target.runs:
+            if each.chain is not None:
+                await self._restore(each.chain, each.record.executor)
+            recorded = each.run.outputs
             try:
-                found = await self._again(target.task, target.record.step, recorded)
+                found = await self._again(each.task, each.record.step, each.record.group_size, each.run)
             except RunError as failure:
-                outcome.failure = failure
-                outcome.not_recorded = recorded.outputs is None
+                outcome.failure, outcome.failed = failure, each.record.node
+                outcome.not_recorded = recorded is None
                 return outcome
-            if recorded.outputs is None:
+            if each.task.trains:
+                self._repeated[each.record.executor][1].append(_key(each.record.step, each.run.inputs))
+            if recorded is None:
                 outcome.not_recorded = True
             else:
-                self._compare(recorded.outputs, found, outcome)
+                self._compare(each, recorded, found, outcome)
         return outcome
 
-    async def _restore(self, chain: Chain) -> None:
-        """Bring engines to the weights with which the node began."""
-        if chain.folder is not None:
-            await self._ranks.load(chain.engine, (chain.folder / chain.engine).resolve())
-        for update in chain.updates:
+    async def _restore(self, chain: Chain, executor: str) -> None:
+        """Bring an executor, whose weights come from the engine of `chain`, to those with which its node began."""
+        engine, wanted = chain.engine, [_key(update.step, update.inputs) for update in chain.updates]
+        folder, done = self._repeated.get(engine, (None, []))
+        if engine not in self._repeated or folder != chain.folder or wanted[: len(done)] != done:
+            if chain.folder is None and done:
+                raise RecordError(f"{engine} is past its start weights; replay one node at a time, with --node")
+            self._note(str(chain))
+            if chain.folder is not None:
+                await self._ranks.load(engine, (chain.folder / engine).resolve())
+            done = []
+        for update in chain.updates[len(done) :]:
             task = self._target.plan.task(update.node)
-            await self._again(task, update.step, RecordedRun(inputs=update.inputs))
-        if self._target.record.executor != chain.engine:
+            await self._again(task, update.step, update.group_size, RecordedRun(inputs=update.inputs))
+        self._repeated[engine] = (chain.folder, wanted)
+        if executor != engine:
             version = max((update.step for update in chain.updates), default=chain.step)
-            await self._ranks.sync(chain.engine, self._target.record.executor, version)
+            if self._synced.get(executor) != version:
+                await self._ranks.sync(engine, executor, version)
+                self._synced[executor] = version
 
-    async def _again(self, task: PlannedTask, step: int, recorded: RecordedRun) -> Replayed:
+    async def _again(self, task: PlannedTask, step: int, group_size: int, recorded: RecordedRun) -> Replayed:
         plan, pipeline, inputs = self._target.plan, self._target.pipeline, recorded.inputs
         run = Run(step, task.name, inputs.shards, inputs.round)
-        batch = self._batch(inputs)
+        batch = self._batch(inputs, group_size)
         if task.generates:
             chunks = recorded.outputs.chunks if recorded.outputs else []
             sent = chunks or [(0, batch.groups_in(batch.rows(run.shards)))]
@@ -168,38 +201,40 @@ class _Replay:
         told = recorded.outputs is not None and recorded.outputs.weights
         return _result(blocks, await self._ranks.digests(task.executor) if told else {})
 
-    def _batch(self, inputs: RecordedInputs) -> BatchIndex:
+    def _batch(self, inputs: RecordedInputs, group_size: int) -> BatchIndex:
         """The batch as the run saw it, with its columns in Ray's object store. Raises DamagedColumnError."""
         rows = {each.shard: np.array(each.rows, dtype=np.int64) for each in inputs.rows}
         tokens = np.zeros(1 + max((int(each.max(initial=-1)) for each in rows.values()), default=-1), dtype=np.int64)
         for each in inputs.rows:
             tokens[rows[each.shard]] = each.tokens
         shards = self._target.pipeline.schedule.shards_per_step
-        batch = BatchIndex.recorded(self._target.record.group_size, shards, rows, tokens)
+        batch = BatchIndex.recorded(group_size, shards, rows, tokens)
         for task, blocks in inputs.sources.items():
             for block in blocks:
                 columns = self._records.columns.get_block(block)
                 batch.promise(task, columns.rows, self._ray.put(columns))
         return batch
 
-    def _compare(self, recorded: RecordedOutputs, found: Replayed, outcome: ReplayOutcome) -> None:
+    def _compare(self, each: ReplayedRun, recorded: RecordedOutputs, found: Replayed, outcome: ReplayOutcome) -> None:
+        node, differences = each.record.node, list[Difference]()
         batch = joined(self._records, recorded)
         if batch is not None:
-            outcome.compared += [f"column {name}" for name in batch.columns]
+            outcome.add(node, *batch.columns)
             there = found.batch
             missing = batch.rows[~np.isin(batch.rows, there.rows)] if there is not None else batch.rows
             if there is None or len(missing):
                 text = f"{len(missing)} of {len(batch)} rows are missing, the first is row {missing[0]}"
-                outcome.differences.append(Difference("rows", text, float("inf"), tuple(missing.tolist())))
+                differences.append(Difference("rows", text, float("inf"), tuple(missing.tolist())))
             else:
-                outcome.differences += compare_columns(batch, there.in_order(batch.rows))
-        if self._target.task.trains:
-            outcome.compared += [f"metric {name}" for name in recorded.metrics]
-            outcome.differences += compare_metrics(recorded.stats(), found.stats)
+                differences += compare_columns(batch, there.in_order(batch.rows))
+        if each.task.trains:
+            outcome.add(node, f"{len(recorded.metrics)} metrics")
+            differences += compare_metrics(recorded.stats(), found.stats)
         if recorded.weights:
-            outcome.compared.append(f"weights ({len(recorded.weights)} tensors)")
+            outcome.add(node, f"{len(recorded.weights)} tensors of weights")
             if (difference := compare_weights(recorded.weights, found.weights)) is not None:
-                outcome.differences.append(difference)
+                differences.append(difference)
+        outcome.differences += [replace(difference, what=f"{node}: {difference.what}") for difference in differences]
 
 
 def joined(records: Records, outputs: RecordedOutputs) -> Batch | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.registry import backend_of
@@ -23,7 +24,7 @@ from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.orchestrator.folder.examine import LOCK, PIPELINE
 from dagrl.orchestrator.folder.identity import changes
 from dagrl.orchestrator.folder.run_folder import modules_of
-from dagrl.orchestrator.records.files import NodeRecord, RecordError, Records
+from dagrl.orchestrator.records.files import NodeRecord, RecordedRun, RecordError, Records
 from dagrl.orchestrator.records.provenance import code_hash, versions
 from dagrl.orchestrator.replay.chain import Chain, chain_to, states_of, updates_of
 from dagrl.scheduler.placement import make_plan
@@ -34,57 +35,76 @@ _MOST_RANKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayTarget:
-    """A recorded node, and all that it takes to run it again."""
+class ReplayedRun:
+    """One run of a recorded node, and the way to the weights with which it began."""
 
     record: NodeRecord
+    run: RecordedRun
     task: PlannedTask
+    chain: Chain | None
+    """None if the node needs no trained weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTarget:
+    """Recorded nodes of a step, and all that it takes to run them again."""
+
+    runs: tuple[ReplayedRun, ...]
+    """In the order in which they started."""
     pipeline: Pipeline
     """With the groups of the engines that are needed."""
     plan: Plan
     """With the executors that are needed."""
     modules: Path
-    chain: Chain | None
-    """The way to the weights; None if the node needs no trained ones."""
     notes: tuple[str, ...]
     """Reasons why results may differ."""
 
 
 def find_target(
-    run_dir: Path, step: int, node: str, *, layout: Sequence[str] = (), to_cpu: bool = False, debug: bool = False
+    run_dir: Path, step: int, node: str | None, *, layout: Sequence[str] = (), to_cpu: bool = False, debug: bool = False
 ) -> ReplayTarget:
-    """Prepare the replay of a node. `layout`: KEY=VALUE of the engine's layout or group.
+    """Prepare the replay of a node, or of all recorded nodes of a step.
 
-    `debug`: the engine gets one rank. Raises RecordError, and PipelineError if the engine cannot have that layout.
+    `layout`: KEY=VALUE of the layout or the group of the node's engine. `debug`: engines get one rank. Raises
+    RecordError, and PipelineError if an engine cannot have that layout.
     """
+    if node is None and (layout or debug):
+        raise RecordError("--layout and --debug are for one node; add --node")
     if not (run_dir / PIPELINE).is_file():
         raise RecordError(f"{run_dir} is no run folder: it has no {PIPELINE}; name the --run-dir of `dagrl run`")
     _refuse_running(run_dir)
     records, modules = Records(run_dir), modules_of(run_dir)
-    record = records.read(step, node)
+    chosen = [records.read(step, name) for name in ([node] if node else records.nodes(step) or [""])]
+    record = chosen[0]
     stored = records.pipeline(record.pipeline)
     if not stored.is_file():
         raise RecordError(f"{stored}, the pipeline of that step, is missing")
     base = load_pipeline(stored).pipeline
-    alone = debug and len(layout) == 0
-    overrides = layout_overrides(base, record.executor, layout, to_cpu=to_cpu, alone=alone)
-    source = base.engines[record.executor].weights_from if record.executor in base.engines else None
-    if source is not None and (to_cpu or alone):
-        overrides += layout_overrides(base, source, (), to_cpu=to_cpu, alone=alone)
+    needed = list(dict.fromkeys(record.executor for record in chosen))
+    needed += [source for name in needed if name in base.engines and (source := base.engines[name].weights_from)]
+    alone = debug and not layout
+    overrides = [
+        override
+        for name in dict.fromkeys(needed)
+        for override in layout_overrides(
+            base, name, layout if name == record.executor else (), to_cpu=to_cpu, alone=alone
+        )
+    ]
     loaded = load_pipeline(stored, overrides)
     pipeline = loaded.pipeline
     with isolated_imports():
         plan = make_plan(pipeline, build_graph(pipeline, modules, loaded.positions))
-    needed = tuple(name for name in (record.executor, source) if name is not None)
     _check(pipeline, [name for name in needed if name != HOST], Findings(loaded.positions))
-    task = plan.task(node)
+    runs = [
+        ReplayedRun(each, run, plan.task(each.node), _chain(run_dir, records, each, run, plan))
+        for each in chosen
+        for run in each.runs
+    ]
     return ReplayTarget(
-        record,
-        task,
+        tuple(sorted(runs, key=lambda each: each.run.inputs.order)),
         pipeline.model_copy(update={"groups": _groups(pipeline, needed)}),
         replace(plan, executors=_executors(plan, needed)),
         modules,
-        _chain(run_dir, records, record, task, plan),
         tuple(_notes(run_dir, record, stored, modules)),
     )
 
@@ -148,7 +168,10 @@ def _fitting_ranks(pipeline: Pipeline, engine: str, overrides: Sequence[str], ra
         for name in outer:
             section = section.setdefault(name, {})
         section[last] = int(value) if value.isdigit() else {} if value == "null" else value
-    spec = type(pipeline.engines[engine]).model_validate(tree)
+    try:
+        spec = type(pipeline.engines[engine]).model_validate(tree)
+    except ValidationError:
+        return ranks  # loading the pipeline reports it, in better words
     for number in (ranks, *range(1, _MOST_RANKS)):
         try:
             spec.layout(GroupSpec(cpus_per_node=number))
@@ -183,12 +206,13 @@ def _executors(plan: Plan, needed: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _chain(run_dir: Path, records: Records, record: NodeRecord, task: PlannedTask, plan: Plan) -> Chain | None:
+def _chain(run_dir: Path, records: Records, record: NodeRecord, run: RecordedRun, plan: Plan) -> Chain | None:
     executor = plan.executors[record.executor]
-    if task.frozen:
+    order: int | None
+    if plan.task(record.node).frozen:
         return None
     if executor.trained:
-        engine, step, order = executor.name, record.step, record.runs[0].inputs.order if record.runs else None
+        engine, step, order = executor.name, record.step, run.inputs.order
     elif executor.weights_from is not None:
         engine, step, order = executor.weights_from, _version(records, record) + 1, None
     else:

@@ -1,0 +1,30 @@
+"""`dagrl diff`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dagrl.cli.errors import exit_on
+from dagrl.cli.parameters import parse_path
+
+_EQUAL, _PARTED = 0, 1
+
+
+def diff(
+    left: Annotated[Path, typer.Argument(parser=parse_path, metavar="RUN1", help="a run folder", show_default=False)],
+    right: Annotated[Path, typer.Argument(parser=parse_path, metavar="RUN2", help="another", show_default=False)],
+) -> int:
+    """Name the first step, node, column and row in which two runs part.
+
+    Compares records where both runs have them (run.record), and metrics and samples of all steps. Exits 0 if the runs
+    are equal, 1 if they part, 2 if they cannot be compared.
+    """
+    from dagrl.reporting.diff import diff_runs, lines_of
+
+    with exit_on("diff", ValueError, OSError):
+        found = diff_runs(left, right)
+    print(*lines_of(left, right, found), sep="\n")
+    return _EQUAL if found.parting is None else _PARTED

@@ -1,0 +1,245 @@
+"""Finds where two runs part: the first step, node, column and row that differ.
+
+Records are compared where both runs have them, bit by bit. For other steps there are metrics.jsonl and the samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from dagrl.config.errors import PipelineError
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.loading.yaml_source import read_document
+from dagrl.data.batch import Batch
+from dagrl.data.column_store import DamagedColumnError, StoredBlock
+from dagrl.data.stats import merge
+from dagrl.graph.dag import Graph
+from dagrl.graph.inference import build_graph
+from dagrl.graph.plugins.isolation import isolated_imports
+from dagrl.orchestrator.folder.identity import changes
+from dagrl.orchestrator.folder.run_folder import modules_of
+from dagrl.orchestrator.records.files import NodeRecord, RecordError, Records, ranges
+from dagrl.orchestrator.replay.compare import Difference, compare_columns, compare_metrics, compare_weights
+from dagrl.reporting.html_report import open_run
+
+_MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/", "agent/seconds")
+"""Metrics that differ from run to run."""
+_SAMPLED = ("prompt", "answer", "response", "finish_reason", "reward", "advantage", "policy_version")
+"""Columns of the samples, in the order of the nodes that write them."""
+_WRITTEN_AS = {"response": "response_tokens", "prompt": "prompt_tokens"}
+_MOST_METRICS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first difference of two runs."""
+
+    step: int
+    node: str
+    """The node that gave different results; empty if it is not known."""
+    differences: tuple[Difference, ...]
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDiff:
+    """How two runs compare."""
+
+    parting: Parting | None
+    changed: str
+    """How their pipelines differ."""
+    compared: tuple[str, ...]
+    """What was compared, in words."""
+
+
+def diff_runs(left: Path, right: Path) -> RunDiff:
+    """Compare two runs. ValueError if they have nothing in common that can be compared."""
+    runs = open_run(left), open_run(right)
+    records = Records(left), Records(right)
+    compared, found = [], []
+    common = sorted(_keys(records[0]) & _keys(records[1]))
+    if common:
+        compared.append(f"records of {ranges(sorted({step for step, _ in common}))}")
+        found.append(_in_records(records, common))
+    metrics = [{line["step"]: line for line in run.steps} for run in runs]
+    steps = sorted(metrics[0].keys() & metrics[1].keys())
+    if steps:
+        compared.append(f"metrics of {ranges(steps)}")
+        found += [_in_samples((left, right), steps), _in_metrics(metrics, steps)]
+    if not compared:
+        raise ValueError(f"{left} and {right} have no steps in common; nothing can be compared")
+    # The earliest; at the same step what says most, which comes first.
+    parting = min(filter(None, found), key=lambda parting: parting.step, default=None)
+    trees = [read_document(folder / "pipeline.yaml").tree for folder in (left, right)]
+    return RunDiff(parting, changes(*trees), tuple(compared))
+
+
+def _keys(records: Records) -> set[tuple[int, str]]:
+    return {(step, node) for step in records.steps() for node in records.nodes(step)}
+
+
+# -- records
+
+
+def _in_records(records: Sequence[Records], common: Iterable[tuple[int, str]]) -> Parting | None:
+    by_step: dict[int, list[str]] = {}
+    for step, node in common:
+        by_step.setdefault(step, []).append(node)
+    for step, nodes in by_step.items():
+        pairs = [[each.read(step, node) for each in records] for node in nodes]
+        # In the order in which they ran.
+        for pair in sorted(pairs, key=lambda pair: min((run.inputs.order for run in pair[0].runs), default=0)):
+            try:
+                if (parting := _of_node(records, pair)) is not None:
+                    return parting
+            except DamagedColumnError as error:
+                raise RecordError(f"the record of {pair[0].node} in step {step} is incomplete: {error}") from error
+    return None
+
+
+def _of_node(records: Sequence[Records], pair: Sequence[NodeRecord]) -> Parting | None:
+    """How the same node of two runs differs in one step."""
+    step, node = pair[0].step, pair[0].node
+    sources = [_sources(record) for record in pair]
+    for task in dict.fromkeys((*sources[0], *sources[1])):
+        sides = [each.get(task, []) for each in sources]
+        if found := _of_blocks(records, sides):
+            return Parting(step, task, tuple(found), f"`{node}` reads it; `{task}` is not recorded")
+    outputs = [[run.outputs for run in record.runs if run.outputs] for record in pair]
+    sides = [[each.block for output in side for each in output.blocks] for side in outputs]
+    found = _of_blocks(records, sides)
+    if found:
+        found = [replace(each, text=each.text + _workers(records[1], pair[1], each)) for each in found]
+    if pair[0].trains:
+        found += compare_metrics(*(merge(output.stats() for output in side) for side in outputs))
+        weights = [{name: told for output in side for name, told in output.weights.items()} for side in outputs]
+        if (difference := compare_weights(weights[0], weights[1])) is not None:
+            found.append(difference)
+    return Parting(step, node, tuple(found), "its inputs are equal") if found else None
+
+
+def _sources(record: NodeRecord) -> dict[str, list[StoredBlock]]:
+    found: dict[str, list[StoredBlock]] = {}
+    for run in record.runs:
+        for task, blocks in run.inputs.sources.items():
+            found.setdefault(task, []).extend(block for block in blocks if block not in found.get(task, []))
+    return found
+
+
+def _of_blocks(records: Sequence[Records], sides: Sequence[Sequence[StoredBlock]]) -> list[Difference]:
+    """How the rows of two lists of blocks differ."""
+    if list(sides[0]) == list(sides[1]):
+        return []
+    batches = [_joined(each, side) for each, side in zip(records, sides, strict=True)]
+    if batches[0] is None or batches[1] is None:
+        return [Difference("columns", "are only in one run", math.inf)] if batches[0] is not batches[1] else []
+    both = np.intersect1d(batches[0].rows, batches[1].rows)
+    if found := compare_columns(batches[0].in_order(both), batches[1].in_order(both)):
+        return found
+    alone = np.setxor1d(batches[0].rows, batches[1].rows)
+    if len(alone):
+        text = f"{len(alone)} rows are only in one run, the first is row {alone[0]}"
+        return [Difference("rows", text, math.inf, tuple(alone.tolist()))]
+    return []
+
+
+def _joined(records: Records, blocks: Sequence[StoredBlock]) -> Batch | None:
+    batches = [records.columns.get_block(block) for block in blocks if block.columns]
+    if not batches:
+        return None
+    whole = Batch.concat(batches)
+    # Blocks that several runs of a node have read are here once for each.
+    return whole.take(np.unique(whole.rows, return_index=True)[1])
+
+
+def _workers(records: Records, record: NodeRecord, difference: Difference) -> str:
+    """The workers of the second run that returned the rows that differ, in words, if there are several workers."""
+    found: list[str] = []
+    others: list[str] = []
+    for each in (each for run in record.runs if run.outputs for each in run.outputs.blocks):
+        differs = np.isin(records.columns.get(each.block.rows).values, difference.rows).any()
+        (found if differs else others).append(each.worker)
+    alone = sorted(set(found) - set(others))
+    return f"; all of them are from {', '.join(alone)}" if others and alone and len(alone) == len(set(found)) else ""
+
+
+# -- without records
+
+
+def _in_samples(folders: Sequence[Path], steps: Iterable[int]) -> Parting | None:
+    for step in steps:
+        files = [folder / "samples" / f"step_{step}.parquet" for folder in folders]
+        if not all(file.is_file() for file in files):
+            continue
+        tables = [pq.read_table(file).to_pydict() for file in files]
+        ids = [table["sample_id"] for table in tables]
+        places = [{row: place for place, row in enumerate(each)} for each in ids]
+        both = [row for row in ids[0] if row in places[1]]
+        for name in _SAMPLED:
+            if all(name in table for table in tables):
+                values = [
+                    [table[name][place[row]] for row in both] for table, place in zip(tables, places, strict=True)
+                ]
+                if found := _of_values(name, both, *values):
+                    return Parting(step, _writer(folders[0], name), (found,), "among the samples of the step")
+    return None
+
+
+def _of_values(name: str, rows: Sequence[int], left: Sequence[Any], right: Sequence[Any]) -> Difference | None:
+    differing = [place for place in range(len(rows)) if left[place] != right[place] and left[place] == left[place]]
+    if not differing:
+        return None
+    first = differing[0]
+    text = f"{len(differing)} of {len(rows)} rows differ; row {rows[first]}: {left[first]!r} and {right[first]!r}"
+    return Difference(f"column {name}", text, math.inf, tuple(rows[place] for place in differing))
+
+
+def _writer(folder: Path, column: str) -> str:
+    """The node that writes a column of the samples; empty if it comes from the data or is unknown."""
+    try:
+        loaded = load_pipeline(folder / "pipeline.yaml")
+        with isolated_imports():
+            graph: Graph = build_graph(loaded.pipeline, modules_of(folder), loaded.positions)
+    except PipelineError:
+        return ""
+    wanted = _WRITTEN_AS.get(column, column)
+    nodes = [node.name for node in graph.training.nodes.values() if wanted in node.outputs.values() and node.spec]
+    return nodes[0] if nodes else ""
+
+
+def _in_metrics(metrics: Sequence[Mapping[int, Mapping[str, Any]]], steps: Iterable[int]) -> Parting | None:
+    for step in steps:
+        lines = [each[step] for each in metrics]
+        names = [name for name in dict.fromkeys((*lines[0], *lines[1])) if not name.startswith(_MEASURED)]
+        differing = [name for name in names if lines[0].get(name) != lines[1].get(name)]
+        if differing:
+            found = [
+                Difference(f"metric {name}", f"{lines[0].get(name)} and {lines[1].get(name)}", math.inf)
+                for name in differing[:_MOST_METRICS]
+            ]
+            more = len(differing) - len(found)
+            hint = f"and {more} more metrics; " if more else ""
+            return Parting(step, "", tuple(found), f"{hint}record nodes (run.record) to see which column and row")
+    return None
+
+
+def lines_of(left: Path, right: Path, found: RunDiff) -> Iterator[str]:
+    """The comparison in words."""
+    if found.changed:
+        yield f"the pipelines differ: {found.changed}"
+    if found.parting is None:
+        yield f"{left} and {right} are equal; compared: {', '.join(found.compared)}"
+        return
+    parting = found.parting
+    yield f"{left} and {right} part in step {parting.step}" + (f", at node {parting.node}" if parting.node else "")
+    for difference in parting.differences:
+        yield f"  {difference.what}: {difference.text}"
+    if parting.hint:
+        yield f"  {parting.hint}"
