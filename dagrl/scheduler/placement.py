@@ -78,9 +78,13 @@ def _tasks(graph: Graph, pipeline: Pipeline, rows: Rows) -> Iterable[PlannedTask
         yield replace(task, in_rounds=node.name in graph.in_rounds, selects=node.name == graph.filter)
 
 
-def _is_carried(node: GraphNode, rows: Rows) -> bool:
-    """Whether a node's columns may come back to it in a later step."""
-    return isinstance(node.spec, RolloutNode) and node.spec.partial_rollout and rows is Rows.TRAIN
+def _is_kept(node: GraphNode, pipeline: Pipeline, rows: Rows) -> bool:
+    """Whether columns that no node reads are kept: they come back in a later step, or are recorded."""
+    if rows is not Rows.TRAIN:
+        return False
+    recorded = pipeline.run.recorded
+    carried = isinstance(node.spec, RolloutNode) and node.spec.partial_rollout
+    return carried or (recorded is not None and node.name in recorded.nodes)
 
 
 def _metric_prefix(node: GraphNode, pipeline: Pipeline) -> str:
@@ -108,8 +112,10 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         rows=rows,
         engine=engine,
         inputs={column: (prefix + wire.node, wire.column) for column, wire in node.inputs.items()},
-        # Unread columns are not stored, unless a partial response continues from them.
-        outputs={mine: column for mine, column in node.outputs.items() if column in wanted or _is_carried(node, rows)},
+        # Unread columns are not stored, unless a partial response continues from them, or they are recorded.
+        outputs={
+            mine: column for mine, column in node.outputs.items() if column in wanted or _is_kept(node, pipeline, rows)
+        },
         streams=generates,
         trains=node.contract.needs is Capability.TRAIN,
         generates=generates,

@@ -195,6 +195,19 @@ class Lab:
     def __init__(self) -> None:
         self.runs: list[Run] = []
 
+    def call(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Call `dagrl` in a process of its own, and wait for it."""
+        with tempfile.TemporaryDirectory(prefix="dt", dir="/tmp") as temporary:
+            environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+            return subprocess.run(
+                [sys.executable, "-m", "dagrl.cli", *map(str, arguments)],
+                env=environment | {"TMPDIR": temporary},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=RUN_TIMEOUT_S,
+            )
+
     def start(self, pipeline: Path, folder: Path, *overrides: str, ray_address: str | None = None) -> Run:
         """Start `dagrl run` in the background."""
         self.runs.append(Run(pipeline, folder, *overrides, ray_address=ray_address))
@@ -223,15 +236,15 @@ def unbroken(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def on_one_slot(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The first three steps of the tiny pipeline with both engines on one group, some nodes profiled.
+    """The first three steps of the tiny pipeline with both engines on one group, some nodes profiled and recorded.
 
-    One run for the two: either would show in the numbers.
+    One run for all of it: each would show in the numbers.
     """
     folder = tmp_path_factory.mktemp("one_slot")
     pipeline = tiny_pipeline()
     pipeline["engines"]["generator"]["group"] = "train"
     del pipeline["groups"]["rollout"]
-    pipeline["run"] = {"steps": 3, "seed": 3, "validate_every": 3}
+    pipeline["run"] = {"steps": 3, "seed": 3, "validate_every": 3, "record": {"nodes": ["update"], "keep_last": 1}}
     pipeline["profile"] = {"steps": [2, 3], "nodes": ["rollout", "ref", "update"], "with_stack": True}
     run = lab.start(write_pipeline(folder, pipeline), folder / "run")
     assert run.wait() == 0, run.output

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 def test_a_failing_reward_names_the_sample_and_ends_the_run(lab, tmp_path):
     pipeline = lab.tiny_pipeline()
     pipeline["nodes"]["reward"] = {"op": "reward", "fn": "rewards:fails_on", "args": {"trouble": "3+3="}}
+    pipeline["run"]["record"] = ["reward"]
     run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
     assert run.wait() == 1
     last_lines = run.output.splitlines()[-12:]
@@ -30,6 +31,14 @@ def test_a_failing_reward_names_the_sample_and_ends_the_run(lab, tmp_path):
     assert re.search(r"sample \d+", text)
     assert "Traceback" not in run.output
     assert run.left_behind() == []
+    # What the node had taken is recorded, and it can be seen to fail again.
+    (step,) = re.findall(r"reward \(step (\d)\)", text)
+    replayed = lab.call("replay", run.folder, "--step", step)
+    assert replayed.returncode == 1, replayed.stderr
+    assert "reward fails, as it did in the run\n" in replayed.stdout
+    assert "this reward knows no 3+3=" in replayed.stdout
+    debugged = lab.call("replay", run.folder, "--step", step, "--node", "reward", "--debug")
+    assert debugged.returncode == 1 and "KeyError: 'this reward knows no 3+3='" in debugged.stderr
 
 
 def test_a_killed_worker_that_may_not_be_made_up_for_is_named_and_the_run_ends(lab, tmp_path):

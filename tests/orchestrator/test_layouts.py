@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -35,3 +37,19 @@ def said(run) -> list[list[int]]:
 
 def test_engines_that_share_a_group_give_the_same_numbers(lab, unbroken, on_one_slot):
     assert lab.comparable(on_one_slot.metrics()) == lab.comparable(unbroken.metrics()[:3])
+
+
+def test_a_ring_of_records_keeps_the_last_steps_and_their_states(on_one_slot):
+    records = on_one_slot.folder / "records"
+    assert sorted(path.name for path in records.glob("step_*")) == ["step_2", "step_3"]
+    assert sorted(path.name for path in records.glob("states/step_*")) == ["step_1", "step_2"]
+    kept = {path.stem for path in (records / "columns").iterdir()}
+    named = set(re.findall(r"[0-9a-f]{32}", "".join(path.read_text() for path in records.glob("step_*/*.json"))))
+    assert kept == named
+
+
+def test_an_update_is_replayed_from_the_state_in_a_ring(lab, on_one_slot):
+    replayed = lab.call("replay", on_one_slot.folder, "--step", 3, "--debug", "--node", "update")
+    assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+    assert "actor from the state after step 2\n" in replayed.stdout
+    assert replayed.stdout.endswith("equal to the bit\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+RECORD = "run.record=[ref, dpo]"
 SMALL = ("run.steps=4", "run.validate_every=2", "run.save_every=2", "track=[console]")
 
 
@@ -45,7 +48,7 @@ def test_responses_are_learned_and_only_validation_samples(lab, tmp_path: Path) 
 @pytest.fixture(scope="module")
 def pairs(lab, tmp_path_factory) -> Any:
     """Four steps of DPO, the pairs shared out to two data-parallel ranks."""
-    run = start(lab, tmp_path_factory.mktemp("dpo"), "tiny_dpo", "groups.devices.cpus_per_node=2")
+    run = start(lab, tmp_path_factory.mktemp("dpo"), "tiny_dpo", "groups.devices.cpus_per_node=2", RECORD)
     assert run.wait() == 0, run.output
     return run
 
@@ -63,6 +66,85 @@ def test_what_is_preferred_gets_likelier_than_what_is_not(pairs) -> None:
     for row in written:
         by_prompt.setdefault(row["group_id"], []).append(row["demonstration"].removesuffix("<eos>"))
     assert all(int(wrong) == int(right) + 1 for right, wrong in by_prompt.values())
+
+
+def test_a_step_is_replayed_to_the_bit_from_a_checkpoint(lab, pairs) -> None:
+    replayed = lab.call("replay", pairs.folder, "--step", 3)
+    assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+    assert "actor from the state after step 2\n" in replayed.stdout
+    assert "compared of ref: ref_logprob" in replayed.stdout
+    assert "compared of dpo: 8 metrics, 25 tensors of weights" in replayed.stdout
+    assert "equal to the bit" in replayed.stdout and "warning" not in replayed.stderr
+
+
+def test_an_update_in_another_layout_agrees_within_rounding(lab, pairs) -> None:
+    layout = ("--layout", "tensor_model_parallel_size=2", "--within", "1e-6")
+    replayed = lab.call("replay", pairs.folder, "--step", 2, "--node", "dpo", *layout)
+    assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+    assert "actor from its start weights, through the updates of step 1" in replayed.stdout
+    assert re.search(r"dpo: metric grad_norm: [\d.]+ and [\d.]+\n", replayed.stdout)
+    assert re.search(r"dpo: weights: \d+ of 25 tensors differ; norms by at most \S+e-\d+ of", replayed.stdout)
+    assert replayed.stdout.endswith("agrees within 1e-06\n")
+
+
+def test_a_fault_in_one_rank_is_named(lab, pairs, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAULT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    short = ("run.steps=1", "run.validate_first=false", "run.validate_every=null", "data.val=null")
+    run = start(lab, tmp_path, "tiny_dpo", "groups.devices.cpus_per_node=2", RECORD, *short)
+    assert run.wait() == 0, run.output
+    found = lab.call("diff", pairs.folder, run.folder)
+    assert found.returncode == 1, found.stderr + found.stdout
+    # One in each of the two shards.
+    told = re.search(r"column ref_logprob: 2 of 50 rows differ \((\d+), \d+\); row (\d+), value \d: -", found.stdout)
+    assert told is not None and told[1] == told[2]
+    assert "part in step 1, at node ref" in found.stdout and "all of them are from actor/1" in found.stdout
+    assert "its inputs are equal" in found.stdout
+    # In a run without records there is less to see.
+    shutil.rmtree(run.folder / "records")
+    found = lab.call("diff", pairs.folder, run.folder)
+    assert found.returncode == 1 and "part in step 1\n" in found.stdout and "metric " in found.stdout
+
+
+FAULT = """
+import importlib.abc
+import importlib.util
+import sys
+
+ENGINE = "dagrl.backends.megatron.engine.megatron_engine"
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    # Rank 1 returns one log-prob whose last bit is another.
+    def find_spec(self, name, path, target=None):
+        if name != ENGINE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            whole = module.MegatronEngine.logprobs
+
+            def logprobs(self, batch, **options):
+                import numpy as np
+                import torch
+
+                column = whole(self, batch, **options)
+                if torch.distributed.get_rank() == 1 and len(batch):
+                    column.values[-1] = np.nextafter(column.values[-1], np.float32(0))
+                return column
+
+            module.MegatronEngine.logprobs = logprobs
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+"""What a worker imports first, in a run with a fault."""
 
 
 @pytest.mark.soak

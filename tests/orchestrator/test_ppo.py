@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -35,7 +36,7 @@ def ppo(lab, tmp_path_factory) -> Any:
     nodes["advantage"] = {"op": "advantage", "estimator": "gae", "lam": 0.95, "kl_in_reward": {"coef": 0.01}}
     nodes["critic"] = {"op": "critic", "engine": "critic", "mini_batch": 2, "epochs": 2}
     nodes["update"] |= {"critic_warmup": 1, "loss": {}}
-    pipeline["run"] = {"steps": 3, "seed": 3, "validate_every": 3}
+    pipeline["run"] = {"steps": 3, "seed": 3, "validate_every": 3, "record": list(nodes)}
     run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
     assert run.wait() == 0, run.output
     return run
@@ -74,3 +75,15 @@ def test_a_reward_model_scores_in_training_and_validation(ppo) -> None:
 
 def test_policy_and_critic_are_saved(ppo) -> None:
     assert {folder.name for folder in (ppo.folder / "checkpoints" / "step_3").iterdir()} >= {"actor", "critic"}
+
+
+def test_all_nodes_of_a_step_are_replayed_to_the_bit(lab, ppo) -> None:
+    replayed = lab.call("replay", ppo.folder, "--step", 3)
+    assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+    compared = dict(re.findall(r"compared of (\w+): (.*)", replayed.stdout))
+    assert compared.keys() == {"rollout", "reward", "judged", "old", "ref", "values", "advantage", "critic", "update"}
+    assert "rollout_logprob" in compared["rollout"] and compared["advantage"] == "advantage, return"
+    assert "5 metrics" in compared["critic"] and "tensors of weights" in compared["update"]
+    for engine in ("actor", "critic"):
+        assert f"{engine} from its start weights, through the updates of steps 1-2" in replayed.stdout
+    assert replayed.stdout.endswith("equal to the bit\n")
