@@ -98,7 +98,21 @@ def test_the_command_is_installed(pipeline):
 def test_help_names_the_commands(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for command in ("validate", "graph", "plan", "run", "launch", "report", "ui", "why", "export", "convert", "doctor"):
+    for command in (
+        "validate",
+        "graph",
+        "plan",
+        "run",
+        "launch",
+        "report",
+        "ui",
+        "why",
+        "replay",
+        "diff",
+        "export",
+        "convert",
+        "doctor",
+    ):
         assert f"\n  {command} " in out
 
 

@@ -43,7 +43,12 @@ def test_one_bit_makes_another_name(values: np.ndarray, data: st.DataObject) -> 
 
 def test_shape_and_type_are_part_of_the_name() -> None:
     zeros = np.zeros(4, dtype=np.int64)
-    columns = [Column(zeros), Column(zeros.reshape(2, 2)), Column(zeros.view(np.float64)), Column(zeros, np.array([0, 4]))]
+    columns = [
+        Column(zeros),
+        Column(zeros.reshape(2, 2)),
+        Column(zeros.view(np.float64)),
+        Column(zeros, np.array([0, 4])),
+    ]
     assert len({content_hash(column) for column in columns}) == 4
 
 

@@ -37,7 +37,12 @@ def test_a_changed_bit_is_found_in_its_row(lengths: list[int], data: st.DataObje
 @pytest.mark.parametrize(
     ("left", "right", "told", "size"),
     [
-        (Column(np.array([1.0, 2.0])), Column(np.array([1.0, 2.5])), "1 of 2 rows differ (11); row 11: 2.0 and 2.5", 0.2),
+        (
+            Column(np.array([1.0, 2.0])),
+            Column(np.array([1.0, 2.5])),
+            "1 of 2 rows differ (11); row 11: 2.0 and 2.5",
+            0.2,
+        ),
         (Column(np.array([0.0])), Column(np.array([-0.0])), "1 of 1 rows differ (10); row 10: 0.0 and -0.0", 0.0),
         (Column(np.array([1, 2])), Column(np.array([1.0, 2.0])), "2 of 2 rows differ (10, 11)", 0.0),
         (Column(np.array([np.nan])), Column(np.array([1.0])), "1 of 1 rows differ (10); row 10: nan and 1.0", math.inf),
@@ -61,7 +66,9 @@ def test_nan_is_equal_to_itself_and_a_missing_column_is_told() -> None:
 def test_metrics() -> None:
     same = {"lr": Stat.of([1]), "empty": Stat.of([])}
     assert compare_metrics(same, {"lr": Stat.of([1.0]), "empty": Stat.of([])}) == []
-    near, far = compare_metrics({"kl": Stat.of([1e-9]), "loss": Stat.of([4.0])}, {"kl": Stat.of([2e-9]), "loss": Stat.of([5.0])})
+    near, far = compare_metrics(
+        {"kl": Stat.of([1e-9]), "loss": Stat.of([4.0])}, {"kl": Stat.of([2e-9]), "loss": Stat.of([5.0])}
+    )
     assert (near.what, near.size) == ("metric kl", pytest.approx(1e-9))
     assert (far.text, far.size) == ("4.0 and 5.0", pytest.approx(0.2))
     (missing,) = compare_metrics({}, {"new": Stat.of([1.0])})
