@@ -1,0 +1,125 @@
+"""A recorder whose worker cannot write: the run goes on."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.data.batch import Batch, Column
+from dagrl.data.column_store import ColumnStore
+from dagrl.graph.inference import build_graph
+from dagrl.orchestrator.records.files import Records
+from dagrl.orchestrator.records.recorder import Recorder, recorded_tasks
+from dagrl.orchestrator.steps.batch_index import BatchIndex
+from dagrl.scheduler.commands import Run
+from dagrl.scheduler.placement import make_plan
+from dagrl.workers.errors import RunError
+from dagrl.workers.messages import Block
+from dagrl.workers.recording import ColumnsToStore
+
+TEMPLATE = Path(__file__).parents[3] / "dag_templates" / "tiny_ppo.yaml"
+RUN = Run(1, "reward", (0,))
+
+
+class Ref:
+    """An object of Ray's store."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def binary(self) -> bytes:
+        return str(id(self)).encode()
+
+
+class Host:
+    """A CPU worker."""
+
+    def __init__(self, error: RunError | None) -> None:
+        self.error, self.calls = error, 0
+
+    async def call(self, what: str, method: Any, folder: Path, wanted: list[ColumnsToStore]) -> Any:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return [ColumnStore(folder).put_block(each.ref.batch, each.names) for each in wanted]
+
+
+class Recorded:
+    """A recorder of rewards, and what it notes."""
+
+    def __init__(self, folder: Path, error: RunError | None = None) -> None:
+        loaded = load_pipeline(TEMPLATE, ["run.record=[reward]"])
+        self.plan = make_plan(loaded.pipeline, build_graph(loaded.pipeline))
+        self.host, self.notes, self.records = Host(error), [], Records(folder)
+        groups, ray = SimpleNamespace(any_cpu_worker=lambda: self.host), SimpleNamespace(wait=lambda *_, **__: None)
+        self.recorder = Recorder(
+            loaded.pipeline, loaded.resolved, None, self.plan, groups, folder, ray, self.notes.append, 0  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    async def step(self, *, fails: bool = False) -> None:
+        task, rows = self.plan.task("reward"), np.arange(4)
+        batch = BatchIndex.recorded(2, 2, {0: rows}, np.ones(4, dtype=np.int64))
+        for producer in task.needs:
+            names = [theirs for other, theirs in task.inputs.values() if other == producer]
+            columns = {name: Column(np.arange(4.0)) for name in names}
+            batch.promise(producer, rows, Ref(Batch(rows, columns)))  # type: ignore[arg-type]
+        recording = self.recorder.begin(RUN, task, self.plan.executors[task.executor], batch, None)
+        if fails:
+            await self.recorder.drain()
+            return
+        ref = Ref(Batch(rows, {"reward": Column(np.ones(4))}))
+        self.recorder.end(recording, [("host/0", Block(rows, ref, None, 0.0, 1.0))])
+        await self.recorder.commit(1)
+        self.recorder.close()
+
+
+def test_inputs_and_outputs_are_written_when_a_step_is_committed(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    asyncio.run(recorded.step())
+    (run,) = recorded.records.read(1, "reward").runs
+    assert run.outputs is not None and run.outputs.blocks[0].worker == "host/0"
+    assert run.inputs.rows[0].rows == [0, 1, 2, 3]
+    assert recorded.notes == []
+
+
+def test_the_inputs_of_a_node_that_fails_are_written(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    asyncio.run(recorded.step(fails=True))
+    (run,) = recorded.records.read(1, "reward").runs
+    assert run.outputs is None and all(run.inputs.sources.values())
+
+
+def test_a_full_disk_is_told_once_and_ends_the_recording_alone(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path, RunError("[Errno 28] No space left on device"))
+    for _ in range(3):
+        asyncio.run(recorded.step())
+    (note,) = recorded.notes
+    assert note.startswith("recording has stopped, and the run goes on without it: [Errno 28]")
+    assert recorded.host.calls == 1 and recorded.records.steps() == []
+
+
+def test_records_of_steps_that_run_again_are_removed(tmp_path: Path) -> None:
+    asyncio.run(Recorded(tmp_path).step())
+    assert Records(tmp_path).steps() == [1]
+    Recorded(tmp_path)
+    assert Records(tmp_path).steps() == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tasks"),
+    [
+        (["reward"], {"reward"}),
+        (["update"], {"update"}),
+        # A frozen copy needs no updates; a generator needs those of its source.
+        (["ref"], {"ref"}),
+        (["rollout"], {"rollout", "update"}),
+        (["values"], {"values", "critic"}),
+    ],
+)
+def test_the_updates_that_lead_to_a_nodes_weights_are_recorded_with_it(nodes: list[str], tasks: set[str]) -> None:
+    pipeline = load_pipeline(TEMPLATE).pipeline
+    assert recorded_tasks(make_plan(pipeline, build_graph(pipeline)), nodes) == tasks
