@@ -23,7 +23,7 @@ from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWri
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
 from dagrl.orchestrator.folder.run_folder import RunFolder
-from dagrl.orchestrator.records.recorder import Recorder
+from dagrl.orchestrator.records.recorder import Recorder, Recording
 from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch
@@ -103,6 +103,8 @@ class Driver:
         self._failures = WorkerFailures(groups, restarts, timeout_s, self._running, scheduler.workers_of)
         self._interrupted: dict[tuple[int, str], RolloutController] = {}
         """Step and task -> a rollout that has lost servers and will continue."""
+        self._recordings: dict[tuple[int, str], Recording | None] = {}
+        """Step and task -> a rollout that is being recorded."""
         self._rollout_on: dict[str, RolloutController] = {}
         """Executor -> the rollout that it runs, or that is queued behind a weight sync."""
         self._batches: dict[tuple[int, Rows], BatchIndex] = {}
@@ -274,6 +276,8 @@ class Driver:
         if rollout := self._interrupted.pop((run.step, task.name), None):
             rollout.retry(run, servers, weights)
         else:
+            # Before over-sampling leaves open which groups are the batch.
+            self._recordings[run.step, task.name] = self._recorder.begin(run, task, executor, batch, None)
             rollout = RolloutController(
                 run,
                 task,
@@ -284,7 +288,6 @@ class Driver:
                 begun=self._partial_rollouts.begun(run.step) if training else {},
                 weights=weights,
             )
-        recording = self._recorder.begin(run, task, executor, batch, None)
         self._rollout_on[task.executor] = rollout
         try:
             await rollout.run()
@@ -293,7 +296,7 @@ class Driver:
             raise
         finally:
             del self._rollout_on[task.executor]
-        self._recorder.end(recording, rollout.blocks, rollout.chunks)
+        self._recorder.end(self._recordings.pop((run.step, task.name)), rollout.blocks, rollout.chunks)
         if training and self._keeps_partial:
             self._partial_rollouts.add(run.step, rollout.unfinished())
 
