@@ -27,7 +27,7 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import PlannedTask, Rows
 from dagrl.tracking.base import Progress
 from dagrl.workers.errors import RunError, WorkerLostError
-from dagrl.workers.groups.load_balancer import LoadBalancer, chunk_limits, gather_seconds
+from dagrl.workers.groups.load_balancer import LoadBalancer, agent_limits, chunk_limits, gather_seconds
 from dagrl.workers.groups.task_group import TaskGroup
 from dagrl.workers.groups.worker_handle import WorkerHandle
 from dagrl.workers.messages import Block, Heartbeat, PartialRollout, PendingWeights, RolloutId
@@ -139,14 +139,17 @@ class RolloutController:
         return [(self._reports.batch.position(group), self._begun.get(group)) for group in self._missing]
 
     async def _request_limits(self) -> RequestLimits:
-        """How many requests a server takes. It never changes, so the first server is asked once."""
+        """How many rows a server takes. The engine's limits never change, so the first server is asked once."""
         sampling = self._node.sampling if self._training else self._node.val_sampling or self._node.sampling
         longest = (self._node.max_prompt_tokens or self._pipeline.data.max_prompt_tokens) + sampling.max_new_tokens
         request_limits, key = self._reports.request_limits, (str(self._task.engine), longest)
         if key not in request_limits:
             what = f"{self._task.engine} to tell how many requests it takes"
             request_limits[key] = await self._servers[0].call(what, Worker.request_limits, longest)
-        return request_limits[key]
+        if self._node.agent_spec is None:
+            return request_limits[key]
+        running = self._node.agent_spec.max_running * (self._node.rows_per_sample if self._training else 1)
+        return agent_limits(running, request_limits[key])
 
     # -- to the servers
 

@@ -64,6 +64,7 @@ class Servers:
         self.sampled: Counter[str] = Counter()
         self.lives: dict[str, int] = {}
         """How many more groups a server finishes before it dies; the others live."""
+        self.open_groups = self.most_open = 0
         self.asked = 0
         """How often somebody wanted to know the limits."""
 
@@ -85,6 +86,8 @@ class Servers:
         (part,) = work.parts
         yield Heartbeat(self.sampled[member.name])
         left = list(dict.fromkeys((part.rows // N).tolist()))
+        self.open_groups += len(left)
+        self.most_open = max(self.most_open, self.open_groups)
         while left and member.name not in self.aborts and left[0] != self.gives_up:
             for _ in range(self.patience[left[0] % len(self.patience)]):
                 await asyncio.sleep(0)
@@ -95,6 +98,7 @@ class Servers:
                 self.lives[member.name] -= min(2, len(left))
             # Two at a time where there are as many: some come when there is enough already.
             now, left = left[:2], left[2:]
+            self.open_groups -= len(now)
             self.sampled[member.name] += 3 * N * len(now)
             yield block_of(now, f"done {now}")
             yield Heartbeat(self.sampled[member.name])
@@ -148,11 +152,20 @@ def ran(lab) -> Any:
     """Runs a rollout; `begun` by places in the data set, which are 100 and the group's number."""
 
     def run(
-        fake: Servers, groups: int, needed: int, shards: int, servers: int, *, partial: bool, begun=None, round_=None
+        fake: Servers,
+        groups: int,
+        needed: int,
+        shards: int,
+        servers: int,
+        *,
+        partial: bool,
+        begun=None,
+        round_=None,
+        agent=None,
     ) -> Ran:
         declared = lab.tiny_pipeline()
         declared["data"]["prompts_per_step"] = needed
-        declared["nodes"]["rollout"] |= {"n": N, "partial_rollout": partial}
+        declared["nodes"]["rollout"] |= {"n": N, "partial_rollout": partial, "agent": agent}
         if groups > needed:
             declared["nodes"]["rollout"]["over_sampling_batch_size"] = groups
         index, record = WatchedIndex(N, shards), StepRecord(4)
@@ -307,6 +320,15 @@ def test_servers_are_asked_for_their_limits_once(ran) -> None:
     fake.lives = {"generator/0": 1}
     over = ran(fake, 6, 6, partial=False, shards=2, servers=2)
     assert (over.deaths, fake.asked) == (1, 1)
+
+
+@pytest.mark.parametrize(("concurrency", "at_once"), [(4, 2), (40, 16)])
+def test_a_server_has_as_many_agents_as_may_run_however_few_requests_its_engine_takes(
+    ran, concurrency, at_once
+) -> None:
+    agent = {"function": "bots:once", "concurrency": concurrency}
+    over = ran(Servers(RequestLimits(2, 2), [100]), 16, 16, 1, 1, partial=False, agent=agent)
+    assert over.fake.most_open == at_once
 
 
 @pytest.mark.parametrize(("patience", "told"), [([0], []), ([0, 50], [0])], ids=["together", "one after the other"])

@@ -160,9 +160,8 @@ class AgentRollouts:
     # -- on the endpoint's loop
 
     def _start(self) -> None:
-        slots = asyncio.Semaphore(self._setup.spec.concurrency)
         for row in sorted(self._open):
-            task = self._setup.gateway.loop.create_task(self._guarded(self._trajectory(row, slots)))
+            task = self._setup.gateway.loop.create_task(self._guarded(self._trajectory(row)))
             self._tasks.append(task)
 
     def _cancel(self) -> None:
@@ -179,10 +178,10 @@ class AgentRollouts:
         except BaseException as failure:  # noqa: BLE001 - raised in the thread that yields
             self._events.put(_Broken(failure))
 
-    async def _trajectory(self, row: int, slots: asyncio.Semaphore) -> None:
+    async def _trajectory(self, row: int) -> None:
         """Run the program for a row, again if it fails and may."""
         spec = self._setup.spec
-        async with slots:
+        async with self._setup.slots:
             begun = time.monotonic()
             attempts = 1
             session, verdict, error = await self._attempt(row)

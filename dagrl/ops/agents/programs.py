@@ -174,7 +174,7 @@ class SandboxedProgram:
         _, file, *self._arguments = spec.command
         self._code = (folder / file).read_text()
         self._env, self._timeout_s = spec.env, spec.timeout_s
-        self._threads = ThreadPoolExecutor(spec.concurrency, thread_name_prefix="sandboxed agent")
+        self._threads = ThreadPoolExecutor(spec.max_running, thread_name_prefix="sandboxed agent")
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
         told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": _RESULT}

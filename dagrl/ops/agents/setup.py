@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ class AgentSetup:
     """From the tools of a request to the parser of calls."""
     needs_reward: bool
     """Whether a reward node takes the program's reward."""
+    slots: asyncio.Semaphore
+    """One for each program that may run; only used on the endpoint's loop."""
 
 
 def agent_setup(context: Context) -> AgentSetup:
@@ -52,6 +55,7 @@ def agent_setup(context: Context) -> AgentSetup:
             ContextWriter(resources.tokenizer),
             lambda tools: parser_of(node.tool_format, tools, resources.folder),
             any(each.fn == "agent" for each in rewards),
+            asyncio.Semaphore(spec.max_running),
         )
 
     return resources.once(f"agent of {context.sampled_by}", make)

@@ -18,6 +18,17 @@ _MESSAGES_PER_S = 200
 """Target for all servers together: the driver takes about a millisecond for each message."""
 
 
+def agent_limits(running: int, engine: RequestLimits) -> RequestLimits:
+    """The limits of agents, which occupy the engine only while they wait for a reply.
+
+    `running` is the number of rows whose agents may run at a time. A quarter more wait at the worker, so that an agent
+    that ends is replaced at once.
+    """
+    # Few chunks, as each takes a thread.
+    chunk = min(running, max(engine.chunk, -(-running // (MAX_OPEN_CHUNKS // 2))))
+    return RequestLimits(chunk, running + -(-running // 4))
+
+
 def chunk_limits(limits: RequestLimits, groups: int, group_size: int, servers: int) -> RequestLimits:
     """The limits in whole groups: at least one, and no more than a server's even share of `groups`."""
     even = -(-groups // servers)

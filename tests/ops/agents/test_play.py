@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,7 +23,7 @@ from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
 from dagrl.ops.agents.play import AgentFailedError
-from dagrl.ops.base import OpInput, Output
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.rollout import rollout
 
 MODEL = ModelSpec(
@@ -81,6 +82,17 @@ async def second_time(client, row):
 async def silent(client, row):
     await once(client, row)
 
+running, most = 0, 0
+
+async def counted(client, row):
+    global running, most
+    running += 1
+    most = max(most, running)
+    await once(client, row)
+    await asyncio.sleep(0.02)
+    running -= 1
+    return {"reward": 0.0, "most": most}
+
 async def sleeps(client, row):
     await once(client, row)
     await asyncio.sleep(100)
@@ -118,6 +130,7 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
         tokens: int = 12,
         aborted: Callable[[], bool] = bool,
         reward: str = "exact",
+        like: Context | None = None,
         **options: Any,
     ) -> list[Output]:
         node: dict[str, Any] = {
@@ -132,7 +145,7 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
         context = bench.context(
             "rollout", engine=engine, nodes={"rollout": node, "reward": {"op": "reward", "fn": reward}}
         )
-        context = replace(context, aborted=aborted)
+        context = replace(context, aborted=aborted, resources=like.resources if like else context.resources)
         each = context.sequences
         prompts = tuple(prompt for prompt in prompts for _ in range(each))
         rows = list(range(len(prompts)))
@@ -145,6 +158,7 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
             extra_info=["{}"] * len(rows),
             messages=[f'[{{"role": "user", "content": "{prompt}"}}]' for prompt in prompts],
         )
+        play.last = context
         outputs = list(rollout([OpInput(0, batch)], context))
         for output in outputs:
             if not output.unfinished:
@@ -233,6 +247,21 @@ def test_a_slow_agent_is_stopped(play) -> None:
     assert output.stats["agent/failed_fraction"].mean == 1
     batch = together([output])
     assert (batch["response_mask"].values == 0).all() and len(batch["response_mask"].values) > 2
+
+
+def test_more_agents_run_than_the_engine_takes_requests_and_no_more_than_may(play, engine, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "_max_batch_size", 1)
+    outputs = play("bots:counted")
+    assert max(output.stats["agent/most"].high for output in outputs) == len(PROMPTS)
+
+
+def test_chunks_of_a_worker_share_the_slots_of_its_agents(play) -> None:
+    agent = {"function": "bots:counted", "concurrency": 3}
+    play(agent)
+    with ThreadPoolExecutor(2) as pool:
+        found = [*pool.map(lambda _: play(agent, like=play.last), range(2))]
+    assert [len(together(outputs)) for outputs in found] == [8, 8]
+    assert max(output.stats["agent/most"].high for outputs in found for output in outputs) == 3
 
 
 def test_a_command_is_an_agent(play) -> None:

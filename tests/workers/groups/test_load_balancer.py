@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.backends.base import RequestLimits
-from dagrl.workers.groups.load_balancer import MAX_OPEN_CHUNKS, LoadBalancer, chunk_limits, gather_seconds
+from dagrl.workers.groups.load_balancer import (
+    MAX_OPEN_CHUNKS,
+    LoadBalancer,
+    agent_limits,
+    chunk_limits,
+    gather_seconds,
+)
 
 
 class Table:
@@ -144,3 +150,10 @@ def test_gathering_bounds_the_message_rate_and_takes_at_most_a_second(
 ) -> None:
     assert gather_seconds(servers) == min(1.0, max(0.05, servers / 200))
     assert gather_seconds(servers) <= gather_seconds(servers + 1)
+
+
+@pytest.mark.parametrize(("running", "chunk"), [(4, 4), (64, 32), (2000, 250)])
+def test_agents_are_bounded_by_their_own_number_and_not_by_the_engines(running, chunk) -> None:
+    limits = agent_limits(running, RequestLimits(chunk=32, max_inflight=40))
+    assert limits == RequestLimits(chunk, running + -(-running // 4))
+    assert -(-limits.max_inflight // limits.chunk) < MAX_OPEN_CHUNKS, "a worker has no threads for more"

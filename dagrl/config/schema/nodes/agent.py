@@ -36,8 +36,9 @@ class AgentSpec(Section):
     others."""
     timeout_s: Seconds = 600.0
     """Seconds that the program may take for a sample."""
-    concurrency: Concurrency = 256
-    """Programs at a time, on each worker that samples."""
+    concurrency: Concurrency | None = None
+    """Programs at a time, on each worker that samples. They may be more than its engine takes requests. Default: 1024,
+    and 128 where each is a process."""
     retries: Annotated[int, Field(ge=0, le=100)] = 0
     """How often a program that fails is run again, with the same draws of the policy."""
     on_error: Literal["mask", "zero", "stop"] = "mask"
@@ -46,6 +47,11 @@ class AgentSpec(Section):
     sequences: Annotated[int, Field(ge=1, le=64)] = 1
     """Rows of a trajectory: conversations that do not continue each other are trained on separately, at most so
     many."""
+
+    @property
+    def max_running(self) -> int:
+        """Programs at a time, on each worker that samples."""
+        return self.concurrency or (1024 if self.command is None else 128)
 
     @property
     def shown(self) -> str:
