@@ -271,6 +271,18 @@ class Completion:
     routed_experts: np.ndarray | None = None
     """Experts of each token, int16 [prompt and response tokens - 1, layers, experts per token]; None unless the engine
     records them."""
+    versions: np.ndarray | None = None
+    """Weight version that sampled each token, int32 [tokens]; None if it is `policy_version` for all."""
+
+    @property
+    def token_versions(self) -> np.ndarray:
+        """Weight version that sampled each token, int32 [tokens]."""
+        return np.full(len(self.tokens), self.policy_version, np.int32) if self.versions is None else self.versions
+
+
+def not_sampled(tokens: int) -> np.ndarray:
+    """The version of tokens that were not sampled, int32 [tokens]."""
+    return np.full(tokens, NO_WEIGHTS, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)

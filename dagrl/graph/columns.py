@@ -63,6 +63,12 @@ _CORE = (
     ColumnSpec("response_mask", "float32", Shape.RESPONSE, "1 where a token is trained on"),
     ColumnSpec("rollout_logprob", "float32", Shape.RESPONSE, "log-prob under which the generator drew the token"),
     ColumnSpec("policy_version", "int64", Shape.SAMPLE, "version of the oldest weights that sampled the row"),
+    ColumnSpec(
+        "token_version",
+        "int32",
+        Shape.RESPONSE,
+        "version of the weights that sampled the token, where they may differ; -1 in answers",
+    ),
     ColumnSpec("finish_reason", "uint8", Shape.TEXT, "why the response ended: stop, length, turns or error"),
     ColumnSpec("turns", "int64", Shape.SAMPLE, "turns of the policy in the response, where it may have several"),
     ColumnSpec(

@@ -123,7 +123,16 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
     given = ("demonstration",) if is_offline(pipeline) else ()
     logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
     further = (*logprobs, "excluded", "agent_output", "trajectory_share", "image_names")
-    optional = ("advantage", "policy_version", "finish_reason", "is_expert", *TURN_COLUMNS, *given, *further)
+    optional = (
+        "advantage",
+        "policy_version",
+        "token_version",
+        "finish_reason",
+        "is_expert",
+        *TURN_COLUMNS,
+        *given,
+        *further,
+    )
     return OpContract(
         reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),
         writes=(),

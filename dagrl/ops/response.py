@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.backends.base import Completion
+from dagrl.backends.base import Completion, not_sampled
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import image_columns, images_at
 
@@ -42,6 +42,8 @@ class Response:
     """Float32 [tokens]; 0 for tokens that were not sampled."""
     mask: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     """1 for tokens that are trained on, float32 [tokens]."""
+    versions: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """Weight version that sampled each token, int32 [tokens]; -1 for tokens that were not sampled."""
     finish_reason: str = ABORTED
     routed_experts: np.ndarray | None = None
     turns: tuple[Turn, ...] = ()
@@ -66,7 +68,7 @@ class Response:
     def sampled(self) -> int:
         """Tokens sampled in this step."""
         if self.turns:
-            return sum(turn.end - turn.begin for turn in self.turns)
+            return sum(turn.end - turn.begin for turn in self.turns) - self.begun
         return len(self.tokens) - self.begun
 
     def extended(self, completion: Completion) -> Response:
@@ -77,6 +79,7 @@ class Response:
             tokens=np.concatenate([self.tokens, completion.tokens]),
             logprobs=np.concatenate([self.logprobs, completion.logprobs]),
             mask=np.concatenate([self.mask, np.ones(len(completion.tokens), dtype=np.float32)]),
+            versions=np.concatenate([self.versions, completion.token_versions]),
             finish_reason=completion.finish_reason,
             # An engine reports no routes for a request that was aborted before its first token.
             routed_experts=completion.routed_experts if len(completion.tokens) else self.routed_experts,
@@ -99,6 +102,7 @@ class Response:
             tokens=np.concatenate([self.tokens, tokens]),
             logprobs=np.concatenate([self.logprobs, np.zeros(len(tokens), dtype=np.float32)]),
             mask=np.concatenate([self.mask, np.zeros(len(tokens), dtype=np.float32)]),
+            versions=np.concatenate([self.versions, not_sampled(len(tokens))]),
             finish_reason=ABORTED,
             # They do not cover the observation; the next completion reports routes for all tokens.
             routed_experts=None,
@@ -117,6 +121,10 @@ class Response:
         """Set what belongs to an agent rollout, and the finish reason."""
         return replace(self, agent=row, finish_reason=reason)
 
+    def without_older(self, version: int) -> Response:
+        """Mask tokens that weights before `version` have sampled."""
+        return replace(self, mask=self.mask * (self.versions >= version))
+
     def token_turns(self) -> np.ndarray:
         """Number of each token's turn, from 1; 0 in observations. Int16 [tokens]."""
         numbers = np.zeros(len(self.tokens), dtype=np.int16)
@@ -133,8 +141,8 @@ class Response:
         return rewards
 
 
-def columns_of(responses: Sequence[Response]) -> dict[str, Column]:
-    """Columns that every rollout writes."""
+def columns_of(responses: Sequence[Response], *, by_token: bool = False) -> dict[str, Column]:
+    """Columns that every rollout writes; with `by_token`, also the version of each token."""
     columns = {
         "response_tokens": Column.ragged([each.tokens for each in responses], "int64"),
         "response_mask": Column.ragged([each.mask for each in responses], "float32"),
@@ -142,6 +150,8 @@ def columns_of(responses: Sequence[Response]) -> dict[str, Column]:
         "policy_version": Column(np.array([each.version for each in responses], dtype=np.int64)),
         "finish_reason": Column.text([each.finish_reason for each in responses]),
     }
+    if by_token:
+        columns["token_version"] = Column.ragged([each.versions for each in responses], "int32")
     routes = [each.routed_experts for each in responses]
     known = next((each for each in routes if each is not None), None)
     if known is not None:
@@ -178,6 +188,7 @@ def stored(begun: Batch, place: int) -> Response:
         tokens,
         begun["rollout_logprob"][place],
         begun["response_mask"][place],
+        begun["token_version"][place],
         bytes(begun["finish_reason"][place]).decode(),
         begun["routed_experts"][place] if "routed_experts" in begun else None,
         begun=len(tokens),

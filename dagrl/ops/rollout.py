@@ -138,8 +138,8 @@ def _beginnings(groups: np.ndarray, context: Context) -> list[Response]:
             response = stored(begun, place)
             if version - response.version > node.partial_rollout_max_age:
                 response = Response(version, outdated=True)
-            elif node.mask_offpolicy_in_partial_rollout and response.version < version:
-                response = replace(response, mask=np.zeros_like(response.mask))
+            elif node.mask_offpolicy_in_partial_rollout:
+                response = response.without_older(version)
             responses[row] = response
     return responses
 
@@ -164,8 +164,8 @@ def _output(
         # `samples` reports those of the leading rollout, only for the rows that the step trains on.
         stats["response_tokens"] = Stat.of([len(each.tokens) for each in chosen])
     if keeps_begun:
-        tokens = sum(len(each.tokens) for each in chosen)
-        stats["rollout/begun_token_fraction"] = Stat.weighted(tokens - sampled, tokens)
+        begun = sum(each.begun for each in chosen)
+        stats["rollout/begun_token_fraction"] = Stat.weighted(begun, begun + sampled)
         stats["rollout/outdated_fraction"] = Stat.of([each.outdated for each in chosen])
     if context.rollout.agent is not None:
         stats |= agent_stats(chosen)
@@ -177,7 +177,7 @@ def _output(
 
 def _columns(responses: Sequence[Response], context: Context) -> dict[str, Column]:
     node = context.rollout
-    columns = columns_of(responses)
+    columns = columns_of(responses, by_token=node.writes_token_versions)
     if node.multi_turn:
         columns |= turn_columns_of(responses, rewarded=node.environment is not None)
         if context.pipeline.data.image_key:

@@ -117,6 +117,8 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["advantage"] = [float(values.mean()) if len(values) else 0.0 for values in means]
     if "policy_version" in batch:
         table["policy_version"] = batch["policy_version"].values.tolist()
+    if "token_version" in batch:
+        table["token_version"] = [batch["token_version"][row] for row in rows]
     if "finish_reason" in batch:
         table["finish_reason"] = batch["finish_reason"].strings()
     if "agent_output" in batch:

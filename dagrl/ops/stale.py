@@ -15,11 +15,16 @@ from dagrl.ops.base import Context
 def without_stale(batches: Sequence[Batch], version: int, context: Context) -> tuple[Sequence[Batch], dict[str, Stat]]:
     """The batches that policy `version` may be trained on, and statistics of the samples' age.
 
-    ``staleness`` covers all samples; ``staleness/masked`` or ``staleness/dropped`` is the fraction that was too old.
-    Raises ValueError for a stale sample if ``stale_samples`` is stop.
+    ``staleness`` covers all samples, by their oldest token; ``staleness/masked`` or ``staleness/dropped`` are those
+    with a token that was too old. Where the versions of tokens are known, ``staleness/tokens`` covers all trained
+    tokens, and only those that are too old are masked. Raises ValueError for a stale sample if ``stale_samples`` is
+    stop.
     """
     behind = [version - batch["policy_version"].values for batch in batches]
     stats = {"staleness": Stat.of(np.concatenate(behind))}
+    if all(_by_token(batch) for batch in batches):
+        ages = [version - batch["token_version"].values[batch["response_mask"].values > 0] for batch in batches]
+        stats["staleness/tokens"] = Stat.of(np.concatenate(ages))
     most = _most_behind(context)
     if most is None:
         return batches, stats
@@ -36,8 +41,18 @@ def without_stale(batches: Sequence[Batch], version: int, context: Context) -> t
             ]
             return kept, stats | {"staleness/dropped": Stat.of(np.concatenate(stale))}
         case "auto" | "mask":
-            masked = [_masked(batch, rows) if rows.any() else batch for batch, rows in zip(batches, stale, strict=True)]
+            masked = [
+                _masked(batch, rows, version - most) if rows.any() else batch
+                for batch, rows in zip(batches, stale, strict=True)
+            ]
             return masked, stats | {"staleness/masked": Stat.of(np.concatenate(stale))}
+
+
+def _by_token(batch: Batch) -> bool:
+    """Whether the versions of tokens are known. They are not where responses of the data set are among the samples."""
+    if "token_version" not in batch:
+        return False
+    return np.array_equal(batch["token_version"].offsets, batch["response_mask"].offsets)
 
 
 def _most_behind(context: Context) -> int | None:
@@ -53,10 +68,11 @@ def _most_behind(context: Context) -> int | None:
     return schedule.max_staleness
 
 
-def _masked(batch: Batch, stale: np.ndarray) -> Batch:
+def _masked(batch: Batch, stale: np.ndarray, oldest: int) -> Batch:
+    """Mask the tokens of weights before `oldest`, or `stale` rows if the versions of tokens are not known."""
     mask = batch["response_mask"]
-    values = mask.values * np.repeat(~stale, mask.lengths).astype(mask.values.dtype)
-    return batch.with_columns({"response_mask": Column(values, mask.offsets)})
+    keeps = batch["token_version"].values >= oldest if _by_token(batch) else np.repeat(~stale, mask.lengths)
+    return batch.with_columns({"response_mask": Column(mask.values * keeps.astype(mask.values.dtype), mask.offsets)})
 
 
 def _refuse(batch: Batch, stale: np.ndarray, version: int, most: int) -> None:

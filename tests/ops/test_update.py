@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagrl.algorithms.objective import PolicyObjective
-from dagrl.data.batch import Batch
+from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import OpInput
 from dagrl.ops.update import update
@@ -157,6 +157,21 @@ def test_what_partial_rollouts_have_begun_has_a_bound_of_its_own(bench, aged) ->
     strict = {"stale_samples": "mask"}
     (output,) = update([aged(bench)], bench.context("update", engine=Trainer(), nodes=nodes, schedule=strict))
     assert output.stats["staleness/masked"].total == 2
+
+
+def test_only_the_tokens_that_are_too_old_are_masked_where_their_versions_are_known(bench) -> None:
+    versions, masks = [[5, 5, -1, 7], [7, 7]], [[1, 1, 0, 1], [1, 1]]
+    batch = bench.batch([0, 1], policy_version=[5, 7], advantage=masks, response_mask=masks)
+    known = batch.with_columns({"token_version": Column.ragged(versions, "int32")})
+    engine = Trainer()
+    schedule = {"max_staleness": 1}
+    (output,) = update([OpInput(0, known)], bench.context("update", engine=engine, schedule=schedule))
+    assert engine.masks == [[0, 0, 0, 1, 1, 1]]
+    assert output.stats["staleness/masked"].total == 1
+    tokens = output.stats["staleness/tokens"]
+    assert (tokens.count, tokens.mean, tokens.high) == (5, 0.8, 2)
+    list(update([OpInput(0, batch)], bench.context("update", engine=engine, schedule=schedule)))
+    assert engine.masks == [[0, 0, 0, 0, 1, 1]], "without them, whole samples are"
 
 
 def test_a_generator_that_never_changes_has_no_age(bench, aged) -> None:

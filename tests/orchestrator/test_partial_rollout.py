@@ -93,3 +93,15 @@ def test_responses_go_on_with_what_older_weights_have_sampled(lives):
         if line["staleness/max"] > 0:
             assert line["rollout/begun_token_fraction"] > 0
     assert any(line["staleness/max"] > 0 for line in metrics)
+
+
+def test_each_token_has_the_version_of_the_weights_that_sampled_it(lives):
+    mixed = 0
+    for line in lives["run"].metrics():
+        for row in samples(lives["run"], line["step"]):
+            versions = row["token_version"]
+            assert len(versions) == len(row["response_tokens"]) and versions == sorted(versions)
+            assert min(versions) == row["policy_version"] and max(versions) <= line["step"] - 1
+            mixed += len(set(versions)) > 1
+        assert line["staleness/tokens/mean"] <= line["staleness/mean"]
+    assert mixed, "no response was continued by newer weights"

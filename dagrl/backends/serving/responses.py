@@ -34,6 +34,7 @@ class _Response:
     logprobs: np.ndarray = field(default_factory=lambda: NO_LOGPROBS)
     finish_reason: str = ""
     version: int | None = None
+    versions: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     routed_experts: np.ndarray | None = None
     prompt_is_there: asyncio.Event | None = None
     """Set when another request has computed the prompt."""
@@ -165,6 +166,7 @@ class ResponseReader:
                 response.finish_reason,
                 self._version() if response.version is None else response.version,
                 response.routed_experts,
+                response.versions,
             )
         )
 
@@ -178,6 +180,8 @@ class ResponseReader:
         self._sampled += len(answer.tokens)
         if len(answer.tokens) and response.version is None:
             response.version = version
+        # Weights that were updated in place have sampled the last tokens; their number is not known.
+        response.versions = np.append(response.versions, np.full(len(answer.tokens), version, dtype=np.int32))
         response.tokens = np.concatenate([response.tokens, answer.tokens])
         response.logprobs = np.concatenate([response.logprobs, answer.logprobs])
         if len(answer.tokens):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dagrl.backends.base import not_sampled
 from dagrl.data.batch import Column
 from dagrl.data.stats import Stat
 from dagrl.ops.agents.programs import Verdict
@@ -131,6 +132,7 @@ def _response(sequence: SampledSequence, *, trained: bool) -> Response:
         sequence.tokens,
         sequence.logprobs,
         mask,
+        sequence.versions,
         sequence.finish_reason,
         sequence.routed_experts,
         tuple(Turn(span.begin, span.end) for span in sequence.spans),
@@ -144,5 +146,6 @@ def _unused(prompt: np.ndarray, version: int) -> Response:
         prompt[-1:],
         np.zeros(1, dtype=np.float32),
         np.zeros(1, dtype=np.float32),
+        not_sampled(1),
         "stop",
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dagrl.backends.base import Completion, GenerationRequest
+from dagrl.backends.base import Completion, GenerationRequest, not_sampled
 
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -68,6 +68,8 @@ class SampledSequence:
     finish_reason: str
     """That of its last reply."""
     routed_experts: np.ndarray | None
+    versions: np.ndarray
+    """Policy version that sampled each token of the response, int32; -1 for tokens that were not sampled."""
 
     @property
     def trained(self) -> int:
@@ -157,13 +159,14 @@ class TrajectoryTree:
         return sum(len(_tokens(exchange)) for exchange in self.exchanges)
 
     def _sequence(self, leaf: Exchange, covered: set[int]) -> SampledSequence:
-        pieces, logprobs, spans, end = [], [], [], 0
+        pieces, logprobs, versions, spans, end = [], [], [], [], 0
         for each in leaf.path():
             reply = each.reply
             assert reply is not None, "a program only follows replies that it has"
             begin, end = end + len(each.given), end + len(each.given) + len(reply.tokens)
             pieces += [each.given, reply.tokens]
             logprobs += [np.zeros(len(each.given), dtype=np.float32), reply.logprobs]
+            versions += [not_sampled(len(each.given)), reply.token_versions]
             spans.append(Span(begin, end, id(each) not in covered))
         length = self._prompt_length(leaf)
         prompt, tokens = np.split(np.concatenate(pieces), [length])
@@ -176,6 +179,7 @@ class TrajectoryTree:
             min(each.reply.policy_version for each in leaf.path() if each.reply is not None),
             leaf.reply.finish_reason,
             leaf.reply.routed_experts,
+            np.concatenate(versions)[length:],
         )
 
     def _prompt_length(self, exchange: Exchange) -> int:
@@ -198,6 +202,7 @@ def cut_reply(reply: Completion, length: int, context_length: int) -> Completion
         reply,
         tokens=reply.tokens[:length],
         logprobs=reply.logprobs[:length],
+        versions=reply.token_versions[:length],
         finish_reason="stop",
         routed_experts=None if routes is None else routes[: context_length + length - 1],
     )

@@ -16,7 +16,7 @@ _DETAILS = {
     "reward": ("mean", "std"),
     **dict.fromkeys(("response_tokens", "demonstration_tokens"), ("mean", "max")),
     "turns": ("mean", "max"),
-    "staleness": ("mean", "max"),
+    **dict.fromkeys(("staleness", "staleness/tokens"), ("mean", "max")),
     **dict.fromkeys(("staleness/masked", "staleness/dropped"), _COUNTED),
     **dict.fromkeys(("data/dropped_prompts", "data/cut_prompts"), _COUNTED),
     **dict.fromkeys(("rollout/aborted_prompts", "rollout/aborted_tokens", "rollout/carried_prompts"), _COUNTED),

@@ -54,11 +54,15 @@ def test_an_option_asks_for_columns(op: str, without: dict, with_option: dict, c
 @pytest.mark.parametrize(
     ("op", "options", "columns"),
     [
-        ("update", UPDATE, {"old_logprob", "ref_logprob", "rollout_logprob", "is_expert", "trajectory_share"}),
+        (
+            "update",
+            UPDATE,
+            {"old_logprob", "ref_logprob", "rollout_logprob", "is_expert", "trajectory_share", "token_version"},
+        ),
         (
             "update",
             {**UPDATE, "loss": {"kl_coef": 0.1}},
-            {"old_logprob", "rollout_logprob", "is_expert", "trajectory_share"},
+            {"old_logprob", "rollout_logprob", "is_expert", "trajectory_share", "token_version"},
         ),
         ("advantage", GAE, {"is_expert", "excluded", "token_reward"}),
         ("advantage", {"estimator": "grpo"}, {"is_expert", "excluded"}),

@@ -165,9 +165,14 @@ class RolloutNode(NodeBase, TurnOptions):
         """Prompts that a training step begins."""
         return self.over_sampling_batch_size or prompts_per_step
 
+    @property
+    def writes_token_versions(self) -> bool:
+        """Whether weights of several steps may sample a response, so that each token has a version."""
+        return self.partial_rollout or self.agent is not None
+
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads: tuple[str, ...] = ("group_id", "prompt_tokens")
-        writes: tuple[str, ...] = ROLLOUT_WRITES
+        writes: tuple[str, ...] = (*ROLLOUT_WRITES, *(("token_version",) if self.writes_token_versions else ()))
         if self.multi_turn:
             reads += ("extra_info",)
             writes += ("turns", *(TURN_COLUMNS if self.environment else TURN_COLUMNS[:-1]))

@@ -149,6 +149,7 @@ class UpdateNode(TrainingNode):
             "rollout_logprob": self.rollout_correction is not None,
             "is_expert": self.loss.sft_coef > 0,
             "trajectory_share": False,
+            "token_version": False,
         }
         formula = declared or _LOSSES.get(self.loss.policy, _WITH_OLD)
         needed |= dict.fromkeys(formula.reads, True)
