@@ -78,6 +78,8 @@ class Resources:
         self.folder = folder
         """Folder of the user's own modules."""
         self.run_dir = run_dir
+        self.at_close: list[Callable[[], None]] = []
+        """Called when the worker ends."""
         self.cache: dict[str, Any] = {}
         """Objects that ops load once, by key."""
         # Reentrant, because `make` may itself call `once`.
@@ -139,6 +141,8 @@ class Context:
     """Only for a rollout: the weight version it begins with, which may still be arriving."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> partial responses from earlier steps: columns of a rollout, rows in the group's order."""
+    paused: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Group -> step and group of agents that this worker has paused."""
     aborted: Callable[[], bool] = _never
     """Only for a rollout: whether it was told to end early."""
 

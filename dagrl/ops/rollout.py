@@ -91,8 +91,12 @@ def _groups(
         return _output(batch.rows, responses, np.flatnonzero(groups == group), context)
 
     for group in dict.fromkeys(groups.tolist()):
-        if group not in missing:
+        if group in missing:
+            continue
+        if context.rollout.agent is None:
             yield group_of(group)
+        else:
+            yield _ended_before(batch.rows[groups == group], context.begun[group], context)
     for place, response in grown:
         responses[place] = response
         group = int(groups[place])
@@ -157,7 +161,8 @@ def _output(
     sampled = sum(each.sampled for each in chosen)
     keeps_begun = context.rollout.partial_rollout and not context.validation
     if unfinished:
-        columns = _columns(chosen, context) if keeps_begun else {}
+        # Agents go on in this process.
+        columns = _columns(chosen, context) if keeps_begun and context.rollout.agent is None else {}
         return Output((), rows[places], columns, sampled=sampled, unfinished=True)
     columns, stats = _columns(chosen, context), {}
     if context.sampled_by not in (None, leading_rollout(context.pipeline)):
@@ -173,6 +178,17 @@ def _output(
     if context.rollout.multi_turn:
         stats |= turn_stats(chosen, context.rollout)
     return Output((), rows[places], columns, stats, sampled=sampled)
+
+
+def _ended_before(rows: np.ndarray, begun: Batch, context: Context) -> Output:
+    """A group whose agents ended in an earlier step, which was full and has reported their statistics."""
+    columns = dict(begun.columns)
+    if context.rollout.mask_offpolicy_in_partial_rollout:
+        version = max(context.engine.policy_version, context.version)
+        mask = begun["response_mask"]
+        columns["response_mask"] = Column(mask.values * (begun["token_version"].values >= version), mask.offsets)
+    tokens = len(begun["response_tokens"].values)
+    return Output((), rows, columns, {"rollout/begun_token_fraction": Stat.weighted(tokens, tokens)})
 
 
 def _columns(responses: Sequence[Response], context: Context) -> dict[str, Column]:

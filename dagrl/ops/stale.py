@@ -52,7 +52,7 @@ def _by_token(batch: Batch) -> bool:
     """Whether the versions of tokens are known. They are not where responses of the data set are among the samples."""
     if "token_version" not in batch:
         return False
-    return np.array_equal(batch["token_version"].offsets, batch["response_mask"].offsets)
+    return np.array_equal(batch["token_version"].lengths, batch["response_mask"].lengths)
 
 
 def _most_behind(context: Context) -> int | None:

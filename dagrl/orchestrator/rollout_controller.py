@@ -30,7 +30,7 @@ from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.groups.load_balancer import LoadBalancer, agent_limits, chunk_limits, gather_seconds
 from dagrl.workers.groups.task_group import TaskGroup
 from dagrl.workers.groups.worker_handle import WorkerHandle
-from dagrl.workers.messages import Block, Heartbeat, PartialRollout, PendingWeights, RolloutId
+from dagrl.workers.messages import Begun, Block, Heartbeat, PartialRollout, PausedGroup, PendingWeights, RolloutId
 from dagrl.workers.worker import Worker
 
 
@@ -61,10 +61,10 @@ class RolloutController:
         reports: RolloutReports,
         *,
         committed: int,
-        begun: Mapping[int, PartialRollout],
+        begun: Mapping[int, Begun],
         weights: PendingWeights | None = None,
     ) -> None:
-        """`begun`: data set position -> tokens from earlier steps. `weights`: the servers wait for these first."""
+        """`begun`: data set position -> what earlier steps have left. `weights`: the servers wait for these first."""
         node = pipeline.nodes[task.node]
         assert isinstance(node, RolloutNode)
         self._run, self._task, self._node, self._pipeline = run, task, node, pipeline
@@ -77,8 +77,8 @@ class RolloutController:
         batch.expect(task.name, self._needed if over_samples else None)
         self._missing = dict.fromkeys(self._groups)
         """Groups that are not part of the batch yet, in order."""
-        self._begun: dict[int, PartialRollout] = {}
-        """Group -> tokens that exist already."""
+        self._begun: dict[int, Begun] = {}
+        """Group -> what exists of its responses."""
         if begun:
             positions = {group: batch.position(group) for group in self._groups}
             self._begun = {group: begun[position] for group, position in positions.items() if position in begun}
@@ -100,8 +100,9 @@ class RolloutController:
         self._run, self._servers, self._weights = run, servers, weights
         self._attempt += 1
         self._calls, self._balancer, self._stopped, self._losses = TaskGroup(), None, False, []
-        # Partial rollouts may be lost with a machine. Responses start again, with the same random draws.
-        self._begun = {}
+        # Partial rollouts may be lost with a machine. Responses start again, with the same random draws; agents go on
+        # if their worker lives.
+        self._begun = {group: each for group, each in self._begun.items() if isinstance(each, PausedGroup)}
 
     async def run(self) -> None:
         """Sample until the batch is complete. Raises RunError if the servers end early.
@@ -111,7 +112,7 @@ class RolloutController:
         batch, groups = self._reports.batch, list(self._missing)
         limits = chunk_limits(await self._request_limits(), len(groups), batch.group_size, len(self._servers))
         if not self._stopped:
-            self._balancer = LoadBalancer(groups, len(self._servers), limits)
+            self._balancer = LoadBalancer(groups, len(self._servers), limits, self._servers_of_agents())
             self._send_chunks(self._balancer)
         await self._calls.join()
         if not batch.complete(self._task.name):
@@ -134,7 +135,7 @@ class RolloutController:
         if not self._stopped:
             self._stop()
 
-    def unfinished(self) -> list[tuple[int, PartialRollout | None]]:
+    def unfinished(self) -> list[tuple[int, Begun | None]]:
         """Prompts that are not part of the batch: their data set positions and partial rollouts."""
         return [(self._reports.batch.position(group), self._begun.get(group)) for group in self._missing]
 
@@ -150,6 +151,15 @@ class RolloutController:
             return request_limits[key]
         running = self._node.agent_spec.max_running * (self._node.rows_per_sample if self._training else 1)
         return agent_limits(running, request_limits[key])
+
+    def _servers_of_agents(self) -> dict[int, int]:
+        """Group -> the server whose worker has paused its agents."""
+        numbers = {server.name: number for number, server in enumerate(self._servers)}
+        return {
+            group: numbers[each.worker]
+            for group, each in self._begun.items()
+            if isinstance(each, PausedGroup) and each.worker in numbers
+        }
 
     # -- to the servers
 
@@ -226,7 +236,7 @@ class RolloutController:
             self._begun.pop(group, None)
         if arrival.surplus and block.tokens is not None:
             self._aborted_tokens += int(block.tokens[np.isin(batch.groups(block.rows), arrival.surplus)].sum())
-        self._keep(block, arrival.surplus)
+        self._keep(block, arrival.surplus, worker)
         complete = batch.complete(self._task.name)
         if arrival.complete:
             # After other messages that have arrived: they may complete the batch.
@@ -250,13 +260,17 @@ class RolloutController:
     def _add_unfinished(self, block: Block, worker: str) -> None:
         self._reports.record.add_block(self._run, replace(block, shards=()), worker)
         self._aborted_tokens += block.usage.tokens if block.usage else 0
-        self._keep(block, np.unique(self._reports.batch.groups(block.rows)).tolist())
+        self._keep(block, np.unique(self._reports.batch.groups(block.rows)).tolist(), worker)
 
-    def _keep(self, block: Block, groups: Sequence[int]) -> None:
-        """Keep the partial rollouts of groups that are not part of the batch, if the node asks for it."""
-        if block.ref is not None and self._node.partial_rollout:
-            batch = self._reports.batch
+    def _keep(self, block: Block, groups: Sequence[int], worker: str) -> None:
+        """Keep what exists of groups that are not part of the batch, if the node asks for it."""
+        batch, step = self._reports.batch, self._run.step
+        if not self._node.partial_rollout:
+            return
+        if block.ref is not None:
             self._begun |= {group: PartialRollout(block.ref, batch.rows_of((group,))) for group in groups}
+        elif self._node.agent is not None:
+            self._begun |= {group: PausedGroup(worker, step, group) for group in groups}
 
     def _report_progress(self) -> None:
         done, seconds = len(self._groups) - len(self._missing), time.time() - (self._start or time.time())

@@ -48,6 +48,20 @@ class PartialRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class PausedGroup:
+    """Agents that an earlier step has begun for a group. They run on a worker; after its end, they begin again."""
+
+    worker: str
+    step: int
+    group: int
+    """The group in that step."""
+
+
+type Begun = PartialRollout | PausedGroup
+"""What exists of the responses of a group."""
+
+
+@dataclass(frozen=True, slots=True)
 class PendingWeights:
     """Weights that are being sent to a generator."""
 
@@ -130,8 +144,8 @@ class RolloutWork(TaskWork):
     """Weights to wait for before sampling. Default: start with the current ones."""
     gather_s: float = 0.0
     """Seconds that finished responses wait for others, so that one message carries them."""
-    begun: dict[int, PartialRollout] = field(default_factory=dict)
-    """Group -> tokens that exist already."""
+    begun: dict[int, Begun] = field(default_factory=dict)
+    """Group -> what exists of its responses."""
 
     @property
     def rollout(self) -> RolloutId:

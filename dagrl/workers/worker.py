@@ -28,6 +28,7 @@ from dagrl.workers.messages import (
     Block,
     EngineWork,
     Heartbeat,
+    PartialRollout,
     RolloutId,
     RolloutWork,
     ScoreWork,
@@ -257,8 +258,13 @@ class Worker:
             case AdvantageWork():
                 context = replace(context, kl_weight=work.kl_weight)
             case RolloutWork():
-                begun = {group: cache.partial_rollout(each, work.outputs) for group, each in work.begun.items()}
-                context = replace(context, begun=begun, aborted=lambda: self._aborted == work.rollout)
+                begun, paused = {}, {}
+                for group, each in work.begun.items():
+                    if isinstance(each, PartialRollout):
+                        begun[group] = cache.partial_rollout(each, work.outputs)
+                    else:
+                        paused[group] = each.step, each.group
+                context = replace(context, begun=begun, paused=paused, aborted=lambda: self._aborted == work.rollout)
                 if work.weights:
                     context = replace(context, version=work.weights.version)
             case ScoreWork():
@@ -356,6 +362,8 @@ class Worker:
         return digests_of(self._engine)
 
     def close(self) -> None:
+        for call in self._resources.at_close:
+            call()
         for transfer in self._transfers.values():
             transfer.close()
         if self._profiler is not None:

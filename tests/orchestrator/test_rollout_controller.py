@@ -23,7 +23,7 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import PlannedTask, Rows
 from dagrl.tracking.base import Progress
 from dagrl.workers.errors import RunError, WorkerDiedError
-from dagrl.workers.messages import Block, Heartbeat, PartialRollout, PendingWeights, RolloutWork, Usage
+from dagrl.workers.messages import Block, Heartbeat, PartialRollout, PausedGroup, PendingWeights, RolloutWork, Usage
 from dagrl.workers.worker import Worker
 
 N = 2
@@ -308,6 +308,30 @@ def test_partial_rollouts_go_with_their_prompts_and_are_kept_otherwise(ran) -> N
     left = dict(over.sampling.unfinished())
     assert set(left) == {101, 102, 103, 104, 105}
     assert left[105].ref == "older 5", "it was not sent"
+
+
+AGENT = {"function": "bots:once", "concurrency": 4}
+
+
+def test_agents_that_were_paused_go_on_where_they_run(ran) -> None:
+    begun = {100 + group: PausedGroup(name_of(group % 2), 3, 7 + group) for group in range(4)}
+    fake = Servers(RequestLimits(1, 1), [2])
+    over = ran(fake, 8, 5, 1, 3, partial=True, begun=begun, agent=AGENT)
+    sent = {(name, group) for name, work in fake.works for group in (work.parts[0].rows // N).tolist()}
+    assert {(name_of(group % 2), group) for group in range(4)} <= sent
+    assert len(sent) == len({group for _, group in sent})
+    handed = {group: each for _, work in fake.works for group, each in work.begun.items()}
+    assert handed == {group: begun[100 + group] for group in range(4)}
+    left = {place: each for place, each in over.sampling.unfinished() if each is not None}
+    assert set(left) <= set(range(100, 108)), "what was left by this step, or is where it was"
+
+
+def test_agents_go_on_after_the_loss_of_another_server(ran) -> None:
+    begun = {100: PausedGroup(name_of(0), 3, 7), 101: PausedGroup(name_of(1), 3, 8)}
+    fake = Servers(RequestLimits(1, 1), [1])
+    fake.lives = {name_of(1): 0}
+    over = ran(fake, 2, 2, 1, 2, partial=True, begun=begun, agent=AGENT)
+    assert over.deaths == 1 and sorted(over.index.added) == list(range(2 * N)), "each row once"
 
 
 def test_a_server_that_ends_early_ends_the_run(ran) -> None:

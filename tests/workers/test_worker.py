@@ -96,7 +96,7 @@ class Bench:
         }
         ref = self._put(Batch(rows, columns))
         part = PartWork(0, rows, (ColumnSource((Ref(ref),), {name: name for name in columns}),))
-        outputs = {name: "said" if name == "response_tokens" else name for name in ROLLOUT_WRITES}
+        outputs = {name: "said" if name == "response_tokens" else name for name in (*ROLLOUT_WRITES, "token_version")}
         return work_of(RolloutWork, "rollout", op="rollout", parts=(part,), outputs=outputs, begun=begun or {})
 
     def told(self, work: RolloutWork) -> Iterator[Block | Heartbeat]:

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
-from collections.abc import Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count, zip_longest
+
+import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.data.batch import Batch
-from dagrl.ops.agents.programs import ProgramError, Verdict
 from dagrl.ops.agents.rows import Trajectory, responses_of
-from dagrl.ops.agents.session import Session
+from dagrl.ops.agents.running import Agent, PausedAgents, WaitingRequest
+from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup, agent_setup, row_of
 from dagrl.ops.agents.tree import TrajectoryTree
 from dagrl.ops.base import Context
@@ -63,8 +64,9 @@ type _Event = _Asked | _Ended | _Broken | TurnDone | CallEnded
 def play(batch: Batch, requests: Mapping[int, GenerationRequest], context: Context) -> Iterator[tuple[int, Response]]:
     """Yield the row and the response of each row of the batch, all rows of a trajectory together.
 
-    `requests` are those that a rollout without an agent would begin with. After an abort unfinished trajectories are
-    left out. Raises AgentFailedError.
+    `requests` are those that a rollout without an agent would begin with. After an abort, unfinished trajectories have
+    one unfinished response, the tokens sampled for them; with ``partial_rollout`` their agents wait for a later call.
+    Raises AgentFailedError.
     """
     return AgentRollouts(batch, requests, context).run()
 
@@ -77,37 +79,70 @@ class AgentRollouts:
     requests: Mapping[int, GenerationRequest]
     context: Context
     _setup: AgentSetup = field(init=False)
+    _paused: PausedAgents = field(init=False)
+    _version: int = field(init=False)
+    """Policy version with which the call begins."""
     _events: queue.SimpleQueue[_Event] = field(default_factory=queue.SimpleQueue)
     _queue: TurnRequests = field(init=False)
-    _waiting: dict[int, asyncio.Future[Completion]] = field(default_factory=dict)
-    """Request -> the future of its reply; only used on the endpoint's loop."""
+    _waiting: dict[int, WaitingRequest] = field(default_factory=dict)
+    """Requests that the engine has, by number; only used on the endpoint's loop."""
     _numbers: count[int] = field(default_factory=count)
     _open: set[int] = field(default_factory=set)
     """First rows of the trajectories that have not ended."""
+    _agents: dict[int, Agent] = field(default_factory=dict)
+    """First row -> agent; complete once the call has begun."""
+    _outdated: set[int] = field(default_factory=set)
+    """First rows whose agents were too old to be continued."""
     _busy: int = 0
     """Requests that the engine has."""
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _aborted: bool = False
 
     def __post_init__(self) -> None:
-        self._setup = agent_setup(self.context)
-        self._queue = TurnRequests(self.context.engine, self.context.sampling, self._events.put)
-        step = self.context.sequences
-        self._open = {row for row in self.requests if not self.batch.rows[row] % step}
+        context = self.context
+        self._setup = agent_setup(context)
+        self._paused = context.resources.once(f"paused agents of {context.sampled_by}", self._make_room)
+        self._queue = TurnRequests(context.engine, context.sampling, self._events.put)
+        self._version = max(context.engine.policy_version, context.version)
+        self._open = {row for row in self.requests if not self.batch.rows[row] % context.sequences}
+        groups = self.batch["group_id"].values
+        # Those that ended in an earlier step, but too long ago.
+        self._outdated = {row for row in self._open if int(groups[row]) in context.begun}
 
     def run(self) -> Iterator[tuple[int, Response]]:
-        loop = self._setup.gateway.loop
+        ended = False
         try:
-            loop.call_soon_threadsafe(self._start)
+            self._on_loop(self._start)
             while self._open and not (self._aborted and self._queue.idle):
                 for event in self._next_events():
                     yield from self._take(event)
                 self._aborted = self._aborted or self.context.aborted()
                 if not self._aborted:
                     self._queue.flush()
+            ended = True
+            if self._open:
+                yield from self._leave()
         finally:
             self._queue.leave()
-            loop.call_soon_threadsafe(self._cancel)
+            if not ended or not self._keeps:
+                self._setup.gateway.loop.call_soon_threadsafe(self._cancel)
+
+    def _make_room(self) -> PausedAgents:
+        paused = PausedAgents(self._setup.gateway)
+        self.context.resources.at_close.append(paused.close)
+        return paused
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a later call continues what this one leaves."""
+        return self.context.rollout.partial_rollout and not self.context.validation
+
+    def _on_loop[Result](self, function: Callable[[], Result]) -> Result:
+        """Call a function on the endpoint's loop, behind what was passed to it before."""
+
+        async def call() -> Result:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._setup.gateway.loop).result()
 
     # -- in the thread that yields
 
@@ -131,10 +166,8 @@ class AgentRollouts:
                 self._queue.ask(event.number, event.request)
             case TurnDone():
                 self._busy -= 1
-                if event.completion.finish_reason == ABORTED:
-                    self._aborted = True
-                else:
-                    self._setup.gateway.loop.call_soon_threadsafe(self._answer, event.row, event.completion)
+                self._aborted = self._aborted or event.completion.finish_reason == ABORTED
+                self._setup.gateway.loop.call_soon_threadsafe(self._answer, event.row, event.completion)
             case CallEnded():
                 self._queue.call_ended()
                 if event.failure is not None:
@@ -145,85 +178,105 @@ class AgentRollouts:
                 raise event.failure
 
     def _ended(self, event: _Ended) -> Iterator[tuple[int, Response]]:
-        trajectory, spec = event.trajectory, self._setup.spec
+        trajectory, spec, context = event.trajectory, self._setup.spec, self.context
         if trajectory.error is not None and spec.on_error == "stop":
             raise AgentFailedError(
                 f"the agent `{spec.shown}` failed for sample {self.batch.rows[event.row]}: {trajectory.error}; "
                 "`on_error: mask` would leave the sample out"
             )
         self._open.discard(event.row)
-        prompt = self.requests[event.row].prompt
-        rows, version = self.context.sequences, self.context.engine.policy_version
-        responses = responses_of(trajectory, prompt, rows, version=version, zero=spec.on_error == "zero")
-        yield from enumerate(responses, event.row)
+        responses = responses_of(
+            trajectory,
+            self.requests[event.row].prompt,
+            context.sequences,
+            version=context.engine.policy_version,
+            zero=spec.on_error == "zero",
+            begun=self._agents[event.row].begun,
+        )
+        for row, response in enumerate(responses, event.row):
+            if context.rollout.mask_offpolicy_in_partial_rollout:
+                response = response.without_older(self._version)
+            yield row, replace(response, outdated=event.row in self._outdated)
+
+    def _leave(self) -> Iterator[tuple[int, Response]]:
+        """Pause the agents that have not ended."""
+        for row, tokens in self._on_loop(self._pause).items():
+            yield row, Response(self._version, tokens)
 
     # -- on the endpoint's loop
 
     def _start(self) -> None:
+        context, node = self.context, self.context.rollout
+        # What a step leaves is continued by the next one, or by one that overlaps with that.
+        self._paused.cancel_before(
+            context.step - node.partial_rollout_max_age - context.pipeline.schedule.max_staleness
+        )
+        for group, rows in self._rows_of_groups().items():
+            paused = self._paused.take(context.paused.get(group))
+            for row, agent in zip_longest(rows, paused):
+                self._agents[row] = self._agent(row, agent)
+        for row, agent in self._agents.items():
+            agent.serve(self, row)
+
+    def _rows_of_groups(self) -> dict[int, list[int]]:
+        """Group -> the first rows of its trajectories, in order."""
+        found: dict[int, list[int]] = {}
         for row in sorted(self._open):
-            task = self._setup.gateway.loop.create_task(self._guarded(self._trajectory(row)))
-            self._tasks.append(task)
+            found.setdefault(int(self.batch["group_id"][row]), []).append(row)
+        return found
+
+    def _agent(self, row: int, paused: Agent | None) -> Agent:
+        """The agent of a row: the paused one, unless its tokens are too old."""
+        if paused is not None:
+            oldest = paused.oldest
+            if oldest is None or self._version - oldest <= self.context.rollout.partial_rollout_max_age:
+                return paused
+            paused.cancel()
+            self._outdated.add(row)
+        request = self.requests[row]
+        new_session = partial(_session, request, self._setup, self.context)
+        return Agent(self._setup, row_of(self.batch, row, request.seed), new_session)
+
+    def _pause(self) -> dict[int, np.ndarray]:
+        """Pause all agents of groups that have not ended; returns the tokens sampled for those that have not."""
+        groups = self.batch["group_id"].values
+        left: dict[int, list[Agent]] = {int(groups[row]): [] for row in self._open}
+        sampled = {}
+        for row, agent in self._agents.items():
+            if (group := int(groups[row])) in left:
+                tokens = agent.pause()
+                left[group].append(agent)
+                if row in self._open:
+                    sampled[row] = tokens
+        if self._keeps:
+            for group, agents in left.items():
+                self._paused.put((self.context.step, group), agents)
+        return sampled
 
     def _cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for future in self._waiting.values():
-            future.cancel()
+        for agent in self._agents.values():
+            agent.cancel()
+        for waiting in self._waiting.values():
+            waiting.reply.cancel()
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except asyncio.CancelledError:
-            raise
-        except BaseException as failure:  # noqa: BLE001 - raised in the thread that yields
-            self._events.put(_Broken(failure))
+    def ask(self, waiting: WaitingRequest) -> None:
+        number = next(self._numbers)
+        self._waiting[number] = waiting
+        self._events.put(_Asked(number, waiting.remaining()))
 
-    async def _trajectory(self, row: int) -> None:
-        """Run the program for a row, again if it fails and may."""
-        spec = self._setup.spec
-        async with self._setup.slots:
-            begun = time.monotonic()
-            attempts = 1
-            session, verdict, error = await self._attempt(row)
-            while error is not None and not session.refused and attempts <= spec.retries:
-                attempts += 1
-                session, verdict, error = await self._attempt(row)
-        trajectory = Trajectory(session.tree, verdict, error, session.refused, attempts - 1, time.monotonic() - begun)
+    def ended(self, row: int, trajectory: Trajectory) -> None:
         self._events.put(_Ended(row, trajectory))
 
-    async def _attempt(self, row: int) -> tuple[Session, Verdict, str | None]:
-        """The session, what the program says of it, and why it failed, if it did."""
-        setup, gateway = self._setup, self._setup.gateway
-        session, spec = self._session(row), self._setup.spec
-        gateway.add(session)
-        try:
-            program = setup.program.run(gateway.url, session.key, row_of(self.batch, row, self.requests[row].seed))
-            verdict = await asyncio.wait_for(program, spec.timeout_s)
-        except TimeoutError:
-            return session, Verdict(), f"it took longer than timeout_s, {spec.timeout_s:g} s"
-        except ProgramError as error:
-            return session, Verdict(output=error.output), str(error)
-        finally:
-            gateway.remove(session)
-        if verdict.reward is None and setup.needs_reward:
-            return session, verdict, "it gave no reward, which `fn: agent` takes"
-        return session, verdict, None
-
-    def _session(self, row: int) -> Session:
-        context, request = self.context, self.requests[row]
-        node = context.rollout
-        longest = node.max_prompt_tokens or context.pipeline.data.max_prompt_tokens
-        tree = TrajectoryTree(request.prompt, request.seed, longest, context.sampling.max_new_tokens)
-        hermes = node.tool_format == "hermes"
-        return Session(tree, self._setup.writer, self._setup.parser, hermes, self._ask, node.max_turns)
-
-    def _ask(self, request: GenerationRequest) -> asyncio.Future[Completion]:
-        number, future = next(self._numbers), self._setup.gateway.loop.create_future()
-        self._waiting[number] = future
-        self._events.put(_Asked(number, request))
-        return future
+    def broken(self, failure: BaseException) -> None:
+        self._events.put(_Broken(failure))
 
     def _answer(self, number: int, completion: Completion) -> None:
-        future = self._waiting.pop(number)
-        if not future.done():
-            future.set_result(completion)
+        self._waiting.pop(number).extend(completion)
+
+
+def _session(request: GenerationRequest, setup: AgentSetup, context: Context, ask: Ask) -> Session:
+    """A new trajectory of a row, whose first request a rollout without an agent would begin with `request`."""
+    node = context.rollout
+    longest = node.max_prompt_tokens or context.pipeline.data.max_prompt_tokens
+    tree = TrajectoryTree(request.prompt, request.seed, longest, context.sampling.max_new_tokens)
+    return Session(tree, setup.writer, setup.parser, node.tool_format == "hermes", ask, node.max_turns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,11 +54,14 @@ class AgentRow:
     """The program's reward; NaN if it gave none."""
 
 
-def responses_of(trajectory: Trajectory, prompt: np.ndarray, rows: int, *, version: int, zero: bool) -> list[Response]:
+def responses_of(
+    trajectory: Trajectory, prompt: np.ndarray, rows: int, *, version: int, zero: bool, begun: int = 0
+) -> list[Response]:
     """The `rows` rows of a trajectory; unused ones have one token that is not trained on.
 
-    `prompt` is the row's in the data set, `version` that of the weights. With `zero`, a failed program has the reward
-    0; otherwise its trajectory is excluded, as is one without any reply.
+    `prompt` is the row's in the data set, `version` that of the weights, `begun` the number of tokens that earlier
+    steps have sampled. With `zero`, a failed program has the reward 0; otherwise its trajectory is excluded, as is one
+    without any reply.
     """
     sequences = trajectory.tree.sequences(rows)
     excluded = not sequences or (trajectory.failed and not zero)
@@ -71,8 +74,10 @@ def responses_of(trajectory: Trajectory, prompt: np.ndarray, rows: int, *, versi
     made = []
     for number in range(rows):
         sequence = sequences[number] if number < len(sequences) else None
+        # The first row of a program that asked nothing has the row's prompt, for people who look at samples.
+        unused = prompt[-1:] if number else prompt
         row = AgentRow(
-            prompt[-1:] if sequence is None else sequence.prompt,
+            unused if sequence is None else sequence.prompt,
             trajectory,
             1 - trained / sampled if sampled else 0.0,
             first=number == 0,
@@ -82,7 +87,10 @@ def responses_of(trajectory: Trajectory, prompt: np.ndarray, rows: int, *, versi
         )
         response = _unused(prompt, version) if sequence is None else _response(sequence, trained=not excluded)
         reason = ERROR if trajectory.failed else trajectory.refused or response.finish_reason
-        made.append(response.with_agent(row, reason))
+        # A trajectory's first tokens may be in any of its rows; only their sum is reported.
+        earlier = min(begun, sequence.trained) if sequence else 0
+        begun -= earlier
+        made.append(replace(response.with_agent(row, reason), begun=earlier))
     return made
 
 

@@ -20,6 +20,10 @@ from dagrl.ops.agents.tree import ContextLengthError, Exchange, TrajectoryTree, 
 _LENGTH, _TURNS = "length", "turns"
 
 
+type Ask = Callable[[GenerationRequest], Awaitable[Completion]]
+"""Samples one reply."""
+
+
 class TurnLimitError(ValueError):
     """A trajectory has used all of its turns."""
 
@@ -67,7 +71,7 @@ class Session:
     """From the tools of a request to the parser of calls."""
     hermes: bool
     """Whether calls are written between marks, so that the text before them is known."""
-    ask: Callable[[GenerationRequest], Awaitable[Completion]]
+    ask: Ask
     """Samples one reply."""
     max_turns: int
     key: str = field(default_factory=lambda: f"dagrl-{secrets.token_urlsafe(24)}")

@@ -15,7 +15,7 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Executor, PlannedTask, Rows
 from dagrl.workers.messages import (
     AdvantageWork,
-    PartialRollout,
+    Begun,
     PartWork,
     RolloutWork,
     ScoreWork,
@@ -84,7 +84,7 @@ def dispatch_chunk(
     groups: Sequence[int],
     *,
     committed: int,
-    begun: Mapping[int, PartialRollout],
+    begun: Mapping[int, Begun],
     **options: Any,
 ) -> RolloutWork:
     """The work of a server that samples these groups. `options` are other fields of `RolloutWork`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dagrl.workers.messages import PartialRollout
+from dagrl.workers.messages import Begun, PausedGroup
 
 
 @dataclass(slots=True)
@@ -13,7 +13,7 @@ class _Prompt:
     position: int
     left_by: int
     """The step that has not finished it."""
-    begun: PartialRollout | None = None
+    begun: Begun | None = None
     taken_by: int | None = None
 
 
@@ -34,17 +34,18 @@ class PartialRolloutBuffer:
             prompt.taken_by = step
         return tuple(prompt.position for prompt in waiting)
 
-    def begun(self, step: int) -> dict[int, PartialRollout]:
-        """Data set position -> tokens, of the prompts that `step` has taken."""
+    def begun(self, step: int) -> dict[int, Begun]:
+        """Data set position -> what exists, of the prompts that `step` has taken."""
         mine = [prompt for prompt in self._prompts if prompt.taken_by == step]
         return {prompt.position: prompt.begun for prompt in mine if prompt.begun is not None}
 
     def drop_tokens(self) -> None:
-        """The objects with the tokens may be lost: all prompts start again."""
+        """The objects with the tokens may be lost: all prompts start again, except those of agents that go on."""
         for prompt in self._prompts:
-            prompt.begun = None
+            if not isinstance(prompt.begun, PausedGroup):
+                prompt.begun = None
 
-    def add(self, step: int, prompts: Iterable[tuple[int, PartialRollout | None]]) -> None:
+    def add(self, step: int, prompts: Iterable[tuple[int, Begun | None]]) -> None:
         """Add what `step` has not finished, by data set position."""
         self._prompts += [_Prompt(position, step, begun) for position, begun in prompts]
 

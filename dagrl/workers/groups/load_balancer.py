@@ -7,7 +7,7 @@ does what is decoded together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dagrl.backends.base import RequestLimits
 
@@ -47,9 +47,17 @@ def gather_seconds(servers: int) -> float:
 class LoadBalancer:
     """Decides which server gets which groups next."""
 
-    def __init__(self, groups: Sequence[int], servers: int, limits: RequestLimits) -> None:
-        ends = range(limits.chunk, len(groups) + limits.chunk, limits.chunk)
-        self._chunks = deque(tuple(groups[end - limits.chunk : end]) for end in ends)
+    def __init__(
+        self, groups: Sequence[int], servers: int, limits: RequestLimits, pinned: Mapping[int, int] | None = None
+    ) -> None:
+        """`pinned`: group -> the only server that may get it."""
+        pinned = pinned or {}
+        self._chunks = _chunks([group for group in groups if group not in pinned], limits.chunk)
+        self._pinned = [
+            _chunks([group for group in groups if pinned.get(group) == server], limits.chunk)
+            for server in range(servers)
+        ]
+        """Chunks of each server that no other may get; they come first."""
         self._max_inflight = limits.max_inflight
         self._inflight = [0] * servers
         """Unfinished groups of each server."""
@@ -60,17 +68,16 @@ class LoadBalancer:
 
     def next_chunks(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Chunks to send now, as (server, groups)."""
+        for server, chunks in enumerate(self._pinned):
+            if chunks and self._has_room(server, len(chunks[0])):
+                yield server, self._send(server, chunks)
         while self._chunks:
             groups = self._chunks[0]
             free = [server for server in range(len(self._inflight)) if self._has_room(server, len(groups))]
             if not free:
                 return
             server = min(free, key=self._inflight.__getitem__)
-            self._chunks.popleft()
-            self._inflight[server] += len(groups)
-            self._open[server] += 1
-            self._starting[server] = True
-            yield server, groups
+            yield server, self._send(server, self._chunks)
 
     def started(self, server: int) -> None:
         self._starting[server] = False
@@ -86,9 +93,21 @@ class LoadBalancer:
         self.finished(server, unfinished)
 
     def stop(self) -> None:
-        self._chunks.clear()
+        for chunks in (self._chunks, *self._pinned):
+            chunks.clear()
+
+    def _send(self, server: int, chunks: deque[tuple[int, ...]]) -> tuple[int, ...]:
+        groups = chunks.popleft()
+        self._inflight[server] += len(groups)
+        self._open[server] += 1
+        self._starting[server] = True
+        return groups
 
     def _has_room(self, server: int, groups: int) -> bool:
         if self._starting[server] or self._open[server] == MAX_OPEN_CHUNKS:
             return False
         return self._inflight[server] == 0 or self._inflight[server] + groups <= self._max_inflight
+
+
+def _chunks(groups: Sequence[int], size: int) -> deque[tuple[int, ...]]:
+    return deque(tuple(groups[begin : begin + size]) for begin in range(0, len(groups), size))

@@ -82,6 +82,18 @@ async def second_time(client, row):
 async def silent(client, row):
     await once(client, row)
 
+begins = []
+
+async def pauses(client, row):
+    begins.append(row["sample_id"])
+    messages = list(row["messages"])
+    for turn in range(2):
+        answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
+        messages += [answer.choices[0].message, {"role": "user", "content": "+1="}]
+        if not turn:
+            await asyncio.sleep(1.0)
+    return float(len(begins))
+
 running, most = 0, 0
 
 async def counted(client, row):
@@ -131,6 +143,7 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
         aborted: Callable[[], bool] = bool,
         reward: str = "exact",
         like: Context | None = None,
+        context: Context | None = None,
         **options: Any,
     ) -> list[Output]:
         node: dict[str, Any] = {
@@ -142,10 +155,10 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
         }
         if agent is not None:
             node["agent"] = agent
-        context = bench.context(
-            "rollout", engine=engine, nodes={"rollout": node, "reward": {"op": "reward", "fn": reward}}
-        )
-        context = replace(context, aborted=aborted, resources=like.resources if like else context.resources)
+        if context is None:
+            nodes = {"rollout": node, "reward": {"op": "reward", "fn": reward}}
+            made = bench.context("rollout", engine=engine, nodes=nodes)
+            context = replace(made, aborted=aborted, resources=like.resources if like else made.resources)
         each = context.sequences
         prompts = tuple(prompt for prompt in prompts for _ in range(each))
         rows = list(range(len(prompts)))
@@ -262,6 +275,94 @@ def test_chunks_of_a_worker_share_the_slots_of_its_agents(play) -> None:
         found = [*pool.map(lambda _: play(agent, like=play.last), range(2))]
     assert [len(together(outputs)) for outputs in found] == [8, 8]
     assert max(output.stats["agent/most"].high for outputs in found for output in outputs) == 3
+
+
+PAUSED = {"partial_rollout": True, "over_sampling_batch_size": 8}
+
+
+def pause(play, agent: Any, *, after: float = 0.3, **options: Any) -> tuple[Output, Context]:
+    """The output of a call that is aborted, and the context of one that goes on with its agents."""
+    begun = time.monotonic()
+    outputs = play(agent, prompts=PROMPTS[:2], aborted=lambda: time.monotonic() > begun + after, **PAUSED, **options)
+    assert [output.unfinished for output in outputs] == [True]
+    assert not outputs[0].columns, "agents go on in this process"
+    return outputs[0], replace(play.last, step=2, paused={0: (1, 0)}, aborted=bool)
+
+
+def go_on(play, context: Context) -> Output:
+    (output,) = play(prompts=PROMPTS[:2], context=context)
+    return output
+
+
+def test_an_agent_goes_on_in_a_later_call(play, engine, monkeypatch) -> None:
+    whole = together(play("bots:pauses", prompts=PROMPTS[:2], tokens=20))
+    left, later = pause(play, "bots:pauses", tokens=20)
+    monkeypatch.setattr(engine, "policy_version", 1)
+    output = go_on(play, later)
+    batch = together([output])
+    for name in ("response_tokens", "response_mask", "token_turn"):
+        assert batch[name].values.tolist() == whole[name].values.tolist(), name
+    assert batch["agent_reward"].values.tolist() == [4, 4], "two agents began for each of the two batches"
+    versions, turns = batch["token_version"].values, batch["token_turn"].values
+    assert versions.tolist() == [{0: -1, 1: 0, 2: 1}[turn] for turn in turns.tolist()]
+    assert batch["policy_version"].values.tolist() == [0, 0]
+    assert (left.sampled, output.sampled) == ((turns == 1).sum(), (turns == 2).sum())
+    assert output.stats["rollout/begun_token_fraction"].mean == left.sampled / (turns > 0).sum()
+
+
+def test_a_reply_goes_on_after_the_tokens_that_were_sampled_before_an_abort(play, engine, monkeypatch) -> None:
+    whole = together(play("bots:once", prompts=PROMPTS[:2]))
+    generate = engine.generate
+
+    def aborted(requests, sampling):
+        for each in generate(requests, sampling):
+            begun = {"tokens": each.tokens[:2], "logprobs": each.logprobs[:2], "finish_reason": "abort"}
+            yield replace(each, **begun) if len(each.tokens) > 2 else each
+
+    monkeypatch.setattr(engine, "generate", aborted)
+    left, later = pause(play, "bots:once", after=100)
+    monkeypatch.setattr(engine, "generate", generate)
+    monkeypatch.setattr(engine, "policy_version", 1)
+    masking = later.rollout.model_copy(update={"mask_offpolicy_in_partial_rollout": True})
+    nodes = {**later.pipeline.nodes, "rollout": masking}
+    later.resources.pipeline = later.pipeline.model_copy(update={"nodes": nodes})
+    output = go_on(play, later)
+    batch = together([output])
+    assert batch["response_tokens"].values.tolist() == whole["response_tokens"].values.tolist()
+    np.testing.assert_allclose(batch["rollout_logprob"].values, whole["rollout_logprob"].values, atol=1e-5)
+    versions = [batch["token_version"][row].tolist() for row in range(2)]
+    assert left.sampled >= 4 and {tuple(each[:3]) for each in versions} == {(0, 0, 1)}
+    assert batch["response_mask"].values.tolist() == batch["token_version"].values.tolist()
+
+
+def test_an_agent_whose_tokens_are_too_old_begins_anew(play, engine, monkeypatch) -> None:
+    _, later = pause(play, "bots:pauses", tokens=20)
+    monkeypatch.setattr(engine, "policy_version", 5)
+    output = go_on(play, later)
+    assert output.stats["rollout/outdated_fraction"].mean == 1
+    assert together([output])["policy_version"].values.tolist() == [5, 5]
+
+
+def test_an_agent_that_no_worker_has_any_more_begins_anew(play) -> None:
+    _, later = pause(play, "bots:pauses", tokens=20)
+    whole = go_on(play, replace(later, paused={0: (1, 7)}))
+    assert whole.stats["rollout/begun_token_fraction"].mean == 0
+
+
+def test_time_that_an_agent_is_paused_is_not_its_own(play) -> None:
+    agent = {"function": "bots:pauses", "timeout_s": 1.4}
+    _, later = pause(play, agent, tokens=20)
+    time.sleep(1.2)
+    output = go_on(play, later)
+    assert output.stats["agent/failed_fraction"].mean == 0 and output.stats["agent/seconds"].high < 1.4
+
+
+def test_a_group_that_a_full_step_did_not_take_is_passed_on_as_it_is(play) -> None:
+    (first,) = play("bots:once", prompts=PROMPTS[:2], **PAUSED)
+    (again,) = play(prompts=PROMPTS[:2], context=replace(play.last, begun={0: Batch(first.rows, first.columns)}))
+    assert again.columns.keys() == first.columns.keys()
+    assert again.columns["agent_reward"] is first.columns["agent_reward"]
+    assert again.stats.keys() == {"rollout/begun_token_fraction"} and not again.sampled
 
 
 def test_a_command_is_an_agent(play) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -21,8 +22,8 @@ from dagrl.workers.groups.load_balancer import (
 class Table:
     """Servers that finish groups when chance says so."""
 
-    def __init__(self, groups: int, servers: int, size: RequestLimits) -> None:
-        self.balancer = LoadBalancer(range(groups), servers, size)
+    def __init__(self, groups: int, servers: int, size: RequestLimits, pinned: Mapping[int, int] | None = None) -> None:
+        self.balancer = LoadBalancer(range(groups), servers, size, pinned)
         self.chunks: list[deque[list[int]]] = [deque() for _ in range(servers)]
         """Of each server, its chunks, with the groups that it has not finished."""
         self.sent: list[tuple[int, tuple[int, ...]]] = []
@@ -157,3 +158,21 @@ def test_agents_are_bounded_by_their_own_number_and_not_by_the_engines(running, 
     limits = agent_limits(running, RequestLimits(chunk=32, max_inflight=40))
     assert limits == RequestLimits(chunk, running + -(-running // 4))
     assert -(-limits.max_inflight // limits.chunk) < MAX_OPEN_CHUNKS, "a worker has no threads for more"
+
+
+@given(
+    groups=st.integers(1, 30),
+    servers=st.integers(1, 4),
+    size=sizes,
+    pins=st.dictionaries(st.integers(0, 29), st.integers(0, 3)),
+)
+def test_a_pinned_group_is_only_sent_to_its_server(groups, servers, size, pins) -> None:
+    pinned = {group: server % servers for group, server in pins.items() if group < groups}
+    table = Table(groups, servers, size, pinned)
+    while any(table.inflight()):
+        assert max(table.inflight()) <= size.max_inflight
+        for server in range(servers):
+            table.finish(server, 0)
+    assert sorted(table.finished) == list(range(groups))
+    sent = {group: server for server, chunk in table.sent for group in chunk}
+    assert pinned.items() <= sent.items()

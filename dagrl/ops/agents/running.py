@@ -1,0 +1,307 @@
+"""An agent: one program, its trajectory, and its requests. It may outlive the call of a rollout that began it.
+
+A call answers the requests of its agents. When it is aborted it can pause them: programs keep running, their requests
+wait, and a later call answers them, by newer weights. All methods run on the endpoint's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from dagrl.backends.base import Completion, GenerationRequest
+from dagrl.ops.agents.gateway import Gateway
+from dagrl.ops.agents.programs import ProgramError, Verdict
+from dagrl.ops.agents.rows import Trajectory
+from dagrl.ops.agents.session import Ask, Session
+from dagrl.ops.agents.setup import AgentSetup
+from dagrl.ops.response import ABORTED
+
+_CLOSE_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """A request whose reply is not complete."""
+
+    request: GenerationRequest
+    reply: asyncio.Future[Completion]
+    sampled: Completion | None = None
+    """The part of the reply that aborted calls have sampled."""
+
+    def remaining(self) -> GenerationRequest:
+        """The request for the rest of the reply."""
+        if self.sampled is None:
+            return self.request
+        begun = np.concatenate([self.request.begun, self.sampled.tokens])
+        limit = self.request.limit
+        return replace(self.request, begun=begun, limit=None if limit is None else limit - len(self.sampled.tokens))
+
+    def extend(self, completion: Completion) -> None:
+        """Append what was sampled, and answer the request if that completes the reply."""
+        self.sampled = completion = completion if self.sampled is None else _joined(self.sampled, completion)
+        if completion.finish_reason != ABORTED and not self.reply.done():
+            self.reply.set_result(completion)
+
+
+def _joined(first: Completion, second: Completion) -> Completion:
+    if not len(first.tokens):
+        return second
+    if not len(second.tokens):
+        return replace(first, finish_reason=second.finish_reason)
+    return replace(
+        second,
+        tokens=np.concatenate([first.tokens, second.tokens]),
+        logprobs=np.concatenate([first.logprobs, second.logprobs]),
+        policy_version=min(first.policy_version, second.policy_version),
+        versions=np.concatenate([first.token_versions, second.token_versions]),
+    )
+
+
+class Call(Protocol):
+    """A call of a rollout, as its agents see it."""
+
+    def ask(self, waiting: WaitingRequest) -> None:
+        """Pass a request to the engine, which extends it."""
+
+    def ended(self, row: int, trajectory: Trajectory) -> None:
+        """The agent of a row has ended."""
+
+    def broken(self, failure: BaseException) -> None:
+        """Something other than a program has failed."""
+
+
+@dataclass(slots=True, eq=False)
+class Agent:
+    """One agent, which starts when a call serves it for the first time."""
+
+    setup: AgentSetup
+    task: Mapping[str, Any]
+    """The row that the program gets."""
+    new_session: Callable[[Ask], Session]
+    begun: int = 0
+    """Tokens sampled by earlier calls."""
+    _call: Call | None = None
+    """The call that serves it; None while it is paused."""
+    _row: int = 0
+    """Its first row in that call."""
+    _session: Session | None = None
+    _trajectory: Trajectory | None = None
+    """Set when it has ended."""
+    _waiting: list[WaitingRequest] = field(default_factory=list)
+    _program: asyncio.Task[None] | None = None
+    _admission: asyncio.Task[None] | None = None
+    """Waits for a slot."""
+    _holds_slot: bool = False
+    _clock: PausableTimeout = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._clock = PausableTimeout(self.setup.spec.timeout_s)
+
+    # -- calls
+
+    def serve(self, call: Call, row: int) -> None:
+        """Let `call` answer its requests from now on, as soon as there is a slot."""
+        self._call, self._row = call, row
+        if self._trajectory is not None:
+            call.ended(row, self._trajectory)
+        else:
+            self._admission = asyncio.get_running_loop().create_task(self._admit())
+
+    def pause(self) -> np.ndarray:
+        """Let requests and the clock wait for another call. Returns the tokens that this call has sampled for it."""
+        if self._admission is not None:
+            self._admission.cancel()
+        self._call = None
+        self._clock.pause()
+        self._release()
+        new = self._tokens()[self.begun :]
+        self.begun += len(new)
+        return new
+
+    def cancel(self) -> None:
+        """End the program."""
+        for task in (self._admission, self._program):
+            if task is not None:
+                task.cancel()
+        self._release()
+
+    async def end(self) -> None:
+        """End the program, and wait for that."""
+        self.cancel()
+        if self._program is not None:
+            await asyncio.wait([self._program])
+
+    @property
+    def oldest(self) -> int | None:
+        """Oldest policy version of its tokens; None without any."""
+        replies = [each.sampled for each in self._waiting if each.sampled is not None]
+        if self._session is not None:
+            replies += [each.reply for each in self._session.tree.exchanges if each.reply is not None]
+        return min((each.policy_version for each in replies if len(each.tokens)), default=None)
+
+    def _tokens(self) -> np.ndarray:
+        """All tokens sampled so far."""
+        done = self._session.tree.exchanges if self._session is not None else []
+        found = [each.reply.tokens for each in done if each.reply is not None]
+        found += [each.sampled.tokens for each in self._waiting if each.sampled is not None]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    async def _admit(self) -> None:
+        await self.setup.slots.acquire()
+        self._holds_slot, self._admission = True, None
+        if self._program is None:
+            self._program = asyncio.get_running_loop().create_task(self._run())
+        self._clock.go_on()
+        for waiting in self._waiting:
+            self._pass_on(waiting)
+
+    def _release(self) -> None:
+        if self._holds_slot:
+            self._holds_slot = False
+            self.setup.slots.release()
+
+    # -- requests
+
+    async def _ask(self, request: GenerationRequest) -> Completion:
+        waiting = WaitingRequest(request, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._holds_slot:
+            self._pass_on(waiting)
+        try:
+            return await waiting.reply
+        finally:
+            self._waiting.remove(waiting)
+
+    def _pass_on(self, waiting: WaitingRequest) -> None:
+        assert self._call is not None, "a paused agent has no slot"
+        self._call.ask(waiting)
+
+    # -- the program
+
+    async def _run(self) -> None:
+        """Run the program, again if it fails and may."""
+        try:
+            self._trajectory = await self._played()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as failure:
+            if self._call is None:
+                raise
+            self._call.broken(failure)
+            return
+        self._release()
+        if self._call is not None:
+            self._call.ended(self._row, self._trajectory)
+
+    async def _played(self) -> Trajectory:
+        spec, attempts = self.setup.spec, 1
+        session, verdict, error = await self._attempt()
+        while error is not None and not session.refused and attempts <= spec.retries:
+            attempts += 1
+            session, verdict, error = await self._attempt()
+        return Trajectory(session.tree, verdict, error, session.refused, attempts - 1, self._clock.seconds)
+
+    async def _attempt(self) -> tuple[Session, Verdict, str | None]:
+        """The session, what the program says of it, and why it failed, if it did."""
+        setup, gateway = self.setup, self.setup.gateway
+        session = self._session = self.new_session(self._ask)
+        # Tokens of a failed attempt are in no row.
+        self.begun = 0
+        gateway.add(session)
+        try:
+            async with self._clock:
+                verdict = await setup.program.run(gateway.url, session.key, self.task)
+        except TimeoutError:
+            return session, Verdict(), f"it took longer than timeout_s, {setup.spec.timeout_s:g} s"
+        except ProgramError as error:
+            return session, Verdict(output=error.output), str(error)
+        finally:
+            gateway.remove(session)
+        if verdict.reward is None and setup.needs_reward:
+            return session, verdict, "it gave no reward, which `fn: agent` takes"
+        return session, verdict, None
+
+
+class PausableTimeout:
+    """A timeout that stands still while its agent is paused. Each ``async with`` has the whole of it."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s, self._left_s = limit_s, limit_s
+        self._timeout: asyncio.Timeout | None = None
+        self._paused = False
+        self._since = time.monotonic()
+        self.seconds = 0.0
+        """Time in all contexts, without pauses."""
+
+    async def __aenter__(self) -> None:
+        self._left_s, self._since = self._limit_s, time.monotonic()
+        self._timeout = asyncio.timeout(None if self._paused else self._limit_s)
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> None:
+        assert self._timeout is not None
+        timeout, self._timeout = self._timeout, None
+        if not self._paused:
+            self.seconds += time.monotonic() - self._since
+        await timeout.__aexit__(*raised)
+
+    def pause(self) -> None:
+        """Stop the clock."""
+        if not self._paused and self._timeout is not None:
+            passed = time.monotonic() - self._since
+            self.seconds += passed
+            self._left_s -= passed
+            # It may have expired just now.
+            with suppress(RuntimeError):
+                self._timeout.reschedule(None)
+        self._paused = True
+
+    def go_on(self) -> None:
+        """Let the clock run again."""
+        if self._paused and self._timeout is not None:
+            self._since = time.monotonic()
+            with suppress(RuntimeError):
+                self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
+        self._paused = False
+
+
+type GroupKey = tuple[int, int]
+"""A step, and a group of it."""
+
+
+class PausedAgents:
+    """The agents of groups that a step has not finished, for a later one."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._groups: dict[GroupKey, list[Agent]] = {}
+        self._loop = gateway.loop
+
+    def close(self) -> None:
+        """End all of them, from another thread than the endpoint's."""
+
+        async def end() -> None:
+            await asyncio.gather(*(agent.end() for group in self._groups.values() for agent in group))
+
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result(_CLOSE_S)
+
+    def put(self, key: GroupKey, agents: Sequence[Agent]) -> None:
+        """Keep the agents of a group, in the order of its samples."""
+        self._groups[key] = [*agents]
+
+    def take(self, key: GroupKey | None) -> list[Agent]:
+        """The agents of a group; empty if there are none, as after the end of a worker."""
+        return self._groups.pop(key, []) if key is not None else []
+
+    def cancel_before(self, step: int) -> None:
+        """End those that steps before `step` have left."""
+        for key in [key for key in self._groups if key[0] < step]:
+            for agent in self._groups.pop(key):
+                agent.cancel()
