@@ -13,12 +13,16 @@ from dagrl.data.stats import Stat
 from dagrl.graph.plugins.custom import load_function, located, raised_by
 from dagrl.graph.plugins.declarations import rule_columns
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.experts import own_rows
 from dagrl.ops.trajectories import first_rows
 from dagrl.ops.view import view_of
 
 
 def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the rows of the groups that pass. Raises ValueError unless the metric has one number per sample."""
+    """Yield the rows of the groups that pass. Raises ValueError unless the metric has one number per sample.
+
+    Samples whose agent failed do not count, and a group without others does not pass.
+    """
     node = context.node
     assert isinstance(node, FilterNode)
     (part,) = parts
@@ -26,10 +30,11 @@ def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     passes = _rule(node, context) if node.fn else _bounds(node, batch)
     groups, counts = np.unique(batch["group_id"].values, return_counts=True)
     places = np.split(np.argsort(batch["group_id"].values, kind="stable"), np.cumsum(counts)[:-1])
-    samples = [first_rows(batch.take(mine), context) for mine in places]
-    passed = [group for group, mine in zip(groups, samples, strict=True) if passes(mine)]
+    samples = [own_rows(first_rows(batch.take(mine), context)) for mine in places]
+    passed = [group for group, mine in zip(groups, samples, strict=True) if len(mine) and passes(mine)]
     # Over all samples; `samples` reports those that the step trains on, which no longer measure the policy.
-    stats = {} if node.fn else {f"filter/{node.metric}": Stat.of(first_rows(batch, context)[node.metric].values)}
+    counted = own_rows(first_rows(batch, context))
+    stats = {} if node.fn else {f"filter/{node.metric}": Stat.of(counted[node.metric].values)}
     yield Output((), batch.rows[np.isin(batch["group_id"].values, passed)], stats=stats)
 
 

@@ -33,6 +33,7 @@ from dagrl.ops.judge_images import (
 )
 from dagrl.ops.reward import scored_text
 from dagrl.ops.rollout import sample_seed
+from dagrl.ops.trajectories import first_rows
 from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
 
 type PendingReply = Callable[[], EndpointReply]
@@ -60,20 +61,21 @@ def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """
     node = context.node
     assert isinstance(node, JudgeNode)
-    judged = [_judged(part.batch, context) for part in parts]
+    firsts = [OpInput(part.index, first_rows(part.batch, context)) for part in parts]
+    judged = [_judged(part.batch, context) for part in firsts]
     read = context.resources.once(f"parser of {node!r}", lambda: _reader(node, context.resources))
     # Closed explicitly, so that pending questions are cancelled as soon as a response fails.
-    with closing((_over_endpoint if node.endpoint else _on_engine)(parts, judged, node, context)) as asked:
-        for part, texts, askings in zip(parts, judged, asked, strict=True):
+    with closing((_over_endpoint if node.endpoint else _on_engine)(firsts, judged, node, context)) as asked:
+        for part, first, texts, askings in zip(parts, firsts, judged, asked, strict=True):
             verdicts = [
                 _verdict(asking, text, read, node, f"sample {row}")
-                for asking, text, row in zip(askings, texts, part.batch.rows.tolist(), strict=True)
+                for asking, text, row in zip(askings, texts, first.batch.rows.tolist(), strict=True)
             ]
-            yield _output(part, verdicts, node)
+            yield _output(part, verdicts, node, context.sequences)
 
 
-def _output(part: OpInput, verdicts: Sequence[_Verdict], node: JudgeNode) -> Output:
-    """Scores of a shard."""
+def _output(part: OpInput, verdicts: Sequence[_Verdict], node: JudgeNode, sequences: int) -> Output:
+    """Scores of a shard, whose trajectories have so many rows."""
     column = node.written_as("reward")
     scores = np.array([verdict.score for verdict in verdicts], dtype=np.float32)
     counted = [verdict.tokens for verdict in verdicts if verdict.tokens is not None]
@@ -84,7 +86,9 @@ def _output(part: OpInput, verdicts: Sequence[_Verdict], node: JudgeNode) -> Out
         **({"judge/reply_tokens": Stat.of(counted)} if counted else {}),
     }
     sampled = sum(counted) if node.engine else 0
-    return Output((part.index,), part.batch.rows, {"reward": Column(scores)}, stats, sampled=sampled)
+    return Output(
+        (part.index,), part.batch.rows, {"reward": Column(np.repeat(scores, sequences))}, stats, sampled=sampled
+    )
 
 
 def _judged(batch: Batch, context: Context) -> list[Judged]:

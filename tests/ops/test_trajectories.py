@@ -12,6 +12,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.ops.advantage import advantage
 from dagrl.ops.base import Context, OpInput
 from dagrl.ops.filter import filter as filter_op
+from dagrl.ops.judge import judge
 from dagrl.ops.reward import reward
 from dagrl.ops.samples import samples
 
@@ -86,6 +87,36 @@ def test_a_filter_sees_each_trajectory_once(bench, context) -> None:
     node = {"op": "filter", "metric": "reward", "lower": 0.9}
     (output,) = filter_op([OpInput(0, batch)], context("keep", keep=node))
     assert output.rows.tolist() == [4, 5, 6, 7]
+
+
+def test_a_filter_leaves_out_failed_agents(bench, context) -> None:
+    """They have the reward 0, which says nothing about the policy."""
+
+    def passes(node: dict, rewards: list[float], failed: list[int]) -> tuple[bool, float]:
+        batch = rows(bench).with_columns(
+            {
+                "reward": Column(np.repeat(rewards, 2).astype(np.float32)),
+                "excluded": Column(np.repeat(failed, 2).astype(np.float32)),
+            }
+        )
+        (output,) = filter_op([OpInput(0, batch)], context("keep", keep={"op": "filter", **node}))
+        return len(output.rows) == 4, output.stats["filter/reward"].count
+
+    assert passes({}, [1, 0], [0, 0]) == (True, 2)
+    assert passes({}, [1, 0], [0, 1]) == (False, 1), "one sample alone has nothing to be compared with"
+    assert passes({"lower": 0.9}, [1, 0], [0, 1]) == (True, 1)
+    assert passes({"upper": 0.5}, [0, 0], [1, 1]) == (False, 0)
+
+
+def test_a_judge_scores_each_trajectory_once(bench, context, chat_server) -> None:
+    chat_server.reply = lambda body: f"Score: {body['messages'][-1]['content'][-1]}"
+    node = {"op": "judge", "prompt": "{response}", "endpoint": chat_server.url, "model": "judge-7b"}
+    columns = {"response_tokens": ["2", "1", "7", "9"], "answer": ["2"] * 4, "data_source": ["x"] * 4}
+    batch = rows(bench, **columns, messages=['[{"role": "user", "content": "1+1="}]'] * 4)
+    before = len(chat_server.requests)
+    (output,) = judge([OpInput(0, batch)], context("reward", reward=node))
+    assert output.columns["reward"].values.tolist() == [2, 2, 7, 7]
+    assert len(chat_server.requests) == before + 2, "the other rows are of the same trajectories"
 
 
 @pytest.mark.parametrize(("validation", "mean"), [(False, 1.0), (True, 0.5)])

@@ -47,11 +47,6 @@ CASES = {
         "agent-timeout-too-long",
         "run.node_timeout_s",
     ),
-    "over steps": (
-        "agent: 'own:solve', partial_rollout: true, over_sampling_batch_size: 300",
-        "partial_rollout",
-        "partial-rollout-of-turns",
-    ),
     "unknown format": ("agent: 'own:solve', tool_format: hermess", "tool_format", "invalid-tool-format", "hermes"),
     "a server without a command": ("mcp_servers: {a: {}}", "mcp_servers.a", "server-without-command", "`url`"),
     "no such server": ("mcp_servers: {a: {command: [nowhere]}}", "mcp_servers.a.command", "invalid-command", "nowhere"),

@@ -55,4 +55,5 @@ class FilterNode(NodeBase):
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         columns = declared.reads if declared else (self.metric,)
         # Only a whole round shows whether another one is needed.
-        return OpContract(tuple(dict.fromkeys(("group_id", *columns))), (), Scope.BATCH)
+        reads = tuple(dict.fromkeys(("group_id", *columns)))
+        return OpContract(reads, (), Scope.BATCH, reads_if_written=() if "excluded" in reads else ("excluded",))

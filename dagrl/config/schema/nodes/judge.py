@@ -62,4 +62,5 @@ class JudgeNode(NodeBase):
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads = ("messages", "response_tokens", "answer", "data_source")
         needs = Capability.REPLY if self.engine else None
-        return OpContract(reads, ("reward",), reads_if_written=("token_turn",), needs=needs)
+        # The rows of a trajectory have one score.
+        return OpContract(reads, ("reward",), reads_if_written=("token_turn",), needs=needs, whole_groups=True)
