@@ -25,7 +25,8 @@ def try_once(
 ) -> int:
     """Run the agent once on a row of the training file, against the model's initial weights.
 
-    Starts the generator only, in this process, and prints the conversation with its turns, reward and output.
+    Starts the generator only, in this process or in its engine's environment, and prints the conversation with its
+    turns, reward and output.
     """
     from dagrl.config.loading.hub import HubError, download
     from dagrl.validation import check_file
@@ -40,6 +41,5 @@ def try_once(
     from dagrl.orchestrator.agent_trial import try_agent
 
     with exit_on("agent try", ValueError, OSError):
-        for line in try_agent(checked, plan, row):
-            print(line)
+        try_agent(checked, plan, row)
     return 0

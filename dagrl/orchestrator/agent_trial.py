@@ -1,8 +1,13 @@
-"""Runs the agent of a rollout once, on a generator in this process with the model's initial weights."""
+"""Runs the agent of a rollout once, on a generator with the model's initial weights.
+
+In this process, or as ``python -m dagrl.orchestrator.agent_trial`` in the environment of the generator.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dagrl.backends.base import GenerateEngine, GenerationRequest
+from dagrl.backends.environments import python_in
 from dagrl.config.schema import Pipeline, RolloutNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.prompt_table import PromptTable
@@ -25,14 +31,26 @@ from dagrl.scheduler.plan import Plan
 from dagrl.validation import CheckedPipeline
 from dagrl.workers.engine_factory import make_engine
 from dagrl.workers.messages import StartEngine
+from dagrl.workers.serialization import deserialize, serialize
 
 
-def try_agent(checked: CheckedPipeline, plan: Plan, row: int) -> Iterator[str]:
-    """Run the agent on a row of the training file, and yield the lines of a report.
+def try_agent(checked: CheckedPipeline, plan: Plan, row: int) -> None:
+    """Run the agent on a row of the training file, and print a report.
 
-    Raises ValueError if no rollout has an agent, the row does not exist, or the generator cannot run in this process.
+    Raises ValueError if no rollout has an agent, the row does not exist, or the generator cannot run.
     """
     pipeline, folder = checked.loaded.pipeline, checked.loaded.folder
+    environment = pipeline.engines[_rollout_with_agent(pipeline)[1].engine].environment
+    if environment is None:
+        _print_trial(pipeline, folder, plan, row)
+        return
+    message, _ = serialize((pipeline, folder, plan, row))
+    ended = subprocess.run([python_in(environment), "-m", __spec__.name], input=message, check=False)
+    if ended.returncode:
+        raise ValueError(f"the agent could not be tried in {environment}; the reason is above")
+
+
+def _print_trial(pipeline: Pipeline, folder: Path, plan: Plan, row: int) -> None:
     name, node = _rollout_with_agent(pipeline)
     with TemporaryDirectory(prefix="dagrl-try-") as made, _generator(pipeline, node.engine, plan, Path(made)) as engine:
         resources = Resources(pipeline, folder, Path(made))
@@ -41,7 +59,8 @@ def try_agent(checked: CheckedPipeline, plan: Plan, row: int) -> Iterator[str]:
         prompt = batch["prompt_tokens"][0]
         requests = {place: GenerationRequest(prompt, sample_seed(context, place)) for place in range(len(batch))}
         responses = [response for _, response in play(batch, requests, context)]
-        yield from _report(responses, resources)
+        for line in _report(responses, resources):
+            print(line)
 
 
 def _rollout_with_agent(pipeline: Pipeline) -> tuple[str, RolloutNode]:
@@ -55,8 +74,6 @@ def _rollout_with_agent(pipeline: Pipeline) -> tuple[str, RolloutNode]:
 def _generator(pipeline: Pipeline, name: str, plan: Plan, run_dir: Path) -> Iterator[GenerateEngine]:
     """One replica of a generator, with the model's own weights."""
     spec = pipeline.engines[name]
-    if spec.environment is not None:
-        raise ValueError(f"`{name}` runs in the environment {spec.environment}; override its backend to try the agent")
     alone = spec.model_copy(update={"weights_from": None, "model": pipeline.model_of(name)})
     pipeline = pipeline.model_copy(update={"engines": {**pipeline.engines, name: alone}})
     executor = next(each for each in plan.executors.values() if name in each.engines)
@@ -116,3 +133,10 @@ def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
     if trajectory.verdict.output:
         yield "-- output of the agent"
         yield trajectory.verdict.output.rstrip()
+
+
+if __name__ == "__main__":
+    try:
+        _print_trial(*deserialize(sys.stdin.buffer.read(), []))
+    except (ValueError, OSError) as error:
+        sys.exit(f"dagrl agent try: {error}")

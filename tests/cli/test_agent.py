@@ -27,3 +27,10 @@ def test_one_conversation_is_printed(capsys) -> None:
     assert "has the rows 0 to 24, and no row 99" in capsys.readouterr().err
     assert main(["agent", "try", "tiny_grpo"]) == 2
     assert "no rollout of this pipeline has an `agent`" in capsys.readouterr().err
+
+
+def test_a_generator_runs_in_its_environment(capfd) -> None:
+    there = f"engines.generator.environment={sys.prefix}"
+    assert main(["agent", "try", "tiny_agent", there, "--row", "3"]) == 0
+    assert "-- turn 1 of the policy: " in capfd.readouterr().out
+    assert "adding" not in sys.modules, "the agent ran in another process"
