@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -52,7 +53,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"turn": 2, "text": "found", "reward": None},
     ]
     write_samples(run, 3, [sample(0, turns=turns)], validation=True)
+    write_samples(run, 1, trajectory())
     return run
+
+
+def trajectory() -> list[dict[str, Any]]:
+    """Three sequences of an agent: two that part after the first request, and one of its own."""
+    paths = {
+        8: (("1+1=", "2"), ("+1=", "3")),
+        9: (("1+1=", "2"), ("+5=", HOSTILE)),
+        10: (("4+4=", "9"),),
+    }
+    rows = []
+    for number, path in paths.items():
+        turns = [{"turn": None, "text": path[1][0], "reward": None}] if len(path) > 1 else []
+        said = [{"turn": at, "text": reply, "reward": None} for at, (_, reply) in enumerate(path, 1)]
+        rows.append(
+            sample(
+                number,
+                prompt=path[0][0],
+                turns=[said[0], *turns, *said[1:]],
+                trajectory=8,
+                group_id=4,
+                token_version=[3, -1, 4],
+                reward=number / 10,
+            )
+        )
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +155,28 @@ def test_samples_are_text_whatever_they_hold(browser: Browser, report: Path) -> 
             "() => { try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (error) { return error.name; } }"
         )
         assert seen.page.evaluate(refused) == "TypeError"
+
+
+def test_a_trajectory_is_a_tree_of_requests(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as seen:
+        seen.show("samples?step=1&sample=8")
+        tree = seen.page.locator(".tree")
+        tops = tree.locator("> ul > li")
+        assert [top.locator("> .request").inner_text() for top in tops.all()] == [
+            "1+1= 2",
+            "4+4= 9 sample 10, reward 1",
+        ]
+        assert tops.first.locator("> ul > li").all_inner_texts() == [
+            "+1= 3 sample 8, reward 0.8",
+            f"+5= {HOSTILE[:60]}… sample 9, reward 0.9",
+        ]
+        assert tree.locator("[aria-current=true]").inner_text() == "sample 8, reward 0.8"
+        assert "weights' version 3 to 4" in seen.text("aside")
+        tree.get_by_role("button", name="sample 9").click()
+        seen.wait_for("aside h2", "Sample 9")
+        seen.show("samples?step=4&sample=1")
+        assert not seen.page.locator(".tree").count()
+        assert seen.errors == []
 
 
 def test_samples_are_searched_and_filtered(browser: Browser, report: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from dagrl.graph.columns import LOGPROB_COLUMNS
 
 _FILE = re.compile(r"step_(\d+)(_val)?\.parquet")
-_NOT_SHOWN = frozenset({"response_tokens"})
-"""Token ids, of which the text says more."""
+_NOT_SHOWN = frozenset({"response_tokens", "token_version"})
+"""Token ids, of which the text says more, and what ``versions`` sums up."""
 
 
 def sample_steps(folder: Path) -> dict[str, list[int]]:
@@ -27,7 +27,8 @@ def sample_steps(folder: Path) -> dict[str, list[int]]:
 def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, Any]]:
     """The samples, one dictionary each. ValueError or OSError if there is no such file, or it cannot be read.
 
-    ``token_count`` is the length of the response. Log-probs have four digits.
+    ``token_count`` is the length of the response, ``versions`` those of the weights that sampled its tokens. Log-probs
+    have four digits.
     """
     import pyarrow.parquet as pq
 
@@ -44,6 +45,8 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     shown = {name: _finite(value) for name, value in row.items() if name not in _NOT_SHOWN and value is not None}
     if "response_tokens" in row:
         shown["token_count"] = len(row["response_tokens"])
+    if "token_version" in row:
+        shown["versions"] = sorted({version for version in row["token_version"] if version >= 0})
     for name in LOGPROB_COLUMNS:
         if name in row:
             shown[name] = [float(f"{value:.4g}") if math.isfinite(value) else None for value in row[name]]

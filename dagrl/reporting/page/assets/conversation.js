@@ -94,8 +94,8 @@
   function facts(row) {
     const pairs = [
       ["reward", number(row.reward)], ["advantage", row.advantage === undefined ? null : number(row.advantage)],
-      ["tokens", row.token_count], ["ended by", row.finish_reason], ["weights' version", row.policy_version],
-      ["data source", row.data_source], ["group", row.group_id], ["images", row.images?.join(", ")],
+      ["tokens", row.token_count], ["ended by", row.finish_reason], ["weights' version", row.versions?.length > 1 ? `${row.versions[0]} to ${row.versions.at(-1)}` : row.policy_version],
+      ["data source", row.data_source], ["group", row.group_id],
     ];
     return h("p", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) =>
       h("span", { class: "chip" }, `${name} `, h("strong", {}, String(value)))));
@@ -110,11 +110,55 @@
         number(each.reward))));
   }
 
+  // The requests of a sequence: what the agent gave, and what the policy replied.
+  function requests(row) {
+    const found = [];
+    let given = row.prompt;
+    for (const turn of row.turns ?? []) {
+      if (turn.turn === null || turn.turn === undefined) given = turn.text;
+      else {
+        found.push({ given, reply: turn.text });
+        given = "";
+      }
+    }
+    return found.length ? found : [{ given, reply: "" }];
+  }
+
+  // The sequences of an agent's trajectory, joined where they share requests.
+  function tree(row, rows, open) {
+    const branches = rows.filter((each) => row.trajectory !== undefined && each.trajectory === row.trajectory && each.data_set === row.data_set);
+    if (branches.length < 2) return null;
+    const roots = [];
+    for (const branch of branches) {
+      let level = roots;
+      let last = null;
+      for (const { given, reply } of requests(branch)) {
+        last = level.find((each) => each.given === given && each.reply === reply);
+        if (!last) level.push((last = { given, reply, next: [], ends: [] }));
+        level = last.next;
+      }
+      last.ends.push(branch);
+    }
+    const draw = (each) => h("li", {},
+      h("div", { class: "request" }, h("span", { class: "note", title: each.given }, tail(each.given)), ` ${head(each.reply)} `, each.ends.map((branch) =>
+        h("button", { class: "chip", "aria-current": branch === row ? "true" : null, onclick: () => open(branch.sample_id) },
+          `sample ${branch.sample_id}, reward ${number(branch.reward)}`))),
+      each.next.length ? h("ul", {}, each.next.map(draw)) : null);
+    return h("section", { class: "tree", "aria-label": "Trajectory" },
+      h("h3", {}, `Trajectory ${row.trajectory}: ${branches.length} sequences`), h("ul", {}, roots.map(draw)));
+  }
+
+  const SHORT = 60;
+  const head = (text) => (text.length > SHORT ? `${text.slice(0, SHORT)}…` : text);
+  // The end of a prompt says what it asks.
+  const tail = (text) => (text.length > SHORT ? `…${text.slice(-SHORT)}` : text);
+
   function conversation(row, rows, open) {
     return [
       h("h2", {}, `Sample ${row.sample_id}`),
       facts(row),
       siblings(row, rows, open),
+      tree(row, rows, open),
       h("div", { class: "conversation" }, messages(row.prompt), replies(row),
         row.demonstration === undefined ? null : bubble("demonstration", row.demonstration),
         row.answer ? bubble("answer", row.answer, "the reference") : null),
