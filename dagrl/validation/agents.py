@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import AgentSpec, Pipeline, RolloutNode
 from dagrl.graph.plugins.agent import check_agent
+from dagrl.graph.plugins.custom import importable_from
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.rollouts import rollouts
 
 PYTHON = "python"
 """In place of a program: the Python of the worker."""
-_KINDS = ("function", "command", "url")
-_ONLY_WITH = {"args": "function", "env": "command", "sandbox": "command"}
+_KINDS = ("function", "verifiers", "command", "url")
+_ONLY_WITH = {"args": ("function", "verifiers"), "env": ("command",), "sandbox": ("command",)}
 _OF_OTHERS = (
     *(
         "tools",
@@ -42,9 +44,9 @@ def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Pat
         message = f"it has {listed(given) if given else 'no program'}; give it one of {', '.join(_KINDS)}"
         findings.error(place, message, code="agent-without-program")
         return
-    for option, kind in _ONLY_WITH.items():
-        if option in spec.model_fields_set and given != [kind]:
-            message = f"has no effect without `{kind}`; remove it"
+    for option, kinds in _ONLY_WITH.items():
+        if option in spec.model_fields_set and given[0] not in kinds:
+            message = f"has no effect without {' or '.join(f'`{kind}`' for kind in kinds)}; remove it"
             findings.error((*place, option), message, code="option-without-effect")
     if others := [key for key in _OF_OTHERS if key in node.model_fields_set]:
         message = f"the agent itself answers the policy; remove {listed(others)}"
@@ -66,6 +68,8 @@ def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findin
             inner = "args" if spec.args and "cannot be called" in str(error) else "function"
             where = (*place, inner) if inner == "args" else place
             findings.error(where, str(error), code="invalid-agent")
+    elif spec.verifiers is not None:
+        _check_environment(spec.verifiers, (*place, "verifiers"), folder, findings)
     elif spec.command is not None and spec.sandbox:
         file = folder / spec.command[1] if spec.command[0] == PYTHON and len(spec.command) > 1 else None
         if file is None or not file.is_file():
@@ -76,6 +80,18 @@ def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findin
         if which(program, folder) is None:
             message = f"there is no program `{program}` on the path or in {folder}; name one that can be executed"
             findings.error((*place, "command"), message, code="invalid-agent")
+
+
+def _check_environment(name: str, place: Place, folder: Path, findings: Findings) -> None:
+    """Report an environment of verifiers without package or module. Loading it may take long, so that is not tried."""
+    if find_spec("verifiers") is None:
+        findings.error(place, "needs the package verifiers; pip install 'dagrl[verifiers]'", code="missing-package")
+        return
+    module = name.replace("-", "_")
+    with importable_from(folder):
+        if find_spec(module) is None:
+            message = f"there is no module `{module}`; install the environment, or put {module}.py into {folder}"
+            findings.error(place, message, code="invalid-agent")
 
 
 def which(program: str, folder: Path) -> str | None:

@@ -15,7 +15,7 @@ def blocks(client, row): ...
 async def alone(): ...
 """
 CASES = {
-    "no program": ("agent: {timeout_s: 3}", "agent", "agent-without-program", "function, command, url"),
+    "no program": ("agent: {timeout_s: 3}", "agent", "agent-without-program", "function, verifiers, command, url"),
     "two programs": ("agent: {command: [python], url: 'http://x'}", "agent", "agent-without-program"),
     "no such module": ("agent: 'nowhere:solve'", "agent", "invalid-agent", "nowhere"),
     "no such function": ("agent: 'own:solved'", "agent", "invalid-agent", "solve"),
@@ -40,6 +40,13 @@ CASES = {
         "invalid-agent",
     ),
     "not for functions": ("agent: {function: 'own:solve', env: {A: '1'}}", "agent.env", "option-without-effect"),
+    "no such environment": ("agent: {verifiers: wordle-env}", "agent.verifiers", "invalid-agent", "wordle_env.py"),
+    "no arguments of services": (
+        "agent: {url: 'http://x', args: {a: 1}}",
+        "agent.args",
+        "option-without-effect",
+        "`function` or `verifiers`",
+    ),
     "tools beside": ("agent: 'own:solve', tools: [calculator]", "tools", "option-without-effect"),
     "too patient": (
         "agent: {function: 'own:solve', timeout_s: 100000}",

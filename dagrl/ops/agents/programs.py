@@ -65,11 +65,15 @@ def load_program(spec: AgentSpec, folder: Path | None) -> Program:
         function = load_function(spec.function, folder)
         check_agent(function, spec.function, spec.args)
         return FunctionProgram(function, spec.function, spec.args)
+    if spec.verifiers is not None:
+        from dagrl.ops.agents.verifiers_agent import verifiers_agent
+
+        return FunctionProgram(verifiers_agent(spec.verifiers, spec.args, folder), spec.verifiers, {})
     if spec.command is not None and spec.sandbox:
         return SandboxedProgram(spec, folder or Path.cwd())
     if spec.command is not None:
         return CommandProgram(spec.command, spec.env, folder or Path.cwd())
-    assert spec.url is not None, "one of the three is set"
+    assert spec.url is not None, "one of the four is set"
     return ServiceProgram(spec.url)
 
 

@@ -398,6 +398,42 @@ assert refused(lambda: socket.socket(socket.AF_UNIX)) and refused(lambda: socket
     assert batch["agent_reward"].values.tolist() == [2.0, 0.0]
 
 
+ENVIRONMENT = """
+import verifiers as vf
+from datasets import Dataset
+
+class Carrying(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        return [{"role": "user", "content": "+1="}]
+
+def said(completion, answer):
+    return float(len(completion[-1]["content"]) + len(answer))
+
+def asked(state):
+    return len(state["trajectory"])
+
+def load_environment(turns=1):
+    rows = Dataset.from_list([{"question": "1+1=", "answer": "2"}])
+    return Carrying(max_turns=turns, rubric=vf.Rubric([said, asked], weights=[1.0, 0.0]), dataset=rows)
+"""
+
+
+def test_an_environment_of_verifiers_is_an_agent(play, bench, engine) -> None:
+    bench.write_module("carrying_env", ENVIRONMENT)
+    agent = {"verifiers": "carrying-env", "args": {"turns": 2}}
+    batch = together(play(agent, tokens=20, reward="agent"))
+    whole = [row for row in range(8) if batch["turns"].values[row] == 2]
+    assert whole and not batch["excluded"].values.any()
+    for row in range(8):
+        said = bench.tokenizer.decode(batch["response_tokens"][row][batch["token_turn"][row] == 0])
+        assert said == ("+1=" if row in whole else ""), "a reply may fill the conversation"
+        # One without a text, too, is the policy's failure.
+        assert row in whole or batch["agent_reward"].values[row] == 0
+    assert (batch["agent_reward"].values > 1).sum() >= 2
+    with pytest.raises(ValueError, match=r"`carrying-env` of verifiers cannot be loaded: .*'turn'"):
+        play({**agent, "args": {"turn": 2}})
+
+
 class Service(BaseHTTPRequestHandler):
     """Solves a task with the endpoint that it is told."""
 

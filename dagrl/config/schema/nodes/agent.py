@@ -10,8 +10,8 @@ from dagrl.config.schema.section import Concurrency, OwnFunction, Seconds, Secti
 
 
 class AgentSpec(Section):
-    """A program that speaks to the policy through an OpenAI endpoint: a `function`, a `command` or a service at a
-    `url`.
+    """A program that speaks to the policy through an OpenAI endpoint: a `function`, an environment of `verifiers`, a
+    `command` or a service at a `url`.
 
     The function alone may stand in place of the section, ``agent: "module:function"``. See `docs/gateway.md`.
     """
@@ -19,7 +19,9 @@ class AgentSpec(Section):
     function: OwnFunction | None = None
     """An async function, ``module:function``, of an `openai.AsyncOpenAI` client and the row."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Further keyword arguments of the function."""
+    """Further keyword arguments of the function, or those of the environment's ``load_environment``."""
+    verifiers: Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$")] | None = None
+    """An environment of the package verifiers, by its id. Its module is installed, or beside the pipeline file."""
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """A program (``python``: the worker's) and its arguments, started for each sample in the folder of the pipeline
     file, with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment and the row as JSON on its standard
@@ -56,4 +58,4 @@ class AgentSpec(Section):
     @property
     def shown(self) -> str:
         """The program, for messages."""
-        return self.function or self.url or " ".join(self.command or ())
+        return self.function or self.verifiers or self.url or " ".join(self.command or ())
