@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -144,6 +145,24 @@ def test_a_key_opens_its_own_trajectory_while_it_lasts(gateway, opened) -> None:
     with pytest.raises(AuthenticationError):
         chat(gateway, mine)
     assert asked(gateway, other.key, lambda client: client.models.list()).data[0].id == "policy"
+
+
+def test_a_key_does_not_continue_the_responses_of_another(gateway, opened) -> None:
+    mine, other = opened(Policy()), opened(Policy())
+    create = {"model": "x", "input": "What is 3+4?"}
+    said = asked(gateway, mine.key, lambda client: client.responses.create(**create))
+    with pytest.raises(BadRequestError):
+        asked(gateway, other.key, lambda client: client.responses.create(previous_response_id=said.id, **create))
+    assert not other.tree.exchanges
+    asked(gateway, mine.key, lambda client: client.responses.create(previous_response_id=said.id, **create))
+    assert len(mine.tree.exchanges) == 2
+
+
+def test_the_endpoint_listens_on_one_address_alone(gateway) -> None:
+    socket.create_connection(("127.0.0.1", gateway.port), 5).close()
+    with pytest.raises(ConnectionRefusedError):
+        # A socket on all addresses would accept this one too.
+        socket.create_connection(("127.0.0.2", gateway.port), 5)
 
 
 @pytest.mark.parametrize(
