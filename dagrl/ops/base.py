@@ -142,7 +142,7 @@ class Context:
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> partial responses from earlier steps: columns of a rollout, rows in the group's order."""
     paused: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Group -> step and group of agents that this worker has paused."""
+    """Group -> step and group of conversations that this worker has paused."""
     aborted: Callable[[], bool] = _never
     """Only for a rollout: whether it was told to end early."""
 

@@ -28,6 +28,8 @@ class Turn:
     calls: int = 0
     """Tool calls in the turn."""
     failed_calls: int = 0
+    interrupted: bool = False
+    """Whether an abort has ended it, so that the next completion continues it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,17 @@ class Response:
         )
 
     def with_turn(self, completion: Completion) -> Response:
-        """Append a completion as a turn."""
-        turn = Turn(len(self.tokens), len(self.tokens) + len(completion.tokens))
-        return replace(self.extended(completion), turns=(*self.turns, turn))
+        """Append a completion as a turn, or to the turn that an abort has interrupted."""
+        begin, earlier = len(self.tokens), self.turns
+        if earlier and earlier[-1].interrupted:
+            begin, earlier = earlier[-1].begin, earlier[:-1]
+        interrupted = completion.finish_reason == ABORTED
+        turn = Turn(begin, len(self.tokens) + len(completion.tokens), interrupted=interrupted)
+        return replace(self.extended(completion), turns=(*earlier, turn))
+
+    def continued(self) -> Response:
+        """The response at the beginning of a step that continues it."""
+        return replace(self, begun=self.begun + self.sampled)
 
     def with_observation(
         self, tokens: np.ndarray, images: Sequence[np.ndarray] = (), starts: np.ndarray | None = None

@@ -93,7 +93,7 @@ def _groups(
     for group in dict.fromkeys(groups.tolist()):
         if group in missing:
             continue
-        if context.rollout.agent is None:
+        if not context.rollout.multi_turn:
             yield group_of(group)
         else:
             yield _ended_before(batch.rows[groups == group], context.begun[group], context)
@@ -161,8 +161,8 @@ def _output(
     sampled = sum(each.sampled for each in chosen)
     keeps_begun = context.rollout.partial_rollout and not context.validation
     if unfinished:
-        # Agents go on in this process.
-        columns = _columns(chosen, context) if keeps_begun and context.rollout.agent is None else {}
+        # What answers the policy stays in this process, with the tokens.
+        columns = _columns(chosen, context) if keeps_begun and not context.rollout.multi_turn else {}
         return Output((), rows[places], columns, sampled=sampled, unfinished=True)
     columns, stats = _columns(chosen, context), {}
     if context.sampled_by not in (None, leading_rollout(context.pipeline)):
@@ -181,7 +181,7 @@ def _output(
 
 
 def _ended_before(rows: np.ndarray, begun: Batch, context: Context) -> Output:
-    """A group whose agents ended in an earlier step, which was full and has reported their statistics."""
+    """A group of several turns that ended in an earlier step, which was full and has reported its statistics."""
     columns = dict(begun.columns)
     if context.rollout.mask_offpolicy_in_partial_rollout:
         version = max(context.engine.policy_version, context.version)

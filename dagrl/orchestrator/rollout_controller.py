@@ -112,7 +112,7 @@ class RolloutController:
         batch, groups = self._reports.batch, list(self._missing)
         limits = chunk_limits(await self._request_limits(), len(groups), batch.group_size, len(self._servers))
         if not self._stopped:
-            self._balancer = LoadBalancer(groups, len(self._servers), limits, self._servers_of_agents())
+            self._balancer = LoadBalancer(groups, len(self._servers), limits, self._servers_of_paused())
             self._send_chunks(self._balancer)
         await self._calls.join()
         if not batch.complete(self._task.name):
@@ -152,8 +152,8 @@ class RolloutController:
         running = self._node.agent_spec.max_running * (self._node.rows_per_sample if self._training else 1)
         return agent_limits(running, request_limits[key])
 
-    def _servers_of_agents(self) -> dict[int, int]:
-        """Group -> the server whose worker has paused its agents."""
+    def _servers_of_paused(self) -> dict[int, int]:
+        """Group -> the server whose worker has paused its agents or responses."""
         numbers = {server.name: number for number, server in enumerate(self._servers)}
         return {
             group: numbers[each.worker]
@@ -269,7 +269,7 @@ class RolloutController:
             return
         if block.ref is not None:
             self._begun |= {group: PartialRollout(block.ref, batch.rows_of((group,))) for group in groups}
-        elif self._node.agent is not None:
+        elif self._node.multi_turn:
             self._begun |= {group: PausedGroup(worker, step, group) for group in groups}
 
     def _report_progress(self) -> None:

@@ -171,9 +171,6 @@ def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, findings: Fin
     if node.expected_turns is not None and node.expected_turns > node.max_turns:
         message = f"{node.expected_turns:g} turns are more than max_turns, {node.max_turns}; lower it"
         findings.error((*place, "expected_turns"), message, code="too-many-turns")
-    if node.partial_rollout and node.agent is None:
-        message = "a response cannot continue in a later step, after what answers the policy is gone; remove it"
-        findings.error((*place, "partial_rollout"), message, code="partial-rollout-of-turns")
     if node.tool_timeout_s >= (silence := pipeline.run.node_timeout_s):
         message = f"a worker that waits for tools is silent, for at most run.node_timeout_s = {silence:g}; lower it"
         findings.error((*place, "tool_timeout_s"), message, code="tool-timeout-too-long")

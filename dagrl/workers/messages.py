@@ -49,7 +49,10 @@ class PartialRollout:
 
 @dataclass(frozen=True, slots=True)
 class PausedGroup:
-    """Agents that an earlier step has begun for a group. They run on a worker; after its end, they begin again."""
+    """Agents or responses of several turns that an earlier step has begun for a group.
+
+    They are in the memory of a worker; after its end, they begin again.
+    """
 
     worker: str
     step: int

@@ -94,11 +94,6 @@ CASES = {
         "tool_timeout_s",
         "tool-timeout-too-long",
     ),
-    "partial": (
-        "tools: [calculator], over_sampling_batch_size: 9, partial_rollout: true",
-        "partial_rollout",
-        "partial-rollout-of-turns",
-    ),
 }
 
 

@@ -20,6 +20,7 @@ from dagrl.ops.base import Context
 from dagrl.ops.response import ABORTED, Response
 from dagrl.ops.turns.dialogue import LENGTH, PendingReply, Reply, ResponseDialogue
 from dagrl.ops.turns.jobs import Done, Jobs
+from dagrl.ops.turns.paused import PausedResponse, PausedResponses
 from dagrl.ops.turns.requests import CallEnded, TurnDone, TurnRequests
 from dagrl.ops.turns.settings import message_writer, row_fields, turn_settings
 
@@ -34,7 +35,8 @@ def converse(
 ) -> Iterator[tuple[int, Response]]:
     """Yield the row and the finished response of each of `requests`, by row.
 
-    After an abort unfinished responses are left out. `responses` holds the partial responses to continue.
+    After an abort unfinished responses are yielded as they are; with ``partial_rollout`` they and their environments
+    wait for a later call. `responses` are empty, or say that one is outdated.
     """
     return Conversations(batch, requests, responses, context).run()
 
@@ -60,6 +62,10 @@ class Conversations:
         """Pending replies by row."""
         self._rows_of_jobs: dict[int, tuple[int, int]] = {}
         """Job -> row and index in its pending reply."""
+        self._finished: dict[int, Response] = {}
+        self._context, self._groups = context, batch["group_id"].values
+        self._keeps = node.partial_rollout and not context.validation
+        self._paused = context.resources.once(f"paused responses of {context.sampled_by}", PausedResponses)
         self._aborted = False
         self._events: queue.SimpleQueue[TurnDone | CallEnded | Done] = queue.SimpleQueue()
         self._requests_queue = TurnRequests(context.engine, self._sampling, self._events.put)
@@ -67,19 +73,63 @@ class Conversations:
 
     def run(self) -> Iterator[tuple[int, Response]]:
         try:
+            yield from self._go_on()
             for row in self._open:
                 self._ask(row)
             self._requests_queue.flush()
-            while self._open and not (self._aborted and self._requests_queue.idle):
+            # Answers that are on their way cannot be asked for again.
+            while self._open and not (
+                self._aborted and self._requests_queue.idle and not (self._keeps and self._pending)
+            ):
                 for event in self._next_events():
                     yield from self._take(event)
                 self._aborted = self._aborted or self._told_to_abort()
                 if not self._aborted:
                     self._requests_queue.flush()
+            yield from tuple(self._open.items())
+            if self._keeps:
+                self._pause()
         finally:
             self._requests_queue.leave()
             for row in self._open:
                 self._dialogues[row].leave()
+
+    def _go_on(self) -> Iterator[tuple[int, Response]]:
+        """Take the responses that an earlier call has paused; yield those that had ended."""
+        context, node = self._context, self._context.rollout
+        self._paused.leave_before(context.step - node.partial_rollout_max_age - context.pipeline.schedule.max_staleness)
+        version = max(context.engine.policy_version, context.version)
+        for group, key in context.paused.items():
+            rows = [row for row in sorted(self._open) if self._groups[row] == group]
+            for row, paused in zip(rows, self._paused.take(key), strict=False):
+                response = paused.response.continued()
+                if version - response.version > node.partial_rollout_max_age:
+                    paused.dialogue.leave()
+                    self._open[row] = replace(self._open[row], outdated=True)
+                    continue
+                if node.mask_offpolicy_in_partial_rollout:
+                    response = response.without_older(version)
+                self._dialogues[row] = paused.dialogue
+                if response.finished:
+                    yield self._finish(row, response)
+                else:
+                    self._open[row] = response
+
+    def _pause(self) -> None:
+        """Keep the responses of all groups that have an unfinished one."""
+        for group in {int(self._groups[row]) for row in self._open}:
+            rows = [row for row in sorted(self._requests) if self._groups[row] == group]
+            kept = {**self._finished, **self._open}
+            self._paused.put(
+                (self._context.step, group), [PausedResponse(kept[row], self._dialogues[row]) for row in rows]
+            )
+        self._open.clear()
+
+    def _finish(self, row: int, response: Response) -> tuple[int, Response]:
+        del self._open[row]
+        self._dialogues[row].leave()
+        self._finished[row] = response
+        return row, response
 
     def _next_events(self) -> list[TurnDone | CallEnded | Done]:
         """Wait for events, not for long. Engines and jobs have their own timeouts."""
@@ -139,9 +189,7 @@ class Conversations:
             self._open[row] = following
             self._ask(row)
             return
-        del self._open[row]
-        self._dialogues[row].leave()
-        yield row, response.ended(reply.ends or LENGTH)
+        yield self._finish(row, response.ended(reply.ends or LENGTH))
 
     def _with_answers(self, response: Response, reply: Reply) -> Response | None:
         """The response with the answers appended; None if no token could follow them."""

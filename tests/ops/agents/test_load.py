@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -105,17 +106,19 @@ def test_many_conversations_cost_little_each(open_at_once: int, conversations: i
         memory.append(_resident_mib())
     assert client.returncode == 0 and policy.replies == requests
     each_ms = 1000 * (_thread_seconds(gateway) - cpu_s) / requests
-    warm = max(memory[: max(1, len(memory) // 4)])
+    # All conversations are open from then on; single values depend on when Python collects garbage.
+    quarter = len(memory) // 4
+    warm, late = mean(memory[quarter : 2 * quarter]), mean(memory[3 * quarter :])
     with capsys.disabled():
         print(
             f"\n{requests} requests in {time.monotonic() - begun:.0f} s, {sessions.most_open} conversations open, "
-            f"{policy.most_waiting} requests waiting: {each_ms:.2f} ms of CPU each, {warm:.0f} MiB after a quarter, "
-            f"{memory[-1]:.0f} MiB at the end"
+            f"{policy.most_waiting} requests waiting: {each_ms:.2f} ms of CPU each, {warm:.0f} MiB in the "
+            f"second quarter, {late:.0f} MiB in the last"
         )
     assert sessions.most_open == open_at_once and not sessions
     assert each_ms < CPU_MS
     if len(memory) > 1000:
-        assert max(memory) - warm < GROWTH_MIB
+        assert late - warm < GROWTH_MIB
 
 
 def _thread_seconds(gateway: Gateway) -> float:

@@ -21,7 +21,7 @@ from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
-from dagrl.ops.base import OpInput, Output
+from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.rollout import rollout
 from dagrl.ops.turns.passages import passages
 
@@ -99,15 +99,14 @@ def play(bench) -> Callable[..., list[Output]]:
     bench.write_module("others", OTHERS)
 
     def play(
-        engine: HfEngine,
-        *,
-        answers: tuple[str, ...] = ("7",) * 8,
-        aborted: Callable[[], bool] = lambda: False,
-        **options: Any,
+        engine: HfEngine, *, answers: tuple[str, ...] = ("7",) * 8, after: Context | None = None, **options: Any
     ) -> list[Output]:
+        """`after` is the context of an aborted call, all of whose groups may be paused."""
         sampling = {"max_new_tokens": LONGEST}
         node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling, **options}
-        context = replace(bench.context("rollout", engine=engine, nodes={"rollout": node}), aborted=aborted)
+        context = play.last = bench.context("rollout", engine=engine, nodes={"rollout": node})
+        if after is not None:
+            context = replace(context, resources=after.resources, paused={group: (1, group) for group in range(4)})
         rows = list(range(len(PROMPTS)))
         batch = bench.batch(
             rows,
@@ -245,13 +244,12 @@ def test_an_engine_that_fails_is_heard_of(build, play) -> None:
         play(engine, **TOOLS)
 
 
-def test_an_abort_leaves_whole_groups_unfinished(build, play, bench) -> None:
-    engine = build(2)
+def aborting(engine: HfEngine) -> threading.Event:
+    """Let an engine abort once, in the first group's first turns; the event is set then."""
     told = threading.Event()
     generate = engine.generate
 
     def generate_some(requests: Any, sampling: Any) -> Any:
-        """The first group's first turns, and then an abort."""
         for count, completion in enumerate(generate(requests, sampling)):
             if count == 2 and not told.is_set():
                 told.set()
@@ -259,6 +257,12 @@ def test_an_abort_leaves_whole_groups_unfinished(build, play, bench) -> None:
             yield completion
 
     engine.generate = generate_some  # type: ignore[method-assign]
+    return told
+
+
+def test_an_abort_leaves_whole_groups_unfinished(build, play, bench) -> None:
+    engine = build(2)
+    told = aborting(engine)
     outputs = play(engine, **TOOLS)
     assert told.is_set()
     (left,) = [output for output in outputs if output.unfinished]
@@ -268,8 +272,26 @@ def test_an_abort_leaves_whole_groups_unfinished(build, play, bench) -> None:
     assert len(left.rows) % 2 == 0
 
 
-def test_an_abort_does_not_wait_for_tools(build, play) -> None:
-    began = time.monotonic()
-    outputs = play(build(), **TOOLS, tool_args={"echo": {"stuck": True}}, aborted=lambda: time.monotonic() > began + 1)
-    assert time.monotonic() - began < 20, "the tool never answers, and has 30 seconds for it"
-    assert [output.unfinished for output in outputs] == [True]
+@pytest.mark.parametrize("others", [TOOLS, GAME], ids=["tools", "environment"])
+def test_a_later_call_goes_on_with_what_an_aborted_one_has_left(build, play, others) -> None:
+    whole = together(play(build(2), **others))
+    engine = build(2)
+    told = aborting(engine)
+    partial = {"partial_rollout": True, "over_sampling_batch_size": 8}
+    *_, left = play(engine, **others, **partial)
+    assert told.is_set() and left.unfinished and left.sampled and not left.columns
+    engine.policy_version = 1
+    outputs = play(engine, after=play.last, **others, **partial)
+    batch = together(outputs)
+    assert batch.rows.tolist() == list(range(8))
+    # Groups that had ended are sampled again here, by newer weights that are the same.
+    for name in ("response_tokens", "response_mask", "token_turn", "turns"):
+        assert batch[name].values.tolist() == whole[name].values.tolist(), name
+    np.testing.assert_allclose(batch["rollout_logprob"].values, whole["rollout_logprob"].values, atol=1e-5)
+    versions, turns = batch["token_version"], batch["token_turn"]
+    assert ((versions.values >= 0) == (turns.values > 0)).all()
+    mixed = [row for row in range(8) if {0, 1} <= set(versions[row].tolist())]
+    assert mixed and all(row in left.rows for row in mixed)
+    begun = sum(int((versions[row] == 0).sum()) for row in range(8))
+    assert begun == left.sampled == (turns.values > 0).sum() - sum(output.sampled for output in outputs)
+    assert sum(output.stats["rollout/begun_token_fraction"].total for output in outputs) == pytest.approx(begun)
