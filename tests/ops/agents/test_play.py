@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import threading
@@ -22,6 +23,7 @@ from dagrl.backends.hf.engine import HfEngine
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
+from dagrl.graph.plugins.custom import importable_from
 from dagrl.ops.agents.play import AgentFailedError
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.rollout import rollout
@@ -82,17 +84,19 @@ async def second_time(client, row):
 async def silent(client, row):
     await once(client, row)
 
-begins = []
+begins, held, hold = 0, 0, False
 
 async def pauses(client, row):
-    begins.append(row["sample_id"])
+    global begins, held
+    begins += 1
     messages = list(row["messages"])
     for turn in range(2):
         answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
         messages += [answer.choices[0].message, {"role": "user", "content": "+1="}]
-        if not turn:
-            await asyncio.sleep(1.0)
-    return float(len(begins))
+        held += not turn
+        while hold:
+            await asyncio.sleep(0.01)
+    return float(begins)
 
 running, most = 0, 0
 
@@ -133,6 +137,9 @@ def engine() -> HfEngine:
 @pytest.fixture
 def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
     bench.write_module("bots", AGENTS)
+    with importable_from(bench.folder):
+        sys.modules.pop("bots", None)
+        importlib.import_module("bots")
     (bench.folder / "bot.py").write_text(COMMAND)
 
     def play(
@@ -280,16 +287,18 @@ def test_chunks_of_a_worker_share_the_slots_of_its_agents(play) -> None:
 PAUSED = {"partial_rollout": True, "over_sampling_batch_size": 8}
 
 
-def pause(play, agent: Any, *, after: float = 0.3, **options: Any) -> tuple[Output, Context]:
-    """The output of a call that is aborted, and the context of one that goes on with its agents."""
-    begun = time.monotonic()
-    outputs = play(agent, prompts=PROMPTS[:2], aborted=lambda: time.monotonic() > begun + after, **PAUSED, **options)
+def pause(play, agent: Any, **options: Any) -> tuple[Output, Context]:
+    """The output of a call that is aborted while agents think, and the context of one that goes on with them."""
+    bots = sys.modules["bots"]
+    bots.hold, bots.held = True, 0
+    outputs = play(agent, prompts=PROMPTS[:2], aborted=lambda: bots.held == 2, **PAUSED, **options)
     assert [output.unfinished for output in outputs] == [True]
     assert not outputs[0].columns, "agents go on in this process"
     return outputs[0], replace(play.last, step=2, paused={0: (1, 0)}, aborted=bool)
 
 
 def go_on(play, context: Context) -> Output:
+    sys.modules["bots"].hold = False
     (output,) = play(prompts=PROMPTS[:2], context=context)
     return output
 
@@ -320,7 +329,7 @@ def test_a_reply_goes_on_after_the_tokens_that_were_sampled_before_an_abort(play
             yield replace(each, **begun) if len(each.tokens) > 2 else each
 
     monkeypatch.setattr(engine, "generate", aborted)
-    left, later = pause(play, "bots:once", after=100)
+    left, later = pause(play, "bots:once")
     monkeypatch.setattr(engine, "generate", generate)
     monkeypatch.setattr(engine, "policy_version", 1)
     masking = later.rollout.model_copy(update={"mask_offpolicy_in_partial_rollout": True})
@@ -350,11 +359,11 @@ def test_an_agent_that_no_worker_has_any_more_begins_anew(play) -> None:
 
 
 def test_time_that_an_agent_is_paused_is_not_its_own(play) -> None:
-    agent = {"function": "bots:pauses", "timeout_s": 1.4}
+    agent = {"function": "bots:pauses", "timeout_s": 2.0}
     _, later = pause(play, agent, tokens=20)
-    time.sleep(1.2)
+    time.sleep(2.0)
     output = go_on(play, later)
-    assert output.stats["agent/failed_fraction"].mean == 0 and output.stats["agent/seconds"].high < 1.4
+    assert output.stats["agent/failed_fraction"].mean == 0 and output.stats["agent/seconds"].high < 2.0
 
 
 def test_a_group_that_a_full_step_did_not_take_is_passed_on_as_it_is(play) -> None:
