@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 pytestmark = pytest.mark.slow
-NEEDED, BEGUN, N, STEPS = 4, 8, 2, 6
+NEEDED, BEGUN, N = 4, 8, 2
 PROGRAM = """
 import json, os, random, signal, sys, time, urllib.request
 
@@ -37,9 +37,17 @@ with open(os.environ["DAGRL_RESULT"], "w") as file:
 """
 
 
-@pytest.fixture(scope="module")
-def run(lab, tmp_path_factory) -> Any:
-    """A run, one of whose generators is killed."""
+LIVES = [
+    pytest.param([(6, [3])], id="short"),
+    # The second is taken up from the checkpoint of the first.
+    pytest.param([(12, [3, 6, 9]), (24, [15, 18, 21])], id="long", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+]
+"""For each life of a run its last step, and the steps after which a generator is killed."""
+
+
+@pytest.fixture(scope="module", params=LIVES)
+def run(request, lab, tmp_path_factory) -> Any:
+    """A run whose generators are killed one after the other."""
     folder = tmp_path_factory.mktemp("agents")
     pipeline = lab.tiny_pipeline()
     del pipeline["nodes"]["ref"], pipeline["engines"]["reference"], pipeline["nodes"]["update"]["loss"]
@@ -55,13 +63,19 @@ def run(lab, tmp_path_factory) -> Any:
     pipeline["groups"]["rollout"] = {"cpus_per_node": 2}
     pipeline["data"] |= {"prompts_per_step": NEEDED, "shuffle": False}
     del pipeline["data"]["val"]
-    pipeline["run"] = {"steps": STEPS, "seed": 3}
+    pipeline["run"] = {"seed": 3}
     path = lab.write_pipeline(folder, pipeline)
     (folder / "program.py").write_text(PROGRAM)
-    run = lab.start(path, folder / "run")
-    run.wait_for_step(3)
-    os.kill(json.loads((run.folder / "workers.json").read_text())["generator/1"]["pid"], signal.SIGKILL)
-    assert run.wait() == 0, run.output
+    for last, kills in request.param:
+        run = lab.start(path, folder / "run", f"run.steps={last}")
+        for number, step in enumerate(kills):
+            run.wait_for_step(step)
+            workers = json.loads((run.folder / "workers.json").read_text())
+            os.kill(workers[f"generator/{(number + 1) % 2}"]["pid"], signal.SIGKILL)
+        assert run.wait() == 0, run.output
+        assert run.metrics()[-1]["run/restarts"] == len(kills)
+    run.lives = len(request.param)
+    run.kills = sum(len(kills) for _, kills in request.param)
     return run
 
 
@@ -70,10 +84,9 @@ def samples(run: Any, step: int) -> list[dict]:
 
 
 def test_each_row_is_there_once_whoever_was_killed(run) -> None:
-    assert run.metrics()[-1]["run/restarts"] == 1
-    killed = 0
+    killed, steps = 0, len(run.metrics())
     trained: Counter[str] = Counter()
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         rows = samples(run, step)
         assert len({row["sample_id"] for row in rows}) == len(rows) == NEEDED * N
         assert Counter(row["group_id"] for row in rows) == dict.fromkeys({row["group_id"] for row in rows}, N)
@@ -82,9 +95,9 @@ def test_each_row_is_there_once_whoever_was_killed(run) -> None:
             killed += row["finish_reason"] == "error"
             assert row["excluded"] == (row["finish_reason"] == "error")
             assert len(row["turns"]) == 5 or row["excluded"]
-    assert killed >= 8, "agents die at random moments"
+    assert killed >= steps, "agents die at random moments"
     # Sixteen prompts are an epoch. None is lost: those that wait come first.
-    assert trained.total() == STEPS * NEEDED and max(trained.values()) <= 3
+    assert trained.total() == steps * NEEDED and max(trained.values()) <= -(-(steps * NEEDED + BEGUN) // 16)
     assert run.left_behind() == []
 
 
@@ -103,8 +116,8 @@ def test_agents_go_on_with_tokens_of_older_weights(run) -> None:
 def test_an_agent_that_goes_on_is_not_started_again(run) -> None:
     begun = [json.loads(line) for line in (run.folder.parent / "begun").read_text().splitlines()]
     assert len({key for _, key in begun}) == len(begun)
-    prompts = STEPS * NEEDED + BEGUN - NEEDED
-    # Those of the generator that was killed begin again, and those that were too old.
+    prompts = len(run.metrics()) * NEEDED + BEGUN - NEEDED
+    # Those of a generator that was killed begin again, those of a run that is resumed, and those that were too old.
     again = len(begun) - prompts * N
     outdated = sum(line["rollout/outdated_fraction"] * NEEDED * N for line in run.metrics())
-    assert again <= BEGUN * N + outdated
+    assert again <= (run.kills + run.lives - 1) * BEGUN * N + outdated
