@@ -387,7 +387,7 @@ def test_a_command_is_an_agent(play) -> None:
 
 def test_a_sandboxed_command_reaches_its_endpoint_alone(play, bench) -> None:
     spying = """
-import socket, subprocess
+import os, socket, subprocess
 def refused(action):
     try:
         action()
@@ -395,6 +395,8 @@ def refused(action):
         return True
     return False
 assert refused(lambda: open("/etc/passwd").read())
+# Keys of other agents are in their environments.
+assert refused(lambda: open(f"/proc/{os.getppid()}/environ").read()) and refused(lambda: os.listdir("/proc"))
 assert refused(lambda: subprocess.run(["/bin/true"]))
 assert refused(lambda: socket.create_connection(("127.0.0.1", 22), 1))
 assert refused(lambda: socket.socket(socket.AF_UNIX)) and refused(lambda: socket.socket(type=socket.SOCK_DGRAM))
