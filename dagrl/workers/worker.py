@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +68,7 @@ class Worker:
         self._profiler: TorchTraces | NvtxRanges | None = None
         self._resources: Resources
         self._cache: ObjectCache
+        self._at_close: list[Callable[[], None]] = []
         self._replica = 0
         self._listener: socket.socket | None = None
         self._rank, self._timeout_s = 0, 0.0
@@ -129,6 +130,7 @@ class Worker:
         # Machines that `dagrl launch` did not start on have fetched nothing yet; the first worker there does.
         download(setup.pipeline)
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
+        self._at_close = self._resources.at_close
         self._rank, self._replica = setup.rank, setup.replica
         # Less than the driver's timeout: the worker's error is more specific.
         self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
@@ -362,8 +364,8 @@ class Worker:
         return digests_of(self._engine)
 
     def close(self) -> None:
-        for call in self._resources.at_close:
-            call()
+        for end in self._at_close:
+            end()
         for transfer in self._transfers.values():
             transfer.close()
         if self._profiler is not None:

@@ -7,7 +7,6 @@ wait, and a later call answers them, by newer weights. All methods run on the en
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.ops.agents.gateway import Gateway
+from dagrl.ops.agents.pausable_timeout import PausableTimeout
 from dagrl.ops.agents.programs import ProgramError, Verdict
 from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.agents.session import Ask, Session
@@ -94,6 +94,8 @@ class Agent:
     _session: Session | None = None
     _trajectory: Trajectory | None = None
     """Set when it has ended."""
+    _failure: BaseException | None = None
+    """Set if anything but the program has failed."""
     _waiting: list[WaitingRequest] = field(default_factory=list)
     _program: asyncio.Task[None] | None = None
     _admission: asyncio.Task[None] | None = None
@@ -109,7 +111,9 @@ class Agent:
     def serve(self, call: Call, row: int) -> None:
         """Let `call` answer its requests from now on, as soon as there is a slot."""
         self._call, self._row = call, row
-        if self._trajectory is not None:
+        if self._failure is not None:
+            call.broken(self._failure)
+        elif self._trajectory is not None:
             call.ended(row, self._trajectory)
         else:
             self._admission = asyncio.get_running_loop().create_task(self._admit())
@@ -191,10 +195,10 @@ class Agent:
             self._trajectory = await self._played()
         except asyncio.CancelledError:
             raise
-        except BaseException as failure:
-            if self._call is None:
-                raise
-            self._call.broken(failure)
+        except BaseException as failure:  # noqa: BLE001 - raised in the thread that yields
+            self._failure = failure
+            if self._call is not None:
+                self._call.broken(failure)
             return
         self._release()
         if self._call is not None:
@@ -227,49 +231,6 @@ class Agent:
         if verdict.reward is None and setup.needs_reward:
             return session, verdict, "it gave no reward, which `fn: agent` takes"
         return session, verdict, None
-
-
-class PausableTimeout:
-    """A timeout that stands still while its agent is paused. Each ``async with`` has the whole of it."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s, self._left_s = limit_s, limit_s
-        self._timeout: asyncio.Timeout | None = None
-        self._paused = False
-        self._since = time.monotonic()
-        self.seconds = 0.0
-        """Time in all contexts, without pauses."""
-
-    async def __aenter__(self) -> None:
-        self._left_s, self._since = self._limit_s, time.monotonic()
-        self._timeout = asyncio.timeout(None if self._paused else self._limit_s)
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, *raised: Any) -> None:
-        assert self._timeout is not None
-        timeout, self._timeout = self._timeout, None
-        if not self._paused:
-            self.seconds += time.monotonic() - self._since
-        await timeout.__aexit__(*raised)
-
-    def pause(self) -> None:
-        """Stop the clock."""
-        if not self._paused and self._timeout is not None:
-            passed = time.monotonic() - self._since
-            self.seconds += passed
-            self._left_s -= passed
-            # It may have expired just now.
-            with suppress(RuntimeError):
-                self._timeout.reschedule(None)
-        self._paused = True
-
-    def go_on(self) -> None:
-        """Let the clock run again."""
-        if self._paused and self._timeout is not None:
-            self._since = time.monotonic()
-            with suppress(RuntimeError):
-                self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
-        self._paused = False
 
 
 type GroupKey = tuple[int, int]

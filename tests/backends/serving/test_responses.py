@@ -204,6 +204,8 @@ def test_retracted_responses_go_on_behind_their_tokens_when_all_is_new(play) -> 
         [completion] = scene.done
         assert completion.tokens.tolist() == [100, 101, 100, 101, 102, 103]
         assert completion.policy_version == 3, "the oldest weights that sampled any of it"
+        versions = completion.token_versions.tolist()
+        assert versions == sorted(versions) and set(versions) == {3, 4} and len(versions) == len(completion.tokens)
 
     play(act)
 
