@@ -215,7 +215,7 @@ def _read(path: Path, responses: Sequence[str], with_answers: bool, limit: int |
             # Per row group, because Arrow cannot read structs of more than 2 GB at once.
             pieces = [file.read_row_group(group, columns) for group in range(file.num_row_groups)]
     except FileNotFoundError as error:
-        raise ValueError(f"there is no prompt file {path}; data_preprocess/ has scripts that make some") from error
+        raise ValueError(f"there is no prompt file {path}; `dagrl data` lists scripts that make some") from error
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path} cannot be read as parquet: {error}") from error
     if not any(piece.num_rows for piece in pieces):

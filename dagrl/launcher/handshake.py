@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from dagrl import __version__
+from dagrl.version import __version__
 
 
 class Hello(BaseModel, strict=True):

@@ -8,7 +8,6 @@ from itertools import batched
 from pathlib import Path
 from typing import Any
 
-from dagrl import __version__
 from dagrl.models.gpus import gpu_named
 from dagrl.reporting.page.assemble import blob, page
 from dagrl.reporting.run_data.metrics_table import metrics_table
@@ -18,6 +17,7 @@ from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps, sample_view
 from dagrl.reporting.run_data.step_view import step_view
 from dagrl.tracking.base import naming
+from dagrl.version import __version__
 
 _STEPS_OF_CHUNK = 50
 _MOST_TIMED_STEPS = 20_000

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from dagrl import __version__
 from dagrl.reporting.html_report import distinct_names, open_run
 from dagrl.reporting.page.assemble import content_security_policy, page, to_json
 from dagrl.reporting.run_data.metrics_table import metrics_table
@@ -27,6 +26,7 @@ from dagrl.reporting.run_data.plan_view import plan_view
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps, sample_view
 from dagrl.reporting.run_data.step_view import step_view
+from dagrl.version import __version__
 
 HOST = "127.0.0.1"
 RUNS = Path("runs")

@@ -146,6 +146,15 @@ def known_keys(place: Place) -> list[str]:
     return list(dict.fromkeys(name for section in _sections_at(place) for name in section.model_fields))
 
 
+def keys_below(place: Place, tree: dict[str, Any]) -> dict[str, bool]:
+    """Keys of the section at `place`, of the kind that `tree` names there, and whether each is a section."""
+    return {
+        name: any(_is_section(kind) or get_origin(kind) is dict for kind in _members(field.annotation))
+        for section in _sections_at(place, tree)
+        for name, field in section.model_fields.items()
+    }
+
+
 def _sections_at(place: Place, tree: dict[str, Any] | None = None) -> list[type[Section]]:
     """Sections that can stand at `place`, reduced to the kinds that `op` and `backend` name in `tree`."""
     kinds: list[Any] = [Pipeline]

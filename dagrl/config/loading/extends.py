@@ -18,9 +18,7 @@ from typing import Any
 from dagrl.config.errors import PipelineError, Place, Problem, dotted, shown, suggest
 from dagrl.config.loading.positions import Position
 from dagrl.config.loading.yaml_source import MOST_FILES, Allowance, Document, Tree, read_document, why_no_file
-
-OWN_TEMPLATES = Path(__file__).resolve().parents[3] / "dag_templates"
-"""dagrl's own templates, and the modules that they name."""
+from dagrl.resources import OWN_TEMPLATES
 
 
 def read_with_parents(path: Path, allowance: Allowance | None = None) -> Document:

@@ -5,7 +5,7 @@
   file declares them: the same file trains with the same batch for each machine.
 - Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``model`` and ``path_fields``)
   may begin with ``~``, and are relative to the folder of the file that contains them; in an override, to the working
-  directory.
+  directory. Data outside of dagrl's own templates is that of the pipeline's folder: `dagrl.resources`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from dagrl.config.loading.yaml_source import (
 )
 from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.config.schema.backends import engine_sections
+from dagrl.resources import path_in_template
 
 _MODEL_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"))
 _PATHS: tuple[Place, ...] = (*_MODEL_PATHS, ("data", "train"), ("data", "val"))
@@ -75,7 +76,7 @@ def load_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> LoadedPipe
     positions = Positions(document.positions)
     _prune_nulls(document.tree, document, positions)
     _multiply_by_machines(document, positions)
-    _resolve_paths(document, positions)
+    _resolve_paths(document, positions, path)
     try:
         # In strict mode only JSON input accepts a text for a path and a list for a tuple.
         pipeline = Pipeline.model_validate_json(json.dumps(document.tree), strict=True)
@@ -186,7 +187,7 @@ def _sections(tree: Tree, kind: str) -> dict[str, Tree]:
     return {name: section for name, section in _mapping(tree.get(kind)).items() if isinstance(section, dict)}
 
 
-def _resolve_paths(document: Document, positions: Positions) -> None:
+def _resolve_paths(document: Document, positions: Positions, pipeline: Path) -> None:
     tree = document.tree
     engines: list[Place] = []
     for name, engine in _sections(tree, "engines").items():
@@ -205,7 +206,8 @@ def _resolve_paths(document: Document, positions: Positions) -> None:
             _resolve_model(document, positions, place, holder, value)
         elif isinstance(value, str) and value:
             # Unlike `Path.resolve`, this accepts circular links.
-            holder[str(place[-1])] = os.path.realpath(positions.at(place).folder / expanded(value))
+            found = path_in_template(positions.at(place).folder, str(expanded(value)), pipeline)
+            holder[str(place[-1])] = os.path.realpath(found)
 
 
 def _resolve_model(document: Document, positions: Positions, place: Place, holder: Tree, value: str) -> None:

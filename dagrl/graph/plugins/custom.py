@@ -18,7 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from dagrl.config.errors import suggest
-from dagrl.config.loading.extends import OWN_TEMPLATES
+from dagrl.resources import OWN_TEMPLATES
 
 _SHOWN_CHARACTERS = 500
 """Length of the message of a failed function."""

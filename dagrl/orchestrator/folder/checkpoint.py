@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dagrl import __version__
 from dagrl.config.schema import KeepBestSpec
 from dagrl.tracking.base import replace_text
+from dagrl.version import __version__
 
 _STATE = "state.json"
 _BEST = "best"

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 from dagrl.cli import main
-from dagrl.config.loading.extends import OWN_TEMPLATES
+from dagrl.resources import OWN_TEMPLATES
 from dagrl.validation import check_file
 
 MEMORY = 2**30

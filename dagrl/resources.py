@@ -1,0 +1,86 @@
+"""Finds the templates and the preprocessing scripts: beside the package in the repository, inside it in a wheel."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_INSTALLED = _PACKAGE / "_resources"
+"""Where a wheel has them: `pyproject.toml` maps the repository's folders there."""
+
+
+def resource_folder(name: str) -> Path:
+    """Return the folder that the repository calls `name`: ``dag_templates`` or ``data_preprocess``."""
+    return (_INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent) / name
+
+
+OWN_TEMPLATES = resource_folder("dag_templates")
+"""dagrl's own templates, their data, and the modules that they name."""
+DATA_SCRIPTS = resource_folder("data_preprocess")
+"""Scripts that write prompt files."""
+
+
+def template_names() -> list[str]:
+    """Names of dagrl's own templates, sorted."""
+    return sorted(path.stem for path in OWN_TEMPLATES.glob("*.yaml"))
+
+
+def data_script_names() -> list[str]:
+    """Names of the preprocessing scripts, sorted."""
+    return sorted(path.stem for path in DATA_SCRIPTS.glob("*.py"))
+
+
+def path_in_template(folder: Path, path: str, pipeline: Path) -> Path:
+    """Return the file that a template in `folder` names by a relative path.
+
+    A path that leads out of dagrl's own templates, such as ``../data/gsm8k/train.parquet``, is the user's data. It is
+    relative to the folder of the pipeline file that extends the template, or to the working directory if the pipeline
+    is a template of a wheel. In the repository, and if the file is there, it is relative to the template.
+    """
+    beside = folder / path
+    if not path.startswith("../") or os.path.realpath(folder) != str(OWN_TEMPLATES) or beside.exists():
+        return beside
+    project = Path(os.path.realpath(pipeline)).parent
+    if project == OWN_TEMPLATES:
+        if not _INSTALLED.is_dir():
+            return beside
+        project = Path.cwd()
+    return project / path.removeprefix("../")
+
+
+def template_text(name: str) -> str:
+    """The content of a template's file."""
+    return (OWN_TEMPLATES / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def template_description(name: str) -> str:
+    """The first sentence of a template's comment."""
+    lines = itertools.takewhile(lambda line: line.startswith("# "), template_text(name).splitlines())
+    text = " ".join(line[2:].strip() for line in lines)
+    return re.split(r"(?<=[^.\W])(?<!\bDr)\.(?: |$)|(?<=\))\.(?: |$)", text, maxsplit=1)[0]
+
+
+def template_parents(name: str) -> list[str]:
+    """The templates that a template extends, in order."""
+    found = re.search(r"^extends: (.+?) *(?:#.*)?$", template_text(name), re.MULTILINE)
+    return re.findall(r"[\w-]+", found[1]) if found else []
+
+
+def setup_commands(templates: Sequence[str]) -> list[str]:
+    """Commands that fetch the models and write the data of templates, as they work without the repository.
+
+    They are those of the last template whose comment has any, else those of the templates that they extend.
+    """
+    for name in reversed(templates):
+        found = [_SCRIPT.sub(r"dagrl data \1", line) for line in re.findall(_SETUP, template_text(name))]
+        if found := found or setup_commands(template_parents(name)):
+            return found
+    return []
+
+
+_SETUP = re.compile(r"^# {5}((?:pip|hf|python data_preprocess/).*)$", re.MULTILINE)
+_SCRIPT = re.compile(r"python data_preprocess/(\w+)\.py")

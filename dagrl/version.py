@@ -1,0 +1,3 @@
+"""The version of dagrl."""
+
+__version__ = "0.1.0"
