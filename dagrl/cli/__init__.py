@@ -14,30 +14,33 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from dagrl import __version__
 from dagrl.cli.agent import agent
 from dagrl.cli.convert import convert
-from dagrl.cli.diff import diff
+from dagrl.cli.data import data
 from dagrl.cli.doctor import doctor
+from dagrl.cli.examples import CommandHelp
 from dagrl.cli.export import export
 from dagrl.cli.graph import graph
-from dagrl.cli.import_ import import_
+from dagrl.cli.init import init
 from dagrl.cli.launch import launch
 from dagrl.cli.plan import plan
 from dagrl.cli.replay import replay
 from dagrl.cli.report import report
 from dagrl.cli.run import run
+from dagrl.cli.templates import templates
 from dagrl.cli.ui import ui
 from dagrl.cli.validate import validate
 from dagrl.cli.why import why
 from dagrl.config.errors import PipelineError
+from dagrl.version import __version__
 
 INTERRUPTED = 130
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, subcommand_metavar="COMMAND ..."
-)
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, subcommand_metavar="COMMAND ...")
 for command, summary in (
+    (init, "Begin a project."),
+    (templates, "List or print templates."),
+    (data, "Write the prompt files of a data set."),
     (validate, "Check a pipeline file."),
     (graph, "Draw the DAG of a pipeline."),
     (plan, "Estimate memory and time of a run."),
@@ -52,8 +55,10 @@ for command, summary in (
     (convert, "Convert weights between Hugging Face and Megatron."),
     (doctor, "Report what this machine can run."),
 ):
-    app.command(short_help=summary)(command)
-app.command("import", short_help="Translate a script of another framework into a pipeline.")(import_)
+    told = CommandHelp.of(command)
+    # What follows the name of a data set is its script's.
+    settings = {"allow_interspersed_args": command is not data}
+    app.command(short_help=summary, help=told.text, epilog=told.epilog, context_settings=settings)(command)
 app.add_typer(agent, name="agent", short_help="Try the agent of a rollout.")
 
 

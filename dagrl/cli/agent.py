@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from dagrl.cli.errors import exit_on
+from dagrl.cli.examples import CommandHelp
 from dagrl.cli.parameters import Overrides, Pipeline
 
-agent = typer.Typer(add_completion=False, rich_markup_mode=None, subcommand_metavar="COMMAND ...")
+agent = typer.Typer(rich_markup_mode=None, subcommand_metavar="COMMAND ...")
 
 
 @agent.callback()
@@ -17,7 +18,6 @@ def _agent() -> None:
     """Look at the agent of a pipeline's rollout."""
 
 
-@agent.command(name="try", short_help="Run it once, and print the conversation.")
 def try_once(
     pipeline: Pipeline,
     overrides: Overrides = None,
@@ -25,8 +25,11 @@ def try_once(
 ) -> int:
     """Run the agent once on a row of the training file, against the model's initial weights.
 
-    Starts the generator only, in this process or in its engine's environment, and prints the conversation with its
-    turns, reward and output.
+    Starts the generator only, in this process, and prints the conversation with its turns, reward and output.
+
+    Examples:
+        dagrl agent try tiny_agent
+        dagrl agent try pipeline.yaml --row 3
     """
     from dagrl.config.loading.hub import HubError, download
     from dagrl.validation import check_file
@@ -43,3 +46,9 @@ def try_once(
     with exit_on("agent try", ValueError, OSError):
         try_agent(checked, plan, row)
     return 0
+
+
+_told = CommandHelp.of(try_once)
+agent.command(name="try", short_help="Run it once, and print the conversation.", help=_told.text, epilog=_told.epilog)(
+    try_once
+)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+from dagrl.cli.parameters import AsJson, print_json
 
-def doctor() -> int:
+
+def doctor(as_json: AsJson = False) -> int:
     """Report what this machine can run, and what is missing.
 
     Prints a line for each check: `ok`, `hint` or `missing`. Exits 1 where something is missing that runs need.
+
+    Examples:
+        dagrl doctor
+        dagrl doctor --json
     """
     from rich.text import Text
 
@@ -18,6 +24,16 @@ def doctor() -> int:
 
     styles = {Verdict.OK: "green", Verdict.HINT: "yellow", Verdict.MISSING: "bold red"}
     found: Counter[Verdict] = Counter()
+    if as_json:
+        sections = [(title, list(findings)) for title, findings in examine()]
+        found.update(each.verdict for _, findings in sections for each in findings)
+        values = [
+            {"verdict": each.verdict.value, "section": title, "name": each.name, "text": each.text}
+            for title, findings in sections
+            for each in findings
+        ]
+        print_json({"missing": found[Verdict.MISSING], "hints": found[Verdict.HINT], "findings": values})
+        return 1 if found[Verdict.MISSING] else 0
     for title, findings in examine():
         print(render([Text(title, HEADING)]), end="", flush=True)
         for each in findings:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import Overrides, Pipeline, parse_path
+from dagrl.cli.parameters import AsJson, Overrides, Pipeline, parse_path, print_json
 
 
 def graph(
@@ -20,19 +20,28 @@ def graph(
             "--output", "-o", parser=parse_path, metavar="FILE", help="write FILE.svg, .png, .mmd (Mermaid) or .txt"
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> int:
-    """Draw the DAG that follows from what the nodes read and write: as text, or as a picture with -o."""
+    """Draw the DAG that follows from what the nodes read and write: as text, or as a picture with -o.
+
+    Examples:
+        dagrl graph pipeline.yaml
+        dagrl graph tiny_grpo -o dag.svg
+        dagrl graph pipeline.yaml --json
+    """
     from dagrl.config.loading.loader import load_pipeline
-    from dagrl.graph.drawing.draw import draw_text, write_drawing
+    from dagrl.graph.drawing.draw import as_values, draw_text, write_drawing
     from dagrl.graph.inference import build_graph
     from dagrl.graph.plugins.isolation import isolated_imports
 
     loaded = load_pipeline(pipeline, overrides or [])
     with isolated_imports():
         dag = build_graph(loaded.pipeline, loaded.folder, loaded.positions)
-    if output is None:
+    if as_json:
+        print_json(as_values(dag))
+    if output is None and not as_json:
         print(draw_text(dag), end="")
-        return 0
-    with exit_on("graph", ValueError, OSError):
-        write_drawing(dag, output)
+    elif output is not None:
+        with exit_on("graph", ValueError, OSError):
+            write_drawing(dag, output)
     return 0

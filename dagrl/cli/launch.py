@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import sys
 
-from dagrl.cli.parameters import NewRunFolder, Overrides, Pipeline
+from dagrl.cli.parameters import NewRunFolder, Overrides, Pipeline, Quiet, Verbose
 from dagrl.cli.run import run
 
 
-def launch(pipeline: Pipeline, overrides: Overrides = None, run_dir: NewRunFolder = None) -> int:
+def launch(
+    pipeline: Pipeline,
+    overrides: Overrides = None,
+    run_dir: NewRunFolder = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> int:
     """Train on several machines: call it on each of them.
 
     PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR (or MASTER_ADDR) and PET_MASTER_PORT describe the
     job. Rank 0 runs the pipeline as `dagrl run` does, on all of them; all exit with its code. On one machine it is
     `dagrl run`.
+
+    Examples:
+        PET_NNODES=2 PET_NODE_RANK=0 PET_MASTER_ADDR=10.0.0.1 dagrl launch pipeline.yaml
+        dagrl launch pipeline.yaml groups.train.nodes=2
     """
     from dagrl.launcher.command import launch_pipeline
     from dagrl.launcher.errors import LaunchError
@@ -23,4 +33,4 @@ def launch(pipeline: Pipeline, overrides: Overrides = None, run_dir: NewRunFolde
     except LaunchError as error:
         print(f"dagrl launch: {error}", file=sys.stderr)
         return error.code
-    return run(pipeline, overrides, run_dir) if code is None else code
+    return run(pipeline, overrides, run_dir, verbose, quiet) if code is None else code

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from dagrl.cli import completion
+from dagrl.resources import OWN_TEMPLATES
 
 
 def parse_path(text: str) -> Path:
@@ -21,11 +25,22 @@ def parse_pipeline(text: str) -> Path:
     """Return the path of a pipeline file; a name without such a file is that of one of dagrl's templates."""
     path = parse_path(text)
     if path.name == text and re.fullmatch(r"\w{1,100}", text) and not path.exists():
-        from dagrl.config.loading.extends import OWN_TEMPLATES
-
         template = OWN_TEMPLATES / f"{text}.yaml"
         return template if template.is_file() else path
     return path
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value, as every `--json` does. NaN and infinity are null."""
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not -float("inf") < value < float("inf") else value
 
 
 Pipeline = Annotated[
@@ -35,6 +50,7 @@ Pipeline = Annotated[
         metavar="PIPELINE",
         help="the pipeline's YAML file, or the name of a template",
         show_default=False,
+        autocompletion=completion.pipelines,
     ),
 ]
 Overrides = Annotated[
@@ -43,15 +59,24 @@ Overrides = Annotated[
         metavar="KEY=VALUE",
         help="set a key for this call: engines.actor.optimizer.lr=3e-6 (YAML value; null removes the key)",
         show_default=False,
+        autocompletion=completion.overrides,
     ),
 ]
 NewRunFolder = Annotated[
     Path | None, typer.Option("--run-dir", parser=parse_path, metavar="DIR", help="the run folder (default: runs/NAME)")
 ]
-RunFolder = Annotated[Path, typer.Argument(parser=parse_path, metavar="RUN", help="the run folder")]
+RunFolder = Annotated[
+    Path, typer.Argument(parser=parse_path, metavar="RUN", help="the run folder", autocompletion=completion.runs)
+]
 RunFolders = Annotated[
-    list[Path], typer.Argument(parser=parse_path, metavar="RUN", help="the run folder", show_default=False)
+    list[Path],
+    typer.Argument(
+        parser=parse_path, metavar="RUN", help="the run folder", show_default=False, autocompletion=completion.runs
+    ),
 ]
 OutputFolder = Annotated[
     Path, typer.Option("--output", "-o", parser=parse_path, metavar="DIR", help="the folder to write")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="print every metric of each step")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print warnings and failures only")]

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from dagrl.cli import completion
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import Overrides, Pipeline, parse_path
+from dagrl.cli.parameters import AsJson, Overrides, Pipeline, parse_path
 
 _DOES_NOT_FIT = 3
 
@@ -19,9 +20,13 @@ def plan(
     overrides: Overrides = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="the GPU of groups that name none, such as H200 (default: H100)"),
+        typer.Option(
+            metavar="NAME",
+            help="the GPU of groups that name none, such as H200 (default: H100)",
+            autocompletion=completion.gpus,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
+    as_json: AsJson = False,
     simulate: Annotated[
         Path | None,
         typer.Option(parser=parse_path, metavar="FILE", help="write the schedule as a Chrome trace, such as plan.json"),
@@ -60,6 +65,11 @@ def plan(
     """Estimate what each engine of a pipeline needs, and whether it fits, without a GPU, the data or the weights.
 
     Exits 3 where it does not fit, and prints which engine, how many GiB over, and the nearest change that fits.
+
+    Examples:
+        dagrl plan pipeline.yaml --gpu H200
+        dagrl plan pipeline.yaml --response-tokens 800 --json
+        dagrl plan pipeline.yaml --search --nodes 2 --gpus-per-node 8
     """
     from dagrl.models.gpus import DEFAULT_GPU
     from dagrl.planner.cost.lengths import Assumed

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import RunFolders, parse_path
+from dagrl.cli.parameters import AsJson, RunFolders, parse_path, print_json
 
 
 def report(
@@ -33,12 +33,22 @@ def report(
         str | None,
         typer.Option(metavar="NAME", help="with --timeline or --html: the GPU of groups that name none"),
     ] = None,
+    as_json: AsJson = False,
 ) -> int:
-    """Summarize a run from its folder, also while it runs: rewards, seconds by node, idle groups and restarts."""
+    """Summarize a run from its folder, also while it runs: rewards, seconds by node, idle groups and restarts.
+
+    Examples:
+        dagrl report runs/first
+        dagrl report runs/first --timeline
+        dagrl report runs/first runs/second --html -o both.html
+        dagrl report runs/first --json
+    """
     from dagrl.reporting.html_report import write_html
-    from dagrl.reporting.run_report import report_run
+    from dagrl.reporting.run_report import report_run, run_values
 
     with exit_on("report", ValueError):
+        if as_json and (html or timeline):
+            raise ValueError("--json has the summary; take --html and --timeline out")
         if html and timeline:
             raise ValueError("--html has the tables of --timeline; leave one of them out")
         if gpu is not None and not (timeline or html):
@@ -50,5 +60,8 @@ def report(
             raise ValueError("--output is for --html; add that, or take it out")
         if len(run_dirs) > 1:
             raise ValueError("several runs are for --html; add that, or name one run")
+        if as_json:
+            print_json(run_values(run_dirs[0]))
+            return 0
         print(report_run(run_dirs[0], timeline=timeline, gpu=gpu), end="")
     return 0

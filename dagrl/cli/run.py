@@ -5,22 +5,47 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from dagrl.cli.parameters import NewRunFolder, Overrides, Pipeline
+import typer
+
+from dagrl.cli.parameters import NewRunFolder, Overrides, Pipeline, Quiet, Verbose
 
 _INTERRUPTED = 130
 
 
-def run(pipeline: Pipeline, overrides: Overrides = None, run_dir: NewRunFolder = None) -> int:
+_DOES_NOT_FIT = 3
+
+
+def run(
+    pipeline: Pipeline,
+    overrides: Overrides = None,
+    run_dir: NewRunFolder = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check, plan, and print what would be started; start and write nothing")
+    ] = False,
+) -> int:
     """Train as a pipeline file says, or continue from the newest checkpoint in the run folder.
 
     Ctrl-C saves and stops. Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines.
+
+    Examples:
+        dagrl run pipeline.yaml
+        dagrl run pipeline.yaml run.steps=60 engines.actor.optimizer.lr=3e-6
+        dagrl run tiny_grpo --run-dir runs/demo -q
+        dagrl run pipeline.yaml --dry-run
     """
     from dagrl.cli.errors import exit_on
     from dagrl.config.loading.hub import HubError, download
     from dagrl.validation import check_file
     from dagrl.validation.placing import place_engines
 
+    if verbose and quiet:
+        raise typer.BadParameter("not allowed together with --quiet", param_hint="'--verbose'")
+    if dry_run:
+        return _dry_run(pipeline, overrides or [], run_dir)
     found = check_file(pipeline, overrides or [])
     with exit_on("run", HubError):
         if download(found.loaded.pipeline):
@@ -30,13 +55,16 @@ def run(pipeline: Pipeline, overrides: Overrides = None, run_dir: NewRunFolder =
     for warning in checked.warnings:
         print(f"dagrl run: warning: {warning}", file=sys.stderr)
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name
-    # The next import takes seconds.
-    print(f"starting {checked.loaded.pipeline.name}, {checked.loaded.pipeline.run.steps} steps", flush=True)
+    if not quiet:
+        # The next import takes seconds.
+        print(f"starting {checked.loaded.pipeline.name}, {checked.loaded.pipeline.run.steps} steps", flush=True)
     from dagrl.orchestrator.run import run_pipeline
+    from dagrl.tracking.console import Verbosity
     from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError
 
     try:
-        outcome = run_pipeline(checked, plan, folder)
+        verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
+        outcome = run_pipeline(checked, plan, folder, verbosity)
     except RefusedFolderError as error:
         print(f"dagrl run: {error}", file=sys.stderr)
         return 2
@@ -51,5 +79,22 @@ def run(pipeline: Pipeline, overrides: Overrides = None, run_dir: NewRunFolder =
         sys.stderr.flush()
         # Everything is cleaned up, and Ray's libraries can crash at exit if they were interrupted while they connected.
         os._exit(_INTERRUPTED)
-    print(outcome.summary(folder))
+    if not quiet:
+        print(outcome.summary(folder))
     return 0
+
+
+def _dry_run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
+    from dagrl.cli.errors import exit_on
+    from dagrl.planner.showing.show import problems_in_words
+    from dagrl.reporting.dry_run import describe_start
+    from dagrl.workers.errors import RefusedFolderError
+
+    with exit_on("run", RefusedFolderError):
+        report, text = describe_start(pipeline, overrides, run_dir)
+    for warning in report.checked.warnings:
+        print(f"dagrl run: warning: {warning}", file=sys.stderr)
+    print(text, end="", flush=True)
+    for line in problems_in_words(report):
+        print(line, file=sys.stderr)
+    return 0 if report.fits else _DOES_NOT_FIT

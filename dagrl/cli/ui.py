@@ -24,7 +24,12 @@ def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="the port on this machine; 0 takes a free one")] = 8765,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="the GPU of groups that name none, for plans")] = None,
 ) -> int:
-    """Show runs in a browser, live, on this machine alone: curves, DAG, timelines, samples. Ctrl-C ends it."""
+    """Show runs in a browser, live, on this machine alone: curves, DAG, timelines, samples. Ctrl-C ends it.
+
+    Examples:
+        dagrl ui
+        dagrl ui runs/first runs/second --port 8080
+    """
     from dagrl.models.gpus import gpu_named
     from dagrl.reporting.server import HOST, RUNS, Runs, listen, serve
 

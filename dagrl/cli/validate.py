@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from dagrl.cli.parameters import Overrides, Pipeline
+from dataclasses import asdict
+
+from dagrl.cli.parameters import AsJson, Overrides, Pipeline, print_json
+from dagrl.config.errors import PipelineError
 
 
-def validate(pipeline: Pipeline, overrides: Overrides = None) -> int:
+def validate(pipeline: Pipeline, overrides: Overrides = None, as_json: AsJson = False) -> int:
     """Check a pipeline file, the files it names and the code it names.
 
     Prints a summary and exits 0, or prints every problem as FILE:LINE: place: what is wrong; what to do, and exits 2.
     Needs no GPU.
+
+    Examples:
+        dagrl validate pipeline.yaml
+        dagrl validate pipeline.yaml run.steps=10
+        dagrl validate tiny_grpo --json
     """
     from dagrl.validation import check_file
     from dagrl.validation.placing import place_engines
-    from dagrl.validation.summary import summarize
+    from dagrl.validation.summary import as_values, summarize
 
-    checked, _ = place_engines(check_file(pipeline, overrides or []))
-    print(summarize(checked), end="")
+    try:
+        checked, _ = place_engines(check_file(pipeline, overrides or []))
+    except PipelineError as error:
+        if not as_json:
+            raise
+        print_json({"file": str(pipeline), "valid": False, "problems": list(map(asdict, error.problems))})
+        return 2
+    if as_json:
+        print_json(as_values(checked))
+    else:
+        print(summarize(checked), end="")
     return 0

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import RunFolder
+from dagrl.cli.parameters import AsJson, RunFolder
 
 
 def why(
@@ -15,9 +15,15 @@ def why(
     step: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="explain this step (default: the newest)")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Explain where the time of a step went, and which keys of the pipeline would make steps shorter."""
+    """Explain where the time of a step went, and which keys of the pipeline would make steps shorter.
+
+    Examples:
+        dagrl why runs/first
+        dagrl why runs/first --step 20
+        dagrl why runs/first --json
+    """
     from dagrl.reporting.why import explain
 
     with exit_on("why", ValueError):

@@ -19,6 +19,7 @@ from dagrl.orchestrator.steps.kl_control import KlControl
 from dagrl.scheduler.plan import Plan
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers, open_trackers
+from dagrl.tracking.console import Verbosity
 from dagrl.validation import CheckedPipeline
 from dagrl.workers.cluster.ray_cluster import cluster
 from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError, WorkerLostError
@@ -28,7 +29,9 @@ from dagrl.workers.interrupts import InterruptHandler, signals_as_ctrl_c
 from dagrl.workers.messages import StartEngine
 
 
-def run_pipeline(checked: CheckedPipeline, plan: Plan, run_dir: Path) -> RunOutcome:
+def run_pipeline(
+    checked: CheckedPipeline, plan: Plan, run_dir: Path, verbosity: Verbosity = Verbosity.NORMAL
+) -> RunOutcome:
     """Train from the start, or from the last checkpoint in the run folder.
 
     Raises RunError for any failure, RefusedFolderError if the folder is not for this run. If workers are lost that
@@ -40,7 +43,7 @@ def run_pipeline(checked: CheckedPipeline, plan: Plan, run_dir: Path) -> RunOutc
     with signals_as_ctrl_c():
         while True:
             try:
-                outcome = _go_on(checked, plan, run_dir, restarts, told)
+                outcome = _go_on(checked, plan, run_dir, restarts, told, verbosity)
                 exported = tuple(policies(checked.loaded.pipeline))
                 return replace(outcome, seconds=time.monotonic() - began, policies=exported)
             except RefusedFolderError as refused:
@@ -51,7 +54,9 @@ def run_pipeline(checked: CheckedPipeline, plan: Plan, run_dir: Path) -> RunOutc
                 told = restarts.use_restart(lost, "all of the run goes on from its last checkpoint")
 
 
-def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: RestartPolicy, told: str) -> RunOutcome:
+def _go_on(
+    checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: RestartPolicy, told: str, verbosity: Verbosity
+) -> RunOutcome:
     """Run from the last checkpoint until the end or a failure. `told`: the failure before."""
     loaded = checked.loaded
     pipeline = loaded.pipeline
@@ -59,7 +64,7 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
         done = folder.resumed.step if folder.resumed else 0
         if done >= pipeline.run.steps:
             return RunOutcome(done, stopped=False, before=True, changed=folder.changed)
-        with _opened(loaded, folder) as trackers:
+        with _opened(loaded, folder, verbosity) as trackers:
             changed = folder.changed and f"changed since the last start of the run: {folder.changed}"
             for note in filter(None, (told, *folder.torn, changed)):
                 trackers.note(note)
@@ -68,7 +73,7 @@ def _go_on(checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: Restar
                 return asyncio.run(_train(ray, loaded, plan, folder, trackers, restarts))
 
 
-def _opened(loaded: LoadedPipeline, folder: RunFolder) -> Trackers:
+def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> Trackers:
     pipeline = loaded.pipeline
     try:
         return open_trackers(
@@ -79,6 +84,7 @@ def _opened(loaded: LoadedPipeline, folder: RunFolder) -> Trackers:
             total_steps=pipeline.run.steps,
             resumed_step=folder.resumed.step if folder.resumed else None,
             shown_samples=pipeline.run.log_val_generations,
+            verbosity=verbosity,
         )
     except (OSError, ValueError) as error:
         raise RunError(str(error)) from error

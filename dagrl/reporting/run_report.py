@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
@@ -31,7 +31,7 @@ from dagrl.planner.simulation.simulate import Activity, Simulated, simulate
 from dagrl.scheduler.intervals import Interval, busy_seconds
 from dagrl.scheduler.plan import Plan
 from dagrl.tables import render, table
-from dagrl.tracking.report import RunRecord, read_run, summary
+from dagrl.tracking.report import RunRecord, read_run, summary, summary_values
 from dagrl.tracking.timeline import Event, complete_event, write_trace
 
 MOST_STEPS = 20
@@ -93,6 +93,14 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
             f"  {drawn}",
         ]
     )
+
+
+def run_values(folder: Path) -> dict[str, Any]:
+    """Summarize a run as plain values. ValueError if there is no run."""
+    run = read_run(folder)
+    loaded = _pipeline_of(folder, needed=False)
+    values = summary_values(run, loaded.pipeline.run.steps if loaded else None)
+    return values | {"idle": idle_shares(activities_of(run), _step_seconds(run))}
 
 
 def _pipeline_of(folder: Path, *, needed: bool) -> LoadedPipeline | None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from dagrl.tracking.background_tracker import BackgroundTracker
 from dagrl.tracking.base import Progress, SampleTracker, Tracker
-from dagrl.tracking.console import Console
+from dagrl.tracking.console import Console, Verbosity
 from dagrl.tracking.metrics_file import MetricsFile
 from dagrl.tracking.mlflow import Mlflow
 from dagrl.tracking.redact import without_secrets
@@ -109,15 +109,16 @@ def open_trackers(
     total_steps: int,
     resumed_step: int | None,
     shown_samples: int = 0,
+    verbosity: Verbosity = Verbosity.NORMAL,
 ) -> Trackers:
     """Open metrics.jsonl, the timeline, and the trackers in `names`.
 
     Names are ``console``, ``tensorboard``, ``wandb``, ``mlflow`` and ``swanlab``. `config` is the resolved pipeline as
     plain YAML values; likely secrets in it are hidden. `resumed_step` is the last step to keep, None for a new run:
-    later steps are removed from the files. `shown_samples` rows of each validation are shown as a table. Raises OSError
-    if a file cannot be written.
+    later steps are removed from the files. `shown_samples` rows of each validation are shown as a table. `verbosity` is
+    that of the console. Raises OSError if a file cannot be written.
     """
-    console = Console(total_steps) if "console" in names else None
+    console = Console(total_steps, verbosity=verbosity) if "console" in names else None
     trackers: list[Tracker] = [MetricsFile()]
     together = Trackers(trackers, Timeline(), console, run_dir / "samples", shown_samples)
     if console is not None:

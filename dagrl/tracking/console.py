@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ VISIBLE_SETS = 8
 """Number of them shown per validation. metrics.jsonl has all."""
 
 
+class Verbosity(Enum):
+    """How much a run prints."""
+
+    QUIET = "quiet"
+    """Nothing: failures and warnings are printed by `dagrl run` itself."""
+    NORMAL = "normal"
+    VERBOSE = "verbose"
+    """Also every metric of each step."""
+
+
 class _Terminal(Terminal):
     """Standard output; silent after its reader has gone, because a closed pipe or terminal must not end a run."""
 
@@ -95,10 +106,16 @@ class Console:
     """Shows the run in the terminal."""
 
     def __init__(
-        self, total_steps: int, terminal: Terminal | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        total_steps: int,
+        terminal: Terminal | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        verbosity: Verbosity = Verbosity.NORMAL,
     ) -> None:
         """`total_steps` of the whole run; `terminal` defaults to standard output. `clock` returns seconds."""
         self._terminal = terminal or _Terminal(highlight=False)
+        self._terminal.quiet = verbosity is Verbosity.QUIET
+        self._is_verbose = verbosity is Verbosity.VERBOSE
         self._total_steps = total_steps
         self._headings: list[str] = []
         """Columns of the table in order."""
@@ -134,7 +151,7 @@ class Console:
         """Start drawing; progress counts from `resumed_step`."""
         self._progress.update(self._task, completed=resumed_step or 0)
         self._progress.start_task(self._task)
-        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
             self._live = Live(console=self._terminal, get_renderable=self._picture, refresh_per_second=2)
             self._live.start()
 
@@ -149,6 +166,9 @@ class Console:
                 self._line(f"step {step}/{self._total_steps}  {shown}")
             else:
                 self._row(step, values)
+        if self._is_verbose:
+            for name in sorted(metrics):
+                self._line(f"  {name} {metrics[name]:.6g}")
         validation = [f"{head} {metrics[name]:.4g}" for name, head in VALIDATION if name in metrics]
         others = same_of_others("val/reward/mean", metrics)
         validation += [f"reward {other} {metrics[name]:.4g}" for name, other in others]

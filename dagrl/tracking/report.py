@@ -116,7 +116,7 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
         parts.append(f"  {what} torn in metrics.jsonl and left out")
     if not any(line["step"] > 0 for line in run.steps):
         return [*parts, "  no step has been finished yet"]
-    parts += ["", table(_progress(run), headings=["", "first", "last", "best"])]
+    parts += ["", table(_progress_rows(run), headings=["", "first", "last", "best"])]
     best = run.folder / "checkpoints" / "best"
     if best.is_file():
         parts.append(f"  best checkpoint: {best.read_text().strip()}; dagrl export {run.folder} --best -o DIR")
@@ -127,25 +127,54 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
     return [*parts, *_troubles(run)]
 
 
+def summary_values(run: RunRecord, steps: int | None = None) -> dict[str, Any]:
+    """The summary as plain values; `steps`: the number the run asked for."""
+    best = run.folder / "checkpoints" / "best"
+    return {
+        "run": str(run.folder),
+        "step": run.last_step,
+        "steps": steps,
+        "torn_lines": run.torn,
+        "best_checkpoint": best.read_text().strip() if best.is_file() else None,
+        "metrics": {
+            name: {"first": values[0], "last": values[-1], "best": best_of(values) if best_of else None}
+            for name, best_of, values in _progress(run)
+        },
+        "seconds": {
+            name.removeprefix("time/"): {"mean": fmean(values), "median": median(values), "max": max(values)}
+            for name in dict.fromkeys(name for line in run.steps for name in line if name.startswith("time/"))
+            if (values := run.of(name))
+        },
+        "restarts": _restarts(run),
+    }
+
+
 def in_a_line(run: RunRecord) -> str:
     """The first and last rewards of a run, or losses where it has no rewards. Empty without either."""
-    told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress(run) if best]
+    told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress_rows(run) if best]
     return ", ".join(told[:_MOST_IN_A_LINE])
 
 
-def _progress(run: RunRecord) -> list[list[str]]:
-    rows = []
+_Best = Callable[[list[float]], float] | None
+
+
+def _progress_rows(run: RunRecord) -> list[list[str]]:
+    return [
+        [name, _number(values[0]), _number(values[-1]), _number(best(values)) if best else ""]
+        for name, best, values in _progress(run)
+    ]
+
+
+def _progress(run: RunRecord) -> list[tuple[str, _Best, list[float]]]:
+    """Metrics that show a run's result: name, which value is best, values."""
     known = dict.fromkeys(name for line in run.steps for name in line)
     sets = [(name, max) for name in known if _OF_A_SET.fullmatch(name)]
-    shown: list[tuple[str, Callable[[list[float]], float] | None]] = []
+    shown: list[tuple[str, _Best]] = []
     for name, best in _PROGRESS:
         shown += [(name, best), *((other, best) for other, _ in same_of_others(name, known))]
     if any(run.of("staleness/max")):
         shown += [(name, None) for name in _STALENESS]
-    for name, best in (*shown, *sets):
-        if values := run.of(name):
-            rows.append([name, _number(values[0]), _number(values[-1]), _number(best(values)) if best else ""])
-    return rows
+    return [(name, best, values) for name, best in (*shown, *sets) if (values := run.of(name))]
 
 
 def _times(run: RunRecord) -> list[list[str]]:
@@ -168,15 +197,18 @@ def _times(run: RunRecord) -> list[list[str]]:
 def _troubles(run: RunRecord) -> list[str]:
     """Restarts, dropped samples and the like."""
     lines = []
-    if restarts := run.of("run/restarts"):
-        # Counted from 0 by each `dagrl run`, and reported by every step after a restart.
-        risen = sum(max(0.0, later - before) for before, later in zip([0.0, *restarts], restarts, strict=False))
-        if risen:
-            lines.append(f"restarts after losses: {risen:.0f}")
+    if restarts := _restarts(run):
+        lines.append(f"restarts after losses: {restarts}")
     for name, what in _COUNTED.items():
         if total := sum(run.of(name)):
             lines.append(f"{what}: {total:.0f}")
     return ["", *(f"  {line}" for line in lines)] if lines else []
+
+
+def _restarts(run: RunRecord) -> int:
+    # Counted from 0 by each `dagrl run`, and reported by every step after a restart.
+    counts = run.of("run/restarts")
+    return round(sum(max(0.0, later - before) for before, later in zip([0.0, *counts], counts, strict=False)))
 
 
 def _three(values: Sequence[float]) -> list[str]:

@@ -112,7 +112,7 @@ def _check_file(path: Path, place: Place, wanted: _Wanted, findings: Findings) -
 
 def _file_problem(path: Path) -> str | None:
     """Why a path cannot be a parquet file."""
-    script = f"python {_script_for(path)} --local_dir"
+    script = f"dagrl data {_script_for(path)} --local_dir"
     if path.is_dir():
         files = sorted(path.glob("*.parquet"))
         return f"is a folder; {f'name a file in it, for example {files[0].name}' if files else 'give a parquet file'}"
@@ -134,9 +134,9 @@ def _file_problem(path: Path) -> str | None:
 
 
 def _script_for(path: Path) -> str:
-    """The script that creates such a file, by the name of its folder or of the file."""
+    """The name of the script that creates such a file, by the name of its folder or of the file."""
     named = (name for text in (path.parent.name, path.name) for name in _SCRIPTS if name in text.lower())
-    return f"data_preprocess/{next(named, 'NAME')}.py"
+    return next(named, "NAME")
 
 
 def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:

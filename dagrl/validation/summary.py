@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -39,6 +41,37 @@ def summarize(checked: CheckedPipeline) -> str:
         if content:
             parts += ["", Text(title, HEADING), *content]
     return render(parts)
+
+
+def as_values(checked: CheckedPipeline) -> dict[str, Any]:
+    """The summary for programs: plain values."""
+    pipeline = checked.loaded.pipeline
+    return {
+        "file": str(checked.loaded.path),
+        "valid": True,
+        "pipeline": pipeline.name,
+        "steps": pipeline.run.steps,
+        "prompts_per_step": pipeline.data.prompts_per_step,
+        "data": {key: {"path": str(pipeline.data.files[key]), "prompts": rows} for key, rows in checked.rows.items()},
+        "groups": {
+            name: {"nodes": group.nodes, "gpus_per_node": group.gpus_per_node, "cpus_per_node": group.cpus_per_node}
+            for name, group in pipeline.groups.items()
+        },
+        "engines": {
+            name: {
+                "backend": engine.backend,
+                "group": engine.group or pipeline.engines[str(engine.frozen_copy_of)].group,
+            }
+            for name, engine in pipeline.engines.items()
+        },
+        "nodes": {
+            name: {"op": getattr(node.spec, "op", ""), "executor": executor_of(node)}
+            for name, node in checked.graph.nodes.items()
+            if node.spec is not None
+        },
+        "warnings": [asdict(warning) for warning in checked.warnings],
+        "problems": [],
+    }
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> RenderableType:

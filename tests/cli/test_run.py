@@ -1,11 +1,78 @@
+from pathlib import Path
+
+import pytest
+
 from dagrl.cli import main
 from dagrl.orchestrator.outcome import RunOutcome
+from dagrl.tracking.console import Verbosity
 
 
-def test_a_run_begins_with_what_the_check_warns_of(pipeline, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "dagrl.orchestrator.run.run_pipeline", lambda checked, plan, folder: RunOutcome(10, stopped=False)
-    )
+@pytest.fixture
+def runs(monkeypatch) -> list[tuple]:
+    """The calls of `run_pipeline`, which runs nothing."""
+    calls: list[tuple] = []
+
+    def run_pipeline(*arguments: object) -> RunOutcome:
+        calls.append(arguments)
+        return RunOutcome(10, stopped=False)
+
+    monkeypatch.setattr("dagrl.orchestrator.run.run_pipeline", run_pipeline)
+    return calls
+
+
+def test_a_run_begins_with_what_the_check_warns_of(pipeline, capsys, runs):
     assert main(["run", str(pipeline), "nodes.ref={op: logprob, engine: actor, write: ref_logprob}"]) == 0
     (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith("dagrl run: warning: ") and "nodes.ref.engine" in warning
+
+
+@pytest.mark.parametrize(
+    ("options", "verbosity", "begins"),
+    [([], Verbosity.NORMAL, "starting tiny, 10 steps\nfinished step 10"), (["-v"], Verbosity.VERBOSE, "starting "),
+     (["-q"], Verbosity.QUIET, "")],
+)  # fmt: skip
+def test_how_much_it_prints(pipeline, capsys, runs, options, verbosity, begins):
+    assert main(["run", str(pipeline), *options]) == 0
+    assert runs[0][3] is verbosity
+    out = capsys.readouterr().out
+    assert out.startswith(begins) and bool(out) == bool(begins)
+
+
+def test_it_cannot_print_more_and_less(pipeline, capsys, runs):
+    assert main(["run", str(pipeline), "-v", "-q"]) == 2
+    assert "'--verbose': not allowed together with --quiet" in capsys.readouterr().err
+    assert runs == []
+
+
+def test_a_dry_run_says_what_would_start_where_and_writes_nothing(pipeline, capsys, runs, monkeypatch):
+    monkeypatch.chdir(pipeline.parent)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    before = sorted(Path().rglob("*"))
+    overrides = ["groups.more={cpus_per_node: 2, nodes: 2}", "engines.generator.group=more"]
+    assert main(["run", "p.yaml", "--dry-run", *overrides]) == 0
+    out = capsys.readouterr().out
+    assert "run folder runs/tiny: the run begins\nRay: joins the cluster at 10.0.0.1:6379\n" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["actor", "megatron", "2", "all", "1:", "0-1"] in lines
+    assert ["generator", "hf", "4", "more", "1:", "0-1,", "2:", "2-3"] in lines
+    assert out.endswith("nothing was started or written\n")
+    assert sorted(Path().rglob("*")) == before and runs == []
+
+
+def test_a_dry_run_refuses_what_a_run_refuses(pipeline, capsys, monkeypatch, tmp_path):
+    assert main(["run", str(pipeline), "run.step=3", "--dry-run"]) == 2
+    assert "unknown key `step`" in capsys.readouterr().err
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    assert main(["run", str(pipeline), "--dry-run", "--run-dir", str(tmp_path / "mine")]) == 2
+    assert capsys.readouterr().err.startswith("dagrl run: ")
+
+
+def test_a_dry_run_exits_as_the_plan_where_it_does_not_fit(pipeline, capsys, runs):
+    overrides = [
+        "groups.all={gpus_per_node: 1, gpu: L4}",
+        "model.init.hidden_size=4096",
+        "model.init.num_hidden_layers=8",
+    ]
+    assert main(["run", str(pipeline), "--dry-run", *overrides]) == 3
+    assert "dagrl plan: " in capsys.readouterr().err

@@ -12,7 +12,7 @@ import time
 from rich.console import Console as Terminal
 
 from dagrl.tracking.base import Progress
-from dagrl.tracking.console import STEPS_PER_HEADING, Console
+from dagrl.tracking.console import STEPS_PER_HEADING, Console, Verbosity
 
 METRICS = {
     "reward/mean": 0.25,
@@ -341,3 +341,18 @@ def test_a_terminal_that_is_hung_up_does_not_end_the_run(tmp_path):
     os.close(ours)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, b"")
+
+
+def test_a_quiet_console_prints_nothing_and_a_verbose_one_every_metric():
+    printed = {}
+    for verbosity in Verbosity:
+        stream = io.StringIO()
+        console = Console(10, Terminal(file=stream), verbosity=verbosity)
+        console.log(1, {"reward/mean": 0.25, "time/update": 1.5})
+        console.note("a note")
+        printed[verbosity] = stream.getvalue().splitlines()
+    assert printed[Verbosity.QUIET] == []
+    assert printed[Verbosity.NORMAL] == ["step 1/10  reward 0.250", "a note"]
+    assert printed[Verbosity.VERBOSE] == [
+        "step 1/10  reward 0.250", "  reward/mean 0.25", "  time/update 1.5", "a note"
+    ]  # fmt: skip

@@ -15,9 +15,7 @@ def data_problems(project, name):
 
 def test_a_missing_file(project):
     (message,) = data_problems(project, "gone.parquet")
-    assert message.startswith(
-        "gone.parquet does not exist; check the path, or create the file with `python data_preprocess/NAME.py "
-    )
+    assert message.startswith("gone.parquet does not exist; check the path, or create the file with `dagrl data NAME ")
 
 
 SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "data_preprocess").glob("*.py"))
@@ -26,12 +24,12 @@ SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "data_prepro
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_missing_file_names_its_script(project, name):
     (message,) = data_problems(project, f"{name}/train.parquet")
-    assert message.endswith(f"with `python data_preprocess/{name}.py --local_dir {project.folder}/{name}`")
+    assert message.endswith(f"with `dagrl data {name} --local_dir {project.folder}/{name}`")
 
 
 def test_a_file_in_a_folder_of_many_names_its_script(project):
     (message,) = data_problems(project, "files/gsm8k_test.parquet")
-    assert "with `python data_preprocess/gsm8k.py --local_dir " in message
+    assert "with `dagrl data gsm8k --local_dir " in message
 
 
 def test_a_folder(project):
@@ -53,7 +51,7 @@ def test_a_folder(project):
         (b"\x00" * 100, "bad.parquet cannot be read as parquet ("),
         (
             b'{"question": "?"}\n',
-            "bad.parquet is JSON, not parquet; convert it with `python data_preprocess/",
+            "bad.parquet is JSON, not parquet; convert it with `dagrl data ",
         ),
     ],
 )
@@ -74,7 +72,7 @@ def test_jsonl_names_the_script_that_converts_it(project):
     (project.folder / "gsm8k").mkdir()
     (project.folder / "gsm8k/train.jsonl").write_text('{"question": "?", "answer": "#### 1"}\n')
     (message,) = data_problems(project, "gsm8k/train.jsonl")
-    assert f"`python data_preprocess/gsm8k.py --local_dir DIR --source {project.folder}/gsm8k`" in message
+    assert f"`dagrl data gsm8k --local_dir DIR --source {project.folder}/gsm8k`" in message
 
 
 def test_no_rows(project, row):

@@ -57,6 +57,27 @@ def draw_text(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
+def as_values(graph: Graph) -> dict[str, Any]:
+    """The nodes in topological order, and the columns between them, as plain values."""
+    stages = stages_of(graph)
+    return {
+        "nodes": [
+            {
+                "name": name,
+                "op": getattr(graph.nodes[name].spec, "op", None),
+                "executor": executor_of(graph.nodes[name]),
+                "stage": stages[name],
+                "skipped": graph.skipped.get(name),
+            }
+            for name in graph.order
+        ],
+        "edges": [
+            {"from": producer, "to": consumer, "columns": list(columns)}
+            for (producer, consumer), columns in graph.edges.items()
+        ],
+    }
+
+
 def draw_mermaid(graph: Graph) -> str:
     """A Mermaid flowchart."""
     lines = ["flowchart TD"]

@@ -1,0 +1,111 @@
+"""What the shell proposes for arguments. Reads files beside the user; a file that is wrong gives no proposals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dagrl.config.errors import PipelineError
+from dagrl.resources import OWN_TEMPLATES, data_script_names, template_names
+
+
+def templates(incomplete: str) -> list[str]:
+    """Names of dagrl's templates."""
+    return _begun(template_names(), incomplete)
+
+
+def data_sets(incomplete: str) -> list[str]:
+    """Data sets that have a preprocessing script."""
+    return _begun(data_script_names(), incomplete)
+
+
+def pipelines(incomplete: str) -> list[str]:
+    """Pipeline files and folders that the text may lead to, and dagrl's templates."""
+    return [*_paths(incomplete, lambda path: path.suffix in (".yaml", ".yml")), *templates(incomplete)]
+
+
+def runs(incomplete: str) -> list[str]:
+    """Run folders, and folders on the way to some."""
+    return _paths(incomplete, lambda path: False)
+
+
+def overrides(context: typer.Context, incomplete: str) -> list[str]:
+    """Keys of the pipeline that the call names: ``run.steps=``, ``engines.actor.``."""
+    pipeline = context.params.get("pipeline")
+    if "=" in incomplete or pipeline is None:
+        return []
+    from dagrl.config.loading.extends import read_with_parents
+
+    try:
+        tree = read_with_parents(_path_of(str(pipeline))).tree
+    except (PipelineError, OSError):
+        return []
+    found = _begun(_keys(tree, incomplete.rpartition(".")[0]), incomplete)
+    # A shell adds a space behind a single proposal, so a section goes on with its keys.
+    while len(found) == 1 and found[0].endswith("."):
+        found = _keys(tree, found[0].rstrip("."))
+    return found
+
+
+def names_of(section: str, incomplete: str, folder: object) -> list[str]:
+    """Names in a section of a run's pipeline, such as ``nodes`` or ``engines``."""
+    from dagrl.config.loading.yaml_source import read_document
+
+    try:
+        tree = read_document(Path(str(folder)) / "pipeline.yaml").tree
+    except (PipelineError, OSError):
+        return []
+    return _begun(_mapping(tree.get(section)), incomplete)
+
+
+def engines(context: typer.Context, incomplete: str) -> list[str]:
+    """Engines of the run that the call names."""
+    # Where the option is the last word, the run is not assigned to its parameter yet.
+    return names_of("engines", incomplete, context.params.get("run_dir") or next(iter(context.args), ""))
+
+
+def gpus(incomplete: str) -> list[str]:
+    """GPUs that the cost model knows."""
+    from dagrl.models.gpus import GPUS
+
+    return _begun((gpu.name for gpu in GPUS), incomplete)
+
+
+def _keys(tree: Mapping[str, Any], prefix: str) -> list[str]:
+    """The keys in a section of a pipeline: ``run.steps=`` for a value, ``run.`` for a section."""
+    from dagrl.config.loading.error_messages import keys_below, value_at
+
+    place = tuple(prefix.split(".")) if prefix else ()
+    written = _mapping(value_at(tree, place))
+    known = keys_below(place, dict(tree))
+    begin = f"{prefix}." if prefix else ""
+    sections = {key for key, is_section in known.items() if is_section}
+    sections |= {key for key, value in written.items() if isinstance(value, dict)}
+    return [f"{begin}{key}{'.' if key in sections else '='}" for key in dict.fromkeys((*written, *known))]
+
+
+def _path_of(text: str) -> Path:
+    path, template = Path(text).expanduser(), OWN_TEMPLATES / f"{text}.yaml"
+    return template if not path.exists() and template.is_file() else path
+
+
+def _paths(incomplete: str, wanted: Any) -> list[str]:
+    folder, slash, begin = incomplete.rpartition("/")
+    try:
+        entries = sorted(Path(f"{folder}{slash}" or ".").expanduser().iterdir())
+    except OSError:
+        return []
+    shown = (path for path in entries if path.name.startswith(begin) and (begin or not path.name.startswith(".")))
+    names = ((path.name, path.is_dir(), path) for path in shown)
+    return [f"{folder}{slash}{name}{'/' if is_dir else ''}" for name, is_dir, path in names if is_dir or wanted(path)]
+
+
+def _begun(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

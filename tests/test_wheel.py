@@ -1,0 +1,115 @@
+"""A wheel of dagrl, installed away from the repository: what a user has after `pip install dagrl`."""
+
+from __future__ import annotations
+
+import email
+import json
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+BUILD = "uv", "build", "--quiet", "--offline", "--no-build-isolation", "--python", sys.executable
+
+pytestmark = pytest.mark.skipif(shutil.which("uv", path=str(Path(sys.executable).parent)) is None, reason="needs uv")
+
+
+def called(
+    command: Sequence[str | Path], cwd: Path, *, code: int = 0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command without the repository on its path."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # In the child: `uv` and `python` of this environment come first.
+    own["PATH"] = f"{Path(sys.executable).parent}:{own['PATH']}"
+    done = subprocess.run(command, cwd=cwd, env=own | variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return done
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel."""
+
+    python: Path
+    packages: Path
+    wheel: Path
+
+    def dagrl(self, *arguments: str | Path, cwd: Path, code: int = 0) -> str:
+        return called([self.python.with_name("dagrl"), *arguments], cwd, code=code).stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel in an environment for itself, which finds all other packages in this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    called([*BUILD, "--out-dir", folder, REPOSITORY], folder)
+    (wheel,) = folder.glob("*.whl")
+    called(["uv", "venv", "--quiet", "--python", sys.executable, folder / "venv"], folder)
+    python = folder / "venv" / "bin" / "python"
+    called(["uv", "pip", "install", "--quiet", "--offline", "--no-deps", "--python", python, wheel], folder)
+    (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    return Installed(python, packages, wheel)
+
+
+def test_it_has_the_tracked_files_of_three_folders(installed: Installed) -> None:
+    folders = ("dagrl", "dag_templates", "data_preprocess")
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders]
+    tracked = called(listing, REPOSITORY).stdout.splitlines()
+    names = {re.sub("^(dag_templates|data_preprocess)/", r"dagrl/_resources/\1/", name) for name in tracked}
+    with zipfile.ZipFile(installed.wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert packed == names
+
+
+def test_its_page_on_an_index_has_no_link_into_the_repository(installed: Installed) -> None:
+    with zipfile.ZipFile(installed.wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    page = str(metadata.get_payload())
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert page.startswith("# dagrl\n") and "docs/scaling.md" not in page
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", page) == []
+    assert "from a laptop to 64 GPUs, templates, data" in page, "the text of links stays"
+
+
+def test_a_user_begins_in_an_empty_folder(installed: Installed, tmp_path: Path) -> None:
+    before = {path for path in installed.packages.rglob("*") if path.suffix != ".pyc" and path.name != "__pycache__"}
+    templates = json.loads(installed.dagrl("templates", "--json", cwd=tmp_path))
+    assert [each["name"] for each in templates if Path(each["path"]).is_relative_to(installed.packages)] == [
+        path.stem for path in sorted((REPOSITORY / "dag_templates").glob("*.yaml"))
+    ]
+    installed.dagrl("init", "--template", "tiny_grpo", cwd=tmp_path)
+    assert " is valid\n" in installed.dagrl("validate", "pipeline.yaml", cwd=tmp_path)
+    assert "nothing was started or written" in installed.dagrl("run", "pipeline.yaml", "--dry-run", cwd=tmp_path)
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "two.yaml").write_text("extends: multi_agent\nname: two\n")
+    found = json.loads(installed.dagrl("validate", "two.yaml", "--json", cwd=tmp_path))
+    assert found["valid"] is True, "the template's modules and data are found"
+    after = {path for path in installed.packages.rglob("*") if path.suffix != ".pyc" and path.name != "__pycache__"}
+    assert after == before
+
+
+def test_the_data_of_a_template_is_that_of_the_project(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: tiny_gsm8k\nname: mine\n")
+    for pipeline in ("mine.yaml", "tiny_gsm8k"):
+        done = called([installed.python, "-m", "dagrl", "validate", pipeline], tmp_path, code=2)
+        folder = tmp_path / "data" / "gsm8k"
+        assert f"{folder}/train.parquet does not exist; " in done.stderr
+        assert f"`dagrl data gsm8k --local_dir {folder}`" in done.stderr
+    (tmp_path / "originals").mkdir()
+    row = json.dumps({"question": "How many are 2 and 2?", "answer": "#### 4"}) + "\n"
+    for split in ("train", "test"):
+        (tmp_path / "originals" / f"{split}.jsonl").write_text(row)
+    installed.dagrl("data", "gsm8k", "--local_dir", "data/gsm8k", "--source", "originals", cwd=tmp_path)
+    for pipeline in ("mine.yaml", "tiny_gsm8k"):
+        assert " is valid\n" in installed.dagrl("validate", pipeline, cwd=tmp_path)
