@@ -1,8 +1,24 @@
 """dagrl: a DAG-based pipeline orchestrator for multi-node reinforcement learning of language models."""
 
+from dagrl.api import PipelineHandle, RunFailedError, RunResult, load
+from dagrl.config.errors import PipelineError
 from dagrl.graph.plugins.declarations import estimator, loss, node, reward
 from dagrl.graph.plugins.environment import Observation
 from dagrl.graph.plugins.tool import ToolUnavailableError, tool
+from dagrl.version import __version__
 
-__version__ = "0.1.0"
-__all__ = ["Observation", "ToolUnavailableError", "__version__", "estimator", "loss", "node", "reward", "tool"]
+__all__ = [
+    "Observation",
+    "PipelineError",
+    "PipelineHandle",
+    "RunFailedError",
+    "RunResult",
+    "ToolUnavailableError",
+    "__version__",
+    "estimator",
+    "load",
+    "loss",
+    "node",
+    "reward",
+    "tool",
+]

@@ -24,6 +24,13 @@ DATA_SCRIPTS = resource_folder("data_preprocess")
 """Scripts that write prompt files."""
 
 
+def pipeline_file(path: Path) -> Path:
+    """The path; that of a template if the path is a bare template name and no such file exists."""
+    template = OWN_TEMPLATES / f"{path}.yaml"
+    is_name = re.fullmatch(r"\w{1,100}", str(path)) is not None
+    return template if is_name and not path.exists() and template.is_file() else path
+
+
 def template_names() -> list[str]:
     """Names of dagrl's own templates, sorted."""
     return sorted(path.stem for path in OWN_TEMPLATES.glob("*.yaml"))

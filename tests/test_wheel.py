@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 REPOSITORY = Path(__file__).parents[1]
 BUILD = "uv", "build", "--quiet", "--offline", "--no-build-isolation", "--python", sys.executable
@@ -113,3 +115,27 @@ def test_the_data_of_a_template_is_that_of_the_project(installed: Installed, tmp
     installed.dagrl("data", "gsm8k", "--local_dir", "data/gsm8k", "--source", "originals", cwd=tmp_path)
     for pipeline in ("mine.yaml", "tiny_gsm8k"):
         assert " is valid\n" in installed.dagrl("validate", pipeline, cwd=tmp_path)
+
+
+def test_the_notebook_trains_in_an_empty_folder(installed: Installed, tmp_path: Path, monkeypatch) -> None:
+    kernel = tmp_path / "jupyter" / "kernels" / "wheel"
+    kernel.mkdir(parents=True)
+    command = [str(installed.python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "wheel", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    notebook = nbformat.read(REPOSITORY / "docs" / "demo.ipynb", as_version=4)
+    (steps,) = (cell for cell in notebook.cells if "STEPS = 100" in cell.source)
+    steps.source = steps.source.replace("STEPS = 100", "STEPS = 3") + "\nprint(dagrl.__file__)"
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, kernel_name="wheel", timeout=240, resources=resources).execute()
+    told = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert told[0] == f"{installed.packages / 'dagrl' / '__init__.py'}\n", "the wheel, not the repository"
+    assert told[1].endswith("]\nTrue\n") and told[2] == "step 3 of 3 in runs/demo\n"
+    drawn = notebook.cells[-1].outputs[0]["data"]["image/png"]
+    assert len(drawn) > 5000
+    assert [path.name for path in folder.iterdir()] == ["runs"]
+    lines = (folder / "runs" / "demo" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from dagrl.config.errors import PipelineError
-from dagrl.resources import OWN_TEMPLATES, data_script_names, template_names
+from dagrl.resources import data_script_names, pipeline_file, template_names
 
 
 def templates(incomplete: str) -> list[str]:
@@ -40,7 +40,7 @@ def overrides(context: typer.Context, incomplete: str) -> list[str]:
     from dagrl.config.loading.extends import read_with_parents
 
     try:
-        tree = read_with_parents(_path_of(str(pipeline))).tree
+        tree = read_with_parents(pipeline_file(Path(str(pipeline)).expanduser())).tree
     except (PipelineError, OSError):
         return []
     found = _begun(_keys(tree, incomplete.rpartition(".")[0]), incomplete)
@@ -85,11 +85,6 @@ def _keys(tree: Mapping[str, Any], prefix: str) -> list[str]:
     sections = {key for key, is_section in known.items() if is_section}
     sections |= {key for key, value in written.items() if isinstance(value, dict)}
     return [f"{begin}{key}{'.' if key in sections else '='}" for key in dict.fromkeys((*written, *known))]
-
-
-def _path_of(text: str) -> Path:
-    path, template = Path(text).expanduser(), OWN_TEMPLATES / f"{text}.yaml"
-    return template if not path.exists() and template.is_file() else path
 
 
 def _paths(incomplete: str, wanted: Any) -> list[str]:

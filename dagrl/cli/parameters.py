@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dagrl.cli import completion
-from dagrl.resources import OWN_TEMPLATES
+from dagrl.resources import pipeline_file
 
 
 def parse_path(text: str) -> Path:
@@ -24,10 +23,8 @@ def parse_path(text: str) -> Path:
 def parse_pipeline(text: str) -> Path:
     """Return the path of a pipeline file; a name without such a file is that of one of dagrl's templates."""
     path = parse_path(text)
-    if path.name == text and re.fullmatch(r"\w{1,100}", text) and not path.exists():
-        template = OWN_TEMPLATES / f"{text}.yaml"
-        return template if template.is_file() else path
-    return path
+    # `./grpo` is a file, whether it exists or not.
+    return pipeline_file(path) if str(path) == text else path
 
 
 def print_json(value: Any) -> None:

@@ -1,0 +1,146 @@
+"""Pipelines from Python: ``dagrl.load("pipeline.yaml").run()``. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from dagrl.config.errors import Problem
+from dagrl.resources import pipeline_file
+
+_INTERRUPTED = 130
+
+
+class RunFailedError(RuntimeError):
+    """A run failed, or was refused. The message is that of `dagrl run`: node, worker and cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The outcome of a run."""
+
+    folder: Path
+    """The run folder: docs/run_folder.md describes its files."""
+    step: int
+    """Newest finished step."""
+    stopped: bool
+    """Whether it was stopped before its last step."""
+    metrics: list[dict[str, float]]
+    """One dict for each line of metrics.jsonl, with ``step``."""
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps that have a metric, and its values. KeyError if no step has it."""
+        found = [(int(line["step"]), line[name]) for line in self.metrics if name in line]
+        if not found:
+            raise KeyError(name)
+        return [step for step, _ in found], [value for _, value in found]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineHandle:
+    """A pipeline file with overrides. `load` makes it."""
+
+    path: Path
+    overrides: tuple[str, ...]
+    """As on the command line: ``run.steps=10``."""
+    name: str
+    steps: int
+    """Steps of a whole run."""
+
+    def validate(self) -> list[Problem]:
+        """Check everything that needs no engine, and return the warnings. PipelineError with all problems."""
+        from dagrl.validation import check_file
+        from dagrl.validation.placing import place_engines
+
+        checked, _ = place_engines(check_file(self.path, self.overrides))
+        return list(checked.warnings)
+
+    def plan(self, gpu: str | None = None) -> dict[str, Any]:
+        """Estimate memory and time, as `dagrl plan --json` does: docs/plan.md describes the keys.
+
+        `gpu` is the GPU of groups that name none. PipelineError; ValueError for an unknown GPU or model.
+        """
+        from dagrl.models.gpus import DEFAULT_GPU
+        from dagrl.planner.cost.lengths import Assumed
+        from dagrl.planner.showing import report, show, show_steps
+
+        found = report.report(self.path, self.overrides, gpu=gpu or DEFAULT_GPU)
+        sections = [*show.memory_sections(found), show_steps.step_section(found, Assumed(None, None))]
+        values: dict[str, Any] = json.loads(show.as_json(found, sections))
+        return values
+
+    def run(self, run_dir: Path | str | None = None, *, resume: bool = True, quiet: bool = False) -> RunResult:
+        """Train, or go on from the newest checkpoint in the run folder.
+
+        The run is a process of its own, as `dagrl run` starts it, so that this one stays free of engines and can run
+        several pipelines, one after the other. An interrupt finishes the step, saves and returns; a second one stops
+        at once and raises KeyboardInterrupt.
+
+        Args:
+            run_dir: The run folder; by default ``runs/NAME`` in the working directory.
+            resume: If false, a folder that holds a checkpoint is refused.
+            quiet: Whether to print warnings and failures only.
+
+        Raises:
+            RunFailedError: The run failed, or may not use the folder.
+        """
+        from dagrl.tracking.report import read_run
+
+        folder = Path("runs") / self.name if run_dir is None else Path(run_dir).expanduser()
+        # -P: modules of the working directory are not found before Python's own.
+        command = [sys.executable, "-P", "-m", "dagrl", "run", str(self.path), *self.overrides]
+        command += [] if resume else ["run.resume=never"]
+        command += ["--run-dir", str(folder), *(["--quiet"] if quiet else [])]
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+            code = _run_to_its_end(command, errors)
+            errors.seek(0)
+            told = errors.read().strip()
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
+        if code != 0:
+            raise RunFailedError(told or f"dagrl run exited with {code}")
+        if told:
+            print(told, file=sys.stderr)
+        record = read_run(folder)
+        return RunResult(folder, record.last_step, record.last_step < self.steps, list(record.steps))
+
+
+def load(pipeline: Path | str, overrides: Mapping[str, Any] | None = None) -> PipelineHandle:
+    """Read a pipeline file, or one of dagrl's templates by its name.
+
+    Args:
+        pipeline: The YAML file, or a template's name such as ``tiny_grpo``.
+        overrides: Keys to set, as on the command line: ``{"run.steps": 10}``. None removes a key.
+
+    Raises:
+        PipelineError: The file cannot be read, or has problems of form; `PipelineHandle.validate` checks the rest.
+    """
+    from dagrl.config.loading.loader import load_pipeline
+
+    path = pipeline_file(Path(pipeline).expanduser())
+    written = tuple(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items())
+    found = load_pipeline(path, written).pipeline
+    return PipelineHandle(path, written, found.name, found.run.steps)
+
+
+def _run_to_its_end(command: list[str], errors: IO[str]) -> int:
+    """Run a command, print its output line by line, pass interrupts on, and return its exit code."""
+    # In its own process group, so that Ctrl-C in a terminal arrives once, from here.
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", errors="replace", process_group=0
+    )
+    assert process.stdout is not None
+    while True:
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+            return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
