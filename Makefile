@@ -2,14 +2,14 @@
 PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
-REQUIREMENTS := requirements/base.txt requirements/sglang.txt requirements/dev.txt
+REQUIREMENTS := requirements/base.txt requirements/sglang.txt requirements/dev.txt requirements/docs.txt
 # Whose own dependencies are left out: the file says why.
 WITHOUT_DEPENDENCIES := requirements/bridge.txt
 export OMP_NUM_THREADS ?= 1
 # Where it is set, as in many images, each of the processes of a run would compile torch and Megatron anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup vllm demo test test-runs test-more-runs test-parts test-backends lint format clean
+.PHONY: setup vllm demo docs test test-runs test-more-runs test-parts test-backends lint format clean
 
 setup: $(VENV)/.ready
 
@@ -37,6 +37,10 @@ $(VLLM)/.ready: requirements/vllm.txt requirements/vllm-overrides.txt | setup
 demo: setup
 	rm -rf runs/demo
 	$(BIN)/dagrl run dag_templates/tiny_grpo.yaml --run-dir runs/demo
+
+# A site in build/docs. A link that leads nowhere fails.
+docs: setup
+	$(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 # Tests that start SGLang, or end processes in the middle of a broadcast, have a process of their own, as workers have.
 ALONE := tests/weight_sync tests/backends/generation

@@ -119,6 +119,7 @@ CHECKS: dict[str, Callable[[Path, str], None]] = {
     "dagrl validate first.yaml": says("first.yaml: first is valid"),
     "dagrl graph first.yaml": says("stage 0", "update  (update on actor)"),
     "dagrl plan first.yaml": says("first.yaml: first, ", "a step: "),
+    "dagrl run first.yaml --dry-run": says("runs/first: the run begins", "nothing was started or written"),
     "dagrl run first.yaml": steps(40),
     "dagrl run first.yaml run.steps=60": steps(60),
     "dagrl report runs/first --timeline": is_a_plan_beside_a_run,
@@ -126,6 +127,8 @@ CHECKS: dict[str, Callable[[Path, str], None]] = {
     "dagrl why runs/first": says("critical path", "update", "as it is"),
     "dagrl agent try tiny_agent --row 3": says("turn 1 of the policy", "reward "),
     "dagrl doctor": says("processor", "0 missing"),
+    "dagrl templates": says("tiny_grpo ", "qwen3_8b_lora "),
+    "dagrl init sums --template tiny_grpo": says("sums/pipeline.yaml\n", "sums/test_rewards.py\n"),
     "python data_preprocess/gsm8k.py --local_dir data/gsm8k": has_prompts,
     "dagrl run dag_templates/tiny_gsm8k.yaml": says("tiny-gsm8k is valid", "(38 prompts)"),
     "dagrl export runs/first -o first-hf": is_hf_folder("first-hf", 60),
@@ -161,7 +164,16 @@ SEVERAL = NotHere("needs several machines; tests/launcher runs it in namespaces 
 SYNTAX = NotHere("shows the form of a call")
 SETUP = NotHere("sets up or tests the repository that this test is a part of")
 NOT_HERE: dict[str, NotHere] = {
-    **dict.fromkeys(("make demo", "make test", "make setup", "make vllm", "make lint", "make format"), SETUP),
+    **dict.fromkeys(
+        ("make demo", "make docs", "make test", "make setup", "make vllm", "make lint", "make format"), SETUP
+    ),
+    "dagrl templates grpo": NotHere("tests/cli/test_init.py prints templates"),
+    "dagrl data gsm8k --local_dir data/gsm8k": NotHere("tests/test_wheel.py calls it"),
+    "dagrl run pipeline.yaml --dry-run": NotHere("is README's with another file"),
+    "dagrl run pipeline.yaml -v": NotHere("tests/tracking/test_console.py prints metrics"),
+    "dagrl run pipeline.yaml -q": NotHere("tests/test_wheel.py runs the notebook so"),
+    "dagrl --install-completion": SYNTAX,
+    "pip install 'dagrl[notebook]'": NETWORK,
     "dagrl ui runs": NotHere("serves until it is stopped; `is_seen_in_a_browser` asks its server"),
     "source .venv/bin/activate": NotHere("is done: the commands run with this environment's programs"),
     "dagrl graph dag_templates/multi_agent.yaml": NotHere("its graph is drawn for all commands that are not run"),
