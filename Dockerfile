@@ -32,7 +32,7 @@ RUN apt-get update \
 # Builds without isolation, below, find their tools here.
 RUN python3.12 -m venv /opt/venv \
     && pip install --no-cache-dir uv==0.13.8 \
-    && uv pip install --no-cache --python /opt/venv packaging psutil pybind11 hatchling==1.33.0 hatch-fancy-pypi-readme==25.1.0 setuptools==81.0.0 wheel
+    && uv pip install --no-cache --python /opt/venv packaging psutil pybind11 setuptools==81.0.0 wheel
 
 COPY requirements /tmp/requirements
 WORKDIR /tmp/requirements

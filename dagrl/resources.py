@@ -78,16 +78,14 @@ def template_parents(name: str) -> list[str]:
 
 
 def setup_commands(templates: Sequence[str]) -> list[str]:
-    """Commands that fetch the models and write the data of templates, as they work without the repository.
+    """Commands that fetch the models and write the data of templates.
 
     They are those of the last template whose comment has any, else those of the templates that they extend.
     """
     for name in reversed(templates):
-        found = [_SCRIPT.sub(r"dagrl data \1", line) for line in re.findall(_SETUP, template_text(name))]
-        if found := found or setup_commands(template_parents(name)):
+        if found := _SETUP.findall(template_text(name)) or setup_commands(template_parents(name)):
             return found
     return []
 
 
-_SETUP = re.compile(r"^# {5}((?:pip|hf|python data_preprocess/).*)$", re.MULTILINE)
-_SCRIPT = re.compile(r"python data_preprocess/(\w+)\.py")
+_SETUP = re.compile(r"^# {5}((?:pip|hf|dagrl data) .*)$", re.MULTILINE)

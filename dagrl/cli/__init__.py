@@ -68,13 +68,23 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def dagrl(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Reinforcement learning of language models, declared as a DAG in a pipeline file."""
+    """Reinforcement learning of language models, declared as a DAG in a pipeline file.
+
+    Examples:
+        dagrl init sums --template tiny_grpo
+        dagrl validate sums/pipeline.yaml
+        dagrl run tiny_grpo
+        dagrl report runs/tiny-grpo
+    """
+
+
+_told = CommandHelp.of(dagrl)
+app.callback(help=_told.text, epilog=_told.epilog)(dagrl)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

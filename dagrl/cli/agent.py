@@ -13,9 +13,12 @@ from dagrl.cli.parameters import Overrides, Pipeline
 agent = typer.Typer(rich_markup_mode=None, subcommand_metavar="COMMAND ...")
 
 
-@agent.callback()
 def _agent() -> None:
-    """Look at the agent of a pipeline's rollout."""
+    """Look at the agent of a pipeline's rollout.
+
+    Examples:
+        dagrl agent try tiny_agent
+    """
 
 
 def try_once(
@@ -48,7 +51,11 @@ def try_once(
     return 0
 
 
-_told = CommandHelp.of(try_once)
-agent.command(name="try", short_help="Run it once, and print the conversation.", help=_told.text, epilog=_told.epilog)(
-    try_once
-)
+def _register() -> None:
+    group, command = CommandHelp.of(_agent), CommandHelp.of(try_once)
+    agent.callback(help=group.text, epilog=group.epilog)(_agent)
+    short = "Run it once, and print the conversation."
+    agent.command(name="try", short_help=short, help=command.text, epilog=command.epilog)(try_once)
+
+
+_register()

@@ -30,7 +30,9 @@ def leaves(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(inner, f"{name} {word}".strip())
 
 
-COMMANDS = dict(leaves(get_command(app)))
+ROOT = get_command(app)
+COMMANDS = dict(leaves(ROOT))
+GROUPS = {"": ROOT} | {name: command for name, command in ROOT.commands.items() if hasattr(command, "commands")}
 
 
 def examples(command: Any) -> list[str]:
@@ -42,7 +44,14 @@ def test_each_has_an_example_of_its_own(name: str) -> None:
     assert any(f"dagrl {name}" in example for example in examples(COMMANDS[name]))
 
 
-@pytest.mark.parametrize("example", [each for command in COMMANDS.values() for each in examples(command)])
+@pytest.mark.parametrize("name", GROUPS)
+def test_each_group_has_examples(name: str) -> None:
+    assert examples(GROUPS[name])
+
+
+@pytest.mark.parametrize(
+    "example", [each for command in (*COMMANDS.values(), *GROUPS.values()) for each in examples(command)]
+)
 def test_examples_parse(example: str) -> None:
     words = shlex.split(example)
     words = words[words.index("dagrl") + 1 :]

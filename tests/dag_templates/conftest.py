@@ -92,7 +92,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     asked = {
         match
         for template in (folder / "dag_templates").glob("*.yaml")
-        for match in re.findall(r"^# +python data_preprocess/(\w+)\.py --local_dir (\S+)", template.read_text(), re.M)
+        for match in re.findall(r"^# +dagrl data (\w+) --local_dir (\S+)", template.read_text(), re.M)
     }
     for script, local_dir in sorted(asked):
         _prepare(script, folder / local_dir, folder / "originals" / script)

@@ -105,6 +105,7 @@ def test_it_holds_differences_only(name: str, tmp_path: Path) -> None:
 def test_it_says_when_to_use_it_and_stands_in_the_list(name: str) -> None:
     text = _file(name).read_text()
     assert text.startswith("# ")
+    assert "data_preprocess/" not in "".join(re.findall(r"^# {5}.*$", text, re.MULTILINE)), "write `dagrl data NAME`"
     pages = re.findall(r"docs/\w+\.md", text)
     assert [page for page in pages if not (REPOSITORY / page).is_file()] == []
     assert f"`{name}`" in (REPOSITORY / "docs" / "templates.md").read_text()
