@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +88,8 @@ class PipelineHandle:
         Raises:
             RunFailedError: The run failed, or may not use the folder.
         """
+        import tempfile
+
         from dagrl.tracking.report import read_run
 
         folder = Path("runs") / self.name if run_dir is None else Path(run_dir).expanduser()
@@ -132,6 +131,9 @@ def load(pipeline: Path | str, overrides: Mapping[str, Any] | None = None) -> Pi
 
 def _run_to_its_end(command: list[str], errors: IO[str]) -> int:
     """Run a command, print its output line by line, pass interrupts on, and return its exit code."""
+    import signal
+    import subprocess
+
     # In its own process group, so that Ctrl-C in a terminal arrives once, from here.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", errors="replace", process_group=0
