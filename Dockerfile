@@ -63,7 +63,7 @@ RUN git clone https://github.com/NVIDIA/apex /tmp/apex \
 COPY . /opt/dagrl
 WORKDIR /opt/dagrl
 RUN uv pip install --no-cache --python /opt/venv --no-deps --editable . \
-    && uv pip install --no-cache --python /opt/venv -r requirements/dev.txt
+    && uv pip install --no-cache --python /opt/venv -r requirements/dev.txt -r requirements/docs.txt
 
 # vLLM's own environment, beside that of the driver: `environment: vllm` of an engine names it (docs/vllm.md).
 RUN uv venv --python /opt/venv/bin/python /opt/venv-vllm \

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def _keys(tree: Mapping[str, Any], prefix: str) -> list[str]:
     return [f"{begin}{key}{'.' if key in sections else '='}" for key in dict.fromkeys((*written, *known))]
 
 
-def _paths(incomplete: str, wanted: Any) -> list[str]:
+def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> list[str]:
     folder, slash, begin = incomplete.rpartition("/")
     try:
         entries = sorted(Path(f"{folder}{slash}" or ".").expanduser().iterdir())
