@@ -86,7 +86,8 @@ class Conversations:
                 self._aborted = self._aborted or self._told_to_abort()
                 if not self._aborted:
                     self._requests_queue.flush()
-            yield from tuple(self._open.items())
+            # A response that waits for a tool ended its turn, and is not finished.
+            yield from [(row, replace(each, finish_reason=ABORTED)) for row, each in self._open.items()]
             if self._keeps:
                 self._pause()
         finally:

@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dagrl import __version__
+from dagrl.version import __version__
 
 _PACKAGES = ("torch", "megatron-core", "transformer-engine", "transformers", "sglang", "vllm", "numpy", "ray")
 _DAGRL = Path(__file__).parents[2]

@@ -99,12 +99,17 @@ def play(bench) -> Callable[..., list[Output]]:
     bench.write_module("others", OTHERS)
 
     def play(
-        engine: HfEngine, *, answers: tuple[str, ...] = ("7",) * 8, after: Context | None = None, **options: Any
+        engine: HfEngine,
+        *,
+        answers: tuple[str, ...] = ("7",) * 8,
+        aborted: Callable[[], bool] = lambda: False,
+        after: Context | None = None,
+        **options: Any,
     ) -> list[Output]:
         """`after` is the context of an aborted call, all of whose groups may be paused."""
         sampling = {"max_new_tokens": LONGEST}
         node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling, **options}
-        context = play.last = bench.context("rollout", engine=engine, nodes={"rollout": node})
+        context = play.last = replace(bench.context("rollout", engine=engine, nodes={"rollout": node}), aborted=aborted)
         if after is not None:
             context = replace(context, resources=after.resources, paused={group: (1, group) for group in range(4)})
         rows = list(range(len(PROMPTS)))
@@ -270,6 +275,13 @@ def test_an_abort_leaves_whole_groups_unfinished(build, play, bench) -> None:
     assert sorted(row for output in outputs for row in output.rows.tolist()) == list(range(8))
     assert len(left.rows) >= 4
     assert len(left.rows) % 2 == 0
+
+
+def test_an_abort_does_not_wait_for_tools(build, play) -> None:
+    began = time.monotonic()
+    outputs = play(build(), **TOOLS, tool_args={"echo": {"stuck": True}}, aborted=lambda: time.monotonic() > began + 1)
+    assert time.monotonic() - began < 20, "the tool never answers, and has 30 seconds for it"
+    assert [output.unfinished for output in outputs] == [True]
 
 
 @pytest.mark.parametrize("others", [TOOLS, GAME], ids=["tools", "environment"])

@@ -95,7 +95,7 @@
     const pairs = [
       ["reward", number(row.reward)], ["advantage", row.advantage === undefined ? null : number(row.advantage)],
       ["tokens", row.token_count], ["ended by", row.finish_reason], ["weights' version", row.versions?.length > 1 ? `${row.versions[0]} to ${row.versions.at(-1)}` : row.policy_version],
-      ["data source", row.data_source], ["group", row.group_id],
+      ["data source", row.data_source], ["group", row.group_id], ["images", row.images?.join(", ")],
     ];
     return h("p", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) =>
       h("span", { class: "chip" }, `${name} `, h("strong", {}, String(value)))));
