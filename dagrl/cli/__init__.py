@@ -17,10 +17,12 @@ from typer.exceptions import TyperException
 from dagrl.cli.agent import agent
 from dagrl.cli.convert import convert
 from dagrl.cli.data import data
+from dagrl.cli.diff import diff
 from dagrl.cli.doctor import doctor
 from dagrl.cli.examples import CommandHelp
 from dagrl.cli.export import export
 from dagrl.cli.graph import graph
+from dagrl.cli.import_ import import_
 from dagrl.cli.init import init
 from dagrl.cli.launch import launch
 from dagrl.cli.plan import plan
@@ -59,6 +61,13 @@ for command, summary in (
     # What follows the name of a data set is its script's.
     settings = {"allow_interspersed_args": command is not data}
     app.command(short_help=summary, help=told.text, epilog=told.epilog, context_settings=settings)(command)
+told = CommandHelp.of(import_)
+app.command(
+    "import",
+    short_help="Translate a script of another framework into a pipeline.",
+    help=told.text,
+    epilog=told.epilog,
+)(import_)
 app.add_typer(agent, name="agent", short_help="Try the agent of a rollout.")
 
 

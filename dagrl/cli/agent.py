@@ -28,7 +28,8 @@ def try_once(
 ) -> int:
     """Run the agent once on a row of the training file, against the model's initial weights.
 
-    Starts the generator only, in this process, and prints the conversation with its turns, reward and output.
+    Starts the generator only, in this process or in its engine's environment, and prints the conversation with its
+    turns, reward and output.
 
     Examples:
         dagrl agent try tiny_agent

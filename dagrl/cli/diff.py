@@ -21,6 +21,9 @@ def diff(
 
     Compares records where both runs have them (run.record), and metrics and samples of all steps. Exits 0 if the runs
     are equal, 1 if they part, 2 if they cannot be compared.
+
+    Examples:
+        dagrl diff runs/one runs/other
     """
     from dagrl.reporting.diff import diff_runs, lines_of
 

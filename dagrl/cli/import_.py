@@ -46,6 +46,10 @@ def import_(
 
     Prints what became of each setting, and what `dagrl validate` and `dagrl plan` say of the pipeline. Exits 2 if the
     pipeline is not valid, and 3 if its plan does not fit.
+
+    Examples:
+        dagrl import run_verl.sh -o pipeline.yaml
+        dagrl import run_slime.sh --set MODEL_DIR=models --json
     """
     from dagrl.importing import report
     from dagrl.importing.importer import import_file

@@ -59,6 +59,10 @@ def replay(
 
     Exits 0 if all is equal to the bit (or differs by no more than --within), 1 if something differs or the node fails,
     2 if the call is wrong or nothing usable was recorded, 4 if the run ended before the node did.
+
+    Examples:
+        dagrl replay runs/tiny_grpo --step 3 --node update
+        dagrl replay runs/tiny_grpo --step 3 --node update --layout tensor_model_parallel_size=2 --within 1e-5
     """
     from dagrl.orchestrator.records.files import RecordError
     from dagrl.orchestrator.replay.target import find_target
