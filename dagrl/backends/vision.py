@@ -69,7 +69,7 @@ def patches(
 
 
 def tower_output(tower: Any, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
-    """What Hugging Face's module of a tower makes of all image tokens, [1 + D, image tokens, hidden].
+    """Run a tower, a module of Hugging Face, on all images. Returns [1 + D, image tokens, hidden].
 
     The first are their embeddings. The others are added to the outputs of the first D layers of the language model.
     """

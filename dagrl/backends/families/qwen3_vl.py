@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dagrl.backends.families.config_fields import ConfigFields
-from dagrl.backends.families.qwen2_5_vl import mrope_faults
 from dagrl.backends.families.qwen3 import Qwen3
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.tensor_maps import MappedTensor
-from dagrl.backends.families.vision import VisionTower
-from dagrl.models.library_classes import config_class
+from dagrl.backends.families.vision import VisionTower, mrope_faults, rope_fields, tower_fields, tower_sizes
 
 _SECTION = [24, 20, 20]
 """The default of transformers."""
@@ -32,18 +30,11 @@ class Qwen3Vl(Qwen3):
 
     def vision(self, config: ConfigFields) -> VisionTower:
         """Return the tower."""
-        given = {**config_class(self.model_type, part="vision").defaults, **(config.get("vision_config") or {})}
-        fields = ConfigFields(given)
+        fields = tower_fields(self.model_type, config)
         return DeepTower(
-            width=fields.size("hidden_size"),
-            depth=fields.size("depth"),
-            mlp_width=fields.size("intermediate_size"),
-            patch=fields.size("patch_size"),
-            merge=fields.size("spatial_merge_size"),
-            frames=fields.size("temporal_patch_size"),
-            output=fields.size("out_hidden_size"),
+            **tower_sizes(fields),
             prefix="model.visual.",
-            extra_layers=tuple(given.get("deepstack_visual_indexes", _EXTRA_LAYERS)),
+            extra_layers=tuple(fields.get("deepstack_visual_indexes", _EXTRA_LAYERS)),
             positions=fields.size("num_position_embeddings"),
         )
 
@@ -64,8 +55,8 @@ class Qwen3Vl(Qwen3):
         """Yield sections that do not fit a head, or whose order servers would mistake, beside the common rules."""
         yield from super().conflicts(config)
         yield from mrope_faults(config, _section(config))
-        if not _rope(config).get("mrope_interleaved"):
-            # Transformers goes by the type of model, vLLM and SGLang by the field.
+        if not rope_fields(config).get("mrope_interleaved"):
+            # Transformers goes by the type of model, the servers by the field.
             yield "rope_parameters has no mrope_interleaved, which servers read; set it to true"
 
 
@@ -106,11 +97,7 @@ class DeepTower(VisionTower):
 
 
 def _section(config: Mapping[str, Any]) -> Any:
-    return _rope(config).get("mrope_section", _SECTION)
-
-
-def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return rope_fields(config).get("mrope_section", _SECTION)
 
 
 FAMILY = Qwen3Vl()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from dagrl.backends.families.config_fields import ConfigFields, is_size
 from dagrl.backends.families.tensor_maps import MappedTensor, Replicated, Shape
+from dagrl.models.library_classes import config_class
 
 TOWER = "visual."
 """Prefix of the tower's tensors in Megatron: the tower is Hugging Face's module."""
@@ -104,3 +107,39 @@ def mrope_positions(length: int, starts: np.ndarray, grids: np.ndarray) -> np.nd
         token = end
     positions[:, token:] = following + np.arange(length - token)
     return positions
+
+
+def mrope_faults(config: Mapping[str, Any], sections: Any) -> Iterator[str]:
+    """Yield why `sections` have no frequencies for each of time, height and width of a position."""
+    if not (isinstance(sections, list) and len(sections) == 3 and all(map(is_size, sections))):
+        message = "rope_parameters has no mrope_section, three numbers of frequencies for time, height and width"
+        yield f"{message}; copy config.json from where the model is published"
+        return
+    heads, hidden, head_dim = (config.get(name) for name in ("num_attention_heads", "hidden_size", "head_dim"))
+    if not is_size(head_dim) and is_size(heads) and is_size(hidden):
+        head_dim = hidden // heads
+    if is_size(head_dim) and 2 * sum(sections) != head_dim:
+        yield f"mrope_section adds up to {sum(sections)}, and half a head has {head_dim // 2}; make them equal"
+
+
+def rope_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the rotary embedding, by either name of their section."""
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
+def tower_fields(model_type: str, config: ConfigFields) -> ConfigFields:
+    """The fields of a model's ``vision_config``, with the defaults of transformers."""
+    return ConfigFields({**config_class(model_type, part="vision").defaults, **(config.get("vision_config") or {})})
+
+
+def tower_sizes(fields: ConfigFields) -> dict[str, Any]:
+    """The sizes of a `VisionTower`, by its names."""
+    return {
+        "width": fields.size("hidden_size"),
+        "depth": fields.size("depth"),
+        "mlp_width": fields.size("intermediate_size"),
+        "patch": fields.size("patch_size"),
+        "merge": fields.size("spatial_merge_size"),
+        "frames": fields.size("temporal_patch_size"),
+        "output": fields.size("out_hidden_size"),
+    }
