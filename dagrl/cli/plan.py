@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dagrl.cli import completion
 from dagrl.cli.errors import exit_on
 from dagrl.cli.parameters import AsJson, Overrides, Pipeline, parse_path
+
+if TYPE_CHECKING:
+    from dagrl.planner.cost.lengths import Assumed
+    from dagrl.planner.showing.report import Report
 
 _DOES_NOT_FIT = 3
 
@@ -82,10 +87,7 @@ def plan(
     cluster = {name: count for name, count in asked.items() if count is not None}
     assumed = Assumed(prompt_tokens, response_tokens)
     with exit_on("plan", ValueError):
-        if search and simulate is not None:
-            raise ValueError("--simulate shows one layout; take --search out, or simulate what it proposes")
-        if cluster and not search:
-            raise ValueError(f"--{next(iter(cluster)).replace('_', '-')} is for --search; add that, or take it out")
+        _check_search(search, simulate, cluster)
         found = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu)
         times = run_times(run, gpu=found.gpu) if run is not None else None
         if times is not None:
@@ -101,12 +103,25 @@ def plan(
     if search:
         return 0 if any(section.value for section in sections) else _DOES_NOT_FIT
     if simulate is not None and found.fits:
-        from dagrl.reporting.run_report import write_planned
-
-        with exit_on("plan", OSError):
-            written = write_planned(found, simulate, assumed)
-        # Keep stdout one JSON object.
-        print(written, file=sys.stderr if as_json else sys.stdout)
+        _write_schedule(found, simulate, assumed, as_json=as_json)
     for line in show.problems_in_words(found):
         print(line, file=sys.stderr)
     return 0 if found.fits else _DOES_NOT_FIT
+
+
+def _check_search(search: bool, simulate: Path | None, cluster: Mapping[str, int]) -> None:
+    """Raise ValueError for options that need, or exclude, a search."""
+    if search and simulate is not None:
+        raise ValueError("--simulate shows one layout; take --search out, or simulate what it proposes")
+    if cluster and not search:
+        raise ValueError(f"--{next(iter(cluster)).replace('_', '-')} is for --search; add that, or take it out")
+
+
+def _write_schedule(found: Report, file: Path, assumed: Assumed, *, as_json: bool) -> None:
+    """Write the simulated schedule, and print where."""
+    from dagrl.reporting.run_report import write_planned
+
+    with exit_on("plan", OSError):
+        written = write_planned(found, file, assumed)
+    # Keep stdout one JSON object.
+    print(written, file=sys.stderr if as_json else sys.stdout)
