@@ -1,4 +1,4 @@
-"""Parts of pipelines that sleep: what `why` has to find, whatever else the machine does."""
+"""Parts of pipelines that sleep, for `why` to find on a machine with any load."""
 
 from __future__ import annotations
 

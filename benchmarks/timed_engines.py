@@ -50,7 +50,7 @@ class Timings:
     send_s: float
     receive_s: float
     responses: int
-    """Of a server in a step."""
+    """Responses of a server in a step."""
     response_tokens: int
     portion: int
     """Responses that a server takes at a time."""
@@ -61,7 +61,7 @@ class Timings:
 
     @staticmethod
     def read(folder: Path) -> Timings:
-        """What `write` has written."""
+        """Read what `write` has written."""
         return Timings(**json.loads((folder / TIMINGS).read_text()))
 
 

@@ -23,7 +23,7 @@ from dagrl.data.prompt_file import PromptRow, write_prompts
 from dagrl.reporting.why.explain import Explanation, explain
 
 MOST_OFF = 0.25
-"""Of the saved time."""
+"""Largest error, as a share of the saved time."""
 _LIMIT_S = 900.0
 _NO_EXTRAS = ("run.save_every=1000", "run.validate_every=null", "run.validate_first=false", "track=[console]")
 
@@ -40,7 +40,7 @@ class Case:
     timings: Shape | None = None
     """Engines that only wait."""
     rollout_s: float = 1.2
-    """Of these engines."""
+    """Seconds of a rollout on these engines."""
     computes: bool = False
     """Whether cores are what its time goes to."""
 

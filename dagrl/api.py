@@ -76,8 +76,8 @@ class PipelineHandle:
     def run(self, run_dir: Path | str | None = None, *, resume: bool = True, quiet: bool = False) -> RunResult:
         """Train, or go on from the newest checkpoint in the run folder.
 
-        The run is a process of its own, as `dagrl run` starts it, so that this one stays free of engines and can run
-        several pipelines, one after the other. An interrupt finishes the step, saves and returns; a second one stops
+        Starts `dagrl run` in another process, so that this one loads no engines and can run several pipelines, one
+        after the other. An interrupt finishes the step, saves and returns; a second one stops
         at once and raises KeyboardInterrupt.
 
         Args:

@@ -1,4 +1,4 @@
-"""What the shell proposes for arguments. Reads files beside the user; a file that is wrong gives no proposals."""
+"""Completes arguments in the shell. Reads files of the working directory; a wrong file gives no proposals."""
 
 from __future__ import annotations
 

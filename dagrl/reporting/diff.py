@@ -56,7 +56,7 @@ class RunDiff:
     changed: str
     """How their pipelines differ."""
     compared: tuple[str, ...]
-    """What was compared, in words."""
+    """Names of the parts that were compared."""
 
 
 def diff_runs(left: Path, right: Path) -> RunDiff:

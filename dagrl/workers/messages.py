@@ -61,7 +61,7 @@ class PausedGroup:
 
 
 type Begun = PartialRollout | PausedGroup
-"""What exists of the responses of a group."""
+"""Responses of a group that an earlier step has begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a worker does for records and replays: it stores and loads columns, and takes digests of weights."""
+"""A worker's part in records and replays: stores and loads columns, and computes digests of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shells propose: `dagrl` as their scripts call it."""
+"""Completion in shells: `dagrl` as their scripts call it."""
 
 from __future__ import annotations
 

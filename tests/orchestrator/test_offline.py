@@ -144,7 +144,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Finder())
 """
-"""What a worker imports first, in a run with a fault."""
+"""A module that workers import first, in a run with a fault."""
 
 
 @pytest.mark.soak

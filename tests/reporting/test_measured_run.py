@@ -62,7 +62,7 @@ def test_the_text_shows_planned_beside_measured(capsys) -> None:
 
 
 def test_a_search_learns_from_the_run_where_the_devices_are_the_same(capsys, tmp_path: Path) -> None:
-    """Of a run on CPU slots, a plan for GPUs takes the times of the host alone."""
+    """A plan for GPUs takes only the times of the host from a run on CPU slots."""
     folder = write_run(tmp_path / "run", "run.save_every=null", "run.validate_every=null", steps=6, costs=SECONDS)
     dense = TEMPLATE.parent / "qwen3_8b_megatron.yaml"
     call = (dense, "nodes.reward.fn=exact", "--search", "--gpus", "2", "--gpu", "H200", "--top", "1")

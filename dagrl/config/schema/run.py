@@ -38,7 +38,7 @@ class KeepBestSpec(Section):
 
 
 class RecordSpec(Section):
-    """What `dagrl replay` and `dagrl diff` can look at: the inputs and outputs of nodes, in ``records/``."""
+    """Records of nodes, for `dagrl replay` and `dagrl diff`: their inputs and outputs, in ``records/``."""
 
     nodes: Annotated[tuple[Name, ...], Field(min_length=1)]
     """Nodes that are recorded. The updates that lead to their weights are recorded too."""
@@ -98,7 +98,7 @@ class RunSpec(Section):
 
     @property
     def recorded(self) -> RecordSpec | None:
-        """What is recorded, with defaults in place of a plain list of nodes."""
+        """The nodes that are recorded, with defaults in place of a plain list."""
         return RecordSpec(nodes=self.record) if isinstance(self.record, tuple) else self.record
 
 

@@ -25,7 +25,7 @@ _FORMAT = 1
 
 
 class RecordError(ValueError):
-    """What was recorded cannot be used."""
+    """A record is missing, damaged or of another format."""
 
 
 class _Document(BaseModel):
@@ -42,7 +42,7 @@ class ShardRows(_Document):
 
 
 class RecordedInputs(_Document):
-    """What one run of a node took."""
+    """The inputs of one run of a node."""
 
     order: int
     """Runs of a step, over all nodes, in the order of their starts."""
@@ -66,7 +66,7 @@ class RecordedBlock(_Document):
 
 
 class RecordedOutputs(_Document):
-    """What one run of a node gave."""
+    """The outputs of one run of a node."""
 
     blocks: list[RecordedBlock]
     metrics: dict[str, tuple[float, float, float, float, float]]

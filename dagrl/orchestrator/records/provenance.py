@@ -7,16 +7,19 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from dagrl.backends.registry import backends
 from dagrl.version import __version__
 
-_PACKAGES = ("torch", "megatron-core", "transformer-engine", "transformers", "sglang", "vllm", "numpy", "ray")
+_PACKAGES = ("torch", "transformers", "numpy", "ray")
 _DAGRL = Path(__file__).parents[2]
 
 
 def versions() -> dict[str, str]:
     """The versions that results may depend on."""
     found = {"dagrl": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
+    of_backends = {name for backend in backends().values() for name in (*backend.requires, *backend.gpu_requires)}
+    # A package such as megatron.core is distributed as megatron-core.
+    for package in (*_PACKAGES, *sorted(name.replace(".", "-") for name in of_backends)):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

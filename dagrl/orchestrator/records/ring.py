@@ -56,7 +56,7 @@ class AlarmDetector:
         self._norms: dict[str, deque[float]] = {}
 
     def look(self, node: str, metrics: Mapping[str, Stat]) -> str | None:
-        """What is remarkable about an update, in words; None if nothing is."""
+        """Describe a NaN, an infinity or a spike in the metrics of an update; None if there is none."""
         found = None
         for name, stat in metrics.items():
             # A metric without values has no mean.

@@ -44,7 +44,7 @@ class Replayed:
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """What a replay has found."""
+    """The result of a replay."""
 
     compared: dict[str, list[str]] = field(default_factory=dict)
     """Node -> what was compared, in words."""

@@ -1,4 +1,4 @@
-"""What a run's own times say of the cost model: measured seconds over estimated ones, by node and engine."""
+"""Corrects the cost model by the times of a run: measured seconds over estimated ones, by node and engine."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _ALIKE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """Of the step that waited longest for its last responses."""
+    """The step that waited longest for its last responses."""
 
     step: int
     seconds: float

@@ -14,7 +14,7 @@ from tiny_models import BRIDGED, tiny_hf_model
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
-"""What kernels of attention and experts take."""
+"""Sizes that kernels of attention and experts take."""
 MOST_OF_OWN = 1.5
 """Times the difference of Hugging Face's model in bfloat16. On a CPU in bfloat16, Megatron's models have 0.9 to 1.5
 times; windows of one token more give 9 times at least in one of the layers."""
