@@ -25,7 +25,8 @@ class Qwen25Vl(Qwen2):
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
         """Return the sections of the rotary embedding."""
-        return {"mrope_section": list(rope_fields(config)["mrope_section"])}
+        rope = rope_fields(config)
+        return {"mrope_section": list(rope["mrope_section"])} if "mrope_section" in rope else {}
 
     def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
         """Return the kind of positions with their base."""

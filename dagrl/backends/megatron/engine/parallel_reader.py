@@ -5,6 +5,7 @@ torch's own reader takes one tensor after the other through Python's file object
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import zipfile
@@ -77,10 +78,12 @@ class ParallelReader(FileSystemReader):
             like = record.like
             # Straight into its place, if that has the same bytes.
             fits = target.device.type == "cpu" and target.is_contiguous() and target.dtype == like.dtype
-            whole = target if fits and like.is_contiguous() and target.shape == like.shape else None
-            if whole is None:
-                whole = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-            if _fill(whole, stream.fileno(), record.start) != record.checksum:
+            if fits and like.is_contiguous() and target.shape == like.shape:
+                whole, raw = target, target.reshape(-1).view(torch.uint8)
+            else:
+                raw = torch.empty(like.nbytes, dtype=torch.uint8)
+                whole = raw.view(like.dtype).as_strided(like.shape, like.stride())
+            if _fill(raw, stream.fileno(), record.start) != record.checksum:
                 name = item.storage_index.fqn
                 raise CheckpointException(f"{file}: {name} differs from its checksum", {})
         if whole is not target:
@@ -129,15 +132,13 @@ class _Slice(io.RawIOBase):
         return read
 
 
-def _fill(tensor: torch.Tensor, file: int, start: int) -> int:
-    """Read the bytes of a dense tensor; returns their CRC-32."""
-    values = tensor.untyped_storage()
-    first = int(tensor.storage_offset()) * tensor.element_size()
-    count = tensor.numel() * tensor.element_size()
-    raw = torch.empty(0, dtype=torch.uint8).set_(values, first, (count,), (1,)).numpy()
-    memory, checksum, done = memoryview(raw), 0, 0
-    while done < count:
-        block = memory[done : min(done + _BLOCK, count)]
+def _fill(raw: torch.Tensor, file: int, start: int) -> int:
+    """Read bytes into a tensor, uint8 [bytes]; returns their CRC-32."""
+    # With numpy() the storage could not be resized afterwards, as offloading does.
+    memory = memoryview((ctypes.c_ubyte * len(raw)).from_address(raw.data_ptr())) if len(raw) else memoryview(b"")
+    checksum = done = 0
+    while done < len(memory):
+        block = memory[done : done + _BLOCK]
         read = os.preadv(file, [block], start + done)
         if read == 0:
             raise OSError("the file ends in the middle of a tensor")
