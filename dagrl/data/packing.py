@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dagrl.data.prefix_tree import common_length, sorted_order
+from dagrl.data.prefix_tree import GrowingTree, common_length, sorted_order
 
 
 def pack(lengths: np.ndarray, budget: int, at_least: int = 1, groups: np.ndarray | None = None) -> list[np.ndarray]:
@@ -58,40 +58,43 @@ def pack_shared(
     Rows that share a prefix stay together as far as the budget allows. Runs of tokens are padded to multiples of
     `alignment`, and rows share a prefix of `least` tokens or more.
     """
-    alone = np.array([_padded(len(row), alignment) for row in rows], dtype=np.int64)
+    alone = np.array([-(-len(row) // alignment) * alignment for row in rows], dtype=np.int64)
     if alone.max() > budget:
         return pack(alone, budget, at_least, groups)  # Raises the error.
     order = np.array(sorted_order(rows), dtype=np.int64)
     if groups is not None:
         order = order[np.argsort(groups[order], kind="stable")]
     parts: list[list[int]] = []
-    loads: list[int] = []
+    trees: list[GrowingTree] = []
     for place, row in enumerate(order.tolist()):
-        before = int(order[place - 1]) if place else -1
-        shared = common_length(rows[before], rows[row]) if place else 0
-        belongs = bool(place) and (shared >= least if groups is None else groups[before] == groups[row])
-        more = _more_tokens(len(rows[row]), shared if shared >= least else 0, alignment)
-        if belongs and (groups is not None or loads[-1] + more <= budget):
-            parts[-1].append(row)
-            loads[-1] += more
+        before = int(order[place - 1])
+        if not place:
+            joins = False
+        elif groups is not None:
+            joins = groups[before] == groups[row]
         else:
-            parts.append([row])
-            loads.append(int(alone[row]))
+            shares = common_length(rows[before], rows[row]) >= least
+            joins = shares and trees[-1].size + trees[-1].growth(rows[row]) <= budget
+        if not joins:
+            parts.append([])
+            trees.append(GrowingTree(least, alignment))
+        parts[-1].append(row)
+        trees[-1].insert(rows[row])
+    loads = np.array([tree.size for tree in trees], dtype=np.int64)
+    if loads.max() > budget:
+        return _pack_groups(alone, budget, at_least, groups)  # Raises the error.
     members = [np.array(sorted(part), dtype=np.int64) for part in parts]
-    if groups is not None and max(loads) > budget:
-        return _pack_groups(alone, budget, at_least, groups)
-    chosen = pack(np.array(loads, dtype=np.int64), budget, at_least)
-    return [np.sort(np.concatenate([members[part] for part in some])) for some in chosen]
+    together = [np.sort(np.concatenate([members[part] for part in some])) for some in pack(loads, budget, at_least)]
+    # Runs that parts cut for each other can take more than they save.
+    fit = all(_tree_size([rows[row] for row in some], least, alignment) <= budget for some in together)
+    return together if fit else [members[part] for part in np.argsort(-loads, kind="stable")]
 
 
-def _more_tokens(length: int, shared: int, alignment: int) -> int:
-    """Tokens that a row adds to a tree at most: those that it does not share, and padding where a run is cut."""
-    rest = _padded(length - shared, alignment)
-    return rest + alignment if shared and alignment > 1 else rest
-
-
-def _padded(length: int, alignment: int) -> int:
-    return -(-length // alignment) * alignment
+def _tree_size(rows: Sequence[np.ndarray], least: int, alignment: int) -> int:
+    tree = GrowingTree(least, alignment)
+    for row in sorted_order(rows):
+        tree.insert(rows[row])
+    return tree.size
 
 
 def _pack_groups(lengths: np.ndarray, budget: int, at_least: int, groups: np.ndarray) -> list[np.ndarray]:

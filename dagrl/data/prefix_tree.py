@@ -41,15 +41,10 @@ def prefix_tree(sequences: Sequence[np.ndarray], least: int = 1) -> PrefixTree:
 
     In sorted order each sequence shares its prefix with the one before it, so that one comparison for each suffices.
     """
-    tree = _Tree()
-    path: list[int] = []
+    tree = GrowingTree(least)
     ends = np.zeros(len(sequences), dtype=np.int64)
-    previous: np.ndarray | None = None
     for index in sorted_order(sequences):
-        tokens = sequences[index]
-        shared = 0 if previous is None else common_length(previous, tokens)
-        path = tree.insert(path, tokens, shared, least)
-        ends[index], previous = path[-1], tokens
+        ends[index] = tree.insert(sequences[index])
     return tree.finished(ends)
 
 
@@ -67,30 +62,55 @@ def common_length(one: np.ndarray, other: np.ndarray) -> int:
     return int(different[0]) if len(different) else length
 
 
-class _Tree:
+class GrowingTree:
     """A tree that grows by sequences in lexicographic order."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int, alignment: int = 1) -> None:
+        """See `prefix_tree`. Runs are padded to multiples of `alignment`."""
+        self._least, self._alignment = least, alignment
         self._tokens: list[np.ndarray] = []
         self._parents: list[int] = []
+        self._path: list[int] = []
+        """Runs of the newest sequence."""
+        self._newest = np.zeros(0, dtype=np.int64)
+        self.size = 0
+        """Tokens of all runs, with padding."""
 
-    def insert(self, path: list[int], tokens: np.ndarray, shared: int, least: int) -> list[int]:
-        """Insert a sequence which has `shared` tokens in common with that of `path`. Returns its own path."""
-        kept: list[int] = []
-        start = 0
-        for run in path:
-            end = start + len(self._tokens[run])
-            if end <= shared:
-                kept.append(run)
-                start = end
-                continue
-            if shared - start >= least:
-                kept.append(self._split(run, shared - start))
-                start = shared
-            break
+    def growth(self, tokens: np.ndarray) -> int:
+        """Tokens by which a sequence would make the tree larger."""
+        kept, cut = self._shared(tokens)
+        start = sum(len(self._tokens[run]) for run in self._path[:kept])
+        more = self._padded(len(tokens) - start - cut)
+        if cut:
+            length = len(self._tokens[self._path[kept]])
+            more += self._padded(cut) + self._padded(length - cut) - self._padded(length)
+        return more
+
+    def insert(self, tokens: np.ndarray) -> int:
+        """Insert a sequence; returns the run at which it ends."""
+        self.size += self.growth(tokens)
+        kept, cut = self._shared(tokens)
+        path = self._path[:kept]
+        if cut:
+            path.append(self._split(self._path[kept], cut))
+        start = sum(len(self._tokens[run]) for run in path)
         if start < len(tokens):
-            kept.append(self._add(tokens[start:], kept[-1] if kept else -1))
-        return kept
+            path.append(self._add(tokens[start:], path[-1] if path else -1))
+        self._path, self._newest = path, tokens
+        return path[-1]
+
+    def _shared(self, tokens: np.ndarray) -> tuple[int, int]:
+        """Runs of the newest sequence that another one shares, and tokens of the run after them, where it is cut."""
+        shared, start = common_length(self._newest, tokens), 0
+        for kept, run in enumerate(self._path):
+            end = start + len(self._tokens[run])
+            if end > shared:
+                return kept, shared - start if shared - start >= self._least else 0
+            start = end
+        return len(self._path), 0
+
+    def _padded(self, length: int) -> int:
+        return -(-length // self._alignment) * self._alignment
 
     def finished(self, ends: np.ndarray) -> PrefixTree:
         """The tree, with runs in an order in which parents come first."""

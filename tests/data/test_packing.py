@@ -70,10 +70,10 @@ def test_a_group_longer_than_the_budget_is_named() -> None:
         pack(as_array([3, 4, 5, 8]), 8, groups=as_array([7, 3, 3, 9]))
 
 
-ROWS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=16)
+ROWS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=24), min_size=1, max_size=16)
 
 
-@given(ROWS, st.integers(12, 40), st.sampled_from([1, 4]), st.integers(1, 4))
+@given(ROWS, st.integers(24, 60), st.sampled_from([1, 4]), st.integers(1, 4))
 def test_shared_prefixes_count_once_towards_the_budget(
     rows: list[list[int]], budget: int, alignment: int, least: int
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.data.prefix_tree import common_length, prefix_tree, sorted_order
+from dagrl.data.prefix_tree import GrowingTree, common_length, prefix_tree, sorted_order
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
 
@@ -47,6 +47,16 @@ def test_paths_spell_the_sequences(sequences: list[list[int]], least: int) -> No
         assert [token for run in tree.path(int(end)) for token in tree.runs[run].tolist()] == tokens
     assert (tree.parents < np.arange(len(tree.runs))).all(), "parents come first"
     assert (tree.lengths > 0).all()
+
+
+@given(SEQUENCES, st.integers(1, 4), st.sampled_from([1, 2, 4]))
+def test_a_growing_tree_knows_its_size(sequences: list[list[int]], least: int, alignment: int) -> None:
+    tree, inserted = GrowingTree(least, alignment), []
+    for tokens in sorted(sequences):
+        inserted.append(np.array(tokens))
+        tree.insert(inserted[-1])
+        lengths = prefix_tree(inserted, least).lengths
+        assert tree.size == (-(-lengths // alignment) * alignment).sum()
 
 
 @given(SEQUENCES)

@@ -118,7 +118,7 @@ class PackedModel:
             at_row_end=self.head == "reward",
             vision=self.vision,
             embeds=parallel_state.is_pipeline_first_stage(),
-            shared_prefix=max(_SHARED_PREFIX, 2 * self.alignment) if self.shares_prefixes else None,
+            shared_prefix=max(_SHARED_PREFIX, 3 * self.alignment) if self.shares_prefixes else None,
         )
         bins = packing.bins(batch, budget, whole_groups=whole_groups)
         count = self._agree_on_count(len(bins))

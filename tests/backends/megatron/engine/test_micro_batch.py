@@ -75,7 +75,7 @@ def test_a_score_is_read_at_the_end_of_each_row() -> None:
 
 def test_rows_that_share_a_prompt_have_it_once() -> None:
     rows = batch(([1, 2, 3], [4, 5]), ([1, 2, 3], [6]), ([9], [8]))
-    (pack,) = packed(rows, tokens=20, alignment=2, shared_prefix=2)
+    (pack,) = packed(rows, tokens=20, alignment=2, shared_prefix=3)
     assert pack.input_ids.tolist() == [[1, 2, 3, 0, 4, 5, 6, 0, 9, 8]]
     assert pack.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 3, 4, 0, 1]]
     assert pack.sequences.attention.cu_seqlens_q.tolist() == [0, 4, 6, 8, 10]

@@ -1,6 +1,6 @@
 """Time agents of several turns beside plain rollouts of as many sampled tokens, by the same server on the same GPU.
 
-    python benchmarks/agents.py --out FOLDER [--backend vllm]
+    python benchmarks/agent_rollouts.py --out FOLDER [--backend vllm]
 
 Each agent is the official OpenAI client in a function, and asks for `--turns` replies of `--turn-tokens` tokens, with a
 few tokens between them; the plain rollout samples the same number of tokens in one piece. Both are the node ``rollout``
