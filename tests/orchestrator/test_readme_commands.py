@@ -173,6 +173,15 @@ NOT_HERE: dict[str, NotHere] = {
     "dagrl run pipeline.yaml -v": NotHere("tests/tracking/test_console.py prints metrics"),
     "dagrl run pipeline.yaml -q": NotHere("tests/test_wheel.py runs the notebook so"),
     "dagrl --install-completion": SYNTAX,
+    "dagrl import SCRIPT [ARGUMENT...] [-o pipeline.yaml] [--set NAME=VALUE] [--from NAME] [--json]": SYNTAX,
+    **dict.fromkeys(
+        ("dagrl import run_verl.sh", "dagrl import run_grpo.sh", "dagrl import run_grpo.sh -o pipeline.yaml"),
+        NotHere("needs a script of another framework; tests/importing has some"),
+    ),
+    "dagrl plan pipeline.yaml [key=value ...] --from RUN [--search ...]": SYNTAX,
+    "dagrl plan small.yaml nodes.rollout.n=64 --from runs/small": NotHere(
+        "takes the times of a run; tests/reporting/test_measured_run.py has those of two"
+    ),
     "pip install 'dagrl[notebook]'": NETWORK,
     "dagrl ui runs": NotHere("serves until it is stopped; `is_seen_in_a_browser` asks its server"),
     "source .venv/bin/activate": NotHere("is done: the commands run with this environment's programs"),
