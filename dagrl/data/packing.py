@@ -81,7 +81,7 @@ def pack_shared(
         parts[-1].append(row)
         trees[-1].insert(rows[row])
     loads = np.array([tree.size for tree in trees], dtype=np.int64)
-    if loads.max() > budget:
+    if groups is not None and loads.max() > budget:
         return _pack_groups(alone, budget, at_least, groups)  # Raises the error.
     members = [np.array(sorted(part), dtype=np.int64) for part in parts]
     together = [np.sort(np.concatenate([members[part] for part in some])) for some in pack(loads, budget, at_least)]
