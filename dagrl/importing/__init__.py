@@ -1,5 +1,5 @@
 """Translates scripts and configurations of other frameworks into pipelines, without executing anything of them.
 
-`sources` reads a file into settings with their lines, a module for each framework holds its table of rules, and
+`sources` reads a file into settings with their lines, a package for each framework holds its table of rules, and
 `table` applies the rules to the settings. Imports neither torch nor Ray.
 """

@@ -7,85 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dagrl.config.schema.backends import engine_sections
-from dagrl.config.schema.library_fields import LibraryFields
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.table import Rule, Translation
+from dagrl.importing.table import Rule, Translation, joint
 
 STANDS_IN_STEPS = 1000
 """``run.steps`` where it depends on a data file that is not here."""
-SERVER = "engines.generator.server"
-_SERVER_NAMES = {
-    "sglang": {
-        "tensor_parallel": "tp_size",
-        "memory": "mem_fraction_static",
-        "requests": "max_running_requests",
-        "eager": "disable_cuda_graph",
-        "length": "context_length",
-    },
-    "vllm": {
-        "tensor_parallel": "tensor_parallel_size",
-        "memory": "gpu_memory_utilization",
-        "requests": "max_num_seqs",
-        "eager": "enforce_eager",
-        "length": "max_model_len",
-    },
-}
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-
-
-def server_key(t: Translation, name: str) -> str:
-    """The generator's key for something that SGLang and vLLM name differently."""
-    return f"{SERVER}.{_SERVER_NAMES[str(t.tree['engines.generator.backend'])][name]}"
-
-
-def generator(t: Translation, backend: str, *keys: str) -> None:
-    """Write the generator's backend."""
-    put_generator(t, backend)
-    t.write("engines.generator.backend", backend, *keys)
-
-
-def put_generator(t: Translation, backend: str) -> None:
-    """Put the generator; vLLM runs in an environment of its own."""
-    t.put("engines.generator.backend", backend)
-    t.put("engines.generator.weights_from", "actor")
-    if backend == "vllm":
-        t.put("engines.generator.environment", "vllm")
-
-
-def _tested_fields(backend: str, section: str) -> type[LibraryFields]:
-    table = engine_sections()[backend].model_fields[section].annotation
-    assert isinstance(table, type)
-    assert issubclass(table, LibraryFields)
-    return table
-
-
-def library_field(t: Translation, key: str, engine: str, section: str, field: str) -> None:
-    """Write a field of a library's configuration under its own name, untested ones under ``extra``."""
-    fields = _tested_fields(str(t.tree[f"engines.{engine}.backend"]), section)
-    value = t.get(key)
-    if field in fields.refused:
-        t.refuse(f"`{field}` {fields.refused[field]}".replace("; remove it", ""), key)
-    elif value is None:
-        t.imply("is null, as by default", key)
-    elif field in fields.model_fields:
-        t.write(f"engines.{engine}.{section}.{field}", value, key)
-    else:
-        t.write(f"engines.{engine}.extra.{section}.{field}", value, key, note="untested with dagrl")
-
-
-def library_fields(pattern: str, engine: str, section: str) -> Rule:
-    """Fields of a library's configuration that the source names after a prefix: ``prefix.*``."""
-    prefix = pattern.removesuffix("*")
-
-    def apply(t: Translation) -> None:
-        for key in t.current:
-            if f"engines.{engine}.backend" in t.tree:
-                library_field(t, key, engine, section, key.removeprefix(prefix))
-            else:
-                t.imply(f"there is no engine `{engine}`", key)
-
-    return Rule((pattern,), apply, (f"engines.{engine}.{section}", f"engines.{engine}.extra.{section}"))
+_KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def data_file(value: Any) -> Any:
@@ -131,7 +59,7 @@ def steps_of_epochs(t: Translation, key: str, *others: str) -> None:
 def name_of(value: Any) -> str:
     """A name of a run, with other characters replaced."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(value)).strip("-._")[:200]
-    return name if NAME.fullmatch(name) else "imported"
+    return name if _NAME.fullmatch(name) else "imported"
 
 
 def trackers(t: Translation, values: Iterable[Any], key: str) -> None:
@@ -143,6 +71,70 @@ def trackers(t: Translation, values: Iterable[Any], key: str) -> None:
     missing = [name for name in wanted if name and name not in known]
     note = f"no {', '.join(missing)}" if missing else ""
     t.write("track", track, key, note=note)
+
+
+def named(key: str) -> Rule:
+    """Write the pipeline's name."""
+    return joint(lambda t: t.write("name", name_of(t.get(key)), key), key, targets=("name",), always=True)
+
+
+def tracked(key: str) -> Rule:
+    """Write ``track``: one tracker, or a list of them."""
+
+    def apply(t: Translation) -> None:
+        value = t.get(key)
+        trackers(t, value if isinstance(value, list) else [value], key)
+
+    return joint(apply, key, targets=("track",), always=True)
+
+
+def keep(t: Translation, key: str) -> None:
+    """Write how many checkpoints are kept."""
+    if t.number(key):
+        t.write("run.keep", t.get(key), key)
+    else:
+        t.refuse("some checkpoints are kept, not all: `run.keep`", key)
+
+
+def val_label(text: str, index: int) -> str:
+    """A name for one of several validation sets."""
+    label = re.sub(r"\W", "_", text.lower())
+    return label if label[:1].isalpha() else f"set_{index}"
+
+
+def write_val_n(t: Translation, key: str) -> None:
+    """Write the number of responses to a validation prompt."""
+    if t.number(key, 1) > 1:
+        t.write("nodes.rollout.val_n", t.get(key), key)
+    else:
+        t.imply("one response, as by default", key)
+
+
+def padded_rows(t: Translation, target: str, rows: float, key: str) -> None:
+    """Write ``tokens_per_micro_batch`` for rows that are padded to the longest prompt and response."""
+    prompt, response = t.tree.get("data.max_prompt_tokens"), t.tree.get("nodes.rollout.sampling.max_new_tokens")
+    if isinstance(prompt, int) and isinstance(response, int):
+        note = f"{rows} rows of up to {prompt} + {response} tokens"
+        t.write(target, int(rows) * (prompt + response), key, note=note)
+
+
+def put_node(t: Translation, node: str, op: str, engine: str) -> None:
+    """Put a node that runs an op on an engine."""
+    t.put(f"nodes.{node}.op", op)
+    t.put(f"nodes.{node}.engine", engine)
+
+
+def put_critic_nodes(t: Translation) -> None:
+    """Put the nodes that compute values and train the critic."""
+    put_node(t, "values", "values", "critic")
+    put_node(t, "critic", "critic", "critic")
+
+
+def kl_estimator(name: Any) -> str | None:
+    """Dagrl's name of an estimator of the divergence; ``low_var_kl`` is ``k3`` with the same bound."""
+    text = str(name)
+    base = _KL_ESTIMATORS.get(text.removesuffix("+"))
+    return None if base is None else base + ("+" if text.endswith("+") and base != "k2" else "")
 
 
 def put_logprob(t: Translation, node: str, engine: str, column: str) -> None:
@@ -170,3 +162,14 @@ def put_groups(t: Translation, groups: dict[str, tuple[int, int]]) -> None:
         if nodes > 1:
             t.put(f"groups.{name}.nodes", nodes)
         t.put(f"groups.{name}.gpus_per_node", gpus)
+
+
+def first_group(t: Translation, name: str, nodes: str, gpus: str) -> None:
+    """Write the trainer's group, whose nodes and GPUs on each are settings, and put the actor into it."""
+    put_groups(t, {name: (1, 8)})
+    if t.get(nodes) != 1:
+        t.write(f"groups.{name}.nodes", t.get(nodes), nodes)
+    else:
+        t.imply("one machine, as by default", nodes)
+    t.write(f"groups.{name}.gpus_per_node", t.get(gpus), gpus)
+    t.put("engines.actor.group", name)

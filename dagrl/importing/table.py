@@ -31,7 +31,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What became of one setting."""
+    """The outcome of one setting."""
 
     status: Status
     key: str
@@ -148,6 +148,11 @@ class Translation:
         if not given:
             note = note or f"default of {self.framework.version}"
             self.lines.append(Line(Status.DEFAULT, keys[0] if keys else target, value, None, (target,), note))
+
+    def copy(self, key: str, target: str) -> None:
+        """Write a key's value, if the source sets the key."""
+        if self.given(key):
+            self.write(target, self.get(key), key)
 
     def refuse(self, reason: str, *keys: str) -> None:
         """Record settings as refused: they have no counterpart."""

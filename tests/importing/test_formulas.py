@@ -12,8 +12,8 @@ from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.kl import kl_estimate
 from dagrl.config.schema.nodes.update import UpdateNode
 from dagrl.data.batch import Column
-from dagrl.importing.roll import devices
-from dagrl.importing.verl.actor import kl_estimator
+from dagrl.importing.parts import kl_estimator
+from dagrl.importing.roll.common import devices
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SIZES = st.integers(1, 12)

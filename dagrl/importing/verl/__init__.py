@@ -6,7 +6,7 @@ siiRL has verl's keys, with a few more and other defaults.
 from __future__ import annotations
 
 from dagrl.importing.table import Framework
-from dagrl.importing.verl import actor, algorithm, critic, data, reward, rollout, trainer
+from dagrl.importing.verl import actor, algorithm, critic, data, model, optimizer, reference, reward, rollout, trainer
 from dagrl.importing.verl.common import ACTOR, REF, ROLLOUT
 
 _DEFAULTS = {
@@ -82,13 +82,17 @@ _RULES = (
     *trainer.GROUPS,
     *data.RULES,
     *actor.ENGINE,
+    *model.RULES,
+    optimizer.optimizer(ACTOR, "actor"),
     *rollout.RULES,
     *algorithm.RULES,
     *actor.UPDATE,
+    *reference.RULES,
     *critic.RULES,
     *reward.RULES,
     *trainer.RULES,
-    *actor.SCHEDULE,
+    optimizer.schedule(ACTOR, "actor"),
+    optimizer.schedule("critic", "critic"),
 )
 
 VERL = Framework("verl", "verl 0.9", _RULES, _DEFAULTS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from dagrl.importing.parts import kl_estimator
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
-from dagrl.importing.verl.actor import kl_estimator
 from dagrl.importing.verl.common import ACTOR
 
 _ESTIMATORS = {

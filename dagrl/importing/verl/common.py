@@ -1,7 +1,8 @@
-"""What the tables of verl's sections share."""
+"""Shares sections, reasons and sizes between the tables of verl's sections."""
 
 from __future__ import annotations
 
+from dagrl.importing.parts import padded_rows
 from dagrl.importing.table import Translation
 
 MODEL = "actor_rollout_ref.model"
@@ -9,7 +10,6 @@ ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 
-FSDP = "belongs to FSDP: trainers are Megatron-core here, split by `engines.NAME.parallel`; see `dagrl plan --search`"
 MEMORY = "changes memory or speed alone, by kernels that Megatron-core chooses"
 
 
@@ -22,6 +22,11 @@ def is_megatron(t: Translation) -> bool:
 def uses_critic(t: Translation) -> bool:
     """Whether there is a critic."""
     return t.get("algorithm.adv_estimator") == "gae"
+
+
+def trained_engines(t: Translation) -> tuple[str, ...]:
+    """Return the engines that learn: the actor, and the critic if there is one."""
+    return ("actor", "critic") if uses_critic(t) else ("actor",)
 
 
 def has_own_rollout_nodes(t: Translation) -> bool:
@@ -64,10 +69,8 @@ def packed_tokens(
         t.imply("has no effect with dynamic batches", names[1], others[1])
         return
     rows = t.number(names[1])
-    prompt, response = t.tree.get("data.max_prompt_tokens"), t.tree.get("nodes.rollout.sampling.max_new_tokens")
-    if rows and isinstance(prompt, int) and isinstance(response, int):
-        note = f"{rows} rows of up to {prompt} + {response} tokens"
-        t.write(target, int(rows) * (prompt + response), names[1], note=note)
+    if rows:
+        padded_rows(t, target, rows, names[1])
     t.imply("tokens are packed by `tokens_per_micro_batch`", dynamic)
     t.imply("has no effect without dynamic batches", names[0])
     t.refuse("rows of all GPUs together, of older versions; `tokens_per_micro_batch` is for a model replica", others[1])

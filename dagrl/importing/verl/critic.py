@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
+from dagrl.importing.engines import NO_CRITIC, RECOMPUTE, critic_model, put_critic
+from dagrl.importing.parts import put_critic_nodes
 from dagrl.importing.table import Translation, implied, joint, refused_unless
-from dagrl.importing.verl.actor import CRITIC_OPTIMIZER, layout, megatron_rest, offload, optimizer_rest
 from dagrl.importing.verl.common import ACTOR, MEMORY, MODEL, context_parallel, is_megatron, packed_tokens, uses_critic
+from dagrl.importing.verl.megatron import layout, megatron_rest, offload
+from dagrl.importing.verl.optimizer import optimizer, optimizer_rest
 
 
 def _engine(t: Translation) -> None:
-    path = "critic.model.path"
     if not uses_critic(t):
-        t.imply_all("there is no critic with this estimator")
+        t.imply_all(NO_CRITIC)
         return
-    t.put("engines.critic.backend", "megatron")
-    t.put("engines.critic.head", "value")
-    if t.given(path) and t.get(path) != t.get(f"{MODEL}.path"):
-        t.write("engines.critic.model.path", t.get(path), path)
-    else:
-        t.imply("the critic starts from the policy's weights", path)
+    put_critic(t)
+    critic_model(t, "critic.model.path", f"{MODEL}.path")
     key = "critic.model.enable_gradient_checkpointing"
     if t.get(key) is not False and not is_megatron(t):
-        for name, value in (("granularity", "full"), ("method", "uniform"), ("num_layers", 1)):
-            t.write(f"engines.critic.transformer.recompute_{name}", value, key)
+        for name, value in RECOMPUTE.items():
+            t.write(f"engines.critic.transformer.{name}", value, key)
     else:
         t.imply("with Megatron, `override_transformer_config` decides what is computed anew", key)
 
 
 def _nodes(t: Translation) -> None:
     if not uses_critic(t):
-        t.imply_all("there is no critic with this estimator")
+        t.imply_all(NO_CRITIC)
         return
-    t.put("nodes.values.op", "values")
-    t.put("nodes.values.engine", "critic")
-    t.put("nodes.critic.op", "critic")
-    t.put("nodes.critic.engine", "critic")
+    put_critic_nodes(t)
     for name, target in (
         ("ppo_mini_batch_size", "mini_batch"),
         ("ppo_epochs", "epochs"),
@@ -44,8 +39,7 @@ def _nodes(t: Translation) -> None:
             t.write(f"nodes.critic.{target}", t.get(f"critic.{name}"), f"critic.{name}")
         elif target == "mini_batch" or t.given(actor):
             t.write(f"nodes.critic.{target}", t.get(actor), actor)
-    if t.given("critic.cliprange_value"):
-        t.write("nodes.critic.cliprange_value", t.get("critic.cliprange_value"), "critic.cliprange_value")
+    t.copy("critic.cliprange_value", "nodes.critic.cliprange_value")
     parallel = context_parallel(t, "critic")
     packed_tokens(
         t, "nodes.critic.tokens_per_micro_batch", "critic", "ppo_", parallel, dynamic_key="critic.use_dynamic_bsz"
@@ -65,7 +59,7 @@ RULES = (
     ),
     layout("critic", "critic"),
     offload("critic", "critic"),
-    CRITIC_OPTIMIZER,
+    optimizer("critic", "critic"),
     joint(
         _nodes,
         *(f"critic.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode", "cliprange_value")),

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dagrl.importing.parts import generator, library_field, put_generator, put_logprob, server_key
+from dagrl.importing.engines import generator_of, library_field, server_key
+from dagrl.importing.parts import put_logprob, put_node
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
 from dagrl.importing.verl.common import ACTOR, ROLLOUT, context_parallel, packed_tokens
 
 
 def _backend(t: Translation) -> None:
-    key = f"{ROLLOUT}.name"
-    name = t.get(key)
-    if name in ("vllm", "sglang"):
-        generator(t, name, key)
-    else:
-        put_generator(t, "sglang")
-        t.refuse("generators are SGLang, vLLM and, for small models, transformers; sglang stands in", key)
-    t.put("nodes.rollout.op", "rollout")
-    t.put("nodes.rollout.engine", "generator")
+    generator_of(t, f"{ROLLOUT}.name")
+    put_node(t, "rollout", "rollout", "generator")
 
 
 def _server(t: Translation) -> None:
@@ -91,8 +85,7 @@ def _sleep(t: Translation) -> None:
 def _sampling(t: Translation) -> None:
     for name in ("temperature", "top_p", "top_k", "ignore_eos"):
         key = f"{ROLLOUT}.{name}"
-        if t.given(key):
-            t.write(f"nodes.rollout.sampling.{name}", t.get(key), key)
+        t.copy(key, f"nodes.rollout.sampling.{name}")
     key = f"{ROLLOUT}.do_sample"
     if t.get(key) is False:
         t.write("nodes.rollout.sampling.temperature", 0, key)
@@ -106,8 +99,7 @@ def _validation(t: Translation) -> None:
     names = ("temperature", "top_p", "top_k")
     if t.flag(f"{prefix}.do_sample"):
         for name in names:
-            if t.given(f"{prefix}.{name}"):
-                t.write(f"nodes.rollout.val_sampling.{name}", t.get(f"{prefix}.{name}"), f"{prefix}.{name}")
+            t.copy(f"{prefix}.{name}", f"nodes.rollout.val_sampling.{name}")
         if not t.given(f"{prefix}.temperature"):
             t.write("nodes.rollout.val_sampling.temperature", 0, f"{prefix}.temperature")
         t.put("nodes.rollout.val_sampling.max_new_tokens", t.tree["nodes.rollout.sampling.max_new_tokens"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.parts import name_of, put_groups, steps_of_epochs, trackers
+from dagrl.importing.parts import first_group, keep, named, put_node, steps_of_epochs, tracked
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
 from dagrl.importing.verl.common import ROLLOUT, has_own_rollout_nodes, uses_critic
 
@@ -12,13 +12,7 @@ def _groups(t: Translation) -> None:
     nodes, gpus = "trainer.nnodes", "trainer.n_gpus_per_node"
     own = has_own_rollout_nodes(t)
     home = "train" if own else "gpus"
-    put_groups(t, {home: (1, 8)})
-    if t.get(nodes) != 1:
-        t.write(f"groups.{home}.nodes", t.get(nodes), nodes)
-    else:
-        t.imply("one machine, as by default", nodes)
-    t.write(f"groups.{home}.gpus_per_node", t.get(gpus), gpus)
-    t.put("engines.actor.group", home)
+    first_group(t, home, nodes, gpus)
     if uses_critic(t):
         t.put("engines.critic.group", home)
     t.put("engines.generator.group", "rollout" if own else home)
@@ -32,11 +26,6 @@ def _groups(t: Translation) -> None:
         )
     else:
         t.imply("generators share the trainer's GPUs", *keys)
-
-
-def _name(t: Translation) -> None:
-    key = "trainer.experiment_name"
-    t.write("name", name_of(t.get(key)), key)
 
 
 def _steps(t: Translation) -> None:
@@ -75,11 +64,7 @@ def _warmup(t: Translation) -> None:
 
 
 def _keep(t: Translation) -> None:
-    key = "trainer.max_actor_ckpt_to_keep"
-    if t.number(key):
-        t.write("run.keep", t.get(key), key)
-    else:
-        t.refuse("some checkpoints are kept, not all: `run.keep`", key)
+    keep(t, "trainer.max_actor_ckpt_to_keep")
     t.imply("a checkpoint holds all engines", "trainer.max_critic_ckpt_to_keep")
 
 
@@ -97,19 +82,12 @@ def _resume(t: Translation) -> None:
         t.refuse("a run goes on in its own folder: `dagrl run --run-dir DIR`", "trainer.resume_from_path")
 
 
-def _track(t: Translation) -> None:
-    key = "trainer.logger"
-    value = t.get(key)
-    trackers(t, value if isinstance(value, list) else [value], key)
-
-
 def _finish(t: Translation) -> None:
-    t.put("nodes.update.op", "update")
-    t.put("nodes.update.engine", "actor")
+    put_node(t, "update", "update", "actor")
 
 
 GROUPS = (
-    joint(_name, "trainer.experiment_name", targets=("name",), always=True),
+    named("trainer.experiment_name"),
     joint(
         _groups,
         "trainer.nnodes",
@@ -133,7 +111,7 @@ RULES = (
     joint(_warmup, "trainer.critic_warmup", targets=("nodes.update.critic_warmup",)),
     joint(_keep, "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", targets=("run.keep",)),
     joint(_resume, "trainer.resume_mode", "trainer.resume_from_path", targets=("run.resume",)),
-    joint(_track, "trainer.logger", targets=("track",), always=True),
+    tracked("trainer.logger"),
     to("trainer.log_val_generations", "run.log_val_generations"),
     to("trainer.seed", "run.seed"),
     joint(_finish, always=True),

@@ -1,0 +1,125 @@
+"""Engines that the tables of several frameworks write."""
+
+from __future__ import annotations
+
+from dagrl.config.schema.backends import engine_sections
+from dagrl.config.schema.library_fields import LibraryFields
+from dagrl.importing.table import Rule, Translation
+
+FSDP = "belongs to FSDP: trainers are Megatron-core here, split by `engines.NAME.parallel`; see `dagrl plan --search`"
+PARALLEL = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+"""Megatron's sizes of a layout."""
+RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+"""Megatron's fields that compute every layer anew."""
+NO_SUCH_SHAPE = "shapes are constant, linear, cosine and inverse-square-root"
+NO_CRITIC = "there is no critic with this estimator"
+_SERVER = "engines.generator.server"
+_SERVER_NAMES = {
+    "sglang": {
+        "tensor_parallel": "tp_size",
+        "memory": "mem_fraction_static",
+        "requests": "max_running_requests",
+        "eager": "disable_cuda_graph",
+        "length": "context_length",
+    },
+    "vllm": {
+        "tensor_parallel": "tensor_parallel_size",
+        "memory": "gpu_memory_utilization",
+        "requests": "max_num_seqs",
+        "eager": "enforce_eager",
+        "length": "max_model_len",
+    },
+}
+
+
+def server_key(t: Translation, name: str) -> str:
+    """The generator's key for something that SGLang and vLLM name differently."""
+    return f"{_SERVER}.{_SERVER_NAMES[str(t.tree['engines.generator.backend'])][name]}"
+
+
+def generator(t: Translation, backend: str, *keys: str) -> None:
+    """Write the generator's backend."""
+    put_generator(t, backend)
+    t.write("engines.generator.backend", backend, *keys)
+
+
+def put_generator(t: Translation, backend: str) -> None:
+    """Put the generator; vLLM runs in an environment of its own."""
+    t.put("engines.generator.backend", backend)
+    t.put("engines.generator.weights_from", "actor")
+    if backend == "vllm":
+        t.put("engines.generator.environment", "vllm")
+
+
+def generator_of(t: Translation, key: str) -> None:
+    """Write the backend that a key names; SGLang stands in for a server that dagrl does not have."""
+    name = t.get(key)
+    if name in ("vllm", "sglang"):
+        generator(t, name, key)
+    else:
+        put_generator(t, "sglang")
+        t.refuse("generators are SGLang, vLLM and, for small models, transformers; sglang stands in", key)
+
+
+def _tested_fields(backend: str, section: str) -> type[LibraryFields]:
+    table = engine_sections()[backend].model_fields[section].annotation
+    assert isinstance(table, type)
+    assert issubclass(table, LibraryFields)
+    return table
+
+
+def library_field(t: Translation, key: str, engine: str, section: str, field: str) -> None:
+    """Write a field of a library's configuration under its own name, untested ones under ``extra``."""
+    fields = _tested_fields(str(t.tree[f"engines.{engine}.backend"]), section)
+    value = t.get(key)
+    if field in fields.refused:
+        t.refuse(f"`{field}` {fields.refused[field]}".replace("; remove it", ""), key)
+    elif value is None:
+        t.imply("is null, as by default", key)
+    elif field in fields.model_fields:
+        t.write(f"engines.{engine}.{section}.{field}", value, key)
+    else:
+        t.write(f"engines.{engine}.extra.{section}.{field}", value, key, note="untested with dagrl")
+
+
+def library_fields(pattern: str, engine: str, section: str) -> Rule:
+    """Fields of a library's configuration that the source names after a prefix: ``prefix.*``."""
+    prefix = pattern.removesuffix("*")
+
+    def apply(t: Translation) -> None:
+        for key in t.current:
+            if f"engines.{engine}.backend" in t.tree:
+                library_field(t, key, engine, section, key.removeprefix(prefix))
+            else:
+                t.imply(f"there is no engine `{engine}`", key)
+
+    return Rule((pattern,), apply, (f"engines.{engine}.{section}", f"engines.{engine}.extra.{section}"))
+
+
+def write_betas(t: Translation, engine: str, key: str) -> None:
+    """Write Adam's coefficients: a list of two."""
+    betas = t.get(key)
+    if isinstance(betas, list) and len(betas) == 2:
+        for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
+            t.write(f"engines.{engine}.optimizer.{name}", beta, key)
+
+
+def put_critic(t: Translation) -> None:
+    """Put the critic's engine: a model with a value head."""
+    t.put("engines.critic.backend", "megatron")
+    t.put("engines.critic.head", "value")
+
+
+def critic_model(t: Translation, key: str, policy: str) -> None:
+    """Write the critic's model, unless it is the policy's."""
+    if t.given(key) and t.get(key) != t.get(policy):
+        t.write("engines.critic.model.path", t.get(key), key)
+    else:
+        t.imply("the critic starts from the policy's weights", key)

@@ -1,0 +1,41 @@
+"""Roles that several tables of ROLL read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dagrl.importing.table import Translation
+
+TRAIN, INFER, REFERENCE, CRITIC = "actor_train", "actor_infer", "reference", "critic"
+
+
+STRATEGY = "strategy_args.strategy_config"
+
+
+def devices(value: Any) -> list[int] | None:
+    """The GPUs of a ``device_mapping``: a list, or a text such as ``list(range(0,8)) + [12]``, not evaluated."""
+    if isinstance(value, list):
+        return [int(each) for each in value] if all(isinstance(each, int) for each in value) else None
+    found: list[int] = []
+    for part in str(value).split("+"):
+        ranged = re.fullmatch(r"\s*list\(range\((\d{1,6}),?\s*(\d{1,6})?(?:,\s*(\d{1,6}))?\)\)\s*", part)
+        listed = re.fullmatch(r"\s*\[([\d,\s]*)\]\s*", part)
+        if ranged:
+            first, last, step = ranged[1], ranged[2], ranged[3]
+            found += range(int(first), int(last), int(step or 1)) if last else range(int(first))
+        elif listed:
+            found += [int(each) for each in listed[1].split(",") if each.strip()]
+        else:
+            return None
+    return found
+
+
+def devices_of(t: Translation, role: str) -> set[int]:
+    """Return the GPUs of a role."""
+    return set(devices(t.get(f"{role}.device_mapping")) or ())
+
+
+def uses_critic(t: Translation) -> bool:
+    """Return whether there is a critic."""
+    return t.get("adv_estimator") == "gae"

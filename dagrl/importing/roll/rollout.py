@@ -1,0 +1,92 @@
+"""ROLL's ``actor_infer`` and ``validation``: the generator and its node."""
+
+from __future__ import annotations
+
+from dagrl.importing.engines import generator_of, library_field, server_key
+from dagrl.importing.parts import put_node, write_val_n
+from dagrl.importing.roll.common import INFER, STRATEGY
+from dagrl.importing.table import Translation, joint, to
+
+
+def _sampling(t: Translation, prefix: str, target: str) -> None:
+    for name in ("temperature", "top_p", "top_k"):
+        key = f"{prefix}.{name}"
+        t.copy(key, f"{target}.{name}")
+
+
+def _rollout(t: Translation) -> None:
+    put_node(t, "rollout", "rollout", "generator")
+    prefix = f"{INFER}.generating_args"
+    _sampling(t, prefix, "nodes.rollout.sampling")
+    t.imply("is `num_return_sequences_in_group`", f"{prefix}.num_return_sequences")
+    over = "max_additional_running_prompts"
+    if t.flag("is_use_additional_prompts") and t.number(over):
+        prompts = t.get("rollout_batch_size") + t.get(over)
+        t.write(
+            "nodes.rollout.over_sampling_batch_size",
+            prompts,
+            "rollout_batch_size",
+            over,
+            note="prompts and those beyond",
+        )
+        t.imply("`over_sampling_batch_size` switches it on", "is_use_additional_prompts")
+    else:
+        t.imply("no more prompts are begun than a step needs", "is_use_additional_prompts", over)
+
+
+def _validation(t: Translation) -> None:
+    """ROLL validates every ``eval_steps``, and before the first step."""
+    if not any(key == "data.val" or key.startswith("data.val.") for key in t.tree):
+        t.imply_all("there is no validation without a file")
+        return
+    t.write("run.validate_every", t.get("eval_steps"), "eval_steps")
+    t.write("run.validate_first", True, "validation", note="ROLL validates before the first step")
+    prefix = "validation.generating_args"
+    if any(key.startswith(f"{prefix}.") for key in t.current):
+        _sampling(t, prefix, "nodes.rollout.val_sampling")
+        t.put("nodes.rollout.val_sampling.max_new_tokens", t.tree["nodes.rollout.sampling.max_new_tokens"])
+        write_val_n(t, f"{prefix}.num_return_sequences")
+    t.imply("follows from the rollout", f"{prefix}.max_new_tokens", f"{prefix}.num_beams")
+
+
+def _server(t: Translation) -> None:
+    generator_of(t, f"{INFER}.strategy_args.strategy_name")
+    workers = f"{INFER}.num_gpus_per_worker"
+    if t.number(workers, 1) > 1:
+        t.write(server_key(t, "tensor_parallel"), t.get(workers), workers)
+    else:
+        t.imply("one GPU a server, or as the server's own size says", workers)
+    for each in t.current:
+        field = each.removeprefix(f"{INFER}.{STRATEGY}").lstrip(".")
+        if each.startswith(f"{INFER}.{STRATEGY}"):
+            if field in ("load_format", ""):
+                t.imply("weights come from the weight sync", each)
+            else:
+                library_field(t, each, "generator", "server", field)
+
+
+RULES = (
+    joint(
+        _rollout,
+        *(f"{INFER}.generating_args.{name}" for name in ("temperature", "top_p", "top_k", "num_return_sequences")),
+        "is_use_additional_prompts",
+        "max_additional_running_prompts",
+        targets=("nodes.rollout.sampling", "nodes.rollout.over_sampling_batch_size"),
+        always=True,
+    ),
+    to("num_return_sequences_in_group", "nodes.rollout.n", write_default=True),
+    joint(
+        _validation,
+        "eval_steps",
+        "validation.generating_args.*",
+        targets=("run.validate_every", "nodes.rollout.val_sampling", "nodes.rollout.val_n"),
+    ),
+    joint(
+        _server,
+        f"{INFER}.strategy_args.strategy_name",
+        f"{INFER}.{STRATEGY}*",
+        f"{INFER}.num_gpus_per_worker",
+        targets=("engines.generator.backend", "engines.generator.server"),
+        always=True,
+    ),
+)

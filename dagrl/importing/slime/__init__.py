@@ -1,0 +1,45 @@
+"""slime: arguments of ``train.py`` and ``train_async.py``, Megatron-LM's and SGLang's among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagrl.importing.slime import algorithm, batches, cluster, data, megatron, model, rest, reward, rollout, run
+from dagrl.importing.table import Framework
+
+_DEFAULTS: dict[str, Any] = {
+    "--actor-num-nodes": 1,
+    "--actor-num-gpus-per-node": 8,
+    "--num-gpus-per-node": 8,
+    "--rollout-num-gpus-per-engine": 1,
+    "--n-samples-per-prompt": 1,
+    "--advantage-estimator": "grpo",
+    "--eps-clip": 0.2,
+    "--kl-loss-type": "k1",
+    "--kl-loss-coef": 0.0,
+    "--kl-coef": 0.0,
+    "--entropy-coef": 0.0,
+    "--value-clip": 0.2,
+    "--tis-clip": 2.0,
+    "--lr": 1.0e-6,
+    "--lr-decay-style": "linear",
+    "--weight-decay": 0.01,
+    "--rollout-shuffle": False,
+    "--calculate-per-token-loss": False,
+}
+_RULES = (
+    *cluster.RULES,
+    *data.RULES,
+    *run.STEPS,
+    *rollout.RULES,
+    *batches.RULES,
+    *run.RULES,
+    *megatron.RULES,
+    *algorithm.RULES,
+    *batches.TOKENS,
+    *algorithm.CORRECTION,
+    *reward.RULES,
+    *model.RULES,
+    *rest.RULES,
+)
+SLIME = Framework("slime", "slime", _RULES, _DEFAULTS)

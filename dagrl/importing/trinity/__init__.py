@@ -1,0 +1,45 @@
+"""Trinity-RFT: its YAML. Each of its steps is one optimizer step; weights go over every ``sync_interval`` of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagrl.importing.table import Framework
+from dagrl.importing.trinity import algorithm, cluster, data, explorer, optimizer, rest, reward, run, trainer
+
+_DEFAULTS: dict[str, Any] = {
+    "mode": "both",
+    "name": "rft",
+    "algorithm.algorithm_type": "ppo",
+    "algorithm.optimizer.lr": 1.0e-6,
+    "algorithm.optimizer.weight_decay": 0.01,
+    "algorithm.optimizer.min_lr_ratio": 0.01,
+    "algorithm.bypass_old_logprobs": True,
+    "buffer.batch_size": 1,
+    "buffer.total_epochs": 1,
+    "cluster.node_num": 1,
+    "cluster.gpu_per_node": 8,
+    "explorer.rollout_model.engine_type": "vllm",
+    "explorer.rollout_model.engine_num": 1,
+    "explorer.rollout_model.tensor_parallel_size": 1,
+    "explorer.rollout_model.gpu_memory_utilization": 0.9,
+    "explorer.eval_interval": 100,
+    "explorer.eval_on_startup": True,
+    "synchronizer.sync_interval": 1,
+    "synchronizer.sync_offset": 0,
+    "trainer.grad_clip": 1.0,
+    "trainer.ulysses_sequence_parallel_size": 1,
+    "monitor.monitor_type": "tensorboard",
+}
+_RULES = (
+    *cluster.RULES,
+    *data.RULES,
+    *run.RULES,
+    *explorer.RULES,
+    *optimizer.RULES,
+    *algorithm.RULES,
+    *trainer.RULES,
+    *reward.RULES,
+    *rest.RULES,
+)
+TRINITY = Framework("trinity", "Trinity-RFT 0.6", _RULES, _DEFAULTS)

@@ -1,0 +1,46 @@
+"""Sections and defaults that several tables of Trinity-RFT read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagrl.importing.table import Translation
+
+MODEL = "explorer.rollout_model"
+TASKS = "buffer.explorer_input"
+VERL = "trainer.trainer_config"
+TYPES = {
+    "ppo": ("ppo", "ppo", "k2", 1),
+    "grpo": ("grpo", "ppo", "k2", 2),
+    "dapo": ("grpo", "ppo", "none", 16),
+    "reinforceplusplus": ("reinforceplusplus", "ppo", "k2", 2),
+    "rloo": ("rloo", "ppo", "k2", 2),
+    "opmd": ("opmd", "opmd", "k2", 2),
+    "topr": ("reinforce", "topr", "k2", 2),
+    "cispo": ("grpo", "cispo", "k2", 2),
+    "gspo": ("grpo", "gspo", "k2", 2),
+    "sapo": ("grpo", "sapo", "k2", 2),
+    "gigpo": ("gigpo", "ppo", "k2", 8),
+}
+"""``algorithm_type`` -> its defaults of ``advantage_fn``, ``policy_loss_fn``, ``kl_loss_fn`` and ``repeat_times``."""
+
+
+def type_default(t: Translation, index: int) -> Any:
+    """Return a default of the ``algorithm_type``: the index is a place in `TYPES`."""
+    return TYPES.get(str(t.get("algorithm.algorithm_type")), (None, None, "none", 1))[index]
+
+
+def uses_critic(t: Translation) -> bool:
+    """Return whether there is a critic."""
+    return (t.get("algorithm.advantage_fn") or type_default(t, 0)) == "ppo"
+
+
+def interval_of(t: Translation) -> int:
+    """Return the optimizer steps between two weight syncs."""
+    return max(1, int(t.number("synchronizer.sync_interval", 1)))
+
+
+def is_megatron(t: Translation) -> bool:
+    """Return whether Trinity-RFT trains with Megatron-core."""
+    strategies = (t.get("trainer.trainer_strategy"), t.get(f"{VERL}.actor_rollout_ref.actor.strategy"))
+    return "megatron" in strategies

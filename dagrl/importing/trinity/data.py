@@ -1,0 +1,116 @@
+"""Trinity-RFT's ``buffer``: task sets, lengths and batches."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dagrl.importing.parts import data_file, val_label
+from dagrl.importing.table import Translation, joint
+from dagrl.importing.trinity.common import TASKS, interval_of, type_default
+
+
+def _lengths(t: Translation) -> None:
+    prompt, response, whole = (
+        f"model.{name}" for name in ("max_prompt_tokens", "max_response_tokens", "max_model_len")
+    )
+    if t.number(response):
+        t.write("nodes.rollout.sampling.max_new_tokens", t.get(response), response)
+    if t.number(prompt):
+        t.write("data.max_prompt_tokens", t.get(prompt), prompt)
+        t.imply("follows from prompt and response", whole)
+    elif t.number(whole) and t.number(response):
+        t.write("data.max_prompt_tokens", t.get(whole) - t.get(response), whole, note="less the response")
+    if not t.number(response) and t.number(whole) and t.number(prompt):
+        rest = t.get(whole) - t.get(prompt)
+        t.write("nodes.rollout.sampling.max_new_tokens", rest, whole, note="less the prompt")
+
+
+def _file(path: Any, split: Any) -> Any:
+    """The parquet file of a data set that Trinity loads by name and split."""
+    text = str(path)
+    if re.search(r"\.(parquet|jsonl?|csv)$", text):
+        return data_file(path)
+    return f"data/{text.rstrip('/').rpartition('/')[2].lower()}/{split or 'train'}.parquet"
+
+
+def _data(t: Translation) -> None:
+    prefix = f"{TASKS}.taskset" if t.given(f"{TASKS}.taskset.path") else f"{TASKS}.tasksets.0"
+    key, split = f"{prefix}.path", f"{prefix}.split"
+    if t.given(key):
+        keys = tuple(each for each in (key, split) if t.given(each))
+        t.write("data.train", _file(t.get(key), t.get(split)), *keys, note="convert it once (docs/data.md)")
+    index = 0
+    while t.given(f"{TASKS}.eval_tasksets.{index}.path"):
+        one = f"{TASKS}.eval_tasksets.{index}"
+        label = val_label(str(t.get(f"{one}.name", f"set_{index}")), index)
+        file = _file(t.get(f"{one}.path"), t.get(f"{one}.split"))
+        keys = tuple(f"{one}.{name}" for name in ("path", "split", "name") if t.given(f"{one}.{name}"))
+        t.write(f"data.val.{label}", file, *keys, note="convert it once (docs/data.md)")
+        index += 1
+    for name in ("name", "subset_name", "storage_type", "format.prompt_key", "format.response_key"):
+        t.imply("columns are `prompt` and `reward_model.ground_truth` of the converted file", f"{prefix}.{name}")
+    t.refuse("is a message of the prompt: write it into the file", f"{prefix}.format.system_prompt")
+    _selector(t, prefix)
+
+
+def _selector(t: Translation, prefix: str) -> None:
+    for name in ("data_selector", "task_selector"):
+        key = f"{prefix}.{name}.selector_type"
+        if not t.given(key):
+            continue
+        if t.get(key) in ("random", "sequential", "shuffle"):
+            t.write("data.shuffle", t.get(key) != "sequential", key)
+        else:
+            t.refuse("prompts come in the file's order, or shuffled", key)
+        return
+    t.write("data.shuffle", False, f"{prefix}.data_selector.selector_type", note="sequential by default there")
+
+
+def _batches(t: Translation) -> None:
+    """``batch_size`` tasks make one optimizer step; a step here is all between two syncs."""
+    batch, interval, trained = "buffer.batch_size", "synchronizer.sync_interval", "buffer.train_batch_size"
+    each, syncs = t.number(batch, 1), interval_of(t)
+    t.write("nodes.update.mini_batch", each, batch)
+    note = f"{each} x {syncs} optimizer steps between two syncs"
+    t.write("data.prompts_per_step", each * syncs, batch, *((interval,) if t.given(interval) else ()), note=note)
+    n = t.number("algorithm.repeat_times") or type_default(t, 3)
+    t.write("nodes.rollout.n", n, "algorithm.repeat_times")
+    if t.number(trained, 0) and t.get(trained) != each * n:
+        if t.get(trained) % n == 0:
+            t.write("nodes.update.mini_batch", t.get(trained) // n, trained, note=f"{t.get(trained)} samples / {n}")
+        else:
+            t.refuse("a mini-batch has whole groups", trained)
+    else:
+        t.imply("is `batch_size` times `repeat_times`", trained)
+
+
+RULES = (
+    joint(
+        _lengths,
+        *("model.max_prompt_tokens", "model.max_response_tokens", "model.max_model_len"),
+        targets=("data.max_prompt_tokens", "nodes.rollout.sampling.max_new_tokens"),
+        always=True,
+    ),
+    joint(
+        _data,
+        f"{TASKS}.taskset.path",
+        f"{TASKS}.taskset.split",
+        f"{TASKS}.taskset.name",
+        f"{TASKS}.taskset.subset_name",
+        f"{TASKS}.taskset.storage_type",
+        f"{TASKS}.taskset.format.*",
+        f"{TASKS}.taskset.data_selector.selector_type",
+        f"{TASKS}.taskset.task_selector.selector_type",
+        f"{TASKS}.tasksets.0.*",
+        *(f"{TASKS}.eval_tasksets.*.{name}" for name in ("path", "split", "name")),
+        targets=("data.train", "data.val", "data.shuffle"),
+        always=True,
+    ),
+    joint(
+        _batches,
+        *("buffer.batch_size", "synchronizer.sync_interval", "buffer.train_batch_size", "algorithm.repeat_times"),
+        targets=("nodes.update.mini_batch", "data.prompts_per_step", "nodes.rollout.n"),
+        always=True,
+    ),
+)

@@ -1,0 +1,106 @@
+"""Trinity-RFT's ``explorer``: the generator and its node."""
+
+from __future__ import annotations
+
+import math
+
+from dagrl.importing.engines import generator, library_field, server_key
+from dagrl.importing.parts import put_node, write_val_n
+from dagrl.importing.table import Translation, joint
+from dagrl.importing.trinity.common import MODEL, TASKS
+
+
+def _rollout(t: Translation) -> None:
+    put_node(t, "rollout", "rollout", "generator")
+    for name in ("temperature", "top_p", "top_k"):
+        keys = [f"{TASKS}.taskset.rollout_args.{name}", f"model.{name}", f"{MODEL}.{name}"]
+        key = next((each for each in keys if t.given(each) and t.get(each) is not None), None)
+        if key:
+            t.write(f"nodes.rollout.sampling.{name}", t.get(key), key)
+            t.imply("the task set's takes its place", *(each for each in keys if each != key))
+    one = f"{TASKS}.eval_tasksets.0"
+    given = [name for name in ("temperature", "top_p", "top_k") if t.given(f"{one}.rollout_args.{name}")]
+    if any(key.startswith("data.val") for key in t.tree):
+        # Trinity validates with the rollout's sampling where a set has none of its own.
+        for name in ("temperature", "top_p", "top_k"):
+            sampled = t.tree.get(f"nodes.rollout.sampling.{name}")
+            if name in given:
+                t.write(
+                    f"nodes.rollout.val_sampling.{name}",
+                    t.get(f"{one}.rollout_args.{name}"),
+                    f"{one}.rollout_args.{name}",
+                )
+            elif sampled is not None:
+                t.put(f"nodes.rollout.val_sampling.{name}", sampled)
+        t.put("nodes.rollout.val_sampling.max_new_tokens", t.tree.get("nodes.rollout.sampling.max_new_tokens"))
+        write_val_n(t, f"{one}.repeat_times")
+    rest = [key for key in t.current if not t.is_recorded(key)]
+    one_for_all = "all validation sets have the sampling and the number of the first one"
+    t.refuse(one_for_all, *(key for key in rest if "eval_tasksets" in key))
+    t.imply("is null, or another one takes its place", *(key for key in rest if "eval_tasksets" not in key))
+
+
+def _server(t: Translation) -> None:
+    key = f"{MODEL}.engine_type"
+    backend = "sglang" if "sglang" in str(t.get(key)) else "vllm"
+    generator(t, backend, key)
+    tensor, memory = f"{MODEL}.tensor_parallel_size", f"{MODEL}.gpu_memory_utilization"
+    if t.number(tensor, 1) > 1:
+        t.write(server_key(t, "tensor_parallel"), t.get(tensor), tensor)
+    else:
+        t.imply("is 1, as by default", tensor)
+    t.write(server_key(t, "memory"), t.get(memory), memory)
+    if t.given(f"{MODEL}.enforce_eager"):
+        t.write(server_key(t, "eager"), t.get(f"{MODEL}.enforce_eager"), f"{MODEL}.enforce_eager")
+    prefix = f"{MODEL}.enable_prefix_caching"
+    if t.given(prefix):
+        if backend == "vllm":
+            t.write("engines.generator.server.enable_prefix_caching", t.get(prefix), prefix)
+        else:
+            t.write("engines.generator.server.disable_radix_cache", not t.get(prefix), prefix)
+    for name in ("enable_chunked_prefill", "data_parallel_size", "enable_expert_parallel"):
+        each = f"{MODEL}.{name}"
+        if t.given(each) and backend == "vllm":
+            t.write(f"engines.generator.server.{name}", t.get(each), each)
+    extra = f"{MODEL}.extra_engine_args."
+    for each in t.current:
+        if each.startswith(extra):
+            library_field(t, each, "generator", "server", each.removeprefix(extra))
+
+
+def _over_rollout(t: Translation) -> None:
+    key = "explorer.over_rollout.ratio"
+    ratio, prompts = t.number(key, 0), t.tree["data.prompts_per_step"]
+    if ratio:
+        t.write("nodes.rollout.over_sampling_batch_size", prompts, key, note="all of the batch")
+        t.write(
+            "data.prompts_per_step", max(1, math.floor(prompts * (1 - ratio))), key, note="those that are waited for"
+        )
+    t.refuse("the first complete prompts make the step", *(k for k in t.current if not t.is_recorded(k)))
+
+
+RULES = (
+    joint(
+        _rollout,
+        *(f"{TASKS}.taskset.rollout_args.{name}" for name in ("temperature", "top_p", "top_k")),
+        *(f"{prefix}.{name}" for prefix in ("model", MODEL) for name in ("temperature", "top_p", "top_k")),
+        f"{TASKS}.eval_tasksets.*.rollout_args.*",
+        f"{TASKS}.eval_tasksets.*.repeat_times",
+        targets=("nodes.rollout.sampling", "nodes.rollout.val_sampling", "nodes.rollout.val_n"),
+        always=True,
+    ),
+    joint(
+        _server,
+        *(
+            f"{MODEL}.{name}"
+            for name in (
+                *("engine_type", "tensor_parallel_size", "gpu_memory_utilization", "enforce_eager"),
+                *("enable_prefix_caching", "enable_chunked_prefill", "data_parallel_size", "enable_expert_parallel"),
+                "extra_engine_args.*",
+            )
+        ),
+        targets=("engines.generator.backend", "engines.generator.server", "engines.generator.environment"),
+        always=True,
+    ),
+    joint(_over_rollout, "explorer.over_rollout.*", targets=("nodes.rollout.over_sampling_batch_size",)),
+)

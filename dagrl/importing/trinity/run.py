@@ -1,0 +1,62 @@
+"""Trinity-RFT's ``mode``, ``monitor`` and its steps: the run."""
+
+from __future__ import annotations
+
+from dagrl.importing.parts import STANDS_IN_STEPS, named, rows_of, tracked
+from dagrl.importing.table import Translation, joint
+from dagrl.importing.trinity.common import interval_of
+
+
+def _mode(t: Translation) -> None:
+    if t.get("mode") in ("both", "colocate"):
+        t.imply("`dagrl run` is both", "mode")
+    else:
+        t.refuse("explorer and trainer are one program: `dagrl run`", "mode")
+
+
+def _steps(t: Translation) -> None:
+    total, epochs, syncs = "buffer.total_steps", "buffer.total_epochs", interval_of(t)
+    limit = "trainer.total_steps"
+    key = next((each for each in (total, limit) if t.number(each)), None)
+    if key:
+        t.write("run.steps", max(1, t.get(key) // syncs), key, note=f"/ sync_interval {syncs}" if syncs > 1 else "")
+        t.imply("the steps take its place", epochs)
+        return
+    prompts, rows = t.tree["data.prompts_per_step"], rows_of(t, t.tree.get("data.train"))
+    if rows and rows >= prompts:
+        note = f"{t.get(epochs)} epochs of {rows} prompts, {prompts} in a step"
+        t.write("run.steps", t.number(epochs, 1) * rows // prompts, epochs, note=note)
+        return
+    t.put("run.steps", STANDS_IN_STEPS)
+    reason = f"{t.get(epochs)} epochs x prompts // {prompts}; the file is not here, so {STANDS_IN_STEPS} stands in"
+    t.note(epochs, "run.steps", reason, t.get(epochs))
+
+
+def _every(t: Translation) -> None:
+    syncs = interval_of(t)
+    note = f"/ sync_interval {syncs}" if syncs > 1 else ""
+    save = "trainer.save_interval"
+    if t.number(save, 0):
+        t.write("run.save_every", max(1, t.get(save) // syncs), save, note=note)
+    if not any(key.startswith("data.val") for key in t.tree):
+        t.imply("there is no validation without eval_tasksets", "explorer.eval_interval", "explorer.eval_on_startup")
+        return
+    interval, first = "explorer.eval_interval", "explorer.eval_on_startup"
+    t.write("run.validate_every", max(1, t.number(interval, 100) // syncs), interval, note=note or "")
+    t.write("run.validate_first", t.get(first), first)
+
+
+RULES = (
+    named("name"),
+    joint(_mode, "mode"),
+    joint(
+        _steps, "buffer.total_steps", "buffer.total_epochs", "trainer.total_steps", targets=("run.steps",), always=True
+    ),
+    joint(
+        _every,
+        *("trainer.save_interval", "explorer.eval_interval", "explorer.eval_on_startup"),
+        targets=("run.save_every", "run.validate_every", "run.validate_first"),
+        always=True,
+    ),
+    tracked("monitor.monitor_type"),
+)

@@ -1,0 +1,50 @@
+"""verl's ``actor_rollout_ref.ref``: the reference."""
+
+from __future__ import annotations
+
+from dagrl.importing.parts import put_reference
+from dagrl.importing.table import Translation, implied, joint
+from dagrl.importing.verl.common import ACTOR, MEMORY, REF, context_parallel, is_megatron, packed_tokens
+
+
+def _ref_tokens(t: Translation) -> None:
+    if t.tree.get("nodes.ref.op") is None:
+        t.imply_all("nothing reads log-probs of the reference")
+    else:
+        packed_tokens(t, "nodes.ref.tokens_per_micro_batch", REF, "log_prob_", context_parallel(t, ACTOR))
+
+
+def _ref_layout(t: Translation) -> None:
+    for key in t.current:
+        same = key.replace(f"{REF}.", f"{ACTOR}.", 1)
+        if t.get(key) == t.get(same) or t.get(key) in (None, False, True) or not is_megatron(t):
+            t.imply("the reference is a frozen copy of the actor, in its layout", key)
+        else:
+            t.refuse("the reference is a frozen copy of the actor, in its layout", key)
+
+
+RULES = (
+    joint(put_reference, always=True),
+    joint(
+        _ref_tokens,
+        f"{REF}.log_prob_max_token_len_per_gpu",
+        f"{REF}.log_prob_micro_batch_size_per_gpu",
+        f"{REF}.log_prob_micro_batch_size",
+        f"{REF}.log_prob_use_dynamic_bsz",
+        targets=("nodes.ref.tokens_per_micro_batch",),
+    ),
+    joint(
+        _ref_layout,
+        f"{REF}.megatron.*",
+        f"{REF}.fsdp_config.*",
+        f"{REF}.ulysses_sequence_parallel_size",
+        f"{REF}.strategy",
+    ),
+    implied(
+        MEMORY,
+        f"{REF}.entropy_*",
+        f"{REF}.use_torch_compile",
+        f"{REF}.pad_to_length*",
+        f"{REF}.*",
+    ),
+)
