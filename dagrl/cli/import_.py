@@ -85,7 +85,7 @@ def _variables(texts: list[str]) -> dict[str, str]:
 
 
 def _checked(path: Path) -> tuple[int, dict[str, Any]]:
-    """What `dagrl validate` and `dagrl plan` say, and the exit code."""
+    """Return the exit code, and the texts of `dagrl validate` and `dagrl plan`."""
     from dagrl.planner.cost.lengths import Assumed
     from dagrl.planner.showing import report, show, show_steps
     from dagrl.validation import check_file

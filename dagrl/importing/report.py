@@ -1,4 +1,4 @@
-"""What an import did, as text and as JSON."""
+"""Reports the outcome of an import, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in the form of each framework's examples: what becomes of their settings, and that the pipelines are valid."""
+"""Imports files like each framework's examples, counts the outcomes of their settings, and validates the pipelines."""
 
 import re
 import shutil

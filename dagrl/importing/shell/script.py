@@ -35,7 +35,7 @@ class _NotPureError(ValueError):
 
 
 def _output(name: str, arguments: list[str], folder: str) -> str | None:
-    """What a command prints that depends on its arguments alone; the folder, for ``cd``. None for other commands."""
+    """Return the output of a command that depends on its arguments alone; the folder, for ``cd``; else None."""
     if name == "echo":
         return " ".join(arguments)
     if name == "pwd":
@@ -175,7 +175,7 @@ class _Walker:
         return True
 
     def _substitute(self, statements: list[Node], expander: Expander) -> Word | None:
-        """What ``$(...)`` prints, if its commands only print what they are given."""
+        """Return the output of ``$(...)``, if its commands print only their arguments."""
         outer, self._printed = self._printed, []
         scalars, arrays, positional = dict(self.scope.scalars), dict(self.scope.arrays), self.scope.positional
         try:

@@ -80,7 +80,7 @@ class Scope:
 
 
 Substitute = Callable[[list[Node], "Expander"], Word | None]
-"""What the statements of ``$(...)`` print; None if that is not known."""
+"""Returns the output of the statements of ``$(...)``; None if it is not known."""
 
 
 class Builder:
