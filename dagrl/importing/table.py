@@ -176,7 +176,8 @@ class Translation:
         place = setting.place if setting else None
         shown = setting.value if setting else value
         self._forget(key)
-        self.lines.append(Line(Status.UNKNOWN, key, shown, place, (target,), reason))
+        targets = (target,) if target else ()
+        self.lines.append(Line(Status.UNKNOWN, key, shown, place, targets, reason))
 
     def _record_all(self, status: Status, reason: str, keys: tuple[str, ...]) -> None:
         for key in keys:
@@ -216,6 +217,10 @@ def _why_unresolved(setting: Setting) -> str:
     return f"is the output of {', '.join(names)}, which an import does not execute"
 
 
+_WRONG_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""Raised by rules that compute with values of types that the source framework would refuse as well."""
+
+
 def translate(framework: Framework, settings: Settings, folder: Any = None) -> Translation:
     """Apply all rules of a framework."""
     translation = Translation(framework, settings, folder)
@@ -234,7 +239,14 @@ def translate(framework: Framework, settings: Settings, folder: Any = None) -> T
         if keys or rule.always:
             exact = [key for key in rule.keys if "*" not in key]
             translation.current = tuple(dict.fromkeys([*keys, *exact])) if rule.always else tuple(keys)
-            rule.apply(translation)
+            try:
+                rule.apply(translation)
+            except _WRONG_VALUES as error:
+                why = f"{type(error).__name__}: {error}"
+                for key in keys:
+                    translation.note(
+                        key, "", f"this value, or one it goes with, has a form that is not known here ({why})"
+                    )
     translation.current = ()
     for keys in concerned.values():
         for key in keys:

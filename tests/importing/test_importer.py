@@ -11,6 +11,7 @@ import yaml
 from dagrl.importing import report
 from dagrl.importing.importer import import_file
 from dagrl.importing.settings import ImportProblem
+from dagrl.importing.table import Status
 from dagrl.validation import check_file
 from dagrl.validation.data_files import check_data_files
 
@@ -158,3 +159,28 @@ def test_interpolations_are_resolved_from_the_inside(tmp_path):
     tree = import_file(tmp_path / "c.yaml", ["data.train_batch_size=16"], {"N": "5"}).translation.tree
     assert tree["nodes.rollout.sampling.max_new_tokens"] == 7
     assert (tree["nodes.rollout.n"], tree["data.prompts_per_step"]) == (5, 16)
+
+
+@pytest.mark.parametrize("name", [name for name in COUNTS if name.endswith(".yaml")])
+@pytest.mark.parametrize("wrong", [[1, 2], {"a": 1}, "many", 0], ids=["list", "mapping", "text", "zero"])
+def test_a_value_of_another_type_is_a_line_of_the_report(name, wrong, sources, tmp_path):
+    """Each scalar of the file in turn is replaced."""
+    tree = yaml.safe_load((sources / name).read_text())
+    path = tmp_path / name
+    for section, key in list(_scalars(tree)):
+        right, section[key] = section[key], wrong
+        path.write_text(yaml.safe_dump(tree))
+        found = import_file(path, framework=name.split("_")[0])
+        section[key] = right
+        assert len(found.translation.lines) > 10
+        for line in found.translation.lines:
+            assert line.status is not Status.UNKNOWN or line.note
+
+
+def _scalars(tree):
+    """Yield the mapping and the key of each scalar."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _scalars(value)
+        elif not isinstance(value, list):
+            yield tree, key
