@@ -114,6 +114,9 @@ class Backend(ABC):
     def build(self, start: EngineStart) -> Any:
         """Build one rank: a `dagrl.backends.base.TrainEngine`, `GenerateEngine` or `ScoreEngine`. Runs in a worker."""
 
+    def preload(self, engine: EngineSpec) -> None:  # noqa: B027 (a backend need not import much)
+        """Import what `build` will import. Runs in a worker while other engines start on the same devices."""
+
     def validate(self, check: EngineCheck[Any]) -> None:  # noqa: B027 (a backend need not have rules)
         """Report to `check.findings` what the backend cannot do. Runs in ``dagrl validate``, without torch."""
 

@@ -17,8 +17,10 @@ import numpy as np
 import ray
 
 from dagrl.backends.base import RequestLimits, SleepReport
+from dagrl.backends.registry import backend_of
 from dagrl.config.loading.hub import download
 from dagrl.config.residency import Residency
+from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch
 from dagrl.data.column_store import StoredBlock
 from dagrl.ops.base import Context, Op, Output, Resources
@@ -124,6 +126,11 @@ class Worker:
         port = self._listener.getsockname()[1]
         machine = ray.get_runtime_context().get_node_id()
         return WorkerInfo(socket.gethostname(), address, port, os.getpid(), tuple(map(str, ray.get_gpu_ids())), machine)
+
+    def preload(self, pipeline: Pipeline, engine: str) -> None:
+        """Import what `start` needs. Uses no device: other engines may be measuring the memory of theirs."""
+        section = pipeline.engines[engine]
+        backend_of(section).preload(section)
 
     def start(self, setup: StartEngine) -> None:
         """Become the rank that `setup` describes. Collective over the executor's ranks."""

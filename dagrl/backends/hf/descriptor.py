@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from dagrl.backends.backend import Backend, EngineStart, WeightReader
@@ -28,6 +29,9 @@ class HfBackend(Backend):
 
         kind = HfClassifier if spec.head == "reward" else HfEngine
         return kind(start.model, spec, start.ranks)
+
+    def preload(self, engine: EngineSpec) -> None:
+        import_module("dagrl.backends.hf.classifier" if engine.head == "reward" else "dagrl.backends.hf.engine")
 
     def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
         """Transformers read quantised classifiers; generators with ``weights_from`` start empty."""

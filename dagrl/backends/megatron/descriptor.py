@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ class MegatronBackend(Backend):
             keep_start_weights=start.keeps_start_weights,
             keeps_no_cache=stays_beside_sleepers(start.pipeline, start.name),
         )
+
+    def preload(self, engine: EngineSpec) -> None:
+        import_module("dagrl.backends.megatron.engine.megatron_engine")
 
     def memory(self, engine: PlannedEngine[MegatronEngineSpec]) -> EngineMemory:
         on_gpu = engine.gpu is not None

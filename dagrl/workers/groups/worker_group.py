@@ -147,10 +147,12 @@ class WorkerGroups:
         """Start executors that share devices, one after the other. Those that sleep make room for the next."""
         started: list[str] = []
         clock = asyncio.get_running_loop().time
+        preloads = {name: self._preload(self._plan.executors[name], setup) for name in chain[1:]}
         for name in chain:
             executor, group, begin = self._plan.executors[name], self[name], clock()
             residency = residency_after_start(executor, chain)
             try:
+                await run_all([call.result(self._start_timeout) for call in preloads.get(name, ())])
                 await self._start(executor, setup, range(executor.ranks))
                 if executor.trained and resumed_from is not None:
                     await group.call_all(f"{name} to load {resumed_from}", Worker.load, resumed_from / name)
@@ -162,6 +164,12 @@ class WorkerGroups:
             started.append(f"{name} {residency.name.lower()}")
             if name != HOST:
                 note(f"{name} is ready, after {clock() - begin:.0f} s")
+
+    def _preload(self, executor: Executor, setup: StartEngine) -> list[PendingCall[None]]:
+        """Let the workers import their libraries, which takes many seconds, until it is their turn to start."""
+        what = f"engine {executor.name} to import its libraries"
+        handles = self[executor.name].handles
+        return [handle.submit(what, Worker.preload, setup.pipeline, executor.engines[0]) for handle in handles]
 
     async def _start(self, executor: Executor, setup: StartEngine, ranks: Iterable[int]) -> None:
         handles = self[executor.name].handles
