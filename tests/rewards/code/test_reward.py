@@ -94,8 +94,8 @@ def test_a_program_that_python_cannot_read_is_not_tried_again_with_each_input(mo
 
 def test_tests_that_have_not_run_in_the_whole_time_are_not_passed() -> None:
     slow = "import time\ntime.sleep(0.5)\na, b = map(int, input().split())\nprint(a + b)"
-    many = json.dumps({"inputs": ["1 2"] * 20, "outputs": ["3"] * 20})
-    assert 0 < code_reward(answering(slow), many, continuous=True, total_timeout_s=2) < 0.5
+    many = json.dumps({"inputs": ["1 2"] * 40, "outputs": ["3"] * 40})
+    assert 0 < code_reward(answering(slow), many, continuous=True, total_timeout_s=5) < 0.5
 
 
 def test_solutions_of_leetcode_find_what_its_editor_has_imported() -> None:
