@@ -27,6 +27,11 @@ class Workload:
     """Tokens of a micro-batch of log-probs, values or scores."""
     micro_batches: int = 1_000_000
     """Micro-batches of one update, at most: fewer than pipeline stages leave stages empty."""
+    prompt_tokens: int = 0
+    """Tokens of the longest prompt in these micro-batches, as in the next two."""
+    row_tokens: int = 0
+    """Tokens of the longest prompt and response."""
+    rows_per_prompt: int = 1
     longest: int = 0
     """Tokens of the longest prompt and response that it generates."""
     bucket_bytes: int = 0
@@ -108,6 +113,9 @@ class PlannedEngine[Spec: EngineSpec]:
             update_tokens=max((tokens(node.tokens_per_micro_batch, batch) for node in updates), default=0),
             logprob_tokens=tokens(max(passes), prompts * plan.samples_per_prompt) if passes else 0,
             micro_batches=max(1, math.ceil(batch / ours.replicas)),
+            prompt_tokens=min(pipeline.data.max_prompt_tokens, longest),
+            row_tokens=longest,
+            rows_per_prompt=plan.samples_per_prompt,
             longest=self._longest(),
             bucket_bytes=max((weight_route(pipeline, name).bucket_bytes for name in receivers), default=0),
             keeps_start_weights=len(ours.engines) > 1 and ours.trained,

@@ -49,11 +49,22 @@ def value_bytes(engine: MegatronEngineSpec, *, on_gpu: bool) -> int:
 
 
 def stage_activations(
-    shape: ModelShape, engine: MegatronEngineSpec, stage: Stage, tokens: int, micro_batches: int, *, on_gpu: bool = True
+    shape: ModelShape,
+    engine: MegatronEngineSpec,
+    stage: Stage,
+    tokens: int,
+    micro_batches: int,
+    *,
+    copied_keys: float = 0.0,
+    on_gpu: bool = True,
 ) -> StageActivations:
-    """Count micro-batches of `tokens`, padding included, over all context-parallel ranks."""
+    """Count micro-batches of `tokens`, padding included, over all context-parallel ranks.
+
+    `copied_keys` is how many more keys than tokens attention reads, where rows share prefixes.
+    """
     own = tokens / engine.parallel.context_parallel_size
-    layers = {index: _Layer.of(shape, engine, index, on_gpu=on_gpu) for index in stage.layers}
+    copied = copied_keys * _key_bytes(shape, engine, on_gpu=on_gpu)
+    layers = {index: _Layer.of(shape, engine, index, copied / own, on_gpu=on_gpu) for index in stage.layers}
     kept = sum(_kept_of_chunk(engine, [layers[index] for index in chunk]) for chunk in stage.chunks)
     working = max((layer.backward for layer in layers.values()), default=0.0)
     if engine.transformer.get("recompute_granularity") == "full":
@@ -97,7 +108,7 @@ class _Layer:
     """Gradients that live together during the backward pass of the widest part of the layer."""
 
     @staticmethod
-    def of(shape: ModelShape, engine: MegatronEngineSpec, index: int, *, on_gpu: bool) -> _Layer:
+    def of(shape: ModelShape, engine: MegatronEngineSpec, index: int, copied: float, *, on_gpu: bool) -> _Layer:
         sizes = engine.parallel
         tensor = sizes.tensor_model_parallel_size
         value = value_bytes(engine, on_gpu=on_gpu)
@@ -108,6 +119,7 @@ class _Layer:
         parts |= {name: values * value for name, values in attention.items()}
         # The softmax's denominators, float32.
         parts["attention"] = parts.get("attention", 0.0) + 4 * shape.heads / tensor
+        parts["copied keys"] = copied
         parts |= dict(_mlp(shape, engine, index, value))
         anew = set(_parts_computed_anew(engine))
         widest = max(
@@ -118,8 +130,9 @@ class _Layer:
         return _Layer(
             parts=parts,
             kept=sum(values for name, values in parts.items() if name not in anew),
-            forward=3 * between + whole + widest,
-            backward=between + 2 * whole + widest,
+            forward=3 * between + whole + max(widest, copied),
+            # Gradients of copied keys are added up in float32.
+            backward=between + 2 * whole + max(widest, copied * (1 + 4 / value)),
         )
 
 
@@ -127,6 +140,16 @@ def _parts_computed_anew(engine: MegatronEngineSpec) -> Iterator[str]:
     if engine.transformer.get("recompute_granularity") == "selective":
         for module in engine.transformer.get("recompute_modules") or ("core_attn",):
             yield from _RECOMPUTED.get(str(module), ())
+
+
+def _key_bytes(shape: ModelShape, engine: MegatronEngineSpec, *, on_gpu: bool) -> float:
+    """Return the bytes of the keys and values of one token on one rank."""
+    tensor = engine.parallel.tensor_model_parallel_size
+    if shape.latent:
+        values = shape.heads / tensor * (shape.latent.query_dim + shape.latent.value_dim)
+    else:
+        values = 2 * math.ceil(shape.key_value_heads / tensor) * shape.head_dim
+    return values * value_bytes(engine, on_gpu=on_gpu)
 
 
 def _grouped_attention(shape: ModelShape, tensor: int) -> dict[str, float]:

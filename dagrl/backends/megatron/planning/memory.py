@@ -87,8 +87,23 @@ class _Rank:
 
     def _activations(self, tokens: int) -> StageActivations:
         return stage_activations(
-            self.shape, self.engine, self.stage, tokens, self.work.micro_batches, on_gpu=self.on_gpu
+            self.shape,
+            self.engine,
+            self.stage,
+            tokens,
+            self.work.micro_batches,
+            copied_keys=self._copied_keys(tokens),
+            on_gpu=self.on_gpu,
         )
+
+    def _copied_keys(self, tokens: int) -> float:
+        """Return how many more keys than tokens attention reads: each response has a copy of a shared prompt's keys."""
+        work = self.work
+        response = work.row_tokens - work.prompt_tokens
+        if not self.engine.prefix_sharing or response <= 0:
+            return 0.0
+        sharing = min(work.rows_per_prompt, max(1, (tokens - work.prompt_tokens) // response))
+        return tokens / (work.prompt_tokens + sharing * response) * sharing * work.prompt_tokens
 
     def _logits(self, tokens: int, parameters: RankParameters, *, trains: bool) -> int:
         """Return what the head needs for a micro-batch, at most.

@@ -381,3 +381,16 @@ def test_adapters_alone_are_trained() -> None:
     mixture = trainer_memory(QWEN3_30B, engine(lora={}), 1, Workload(8192))
     everything = trainer_memory(QWEN3_30B, engine(), 1, Workload(8192))
     assert mixture.peak < 139 * GIB < 500 * GIB < everything.peak
+
+
+def test_the_keys_of_a_shared_prompt_are_held_once_for_each_response() -> None:
+    work = Workload(4096 + 8 * 512, prompt_tokens=4096, row_tokens=4096 + 512, rows_per_prompt=8)
+    alone = trainer_memory(QWEN3_8B, engine(), 1, work)
+    shared = trainer_memory(QWEN3_8B, engine(prefix_sharing=True), 1, work)
+    keys_and_values = 8 * 4096 * 2 * 8 * 128 * 2
+    kept = QWEN3_8B.layers * keys_and_values
+    assert shared.awake["activations"] - alone.awake["activations"] == pytest.approx(kept, rel=0.1)
+    few = {"transformer": FULL, "fused_linear_cross_entropy": True}
+    again = trainer_memory(QWEN3_8B, engine(prefix_sharing=True, **few), 1, work)
+    fewer = trainer_memory(QWEN3_8B, engine(**few), 1, work)
+    assert 0 < again.awake["activations"] - fewer.awake["activations"] < 5 * keys_and_values
