@@ -1,6 +1,6 @@
 """Everything that is proven on GPUs, for the number of GPUs that a host has.
 
-    python benchmarks/h200.py --out FOLDER [--suite rollout|trainer|plan] [--gpus N] [--only PART ...] [--list]
+    python benchmarks/h200.py --out FOLDER [--suite rollout trainer ...] [--gpus N] [--only PART ...] [--list]
 
 Each part has a time limit of its own and writes to ``FOLDER/NAME.log`` and, where it measures something, to
 ``FOLDER/NAME.json``; none stops the others. Parts that need few of the GPUs run beside each other, each on its own; the
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 HELPERS = "tests/helpers"
 NOISE = ("warn", "it/s]", "__array")
 VERDICTS = ("ok  ", "NOT ")
-SUITES = ("rollout", "trainer", "plan", "lora")
+SUITES = ("rollout", "trainer", "plan", "lora", "models", "agents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,14 @@ class Part:
 
 def parts(suite: str, gpus: int, out: Path, weights: Path) -> list[Part]:
     """What is run on a host with that many GPUs, in the order of importance."""
-    of_suite = {"rollout": rollout_parts, "trainer": trainer_parts, "plan": plan_parts, "lora": lora_parts}
+    of_suite = {
+        "rollout": rollout_parts,
+        "trainer": trainer_parts,
+        "plan": plan_parts,
+        "lora": lora_parts,
+        "models": model_parts,
+        "agents": agent_parts,
+    }
     found = of_suite[suite](gpus, out, weights)
     if not found:
         raise SystemExit(f"the suite {suite} has nothing for {gpus} GPUs; give --gpus as one of 1, 2, 4, 8")
@@ -126,6 +133,35 @@ def lora_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
     ]
 
 
+def model_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
+    """Families that megatron-bridge builds, and models that read images."""
+    bridged = gpu_tests("bridged", 420, "tests/backends/families/test_gpu_bridged.py")
+    images = [part for part in learning_parts(out) if "images" in part.name]
+    return [part for part in (bridged, *images) if part.gpus <= gpus]
+
+
+def agent_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
+    """Agents behind an endpoint, turns, rollouts that go on in a later step."""
+
+    def rollouts(name: str, limit_s: int, *arguments: str) -> Part:
+        files = ("--out", str(out), "--weights", str(weights), "--json", str(out / f"{name}.json"))
+        return Part(name, ("benchmarks/agent_rollouts.py", *arguments, *files), limit_s, tail=25)
+
+    found = [
+        rollouts("agent_rollouts", 400),
+        rollouts("agent_rollouts_vllm", 460, "--backend", "vllm"),
+        gpu_tests("turns", 300, "tests/orchestrator/test_gpu_turns.py"),
+        gpu_tests("in_flight", 300, "tests/orchestrator/test_in_flight.py", gpus=2),
+    ]
+    return [part for part in found if part.gpus <= gpus]
+
+
+def gpu_tests(name: str, limit_s: int, *arguments: str, gpus: int = 1) -> Part:
+    """Tests that need a GPU."""
+    command = ("-m", "pytest", "-m", "gpu", "-rA", "-q", "-p", "no:cacheprovider", *arguments)
+    return Part(name, command, limit_s, tail=30, gpus=gpus)
+
+
 def plan_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
     """What plans say against what runs take, a part for each layout. On 4 GPUs they are two calls of up to 10 minutes:
     ``--only plan_1.7b plan_8b4`` and ``--only plan_8b_``, with one folder.
@@ -157,9 +193,11 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         command = (f"{HELPERS}/gpu_layouts.py", "--ranks", str(gpus), "--out", str(out))
         return Part(f"layouts_{gpus}", command, limit_s, tail=80, gpus=gpus)
 
-    def tests(name: str, limit_s: int, *arguments: str) -> Part:
-        command = ("-m", "pytest", "-m", "gpu", "-rA", "-q", "-p", "no:cacheprovider", *arguments)
-        return Part(name, command, limit_s, tail=30, gpus=gpus)
+    def sharing(model: str, *arguments: str) -> Part:
+        loads = ("--prompts", "8", "--n", "8", "--prompt-tokens", "4096", "--response-tokens", "512", "--rounds", "3")
+        files = ("--out", str(out), "--weights", str(weights), "--json", str(out / f"prefix_sharing_{model}.json"))
+        command = ("benchmarks/prefix_sharing.py", "--model", model, *loads, *arguments, *files)
+        return Part(f"prefix_sharing_{model}", command, 300, tail=20, gpus=gpus)
 
     memory_command = (f"{HELPERS}/gpu_memory.py", "--ranks", str(gpus), "--out", str(out))
     memory = Part("memory", memory_command, 300, tail=30, gpus=gpus)
@@ -171,7 +209,8 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
             speed("train_1.7b", 240, "--model", "1.7b", *profile),
             layouts(300),
             memory,
-            tests("recipes", 480, "tests/orchestrator/test_gpu_recipes.py"),
+            sharing("1.7b"),
+            gpu_tests("recipes", 480, "tests/orchestrator/test_gpu_recipes.py"),
             speed("train_1.7b_fused", 150, "--model", "1.7b", "--fused-linear-cross-entropy", "--rounds", "5"),
         ],
         2: [
@@ -179,7 +218,8 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
             speed("train_8b_tp2", 360, *eight_billion, "--ranks", "2", "--tensor-parallel", "2"),
             speed("train_a3b_ep2", 300, *mixture, "--ranks", "2", "--expert-parallel", "2", *profile),
             memory,
-            tests("pipeline", 300, "tests/orchestrator/test_gpu.py"),
+            sharing("8b", "--ranks", "2", "--tensor-parallel", "2"),
+            gpu_tests("pipeline", 300, "tests/orchestrator/test_gpu.py", gpus=2),
         ],
         4: [layouts(420), speed("train_1.7b_dp4", 200, "--model", "1.7b", "--ranks", "4", "--rounds", "6")],
         8: [layouts(420)],
@@ -266,7 +306,7 @@ def main() -> None:
     """Run the parts; exits with the number of those that did not end well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--suite", choices=SUITES, default="rollout")
+    parser.add_argument("--suite", choices=SUITES, nargs="+", default=["rollout"])
     parser.add_argument("--gpus", type=int, help="default: all of the host")
     parser.add_argument("--only", nargs="*", help="names of parts, or how they begin")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which everything is ended")
@@ -275,7 +315,8 @@ def main() -> None:
     args = parser.parse_args()
     gpus = args.gpus or _gpus()
     args.out.mkdir(parents=True, exist_ok=True)
-    found = parts(args.suite, gpus, args.out.resolve(), args.weights)
+    found = [part for suite in args.suite for part in parts(suite, gpus, args.out.resolve(), args.weights)]
+    found = list({part.name: part for part in found}.values())
     chosen = [part for part in found if not args.only or part.name.startswith(tuple(args.only))]
     if args.list:
         for part in chosen:
