@@ -65,3 +65,20 @@ def test_profiles_hold_kernels_and_nodes_say_how_well_they_use_the_gpu(lab, tmp_
                 assert 0 < line[f"mfu/{node}"] < 0.7
         assert "mfu/rollout" not in line
         assert line["memory/rollout_peak_gib"] > 0
+
+
+def test_a_recorded_update_is_replayed_on_gpus_and_on_a_cpu(lab, tmp_path):
+    """Other kernels round otherwise: bfloat16 keeps eight bits."""
+    torch = pytest.importorskip("torch")
+    pipeline = on_gpus(lab.tiny_pipeline(), 1)
+    pipeline["run"] |= {"steps": 3, "record": ["ref", "update"]}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
+    check(run, 3)
+    again = lab.call("replay", run.folder, "--step", 3)
+    assert again.returncode == 0 and again.stdout.endswith("equal to the bit\n"), again.stdout + again.stderr
+    moves = [("--to", "cpu")]
+    if torch.cuda.device_count() > 1:
+        moves.append(("--layout", "tensor_model_parallel_size=2"))
+    for move in moves:
+        moved = lab.call("replay", run.folder, "--step", 3, "--node", "ref", *move, "--within", 2**-6)
+        assert moved.returncode == 0, moved.stdout + moved.stderr
