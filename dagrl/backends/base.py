@@ -167,8 +167,12 @@ class TrainEngine(Engine, Protocol):
         """Context in which the engine uses its frozen initial weights."""
         ...
 
-    def weight_exporter(self, bucket_bytes: int) -> WeightExporter:
-        """An exporter of the weights for all syncs, in buckets of about `bucket_bytes`. Collective."""
+    def weight_exporter(self, bucket_bytes: int, *, by_owner: bool = False) -> WeightExporter:
+        """An exporter of the weights for all syncs, in buckets of about `bucket_bytes`. Collective.
+
+        Rank 0 owns all buckets. With `by_owner`, ranks that hold different layers or experts own buckets of these, if
+        the backend can export them so.
+        """
         ...
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:

@@ -26,8 +26,9 @@ class WeightExporter(Protocol):
         ...
 
     def fill(self, index: int, buffer: torch.Tensor | None) -> None:
-        """Write a bucket into `buffer`, uint8 [its bytes or more] on `device`; None except on rank 0. Collective.
+        """Write a bucket into `buffer`, uint8 [its bytes or more] on `device`; only the owner's is used. Collective.
 
+        Ranks that hold no part of the bucket return at once, so different owners fill their buckets at the same time.
         Buckets are filled in order, each once per context; another round begins with bucket 0. On a GPU the work is
         queued on the current stream. Passing the same buffer for a bucket at every sync is fastest.
         """
@@ -35,7 +36,7 @@ class WeightExporter(Protocol):
 
 
 def exported(exporter: WeightExporter, is_root: bool) -> Iterator[Bucket]:
-    """All buckets: copies of the tensors on the root, empty lists on other ranks. Collective."""
+    """All buckets, if the root owns them: copies of the tensors there, empty lists on other ranks. Collective."""
     with exporter.exporting():
         for index, layout in enumerate(exporter.manifest.buckets):
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=exporter.device) if is_root else None

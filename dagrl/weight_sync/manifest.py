@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class BucketLayout:
     """The tensors of one bucket, one after the other."""
 
     tensors: tuple[PlacedTensor, ...]
+    owner: int = 0
+    """The trainer's rank that fills and sends the bucket."""
 
     @property
     def nbytes(self) -> int:
@@ -92,6 +95,15 @@ class Manifest:
             filled += size
         return Manifest(tuple(map(BucketLayout.of, buckets)))
 
+    @staticmethod
+    def cut_by_owner(groups: Mapping[int, Iterable[Sequence[Described]]], bucket_bytes: int) -> Manifest:
+        """Cut the groups of each owner's rank as `cut` does. Buckets of different owners alternate."""
+        cuts = [
+            [replace(bucket, owner=owner) for bucket in Manifest.cut(own, bucket_bytes).buckets]
+            for owner, own in groups.items()
+        ]
+        return Manifest(tuple(bucket for turn in zip_longest(*cuts) for bucket in turn if bucket is not None))
+
     @property
     def names(self) -> list[str]:
         return [tensor.name for bucket in self.buckets for tensor in bucket.tensors]
@@ -115,14 +127,19 @@ class Manifest:
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()
 
     def to_json(self) -> Any:
-        return [[[t.name, t.dtype, list(t.shape), t.offset] for t in bucket.tensors] for bucket in self.buckets]
+        return [
+            [bucket.owner, [[t.name, t.dtype, list(t.shape), t.offset] for t in bucket.tensors]]
+            for bucket in self.buckets
+        ]
 
     @staticmethod
     def from_json(lists: Any) -> Manifest:
         return Manifest(
             tuple(
-                BucketLayout(tuple(PlacedTensor(name, dtype, tuple(shape), at) for name, dtype, shape, at in bucket))
-                for bucket in lists
+                BucketLayout(
+                    tuple(PlacedTensor(name, dtype, tuple(shape), at) for name, dtype, shape, at in bucket), owner
+                )
+                for owner, bucket in lists
             )
         )
 

@@ -294,8 +294,8 @@ class SendResult:
     """Size of all weights."""
     sent: SendReport | None = None
     """Over CUDA IPC and NCCL."""
-    refs: tuple[ray.ObjectRef, ...] = ()
-    """Through the object store: the buckets, from rank 0."""
+    refs: dict[int, ray.ObjectRef] = field(default_factory=dict)
+    """Through the object store: the buckets that this rank owns, by index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class UpdateWeightsRequest:
     version: int
     offers: tuple[Offer | None, ...] = ()
     """Endpoints of the trainer's ranks, in order."""
-    send_result: ray.ObjectRef | None = None
-    """Through the object store: the first rank's `SendResult`."""
+    send_results: tuple[ray.ObjectRef, ...] = ()
+    """Through the object store: the `SendResult` of each of the trainer's ranks."""
     keep_buffers: bool = False
     """See `WeightRoute.keep_buffers`."""

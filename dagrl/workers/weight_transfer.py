@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
@@ -27,7 +27,8 @@ class WeightTransfer:
     def __init__(self, engine: Any, rank: int, route: WeightRoute, timeout_s: float) -> None:
         """`timeout_s` bounds every wait for the other side."""
         self._rank, self._route = rank, route
-        self._exporter = engine.weight_exporter(route.bucket_bytes)
+        # A communicator for each owner would cost all receivers up to half a GiB of GPU memory: one rank broadcasts.
+        self._exporter = engine.weight_exporter(route.bucket_bytes, by_owner=route.way != "broadcast")
         self._sender: WeightSender | None = None
         if route.way != "object_store":
             self._sender = WeightSender(
@@ -37,7 +38,7 @@ class WeightTransfer:
                 timeout_s=timeout_s,
             )
         # Ray does not count refs inside a message reliably until it arrives, so they are kept until the next sync.
-        self._refs: list[ray.ObjectRef] = []
+        self._refs: dict[int, ray.ObjectRef] = {}
 
     def offer(self) -> Offer | None:
         """The endpoint of this rank, if the generator's processes connect to it."""
@@ -47,9 +48,9 @@ class WeightTransfer:
         """Send all weights. Collective over the trainer's ranks."""
         start = time.perf_counter()
         if self._sender is None:
-            self._refs = []
-            self._refs = [ray.put(bucket) for bucket in packed(self._exporter, is_root=self._rank == 0)]
-            return SendResult(time.perf_counter() - start, self._exporter.manifest.nbytes, refs=tuple(self._refs))
+            self._refs = {}
+            self._refs = {index: ray.put(bucket) for index, bucket in packed(self._exporter, self._rank)}
+            return SendResult(time.perf_counter() - start, self._exporter.manifest.nbytes, refs=self._refs)
         sent = self._sender.send(sync, self._receivers(), passes=self._route.passes)
         return SendResult(time.perf_counter() - start, sent.nbytes, sent)
 
@@ -70,21 +71,22 @@ class WeightTransfer:
 
 
 def update_weights(
-    engine: Any, rank: int, request: UpdateWeightsRequest, sent: SendResult | None, timeout_s: float
+    engine: Any, rank: int, request: UpdateWeightsRequest, sent: Sequence[SendResult], timeout_s: float
 ) -> float:
     """Load new weights into a generator's rank; returns the seconds taken.
 
-    `sent`: what the trainer has put into the object store, if the weights go through it.
+    `sent`: the results of the trainer's ranks, if the weights go through the object store; else empty.
     """
     start = time.perf_counter()
-    if sent is not None:
-        engine.load_weights(_buckets(sent.refs, timeout_s), request.version)
+    if sent:
+        refs = {index: ref for result in sent for index, ref in result.refs.items()}
+        engine.load_weights(_buckets([refs[index] for index in sorted(refs)], timeout_s), request.version)
     else:
         engine.update_weights(_route(request, rank, timeout_s), request.version)
     return time.perf_counter() - start
 
 
-def _buckets(refs: tuple[ray.ObjectRef, ...], timeout_s: float) -> Iterator[Bucket]:
+def _buckets(refs: Sequence[ray.ObjectRef], timeout_s: float) -> Iterator[Bucket]:
     for ref in refs:
         bucket: PackedBucket = get_objects([ref], timeout_s, "a bucket of weights")[0]
         yield bucket.unpack()

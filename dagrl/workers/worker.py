@@ -314,14 +314,14 @@ class Worker:
 
     def receive_weights(self, request: UpdateWeightsRequest) -> float:
         """Load the weights that `send_weights` sends; returns the seconds taken."""
-        sent = None
-        if request.send_result is not None:
-            (sent,) = get_objects([request.send_result], self._timeout_s, "the trainer's weights")
+        sent: list[SendResult] = []
+        if request.send_results:
+            sent = get_objects([*request.send_results], self._timeout_s, "the trainer's weights")
         seconds = self._update_weights(request, sent)
         self._weights.open(request.sync)
         return seconds
 
-    def _update_weights(self, request: UpdateWeightsRequest, sent: SendResult | None) -> float:
+    def _update_weights(self, request: UpdateWeightsRequest, sent: list[SendResult]) -> float:
         from dagrl.workers.weight_transfer import update_weights
 
         return update_weights(self._engine, self._rank, request, sent, self._timeout_s)

@@ -85,7 +85,7 @@ class Trainer:
         listen_fd = self._listener.detach() if rank == 0 else None
         ranks = RankContext(rank, world, "127.0.0.1", port, TIMEOUT_S, SEED, listen_fd)
         self._engine = MegatronEngine(model, spec, ranks, train_steps=1, trainable=False)
-        exporter = self._engine.weight_exporter(bucket)
+        exporter = self._engine.weight_exporter(bucket, by_owner=reach == "cuda_ipc")
         self._sender = WeightSender(exporter, reach, host="127.0.0.1", timeout_s=TIMEOUT_S)
         return self._sender.offer()
 

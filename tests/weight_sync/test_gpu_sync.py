@@ -32,6 +32,7 @@ def test_weights_arrive_on_gpus(gpus: int) -> None:
 
 @pytest.mark.slow
 def test_the_trainers_weights_arrive_without_gpus_too() -> None:
-    """A tensor-parallel Megatron engine, and generators that are and are not: shared memory in place of CUDA IPC."""
-    told = run(2, "--only", "near, TP2", CUDA_VISIBLE_DEVICES="")
-    assert "near, TP2 to TP1 twice" in told and "near, TP2 to TP2" in told and "0 failed" in told
+    """Megatron engines of two ranks, of which one or both own buckets: shared memory in place of CUDA IPC."""
+    cases = ["near, TP2 to TP1 twice", "near, TP2 to TP2", "near, PP2 to two stages", "near, EP2 to EP2"]
+    told = run(2, "--only", *cases, CUDA_VISIBLE_DEVICES="")
+    assert all(case in told for case in cases) and "0 failed" in told

@@ -1,5 +1,8 @@
 """What travels is laid out once, the same on both sides."""
 
+from collections import Counter
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -41,6 +44,23 @@ def test_groups_stay_together_and_buckets_are_filled(given, bucket_bytes):
     for index, filled in enumerate(sizes):
         assert filled <= bucket_bytes or filled == first[index], "only a group that is alone is larger"
         assert index + 1 == len(sizes) or filled + first[index + 1] > bucket_bytes
+
+
+@given(st.dictionaries(st.integers(0, 9), groups(), max_size=4), st.integers(1, 3000))
+def test_owners_alternate_and_each_sends_its_own_tensors_once(given, bucket_bytes):
+    manifest = Manifest.cut_by_owner(given, bucket_bytes)
+    for owner, own in given.items():
+        buckets = [replace(bucket, owner=0) for bucket in manifest.buckets if bucket.owner == owner]
+        assert buckets == list(Manifest.cut(own, bucket_bytes).buckets)
+    counts = Counter(bucket.owner for bucket in manifest.buckets)
+    assert counts.keys() == {owner for owner, own in given.items() if own}
+    turns: Counter[int] = Counter()
+    for bucket in manifest.buckets:
+        behind = min((turns[owner] for owner in counts if turns[owner] < counts[owner]), default=0)
+        assert turns[bucket.owner] == behind, "no owner is ahead by more than a bucket"
+        turns[bucket.owner] += 1
+    other = Manifest.from_json(manifest.to_json())
+    assert other == manifest and other.digest == manifest.digest
 
 
 def size(group: list[Described]) -> int:

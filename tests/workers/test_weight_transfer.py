@@ -35,6 +35,6 @@ class Generator:
 )
 def test_a_rank_is_sent_to_whom_it_can_take_weights_from(offers, senders):
     generator = Generator()
-    seconds = update_weights(generator, 1, UpdateWeightsRequest(7, 3, tuple(offers)), None, 20.0)
+    seconds = update_weights(generator, 1, UpdateWeightsRequest(7, 3, tuple(offers)), [], 20.0)
     assert generator.told == (7, senders, 20.0, 3)
     assert 0 <= seconds < 5

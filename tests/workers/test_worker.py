@@ -236,11 +236,14 @@ def test_a_call_names_the_function_and_its_arguments(bench, monkeypatch) -> None
 
 
 def test_weights_in_the_object_store_are_received_once_they_are_complete(bench, monkeypatch) -> None:
-    handed, ref = SendResult(0.5, 8, refs=("bucket",)), ray.ObjectRef.from_random()
-    bench.store[ref] = handed
+    handed, refs = (
+        [SendResult(0.5, 8, refs={rank: "bucket"}) for rank in (0, 1)],
+        (ray.ObjectRef.from_random(), ray.ObjectRef.from_random()),
+    )
+    bench.store |= dict(zip(refs, handed, strict=True))
     monkeypatch.setattr(bench.worker, "_update_weights", lambda take, handed: (take.version, handed))
     assert bench.worker.call(
-        *serialize((Worker.receive_weights, (UpdateWeightsRequest(5, 3, send_result=ref),), {}))
+        *serialize((Worker.receive_weights, (UpdateWeightsRequest(5, 3, send_results=refs),), {}))
     ) == (3, handed)
 
 

@@ -17,7 +17,7 @@ from dagrl.weight_sync.transports.base import Clients, SyncSession, Transport, h
 
 
 class IpcTransport(Transport):
-    """Each rank of a trainer serves the receivers on its own GPU; rank 0 broadcasts the buckets to the other ranks."""
+    """Each rank of a trainer serves the receivers on its own GPU; a bucket's owner broadcasts it to the others."""
 
     def __init__(
         self,
@@ -45,7 +45,8 @@ class IpcTransport(Transport):
         slot = index % BUFFERS
         buffer = self._staging.buffers[slot]
         if self._group is not None:
-            dist.broadcast(buffer[: self._session.manifest.buckets[index].nbytes], 0, group=self._group)
+            bucket = self._session.manifest.buckets[index]
+            dist.broadcast(buffer[: bucket.nbytes], bucket.owner, group=self._group)
         if buffer.device.type == "cuda":
             # The receivers' streams do not wait for ours.
             torch.cuda.current_stream().synchronize()

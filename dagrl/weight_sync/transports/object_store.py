@@ -29,12 +29,14 @@ class PackedBucket:
         return self.layout.views(torch.from_dlpack(self.data))
 
 
-def packed(exporter: WeightExporter, is_root: bool) -> Iterator[PackedBucket]:
-    """All buckets on the root, each valid until the next one is requested; nothing on other ranks. Collective."""
-    manifest = exporter.manifest
+def packed(exporter: WeightExporter, rank: int) -> Iterator[tuple[int, PackedBucket]]:
+    """The buckets that a rank owns, with their indices; each is valid until the next is requested. Collective."""
+    buckets = exporter.manifest.buckets
+    largest = max((layout.nbytes for layout in buckets if layout.owner == rank), default=0)
     with exporter.exporting():
-        buffer = torch.empty(manifest.largest if is_root else 0, dtype=torch.uint8, device=exporter.device)
-        for index, layout in enumerate(manifest.buckets):
-            exporter.fill(index, buffer if is_root else None)
-            if is_root:
-                yield PackedBucket(layout, buffer[: layout.nbytes].cpu().numpy())
+        buffer = torch.empty(largest, dtype=torch.uint8, device=exporter.device)
+        for index, layout in enumerate(buckets):
+            is_own = layout.owner == rank
+            exporter.fill(index, buffer if is_own else None)
+            if is_own:
+                yield index, PackedBucket(layout, buffer[: layout.nbytes].cpu().numpy())

@@ -87,8 +87,9 @@ class WeightSyncs:
         sending = asyncio.ensure_future(run_all([call.result() for call in calls]))
         try:
             await update()
-            # Rank 0 has all buckets. The receivers wait for its result themselves.
-            request = UpdateWeightsRequest(self._number, sync.version, send_result=calls[0].ref)
+            # Each rank stores the buckets that it owns. The receivers wait for the results themselves.
+            results = tuple(call.ref for call in calls)
+            request = UpdateWeightsRequest(self._number, sync.version, send_results=results)
             try:
                 *seconds, sent = await self._join(sync, [*self._receive(sync, request), asyncio.shield(sending)])
             except RunError:

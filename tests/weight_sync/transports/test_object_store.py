@@ -73,15 +73,16 @@ def test_buckets_of_a_trainer_arrive_whole() -> None:
     tensors = [(f"layer.{i}", random_tensor((i, 7), dtype, i)) for i, dtype in enumerate(DTYPES)]
     exporter = IteratedExporter(lambda: iter(tensors), 150, torch.device("cpu"))
     arrived = []
-    for bucket in packed(exporter, is_root=True):
+    for index, bucket in packed(exporter, 0):
+        assert index == len(arrived)
         # As an object store does.
         arrived.append(pickle.loads(pickle.dumps(bucket)))
     assert len(arrived) > 3
     assert_same([pair for bucket in arrived for pair in bucket.unpack()], tensors)
-    assert list(packed(exporter, is_root=False)) == []
+    assert list(packed(exporter, 1)) == [], "rank 0 owns all"
     again = BucketExporter([*(bucket.unpack() for bucket in arrived), []])
     assert again.manifest == exporter.manifest
-    assert_same([pair for bucket in packed(again, is_root=True) for pair in copied(bucket)], tensors)
+    assert_same([pair for _, bucket in packed(again, 0) for pair in copied(bucket)], tensors)
 
 
 def copied(bucket: PackedBucket) -> list[tuple[str, torch.Tensor]]:

@@ -48,11 +48,13 @@ def make_exporter(
     hf_config: PretrainedConfig,
     bucket_bytes: int,
     present: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    by_owner: bool = False,
 ) -> IteratedExporter:
     """An exporter of the model's weights by Hugging Face names, in their dtype, in buckets of at most `bucket_bytes`.
 
     A larger tensor gets its own bucket. A tied output layer is left out. The weights are on the device within the
-    context `present`. Collective.
+    context `present`. Rank 0 owns all buckets, whatever `by_owner` asks for. Collective.
     """
     device = next(unwrap(chunks[0]).parameters()).device
     return IteratedExporter(partial(exported_tensors, chunks, hf_config), bucket_bytes, device, present)

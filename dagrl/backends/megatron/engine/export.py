@@ -1,12 +1,12 @@
 """Exports a Megatron model's weights by Hugging Face names, from any layout, in buckets planned once.
 
-`weight_plan` knows the layout, `gather` brings the parts of a bucket to rank 0, and `tensor_maps` assembles full
+`weight_plan` knows the layout, `gather` brings the parts of a bucket to its owner, and `tensor_maps` assembles full
 tensors in the caller's buffer. At later syncs this takes a few calls per bucket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from dagrl.backends.megatron.engine.adapters import adapter_plan
 from dagrl.backends.megatron.engine.gather import Gatherer
 from dagrl.backends.megatron.engine.merge import Merger
 from dagrl.backends.megatron.engine.model import unwrap
-from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, held_tensors, plan
+from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, held_tensors, owner_of, plan
 from dagrl.backends.megatron.lora import LoraSpec
 from dagrl.weight_sync.copies import CopyPlan, storage_of
 from dagrl.weight_sync.manifest import Described, Manifest
@@ -35,6 +35,7 @@ def make_exporter(
     *,
     head: str = "lm",
     lora: LoraSpec | None = None,
+    by_owner: bool = False,
 ) -> NativeExporter:
     """An exporter of all weights, adapters added, or of what `lora` says to send. See `NativeExporter`.
 
@@ -43,8 +44,8 @@ def make_exporter(
     config = unwrap(chunks[0]).config
     planned = plan(hf_config, config, head)
     if lora is not None and not lora.merge:
-        return NativeExporter(chunks, adapter_plan(planned, config, lora), bucket_bytes, present)
-    return NativeExporter(chunks, planned, bucket_bytes, present, lora)
+        return NativeExporter(chunks, adapter_plan(planned, config, lora), bucket_bytes, present, by_owner=by_owner)
+    return NativeExporter(chunks, planned, bucket_bytes, present, lora, by_owner=by_owner)
 
 
 class NativeExporter:
@@ -57,18 +58,27 @@ class NativeExporter:
         bucket_bytes: int,
         present: Callable[[], AbstractContextManager[None]] = nullcontext,
         merge: LoraSpec | None = None,
+        *,
+        by_owner: bool = False,
     ) -> None:
         """Export the `planned` tensors: the model's own, with the adapters of `merge` added, or all of its adapters.
 
         Buckets hold whole parameters of Megatron's model, at most `bucket_bytes` unless one is larger. Weights keep
-        their dtype. The weights are on the device within the context `present`. Not collective; the buckets do not
-        depend on the layout.
+        their dtype. The weights are on the device within the context `present`. Not collective.
+
+        Rank 0 owns all buckets, which do not depend on the layout. With `by_owner` a bucket holds the layers of one
+        pipeline stage, or experts of one expert-parallel rank of it, and the first of their ranks owns it.
         """
         self._chunks, self._present, self._planned = chunks, present, planned
         parameter = next(chunks[0].parameters())
         self.device, self.process_group = parameter.device, _group_of_all()
-        self.manifest = Manifest.cut(_undivided(self._planned, parameter.dtype), bucket_bytes)
-        self._buckets = _cut_alike(self._planned, self.manifest)
+        owned: dict[int, list[PlannedTensor]] = {}
+        for tensor in planned:
+            owned.setdefault(owner_of(tensor) if by_owner else 0, []).append(tensor)
+        groups = {owner: _undivided(tensors, parameter.dtype) for owner, tensors in owned.items()}
+        self.manifest = Manifest.cut_by_owner(groups, bucket_bytes)
+        self._buckets = _cut_alike(owned, self.manifest)
+        self._by_owner = by_owner
         self._lora = merge
         self._adapters = adapter_plan(planned, unwrap(chunks[0]).config, merge) if merge else []
         self._gatherer: Gatherer | None = None
@@ -99,7 +109,7 @@ class NativeExporter:
         if self._merger is not None:
             self._merger.merge(index)
         parts = self._gatherer.gather(index)
-        if buffer is None or dist.get_rank():
+        if buffer is None or dist.get_rank() != self.manifest.buckets[index].owner:
             return
         known = self._packs.get(index)
         if known is None or known[0] is not buffer:
@@ -117,7 +127,8 @@ class NativeExporter:
                 held = held_tensors(self._chunks, self._adapters)
                 self._merger = Merger(self._held, held, self._buckets, self._lora)
                 sent = self._merger.merged
-            self._gatherer, self._packs = Gatherer(sent, self._buckets), {}
+            self._gatherer = Gatherer(sent, self._buckets, by_owner=self._by_owner)
+            self._packs = {}
         return self._gatherer
 
     def _pack(self, index: int, parts: Sequence[Sequence[torch.Tensor]], buffer: torch.Tensor) -> CopyPlan:
@@ -151,12 +162,12 @@ def _undivided(planned: Sequence[PlannedTensor], dtype: torch.dtype) -> list[lis
     return groups
 
 
-def _cut_alike(planned: Sequence[PlannedTensor], manifest: Manifest) -> list[list[PlannedTensor]]:
+def _cut_alike(owned: Mapping[int, Sequence[PlannedTensor]], manifest: Manifest) -> list[list[PlannedTensor]]:
     """The parameters of each bucket."""
-    remaining, buckets = iter(planned), []
+    remaining, buckets = {owner: iter(tensors) for owner, tensors in owned.items()}, []
     for layout in manifest.buckets:
         bucket: list[PlannedTensor] = []
         while sum(len(tensor.mapped.hf) for tensor in bucket) < len(layout.tensors):
-            bucket.append(next(remaining))
+            bucket.append(next(remaining[layout.owner]))
         buckets.append(bucket)
     return buckets

@@ -1,8 +1,9 @@
-"""Gathers the parts of a bucket of tensors on rank 0, from any layout.
+"""Gathers the parts of a bucket of tensors on one rank, from any layout.
 
 Every rank knows from the `weight_plan` what each rank sends, so only bytes are sent: first within a pipeline stage,
-over its tensor-parallel ranks and over its expert-parallel ranks, then between stages; once per bucket. The plan is
-made at a bucket's first use, so that later ones take a few calls.
+over its tensor-parallel ranks and over its expert-parallel ranks, then between stages; once per bucket. If each owner
+gathers its own buckets, only the ranks that split its tensors take part. The plan is made at a bucket's first use, so
+that later ones take a few calls.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from dagrl.backends.megatron.engine.weight_plan import PlannedTensor
+from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, owner_of
 from dagrl.weight_sync.copies import CopyPlan
 from dagrl.weight_sync.staging import ReleasableBuffer
 
@@ -26,25 +27,32 @@ _ALIGNMENT = 16
 class Gatherer:
     """One rank's part in gathering; all ranks make one and call it for the same buckets."""
 
-    def __init__(self, held: Mapping[str, Tensor], buckets: Sequence[Sequence[PlannedTensor]]) -> None:
-        """`held` are this rank's parts by Megatron's names. Parameters have one dtype, the same on all ranks."""
-        self._held, self._buckets = held, buckets
+    def __init__(
+        self, held: Mapping[str, Tensor], buckets: Sequence[Sequence[PlannedTensor]], *, by_owner: bool = False
+    ) -> None:
+        """`held` are this rank's parts by Megatron's names. Parameters have one dtype, the same on all ranks.
+
+        Rank 0 gathers all buckets, or with `by_owner` the `owner_of` the tensors of each.
+        """
+        self._held, self._buckets, self._by_owner = held, buckets, by_owner
         some = next(tensor for tensor in held.values() if isinstance(tensor, torch.nn.Parameter))
         self._device, self._dtype = some.device, some.dtype
-        self._is_root = dist.get_rank() == 0
         self._stage = parallel_state.get_pipeline_model_parallel_rank()
+        self._expert_rank = parallel_state.get_expert_model_parallel_rank()
         self._dense = _Team(
             parallel_state.get_tensor_model_parallel_group(),
             takes_part=parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0,
         )
         self._experts = _Team(
-            parallel_state.get_expert_tensor_and_model_parallel_group(),
+            parallel_state.get_expert_tensor_parallel_group()
+            if by_owner
+            else parallel_state.get_expert_tensor_and_model_parallel_group(),
             takes_part=parallel_state.get_expert_data_parallel_rank() == 0,
         )
         # Per stage, the rank that has gathered: the first of both teams.
         self._pipeline = _Team(
             parallel_state.get_pipeline_model_parallel_group(),
-            takes_part=self._dense.takes_part and self._dense.rank == 0,
+            takes_part=not by_owner and self._dense.takes_part and self._dense.rank == 0,
         )
         assert not self._pipeline.takes_part or (self._experts.takes_part and self._experts.rank == 0)
         exchanges = [list(self._exchanges(bucket)) for bucket in buckets]
@@ -67,9 +75,9 @@ class Gatherer:
         self._received.release()
 
     def gather(self, index: int) -> list[list[Tensor]]:
-        """The parts of each tensor of a bucket in order on rank 0; nothing elsewhere. Collective.
+        """The parts of each tensor of a bucket in order on its owner; nothing elsewhere. Collective.
 
-        They are the same views at each call, overwritten by the next bucket; rank 0's own are the model's.
+        They are the same views at each call, overwritten by the next bucket; the owner's own are the model's.
         """
         if index not in self._planned:
             self._planned[index] = self._plan(self._buckets[index])
@@ -81,6 +89,8 @@ class Gatherer:
     def _exchanges(self, bucket: Sequence[PlannedTensor]) -> Iterator[_Exchange]:
         """The exchanges for a bucket in this rank's teams, in order."""
         mine = [tensor for tensor in bucket if tensor.stage == self._stage]
+        if self._by_owner:
+            mine = [tensor for tensor in mine if tensor.expert_rank in (None, self._expert_rank)]
         for team, tensors in (
             (self._dense, [tensor for tensor in mine if tensor.expert_rank is None]),
             (self._experts, [tensor for tensor in mine if tensor.expert_rank is not None]),
@@ -115,7 +125,8 @@ class Gatherer:
                         continue  # Already gathered.
                     for tensor, part in zip(tensors, parts, strict=True):
                         gathered.setdefault(tensor.mapped.megatron, []).append(part)
-        return hops, [gathered[tensor.mapped.megatron] for tensor in bucket] if self._is_root else []
+        is_owner = dist.get_rank() == (owner_of(bucket[0]) if self._by_owner else 0)
+        return hops, [gathered[tensor.mapped.megatron] for tensor in bucket] if is_owner else []
 
     def _hop(self, exchange: _Exchange, own: Sequence[Tensor], received: Tensor) -> _Hop:
         sent = self._sent.bytes[: exchange.sent]
@@ -128,6 +139,8 @@ class Gatherer:
     def _holders(self, tensor: PlannedTensor) -> range:
         """Ranks within the team that hold a full tensor's parts."""
         if tensor.expert_rank is None:
+            return range(tensor.parts)
+        if self._by_owner:
             return range(tensor.parts)
         # Ranks of a team that share an expert are consecutive.
         first = tensor.expert_rank * parallel_state.get_expert_tensor_parallel_world_size()

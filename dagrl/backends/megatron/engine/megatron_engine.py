@@ -223,9 +223,9 @@ class MegatronEngine:
             with self._start_weights.in_place():
                 yield
 
-    def weight_exporter(self, bucket_bytes: int) -> WeightExporter:
-        chunks = self._model.chunks
-        return self._make_exporter(chunks, self._hf_config, bucket_bytes, present=self._weights_alone)
+    def weight_exporter(self, bucket_bytes: int, *, by_owner: bool = False) -> WeightExporter:
+        chunks, present = self._model.chunks, self._weights_alone
+        return self._make_exporter(chunks, self._hf_config, bucket_bytes, present, by_owner=by_owner)
 
     @contextmanager
     def _weights_alone(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
@@ -126,6 +127,16 @@ def part_of(tensor: PlannedTensor) -> int:
     if tensor.expert_rank is None:
         return parallel_state.get_tensor_model_parallel_rank()
     return parallel_state.get_expert_tensor_parallel_rank()
+
+
+def owner_of(tensor: PlannedTensor) -> int:
+    """The rank that sends the tensor if all owners send at once: the first that holds a part of it.
+
+    It follows from `distributed.RANK_ORDER`, in which pipeline stages vary slowest.
+    """
+    ranks_of_stage = dist.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
+    first = (tensor.expert_rank or 0) * parallel_state.get_expert_tensor_parallel_world_size()
+    return int(tensor.stage * ranks_of_stage + first)
 
 
 def _named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:

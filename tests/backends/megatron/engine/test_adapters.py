@@ -307,3 +307,23 @@ def test_a_sync_of_adapters_alone_leaves_the_base_on_the_host(run_engine: Any, s
     ((away, names, same),) = run_engine(1, on_rank, **fields)
     assert away == 0 and same
     assert {name.rpartition(".lora_")[2] for name in names} == {"A.weight", "B.weight"}
+
+
+@pytest.mark.parametrize(("layout", "merge"), [({"ep": 2}, True), ({"pp": 2}, False)], ids=["merged", "alone"])
+def test_owners_send_what_one_rank_would(run_engine: Any, mixture: Path, layout: dict[str, int], merge: bool) -> None:
+    def on_rank(engine: Any) -> Any:
+        from dagrl.weight_sync.transports.object_store import packed
+
+        _filled(engine)
+        whole = {name: tensor.numpy() for bucket in engine.export_weights(1 << 12) for name, tensor in bucket}
+        buckets = packed(engine.weight_exporter(1 << 12, by_owner=True), torch.distributed.get_rank())
+        return whole, {name: tensor.numpy().copy() for _, bucket in buckets for name, tensor in bucket.unpack()}
+
+    fields = {"model": model_of(mixture), "parallel": parallel_of(layout), "lora": {**LORA, "merge": merge}}
+    (whole, _), *_ = answers = run_engine(2, on_rank, **fields)
+    owned = [own for _, own in answers]
+    assert all(owned) and sum(map(len, owned)) == len(whole)
+    found = {name: tensor for own in owned for name, tensor in own.items()}
+    assert found.keys() == whole.keys()
+    for name, tensor in whole.items():
+        np.testing.assert_array_equal(found[name], tensor, err_msg=name)

@@ -7,15 +7,27 @@ import pytest
 import torch
 
 MIXTURE = (4, {"tp": 2, "ep": 2, "pp": 2, "sequence_parallel": True})
+OWNERS: dict[str, tuple[str, int, dict[str, Any], set[int]]] = {
+    "pp2-vpp2": ("qwen3_tied", 2, {"pp": 2, "vpp": 2}, {0, 1}),
+    "pp2-dp2": ("qwen2", 4, {"pp": 2}, {0, 2}),
+    "ep2-dp2": ("deepseek_v3", 4, {"ep": 2}, {0, 1}),
+    "tp2-ep2-etp2": ("qwen3_moe_mixed", 4, {"tp": 2, "ep": 2, "etp": 2, "sequence_parallel": True}, {0, 2}),
+    "tp2-ep2-pp2": ("deepseek_v3", 4, {"tp": 2, "ep": 2, "pp": 2, "sequence_parallel": True}, {0, 1, 2, 3}),
+    "pp2-vpp2-ep2": ("mixtral", 4, {"pp": 2, "vpp": 2, "ep": 2}, {0, 1, 2, 3}),
+}
+"""Name -> model, ranks, layout, and the ranks that own buckets."""
 
 
 def through_buffers(exporter: Any, rank: int, buffers: list[torch.Tensor]) -> dict[str, np.ndarray]:
+    """What the rank's own buckets hold."""
     found = {}
     with exporter.exporting():
         for index, layout in enumerate(exporter.manifest.buckets):
             buffer = buffers[index % 2]
-            exporter.fill(index, buffer if rank == 0 else None)
-            found.update({name: view.numpy().copy() for name, view in layout.views(buffer)} if rank == 0 else {})
+            # A transport may pass a buffer on other ranks too.
+            exporter.fill(index, buffer)
+            own = layout.views(buffer) if layout.owner == rank else []
+            found.update({name: view.numpy().copy() for name, view in own})
             buffer.fill_(0x77)
     return found
 
@@ -50,6 +62,33 @@ def test_each_round_gives_out_what_the_weights_are_then(
         assert found.keys() == wanted.keys()
         for key, tensor in wanted.items():
             np.testing.assert_array_equal(found[key], factor * tensor.numpy(), err_msg=f"{key}, times {factor}")
+
+
+@pytest.mark.parametrize("case", OWNERS)
+def test_owners_export_their_own_parts_of_the_model(
+    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of, case
+):
+    name, ranks, sizes, owners = OWNERS[case]
+    hf_model = hf_model_of(name)
+
+    def on_rank(rank: int) -> Any:
+        from dagrl.backends.megatron.engine.export import make_exporter
+
+        chunks = load_chunks(hf_model, megatron_spec(**sizes))
+        exporter = make_exporter(chunks, hf_model.config, 30_000, by_owner=True)
+        buffers = [torch.empty(exporter.manifest.largest, dtype=torch.uint8) for _ in range(2)]
+        return exporter.manifest, *(through_buffers(exporter, rank, buffers) for _ in range(2))
+
+    manifests, *rounds = zip(*run_ranks(ranks, on_rank), strict=True)
+    assert all(manifest == manifests[0] for manifest in manifests)
+    assert {bucket.owner for bucket in manifests[0].buckets} == owners
+    wanted = weights_of(hf_model)
+    assert sorted(manifests[0].names) == sorted(wanted), "each tensor once"
+    for answers in rounds:
+        found = {key: tensor for answer in answers for key, tensor in answer.items()}
+        assert sum(map(len, answers)) == len(found) == len(wanted)
+        for key, tensor in wanted.items():
+            np.testing.assert_array_equal(found[key], tensor.numpy(), err_msg=key)
 
 
 def test_memory_for_what_is_on_its_way_is_free_between_rounds(run_ranks, load_chunks, megatron_spec, qwen3):
