@@ -124,8 +124,13 @@ class EngineCosts:
 
     @property
     def gathered_share(self) -> float:
-        """Share of the weights that a rank gathers from its neighbours."""
+        """Share of the weights that a rank gets from its neighbours."""
         return 0.0
+
+    @property
+    def owned_share(self) -> float:
+        """Largest share of the weights that one rank sends, where all owners send at once."""
+        return 1.0
 
     @property
     def gather_rate(self) -> float:

@@ -46,7 +46,8 @@ _BROADCAST_SHARE = 1.03
 """Buckets against a device's link to its peers: 9.4 ms for 3.44 GB, 51.5 ms for 16.4 GB."""
 _SAME_GPU_SHARE = 0.075
 """Buckets handed over on one GPU, against its memory: tensors gathered, renamed, copied, at 284 GB/s."""
-_OBJECT_STORE_BYTES_PER_S = 0.5e9
+_OBJECT_STORE_BYTES_PER_S = 1e9
+"""Buckets that a rank stores, and again those that a receiver reads: 0.5 GB/s of both together."""
 _OBJECT_STORE_S = 0.01
 _COMMIT_S = 5e-3
 """The metrics of a step are written."""
@@ -231,6 +232,7 @@ class PipelineCosts:
             sender.device,
             link=sender.device.peers if self._on_one_machine(sender, receiver) else sender.device.network,
             gathered=sender.gathered_share,
+            owned=sender.owned_share,
             neighbours=sender.gather_rate,
         )
         if self._takes_turns(source):
@@ -246,14 +248,22 @@ class PipelineCosts:
 
 
 def sync_seconds(
-    way: Transport, weights: float, device: DeviceRates, *, link: float, gathered: float, neighbours: float
+    way: Transport,
+    weights: float,
+    device: DeviceRates,
+    *,
+    link: float,
+    gathered: float,
+    owned: float,
+    neighbours: float,
 ) -> float:
     """Return the seconds of a weight sync of `weights` bytes, with `link` bytes a second between sender and receiver.
 
-    The sender gathers a share `gathered` of the weights from its neighbours, at a rate of `neighbours`.
+    A rank gets a share `gathered` of the weights from its neighbours, at a rate of `neighbours`: rank 0 for a
+    broadcast, each rank for `cuda_ipc`. Owners store their shares at once, the largest of which is `owned`.
     """
     if way == "object_store":
-        return _OBJECT_STORE_S + weights / _OBJECT_STORE_BYTES_PER_S
+        return _OBJECT_STORE_S + (owned + 1) * weights / _OBJECT_STORE_BYTES_PER_S
     rate = device.memory * _SAME_GPU_SHARE if way == "cuda_ipc" else link * _BROADCAST_SHARE
     return _SYNC_S + weights / rate + gathered * weights / neighbours
 

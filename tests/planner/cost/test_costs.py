@@ -212,7 +212,9 @@ def test_weights_go_over_the_network_unless_both_groups_find_room_on_one_machine
     actor = costs.engines["actor"]
     sent = actor.parameters * 2
     between = H200.network if nodes > 1 else H200.peers
-    expected = sync_seconds("broadcast", sent, H200, link=getattr(H200, link), gathered=0.75, neighbours=between)
+    expected = sync_seconds(
+        "broadcast", sent, H200, link=getattr(H200, link), gathered=0.75, owned=1.0, neighbours=between
+    )
     assert costs.seconds(Sync(1, "generator", "actor", 0)) == pytest.approx(expected, rel=1e-3)
 
 
@@ -231,6 +233,24 @@ def test_what_a_rank_lacks_of_the_weights_is_gathered_for_a_sync(template: str, 
     sync = Sync(1, "generator", "actor", 0)
     more = lacking * 2 * whole.shape.parameters / H200.peers + gathering_seconds(2 if lacking else 1)
     assert split.seconds(sync) - whole.seconds(sync) == pytest.approx(more, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("template", "sizes", "owned"),
+    [
+        ("qwen3_8b_megatron", "{tensor_model_parallel_size: 4}", 1.0),
+        # A quarter of the layers, and an embedding of 0.62 of 8.19 billion parameters.
+        ("qwen3_8b_megatron", "{tensor_model_parallel_size: 2, pipeline_model_parallel_size: 4}", 0.288),
+        # An eighth of the experts, and all of the rest.
+        ("qwen3_30b_a3b_8gpu", "{expert_model_parallel_size: 8}", 0.17),
+    ],
+)
+def test_owners_store_their_shares_at_once(template: str, sizes: str, owned: float) -> None:
+    route = "engines.generator.weight_sync.route=object_store"
+    costs = costs_of(template, (route, f"engines.actor.parallel={sizes}"))
+    weights = 2 * costs.shape.parameters
+    seconds = costs.seconds(Sync(1, "generator", "actor", 0)) - costs.engines["actor"].load_to_send_s
+    assert seconds == pytest.approx((1 + owned) * weights / 1e9, rel=0.03)
 
 
 def test_engines_move_what_they_have_on_their_gpus() -> None:

@@ -126,7 +126,7 @@ def test_work(estimate: Any, measured: float) -> None:
 )
 def test_weight_syncs(shape: ModelShape, way: Any, measured: float) -> None:
     """From the end of the update to servers that are ready."""
-    seconds = sync_seconds(way, 2 * shape.parameters, H200, link=H200.peers, gathered=0.0, neighbours=1)
+    seconds = sync_seconds(way, 2 * shape.parameters, H200, link=H200.peers, gathered=0.0, owned=1.0, neighbours=1)
     assert seconds == pytest.approx(measured, rel=0.2)
 
 

@@ -234,7 +234,9 @@ def test_a_lost_receiver_is_reported_after_all_others_have_left_the_sync(meet, m
     assert told == ([excuse] * 2 if meet else [])
 
 
-def test_a_lost_sender_is_reported_at_once():
-    workers = Workers(lost="actor/0", meet=True)
-    with pytest.raises(WorkerDiedError, match="actor/0 died"):
-        carry_out(workers, pipeline(backend="sglang"))
+@pytest.mark.parametrize("name", ["actor/0", "actor/1"])
+@pytest.mark.parametrize("backend", ["sglang", "hf"])
+def test_a_lost_owner_is_reported_at_once(backend, name):
+    workers = Workers(lost=name, meet=backend == "sglang")
+    with pytest.raises(WorkerDiedError, match=f"{name} died"):
+        carry_out(workers, pipeline(backend=backend))

@@ -90,6 +90,11 @@ class MegatronCosts(EngineCosts):
         return max(0.0, 1 - self.passes.held.total / self.engine.shape.parameters)
 
     @property
+    def owned_share(self) -> float:
+        """The first tensor-parallel rank of a stage, or of experts, has the parts of the others too."""
+        return min(1.0, (1 - self.gathered_share) * self.engine.spec.parallel.tensor_model_parallel_size)
+
+    @property
     def gather_rate(self) -> float:
         """The rate to those ranks: pipeline stages are as far from each other as the group reaches."""
         engine = self.engine
