@@ -58,7 +58,9 @@ class WeightSender:
             for wave, receivers in enumerate(waves):
                 with self._open(session, wave, receivers, is_last=wave + 1 == len(waves)) as transport:
                     for _ in range(passes):
-                        self._send_all(transport)
+                        for index in range(len(session.manifest.buckets)):
+                            self._exporter.fill(index, transport.buffer(index))
+                            transport.send(index)
                     reports += transport.finish()
         for report in reports:
             if report["error"]:
@@ -79,17 +81,6 @@ class WeightSender:
         if self._listener is not None:
             self._listener.close()
         self._listener = None
-
-    def _send_all(self, transport: Transport) -> None:
-        """Fill and send each bucket once. An owner fills its bucket before that of the owner in front of it is sent."""
-        buckets = self._exporter.manifest.buckets
-        filled = 0
-        for index, bucket in enumerate(buckets):
-            ahead = index + 1 < len(buckets) and buckets[index + 1].owner != bucket.owner
-            for each in range(filled, index + 1 + ahead):
-                self._exporter.fill(each, transport.buffer(each))
-                filled += 1
-            transport.send(index)
 
     @contextmanager
     def _open(self, session: SyncSession, wave: int, receivers: int, *, is_last: bool) -> Iterator[Transport]:

@@ -27,7 +27,8 @@ class WeightTransfer:
     def __init__(self, engine: Any, rank: int, route: WeightRoute, timeout_s: float) -> None:
         """`timeout_s` bounds every wait for the other side."""
         self._rank, self._route = rank, route
-        # A communicator for each owner would cost all receivers up to half a GiB of GPU memory: one rank broadcasts.
+        # One rank broadcasts: each receiver gets all bytes over its own link, however many ranks send them, and each
+        # further sender would cost every receiver a communicator of half a GiB.
         self._exporter = engine.weight_exporter(route.bucket_bytes, by_owner=route.way != "broadcast")
         self._sender: WeightSender | None = None
         if route.way != "object_store":
