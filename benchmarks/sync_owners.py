@@ -52,7 +52,7 @@ class Rank:
             self._gathered += output.nbytes
             return exchange(output, *args, **options)
 
-        torch.distributed.all_to_all_single = counted  # type: ignore[assignment]
+        torch.distributed.all_to_all_single = counted
 
     def send(self, by_owner: bool) -> tuple[SendResult, int]:
         """Send all weights; the result, and the bytes that this rank gathered."""
