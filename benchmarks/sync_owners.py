@@ -88,7 +88,7 @@ def main() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
-    make = ray.remote(num_cpus=1)(Rank).remote
+    make = ray.remote(num_cpus=1, num_gpus=int(torch.cuda.is_available()))(Rank).remote
     trainer = [make(rank, ranks, port, model, parallel, args.bucket_mib * _MIB) for rank in range(ranks)]
     rounds: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     arrived: dict[bool, dict[str, torch.Tensor]] = {}

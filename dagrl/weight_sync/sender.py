@@ -26,7 +26,12 @@ class WeightSender:
     """Sends the weights of an exporter. All ranks of a trainer make the same calls."""
 
     def __init__(self, exporter: WeightExporter, transport: TransportName, *, host: str, timeout_s: float) -> None:
-        """`host` is this machine's address for receivers elsewhere. `timeout_s` bounds every wait for a receiver."""
+        """`host` is this machine's address for receivers elsewhere. `timeout_s` bounds every wait for a receiver.
+
+        For a ``broadcast`` rank 0 must own all buckets.
+        """
+        owners = {bucket.owner for bucket in exporter.manifest.buckets}
+        assert transport != "broadcast" or owners <= {0}, f"ranks {sorted(owners)} cannot broadcast their buckets"
         self._exporter, self._transport = exporter, transport
         self._host, self._timeout_s = host, timeout_s
         self._is_root = exporter.process_group is None or exporter.process_group.rank() == 0

@@ -20,8 +20,9 @@ from fused_model import HEAD_DIM, HIDDEN, Model, weights
 
 from dagrl.weight_sync import receiver as receiver_module
 from dagrl.weight_sync.channel import Address, Listener, PeerError, connect
-from dagrl.weight_sync.exporter import IteratedExporter
+from dagrl.weight_sync.exporter import BucketExporter, IteratedExporter
 from dagrl.weight_sync.loader import WeightLoader
+from dagrl.weight_sync.manifest import Manifest
 from dagrl.weight_sync.protocol import SendReport, refuse_unknown_names
 from dagrl.weight_sync.receiver import Route, WeightReceiver
 from dagrl.weight_sync.sender import TransportName, WeightSender
@@ -222,6 +223,13 @@ def test_a_sender_that_was_started_again_is_taken_from_like_the_first(generators
     serve(sources(reach, weights()), generator)
     other = sources(reach, weights(1))
     assert serve(other, generator)[0]["calls"] == 0, "what it sends is known"
+
+
+def test_a_broadcast_has_one_sender():
+    exporter = BucketExporter([[("a", torch.zeros(3))]])
+    exporter.manifest = Manifest.cut_by_owner({1: [[("a", torch.float32, (3,))]]}, 64)
+    with pytest.raises(AssertionError, match="cannot broadcast"):
+        WeightSender(exporter, "broadcast", host="127.0.0.1", timeout_s=TIMEOUT_S)
 
 
 def test_a_group_is_made_anew_after_a_rest(generators, sources):
