@@ -366,12 +366,12 @@ def test_a_generator_does_not_wait_for_a_sender_that_has_died(generators, source
 
 @pytest.mark.parametrize("reach", REACHES)
 def test_generators_that_do_not_come_are_counted(generators, sources, reach):
-    source, generator = sources(reach, weights(), timeout_s=2.0), generators()
+    source, generator = sources(reach, weights(), timeout_s=5.0), generators()
     generator.take(route := source.route())
-    with pytest.raises(PeerError, match=r"waited 2 s for 2 processes of generators .*: 1 of 2 connected"):
+    with pytest.raises(PeerError, match=r"waited 5 s for 2 processes of generators .*: 1 of 2 connected"):
         source.sender.send(route.number, [2])
     # Whichever of the two waits was over first.
-    assert re.search("the sender of weights has ended|waited 2 s for an answer", generator.answer()["failure"])
+    assert re.search("the sender of weights has ended|waited 5 s for an answer", generator.answer()["failure"])
 
 
 @pytest.mark.parametrize("reach", REACHES)
