@@ -69,6 +69,9 @@ class DpoObjective:
         tokens = batch["response_tokens"]
         return Column(np.ones(len(tokens.values), dtype=np.float32), tokens.offsets), (float(pairs),)
 
+    def token_loss(self) -> None:
+        """The loss is over pairs."""
+
     def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The micro-batch's share of the loss, and metrics as tallies over pairs.
 

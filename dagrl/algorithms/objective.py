@@ -5,7 +5,8 @@ It implements `dagrl.backends.base.Objective`: engines call it for token weights
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,6 +45,23 @@ if TYPE_CHECKING:
 
 _FURTHER = {"clip_cov": ("clip_cov_mask",), "kl_cov": ("clip_cov_mask",), "opmd_pairwise": ("group_id",)}
 """Further columns that some losses read. With ``group_id``, engines keep groups in one micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """The parts of a loss; tensors [T]."""
+
+    rows: RowReducer
+    given: dict[str, torch.Tensor]
+    """Log-probs by column, finite at inactive tokens."""
+    trainer: torch.Tensor
+    """The trainer's log-probs, to compare with the generator's."""
+    policy: PolicyLoss
+    correction: Correction
+    of_policy: torch.Tensor
+    """The policy's loss, corrected."""
+    divergence: torch.Tensor | None
+    """From the reference."""
 
 
 class PolicyObjective:
@@ -115,6 +133,35 @@ class PolicyObjective:
         its bound (``k3`` and ``k3+``), ``kl/old`` KL(old || policy) by k3. ``ratio/mean`` and ``ratio/clip_fraction``
         are from `PolicyLoss`, ``mismatch/...`` from `mismatch_metrics`, ``correction/...`` from `correction_metrics`.
         """
+        losses = self._losses(tokens)
+        rows, given, policy = losses.rows, losses.given, losses.policy
+        metrics: dict[str, torch.Tensor] = {}
+        if (rollout := given.get("rollout_logprob")) is not None:
+            metrics |= mismatch_metrics(losses.trainer, rollout, rows)
+            if self.correction is not None:
+                metrics |= correction_metrics(losses.correction, rows)
+        metrics["loss/policy"] = tally_mean(losses.of_policy, tokens.weight)
+        current = tokens.logprob.detach()
+        told = {
+            "ratio/mean": policy.ratio,
+            "ratio/clip_fraction": policy.clipped,
+            "kl/old": kl_estimate(given["old_logprob"], current, "k3"),
+        }
+        if losses.divergence is not None:
+            told["kl/ref"] = losses.divergence
+            if self.loss.kl_estimator in ("k3", "k3+"):
+                told["kl/clip_fraction"] = kl_clipped(current, given["ref_logprob"])
+        if tokens.entropy is not None:
+            told["entropy"] = tokens.entropy
+        return self._share(tokens, losses), metrics | tally(told, rows.active)
+
+    def token_loss(self) -> Callable[[ResponseTokens], torch.Tensor] | None:
+        """See `Objective.token_loss`."""
+        if not self.loss.is_sum_over_tokens or (self.correction and not self.correction.is_of_tokens):
+            return None
+        return lambda tokens: self._share(tokens, self._losses(tokens))
+
+    def _losses(self, tokens: ResponseTokens) -> _Losses:
         rows = RowReducer(tokens.row, tokens.weight > 0)
         current = tokens.logprob.detach()
         # Tokens of weight 0 must not reach exp(): 0 * inf would make the sum and its gradient NaN.
@@ -123,35 +170,22 @@ class PolicyObjective:
         }
         old = given.setdefault("old_logprob", current)
         policy = self.own(tokens, given, rows) if self.own else self._policy_loss(tokens, old, rows)
-        correction = Correction()
-        metrics: dict[str, torch.Tensor] = {}
-        if (rollout := given.get("rollout_logprob")) is not None:
-            trainer = current if self.old_is_rollout else old
-            metrics |= mismatch_metrics(trainer, rollout, rows)
-            if self.correction is not None:
-                correction = correct(self.correction, trainer, rollout, rows, tokens.totals[1:])
-                metrics |= correction_metrics(correction, rows)
-        policy_loss = correction.of_policy(policy.loss)
-        metrics["loss/policy"] = tally_mean(policy_loss, tokens.weight)
-        per_token = policy_loss
-        told = {
-            "ratio/mean": policy.ratio,
-            "ratio/clip_fraction": policy.clipped,
-            "kl/old": kl_estimate(old, current, "k3"),
-        }
+        correction, divergence = Correction(), None
+        trainer = current if self.old_is_rollout else old
+        if self.correction is not None:
+            correction = correct(self.correction, trainer, given["rollout_logprob"], rows, tokens.totals[1:])
         if "ref_logprob" in given:
             divergence = kl_estimate(tokens.logprob, given["ref_logprob"], self.loss.kl_estimator)
-            told["kl/ref"] = divergence
-            if self.loss.kl_estimator in ("k3", "k3+"):
-                told["kl/clip_fraction"] = kl_clipped(current, given["ref_logprob"])
-            if self.loss.kl_coef:
-                per_token = per_token + self.loss.kl_coef * correction.of_all(divergence)
-        if tokens.entropy is not None:
-            told["entropy"] = tokens.entropy
-            if self.loss.entropy_coef:
-                per_token = per_token - self.loss.entropy_coef * correction.of_all(tokens.entropy)
-        share = refusable((tokens.weight * per_token).sum(), tokens.logprob)
-        return share, metrics | tally(told, rows.active)
+        return _Losses(rows, given, trainer, policy, correction, correction.of_policy(policy.loss), divergence)
+
+    def _share(self, tokens: ResponseTokens, losses: _Losses) -> torch.Tensor:
+        per_token = losses.of_policy
+        if self.loss.kl_coef:
+            assert losses.divergence is not None, "kl_coef needs ref_logprob"
+            per_token = per_token + self.loss.kl_coef * losses.correction.of_all(losses.divergence)
+        if tokens.entropy is not None and self.loss.entropy_coef:
+            per_token = per_token - self.loss.entropy_coef * losses.correction.of_all(tokens.entropy)
+        return refusable((tokens.weight * per_token).sum(), tokens.logprob)
 
     def _policy_loss(self, tokens: ResponseTokens, old: torch.Tensor, rows: RowReducer) -> PolicyLoss:
         spec = self.loss

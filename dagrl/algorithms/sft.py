@@ -5,6 +5,7 @@ Both classes implement `dagrl.backends.base.Objective`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,14 @@ class SftObjective:
 
     def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The micro-batch's share of the loss, and ``loss/sft``, its mean with the same weights."""
-        loss = -tokens.logprob
-        return (tokens.weight * loss).sum(), {"loss/sft": tally_mean(loss, tokens.weight)}
+        return self._share(tokens), {"loss/sft": tally_mean(-tokens.logprob, tokens.weight)}
+
+    def token_loss(self) -> Callable[[ResponseTokens], torch.Tensor]:
+        """See `Objective.token_loss`."""
+        return self._share
+
+    def _share(self, tokens: ResponseTokens) -> torch.Tensor:
+        return -(tokens.weight * tokens.logprob).sum()
 
 
 class MixedObjective:
@@ -73,15 +80,33 @@ class MixedObjective:
 
     def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The micro-batch's share of both, and the metrics of both, each over its own rows."""
+        sampled, imitated = self._parts(tokens)
+        policy, metrics = self.policy(sampled)
+        expert, told = self._expert(imitated)
+        return (1 - self.mu) * policy + self.mu * expert, metrics | told
+
+    def token_loss(self) -> Callable[[ResponseTokens], torch.Tensor] | None:
+        """See `Objective.token_loss`."""
+        policy, expert = self.policy.token_loss(), self._expert.token_loss()
+        if policy is None:
+            return None
+
+        def share(tokens: ResponseTokens) -> torch.Tensor:
+            sampled, imitated = self._parts(tokens)
+            return (1 - self.mu) * policy(sampled) + self.mu * expert(imitated)
+
+        return share
+
+    @staticmethod
+    def _parts(tokens: ResponseTokens) -> tuple[ResponseTokens, ResponseTokens]:
+        """The tokens with the weights of the policy's loss, and with those of the expert's."""
         is_expert = tokens.columns["is_expert"][tokens.row] > 0
         nothing = torch.zeros_like(tokens.weight)
         *totals, imitated = tokens.totals
-        own = replace(tokens, weight=torch.where(is_expert, nothing, tokens.weight), totals=tuple(totals))
         # All weights were divided by the policy's normalizer, or by 1 if that is 0.
         weight = torch.where(is_expert, tokens.weight * (totals[0] or 1.0) / (imitated or 1.0), nothing)
-        policy, metrics = self.policy(own)
-        expert, told = self._expert(replace(tokens, weight=weight))
-        return (1 - self.mu) * policy + self.mu * expert, metrics | told
+        own = replace(tokens, weight=torch.where(is_expert, nothing, tokens.weight), totals=tuple(totals))
+        return own, replace(tokens, weight=weight)
 
 
 def _ones(column: Column) -> Column:

@@ -63,6 +63,9 @@ class ValueObjective:
         weights, normalizer = token_weights(batch["response_mask"], self.aggregation, self.longest_response)
         return weights, (normalizer,)
 
+    def token_loss(self) -> None:
+        """There are no logits."""
+
     def __call__(self, tokens: ValueTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The micro-batch's share of the loss, and tallies for `with_explained_variance`."""
         counted = tokens.weight > 0

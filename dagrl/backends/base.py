@@ -4,7 +4,7 @@ same order.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +92,15 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
 
     def __call__(self, tokens: Tokens) -> tuple[torch.Tensor, Tallies]:
         """The micro-batch's share of the loss (scalar), and metrics as tallies; see `dagrl.data.tally`."""
+        ...
+
+    def token_loss(self) -> Callable[[Tokens], torch.Tensor] | None:
+        """The share of the loss of any tokens (scalar), if a token's loss depends on no other token's outputs.
+
+        The columns that it reads do not depend on the current weights. The sum over parts of a micro-batch has the
+        gradient of the micro-batch's share; parts are in row order, and may hold parts of rows. None if tokens depend
+        on each other.
+        """
         ...
 
 

@@ -39,6 +39,8 @@ class PlannedBatch:
     """Tokens of a micro-batch at most."""
     per_prompt: int = 1
     """Rows with the same prompt."""
+    sums_over_tokens: bool = False
+    """Whether they are trained on with a loss that is a sum over tokens."""
 
 
 class EngineCosts:

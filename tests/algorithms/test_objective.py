@@ -1,6 +1,7 @@
 """The policy objective: numbers by hand, and the same loss however the batch is cut."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,45 @@ def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, 
     torch.testing.assert_close(gradient_in_parts, gradient, atol=1e-10, rtol=0)
     assert metrics_in_parts == pytest.approx(metrics, abs=1e-10)
     assert correction or gradient.abs().max() > 0
+
+
+@settings(deadline=None)
+@given(
+    cut_batches(),
+    st.lists(st.integers(0, 35), max_size=3),
+    st.sampled_from([*POLICIES, {"policy": "clip_cov"}, {"policy": "kl_cov"}]),
+    st.sampled_from(CORRECTIONS),
+    st.booleans(),
+)
+def test_a_sum_over_tokens_has_the_same_gradient_however_tokens_are_cut(cut, cuts, policy, correction, is_old):
+    batch, logits, _ = cut
+    spec = LossSpec(kl_coef=0.3, entropy_coef=0.1, **policy)
+    corrections = {"correction": RolloutCorrectionSpec(**correction)} if correction else {}
+    objective = PolicyObjective(spec, 1.0, (*ALL, "rollout_logprob"), **corrections, old_is_rollout=is_old)
+    token_loss = objective.token_loss()
+    of_responses = policy["policy"] in ("gspo", "gmpo", "topr", "opmd_kimi")
+    corrects_responses = correction and correction.get("rollout_is", correction.get("rollout_rs")) != "token"
+    assert (token_loss is None) == bool(of_responses or corrects_responses)
+    if token_loss is None:
+        return
+    logits = logits.requires_grad_()
+    tokens = packed(batch, objective, logits, objective.token_weights(batch)[1])
+    (expected,) = torch.autograd.grad(objective(tokens)[0], logits, retain_graph=True)
+    found = torch.zeros_like(logits)
+    bounds = sorted({0, len(tokens.row), *(cut for cut in cuts if cut < len(tokens.row))})
+    for part in map(slice, bounds, bounds[1:]):
+        columns = {name: column[part] for name, column in tokens.columns.items()}
+        assert tokens.entropy is not None
+        some = replace(
+            tokens,
+            logprob=tokens.logprob[part],
+            entropy=tokens.entropy[part],
+            weight=tokens.weight[part],
+            columns=columns,
+            row=tokens.row[part],
+        )
+        found += torch.autograd.grad(token_loss(some), logits, retain_graph=True)[0]
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ class SquaredError:
             return batch["response_mask"], (float(batch["response_mask"].values.sum()),)
         return Column(np.ones(len(batch), np.float32)), (float(len(batch)),)
 
+    def token_loss(self) -> None:
+        """There are no logits."""
+
     def __call__(self, tokens: "ValueTokens") -> Any:
         """The micro-batch's share, and the mean."""
         from dagrl.data.tally import tally_mean

@@ -3,6 +3,7 @@
 Import as ``from weighted_likelihood import WeightedLikelihood``: pytest's `pythonpath` holds this folder.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,25 @@ class WeightedLikelihood:
     entropy_coef: float = 0.3
     temperature: float = 0.8
     columns: tuple[str, ...] = ("advantage", "reward")
+    is_sum_over_tokens: bool = True
+    """Whether it tells the engine so; it is."""
 
     def token_weights(self, batch: "Batch") -> "tuple[Column, tuple[float, ...]]":
         return batch["response_mask"], (float(batch["response_mask"].values.sum()),)
+
+    def _loss(self, tokens: "ResponseTokens") -> Any:
+        loss = -(tokens.columns["advantage"] + tokens.columns["reward"][tokens.row]) * tokens.logprob
+        return loss if tokens.entropy is None else loss - self.entropy_coef * tokens.entropy
+
+    def token_loss(self) -> "Callable[[ResponseTokens], Any] | None":
+        return (lambda tokens: (tokens.weight * self._loss(tokens)).sum()) if self.is_sum_over_tokens else None
 
     def __call__(self, tokens: "ResponseTokens") -> Any:
         import torch
 
         from dagrl.data.tally import tally, tally_mean
 
-        loss = -(tokens.columns["advantage"] + tokens.columns["reward"][tokens.row]) * tokens.logprob
-        if tokens.entropy is not None:
-            loss = loss - self.entropy_coef * tokens.entropy
+        loss = self._loss(tokens)
         everything = torch.ones_like(tokens.weight, dtype=torch.bool)
         # Weights add up to 1 over a mini-batch.
         metrics = {"loss": tally_mean(loss, tokens.weight)} | tally({"nll": -tokens.logprob}, everything)

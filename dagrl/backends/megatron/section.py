@@ -99,7 +99,8 @@ class MegatronEngineSpec(EngineSpec):
     dist_checkpointing_path: Path | None = None
     """Start weights from a folder in Megatron's distributed format, instead of the model's own."""
     fused_linear_cross_entropy: bool = False
-    """Compute logits and log-probs together in chunks, twice: slower, and without room for [tokens, vocabulary]."""
+    """Compute logits, log-probs and their gradient together in chunks, without room for [tokens, vocabulary]. For
+    losses that compare whole responses logits are computed twice, which is slower."""
     prefix_sharing: bool = False
     """Compute tokens that rows of a micro-batch begin with, such as the prompt of a group, once for all of them: the
     same log-probs and gradients. Rows of a group stay on one data-parallel rank."""

@@ -186,7 +186,9 @@ class PipelineCosts:
         engine = self.engines[task.executor]
         steps = node.optimizer_steps(self.pipeline.data.prompts_per_step)
         rows, together = self.rows(task) * node.epochs / steps, self.plan.group_size(task.rows)
-        batch = PlannedBatch(rows, self.lengths(task), node.tokens_per_micro_batch, together)
+        batch = PlannedBatch(
+            rows, self.lengths(task), node.tokens_per_micro_batch, together, node.loss_is_sum_over_tokens
+        )
         return share * (steps * engine.update(batch) + self._reconnecting(task)) + engine.load_s
 
     def _reconnecting(self, task: PlannedTask) -> float:

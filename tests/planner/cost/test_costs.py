@@ -72,6 +72,17 @@ def costs_of(template: str, overrides: tuple[str, ...] = (), gpu: str = "H200") 
     return PipelineCosts(pipeline, make_plan(pipeline, checked.graph), model_shape(pipeline.model), gpu)
 
 
+def test_logits_are_computed_again_for_losses_of_whole_responses_alone() -> None:
+    def added(*overrides: str) -> float:
+        fused = whole_seconds("update", *overrides, "engines.actor.fused_linear_cross_entropy=true")
+        return fused - whole_seconds("update", *overrides)
+
+    assert added() == 0
+    assert added("nodes.update.rollout_correction={rollout_is: token}") == 0
+    assert added("nodes.update.rollout_correction={rollout_is: sequence}") > 0
+    assert added("nodes.update.loss.policy=gspo") > 0
+
+
 def test_a_validation_is_as_large_as_its_sets_and_their_responses() -> None:
     sets = ("data.val={a: a.parquet, b: b.parquet}", "data.val_prompts=100", "run.validate_every=5")
     several = ("nodes.rollout.val_n=4", "nodes.rollout.val_sampling={max_new_tokens: 64}")

@@ -1,7 +1,8 @@
 """Log-probs and entropies from logits whose vocabulary is split over tensor-parallel ranks.
 
 Computes in float32 for any dtype of logits, in chunks of tokens: apart from the logits and their gradient there are no
-tensors of size [tokens, vocabulary]; with `linear_token_logprobs` none at all.
+tensors of size [tokens, vocabulary]; with `linear_token_logprobs` none at all. `linear_loss` serves losses whose
+gradient is known in the forward pass.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def token_logprobs(
     of a rank's logits needs no communication.
     """
     assert logits.shape[:1] == targets.shape, "one row of logits for each target"
-    columns = _Columns(logits.shape[1], vocab_size, group, temperature, with_entropy, chunk_elements)
+    columns = Columns(logits.shape[1], vocab_size, group, temperature, with_entropy, chunk_elements)
     logprob, entropy = _OfLogits.apply(logits, targets, columns)
     return logprob, entropy
 
@@ -62,14 +63,14 @@ def linear_token_logprobs(
     computed by chunk, and again in the backward pass. The gradient of `hidden` is this rank's part: the caller sums it
     over `group`.
     """
-    columns = _Columns(weight.shape[0], vocab_size, group, temperature, with_entropy, chunk_elements)
+    columns = Columns(weight.shape[0], vocab_size, group, temperature, with_entropy, chunk_elements)
     logprob, entropy = _OfLinear.apply(hidden, weight, targets, columns)
     return logprob, entropy
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
-    """The rank's part of the vocabulary, and parameters."""
+class Columns:
+    """A rank's part of the vocabulary, and parameters as in `token_logprobs`."""
 
     width: int
     vocab_size: int
@@ -87,8 +88,9 @@ class _Columns:
         """Columns of tokens; the rank's further columns are padding."""
         return min(max(self.vocab_size - self.first, 0), self.width)
 
-    def chunks(self, rows: int) -> Iterator[slice]:
-        each = max(1, self.chunk_elements // max(1, self.width))
+    def chunks(self, rows: int, *, at_once: int = 1) -> Iterator[slice]:
+        """Divide `rows` into parts of `at_once` times `chunk_elements`, and of a row at least."""
+        each = max(1, at_once * self.chunk_elements // max(1, self.width))
         for start in range(0, rows, each):
             yield slice(start, min(start + each, rows))
 
@@ -101,9 +103,9 @@ class _Columns:
 class _OfLogits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, columns: _Columns
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, columns: Columns
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        logprob, log_sum, entropy = _forward(lambda part: logits[part], logits, targets, columns)
+        logprob, log_sum, entropy = statistics(lambda part: logits[part], logits, targets, columns)
         ctx.save_for_backward(logits, targets, log_sum, entropy)
         ctx.columns = columns
         return logprob, entropy
@@ -114,7 +116,7 @@ class _OfLogits(torch.autograd.Function):
         ctx: Any, grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         logits, targets, log_sum, entropy = ctx.saved_tensors
-        slopes = _Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
+        slopes = Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
         grad = torch.empty_like(logits)
         for part in ctx.columns.chunks(len(logits)):
             slopes.write(grad[part], logits[part], part)
@@ -124,9 +126,9 @@ class _OfLogits(torch.autograd.Function):
 class _OfLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, columns: _Columns
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, columns: Columns
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        logprob, log_sum, entropy = _forward(lambda part: hidden[part] @ weight.t(), hidden, targets, columns)
+        logprob, log_sum, entropy = statistics(lambda part: hidden[part] @ weight.t(), hidden, targets, columns)
         ctx.save_for_backward(hidden, weight, targets, log_sum, entropy)
         ctx.columns = columns
         return logprob, entropy
@@ -137,24 +139,38 @@ class _OfLinear(torch.autograd.Function):
         ctx: Any, grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, targets, log_sum, entropy = ctx.saved_tensors
-        slopes = _Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
+        slopes = Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = None
-        if ctx.needs_input_grad[1]:  # not below low-rank adapters
-            # Summed over chunks in float32, because rounding each chunk would add up.
-            grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        # None below low-rank adapters.
+        grad_weight = weight_gradient(weight) if ctx.needs_input_grad[1] else None
         for part in ctx.columns.chunks(len(hidden)):
             logits = hidden[part] @ weight.t()
             slope = torch.empty_like(logits)
             slopes.write(slope, logits, part)
             grad_hidden[part] = slope @ weight
             if grad_weight is not None:
-                grad_weight += slope.t() @ hidden[part]
+                add_product(grad_weight, slope.t(), hidden[part])
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
-def _forward(
-    logits_of: Callable[[slice], torch.Tensor], like: torch.Tensor, targets: torch.Tensor, columns: _Columns
+def weight_gradient(weight: torch.Tensor) -> torch.Tensor:
+    """Zeros for a sum over chunks: in float32, because rounding each chunk would add up."""
+    return torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+
+
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add ``left @ right`` to `total`, which may have a higher precision."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        # One kernel: the product is neither rounded nor stored.
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+def statistics(
+    logits_of: Callable[[slice], torch.Tensor], like: torch.Tensor, targets: torch.Tensor, columns: Columns
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Log-prob of the targets, log of the sum of exponentials, and entropy, all [T].
 
@@ -198,7 +214,7 @@ def _join(
 
 
 @dataclass(frozen=True, slots=True)
-class _Slopes:
+class Slopes:
     """The gradient of the logits, given those of log-probs and entropies, all [T]."""
 
     targets: torch.Tensor
@@ -206,16 +222,18 @@ class _Slopes:
     entropy: torch.Tensor | None
     grad_logprob: torch.Tensor
     grad_entropy: torch.Tensor | None
-    columns: _Columns
+    columns: Columns
 
     def write(self, out: torch.Tensor, logits: torch.Tensor, part: slice) -> None:
-        """Write the gradient of one chunk's logits, [tokens, width], into `out`."""
+        """Write the gradient of one chunk's logits, [tokens, width], into `out`, which may be `logits`."""
         count = self.columns.count
         is_here, column = self.columns.targets_here(self.targets[part])
         out[:, count:] = 0
+        written = out[:, :count]
         _compiled(_write_gradient)(
-            out[:, :count],
-            logits[:, :count],
+            written,
+            # One tensor, not two views of it: the compiler would copy those.
+            written if out is logits else logits[:, :count],
             self.log_sum[part],
             self.grad_logprob[part],
             torch.where(is_here, column, -1).int(),
@@ -247,7 +265,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _row_sums(
     logits: torch.Tensor, column: torch.Tensor, is_here: torch.Tensor, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's highest x = logits / temperature, [tokens], and its sums, [2 or 3, tokens]; see `_forward`."""
+    """Each row's highest x = logits / temperature, [tokens], and its sums, [2 or 3, tokens]; see `statistics`."""
     x = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     highest = x.amax(1)
     shifted = x - highest[:, None]

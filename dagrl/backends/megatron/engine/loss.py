@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from dagrl.data.tally import Tallies
 
 LossFunction = Callable[..., Any]
 """Called by Megatron's schedule with the model's output for a micro-batch."""
+TokenLoss = Callable[[ResponseTokens], torch.Tensor]
+"""See `Objective.token_loss`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,8 @@ class GlobalLoss:
         )
         return GlobalLoss(objective, batch, normalized, summed, of_values)
 
-    def of(self, micro_batch: MicroBatch) -> LossFunction:
-        """The loss function for a micro-batch.
+    def of(self, micro_batch: MicroBatch, token_loss: TokenLoss | None = None) -> MicroBatchLoss:
+        """The loss function for a micro-batch; with `token_loss`, its gradient is that of the output's last row.
 
         Copies the columns to the device now, before the model runs: a later copy would wait for all queued kernels.
         """
@@ -62,24 +64,57 @@ class GlobalLoss:
         # A rank without rows may lack the columns.
         names = self.objective.columns if len(micro_batch.rows) else ()
         columns = {name: on_device(self.batch[name]) for name in names}
-        return lambda output: self._share(output, weight, columns, micro_batch.row)
+        per_token = frozenset(name for name in names if self.batch[name].offsets is not None)
+        return MicroBatchLoss(self, micro_batch, weight, columns, per_token, token_loss)
 
-    def _share(
-        self, output: torch.Tensor, weight: torch.Tensor, columns: Mapping[str, torch.Tensor], row: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, Tallies]:
-        """A micro-batch's part in the form of Megatron's schedule: loss, token count, metrics."""
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchLoss:
+    """A micro-batch's part of a loss."""
+
+    whole: GlobalLoss
+    micro_batch: MicroBatch
+    weight: torch.Tensor
+    columns: Mapping[str, torch.Tensor]
+    per_token: frozenset[str]
+    """Columns with a value for each response token."""
+    token_loss: TokenLoss | None = None
+
+    def __call__(self, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Tallies]:
+        """The part in the form of Megatron's schedule: loss, token count, metrics."""
         # Weights are divided by the global normalizer, so Megatron must not divide again.
         nothing = torch.zeros((), dtype=torch.int, device=output.device)
         if output.shape[1] == 0:
             return output.sum(), nothing, {}
-        tokens: ResponseTokens | ValueTokens
-        if self.of_values:
-            tokens = ValueTokens(output[0], weight, columns, row)
-        else:
-            entropy = output[1] if self.objective.needs_entropy else None
-            tokens = ResponseTokens(output[0], entropy, weight, columns, row, self.totals)
-        loss, metrics = self.objective(tokens)
-        return loss, nothing, metrics
+        if self.whole.of_values:
+            values = ValueTokens(output[0], self.weight, self.columns, self.micro_batch.row)
+            loss, metrics = self.whole.objective(values)
+            return loss, nothing, metrics
+        tokens = self._tokens(output[0], output[1] if self.whole.objective.needs_entropy else None)
+        if self.token_loss is None:
+            loss, metrics = self.whole.objective(tokens)
+            return loss, nothing, metrics
+        with torch.no_grad():
+            loss, metrics = self.whole.objective(tokens)
+        return loss + output[-1, 0], nothing, metrics
+
+    def slopes(
+        self, part: slice, logprob: torch.Tensor, entropy: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The gradient of `token_loss` for some of the outputs that this rank reads; see `linear_loss`."""
+        assert self.token_loss is not None
+        at, place = self.micro_batch.positions(part)
+        given = [each.detach().requires_grad_() for each in (logprob, entropy) if each is not None]
+        with torch.enable_grad():
+            tokens = self._tokens(*(each if place is None else each[place] for each in given))
+            columns = {name: each[at] if name in self.per_token else each for name, each in self.columns.items()}
+            some = replace(tokens, weight=self.weight[at], columns=columns, row=self.micro_batch.row[at])
+            found = torch.autograd.grad(self.token_loss(some), given, allow_unused=True)
+        of_logprob = torch.zeros_like(logprob) if found[0] is None else found[0]
+        return of_logprob, found[1] if len(found) == 2 else None
+
+    def _tokens(self, logprob: torch.Tensor, entropy: torch.Tensor | None = None) -> ResponseTokens:
+        return ResponseTokens(logprob, entropy, self.weight, self.columns, self.micro_batch.row, self.whole.totals)
 
 
 def join_replicas(metrics: Mapping[str, Stat]) -> dict[str, Stat]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,37 @@ from dagrl.data.batch import Batch
 from dagrl.data.packing import pack, pack_shared
 from dagrl.data.prefix_tree import PrefixTree, prefix_tree
 from dagrl.models.images import ImageSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Rows that share tokens have R positions, but fewer outputs."""
+
+    output: torch.Tensor
+    """Output of each of the R positions, int64 [R]."""
+    position: torch.Tensor
+    """The positions whose output the rank reads, by output, int64 [Q]."""
+    place: torch.Tensor
+    """The output of each of them among those that the rank reads, int64 [Q], ascending."""
+    bounds: np.ndarray
+    """Index in `position` of the first of each of the P outputs, and Q, int64 [P + 1]."""
+
+    @staticmethod
+    def of(output: np.ndarray, own: np.ndarray, outputs: int, device: torch.device) -> Repeats:
+        """`own` [P] are those of `outputs` that the rank reads."""
+        local = np.full(outputs, -1, dtype=np.int64)
+        local[own] = np.arange(len(own))
+        place = local[output]
+        position = np.argsort(place, kind="stable")[(place < 0).sum() :]
+        bounds = np.searchsorted(place[position], np.arange(len(own) + 1))
+        on_device = partial(_on_device, device=device)
+        return Repeats(on_device(output), on_device(position), on_device(place[position]), bounds)
+
+    def of_part(self, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions of some of the rank's outputs, ascending, and which of these outputs each has."""
+        some = slice(self.bounds[part.start], self.bounds[part.stop])
+        position, order = self.position[some].sort()
+        return position, self.place[some][order] - part.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +79,21 @@ class MicroBatch:
     """Row of each of the R positions, int64 [R], in 0..S-1."""
     outputs: int
     """Outputs that all ranks read: R, or fewer with `repeats`."""
-    repeats: torch.Tensor | None = None
-    """Which of them each of the R positions has, int64 [R], where rows share tokens; None if each has another."""
+    repeats: Repeats | None = None
+    """Which of them each of the R positions has, where rows share tokens; None if each has another."""
     routes: torch.Tensor | None = None
     """Experts of the rank's tokens, see `Routes`; None if its routers choose."""
     images: PackedImages | None = None
     """The images of the rows, on the first pipeline stage of a model that sees."""
+
+    def positions(self, part: slice) -> tuple[slice | torch.Tensor, torch.Tensor | None]:
+        """Which of the R positions have some of the outputs that the rank reads, in row order.
+
+        With `repeats`, also which of these outputs each position has.
+        """
+        if self.repeats is not None:
+            return self.repeats.of_part(part)
+        return (part if self.own is None else self.own[part]), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +198,7 @@ class Packing:
         reading, own = _held_places(wanted, held, len(token_ids))
         positions = self._positions(batch, rows, layout, padded)
 
-        def on_device(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-
+        on_device = partial(_on_device, device=device)
         return MicroBatch(
             rows=rows,
             tokens=len(token_ids),
@@ -173,7 +212,7 @@ class Packing:
             own=on_device(own) if len(held) < len(token_ids) else None,
             row=on_device(np.repeat(np.arange(len(rows)), counts)),
             outputs=len(wanted),
-            repeats=None if repeats is None else on_device(repeats),
+            repeats=None if repeats is None else Repeats.of(repeats, own, len(wanted), device),
             # Without rows the rank may not know the number of chosen experts.
             routes=on_device(self.routes.of(batch, rows, layout.starts, held, len(token_ids)))
             if self.routes and len(rows)
@@ -240,6 +279,10 @@ class _PackLayout:
         for run, parent in enumerate(tree.parents.tolist()):
             first[run] = first[parent] + len(tree.runs[parent]) if parent >= 0 else 0
         return _PackLayout(padded, [np.concatenate([runs[run] for run in path]) for path in paths], first, tree)
+
+
+def _on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -20,6 +20,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch.autograd.function import once_differentiable
 
+from dagrl.backends.megatron.engine.linear_loss import SlopesOf, linear_loss
 from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch
 
@@ -36,6 +37,8 @@ class OutputReader:
     scalar: bool = False
     """The output layer is a `ScalarHead`."""
     micro_batch: MicroBatch | None = None
+    slopes_of: SlopesOf | None = None
+    """The gradient of a loss that is a sum over tokens, if `fused`; see `linear_loss`."""
 
 
 def read(
@@ -48,6 +51,8 @@ def read(
     **unused: Any,
 ) -> torch.Tensor:
     """Float32 [1, R] of log-probs or scalars, or [2, R] of log-probs and entropies; the same on all tp and cp ranks.
+
+    With `OutputReader.slopes_of` a row follows in which each element is `linear_loss`'s scalar.
 
     With sequence parallelism hidden states are gathered here and not in the layer, because positions are selected among
     all of the rank's tokens.
@@ -66,8 +71,9 @@ def read(
     for hook in output_layer._forward_pre_hooks.values():
         hook(output_layer, ())
     weight = output_layer.weight if output_weight is None else output_weight
-    logprob, entropy = _logprobs(hidden, weight, config, context, micro_batch.targets)
-    return _join_context(logprob[None] if entropy is None else torch.stack([logprob, entropy]), micro_batch)
+    logprob, entropy, carrier = _logprobs(hidden, weight, config, context, micro_batch.targets)
+    values = _join_context(logprob[None] if entropy is None else torch.stack([logprob, entropy]), micro_batch)
+    return values if carrier is None else torch.cat([values, carrier.expand(1, values.shape[1])])
 
 
 class ScalarHead(torch.nn.Linear):
@@ -90,7 +96,7 @@ class ScalarHead(torch.nn.Linear):
 
 def _logprobs(
     hidden: torch.Tensor, weight: torch.Tensor, config: TransformerConfig, reader: OutputReader, targets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     group = parallel_state.get_tensor_model_parallel_group()
     # Gathering a split sequence sums the gradient already.
     sums_gradient = dist.get_world_size(group) > 1 and not config.sequence_parallel
@@ -106,7 +112,9 @@ def _logprobs(
         assert not cap, "logits that are computed by chunk are not capped"
         if sums_gradient:
             hidden = copy_to_tensor_model_parallel_region(hidden)
-        return linear_token_logprobs(hidden, weight, targets, **asked)
+        if reader.slopes_of is not None:
+            return linear_loss(hidden, weight, targets, reader.slopes_of, **asked)
+        return *linear_token_logprobs(hidden, weight, targets, **asked), None
     logits = linear_with_grad_accumulation_and_async_allreduce(
         hidden,
         weight,
@@ -116,14 +124,14 @@ def _logprobs(
         sequence_parallel=False,
         tp_group=group,
     )
-    return token_logprobs(cap * torch.tanh(logits / cap) if cap else logits, targets, **asked)
+    return *token_logprobs(cap * torch.tanh(logits / cap) if cap else logits, targets, **asked), None
 
 
 def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
     """All R positions, from the P that each context-parallel rank has read."""
     if micro_batch.own is not None:
         values = _JoinContext.apply(values, micro_batch.own, micro_batch.outputs)
-    return values if micro_batch.repeats is None else values.index_select(1, micro_batch.repeats)
+    return values if micro_batch.repeats is None else values.index_select(1, micro_batch.repeats.output)
 
 
 class _JoinContext(torch.autograd.Function):

@@ -49,7 +49,7 @@ class PackedModel:
     head: Head = "lm"
     """Output layer."""
     fused: bool = False
-    """Compute logits by chunk, and again in the backward pass."""
+    """Compute logits by chunk, and again in the backward pass unless the loss is a sum over tokens."""
     replay: RouterReplay | None = None
     """Replays recorded routes, if the batch has ``routed_experts``."""
     vision: ImageSettings | None = None
@@ -85,11 +85,17 @@ class PackedModel:
             reader = OutputReader(self.vocab_size, scalar=True)
         losses = MoeLosses(get_model_config(self.chunks[0]))
         loss = GlobalLoss.over_all_ranks(objective, batch, of_values=reader.scalar)
-        is_last = parallel_state.is_pipeline_last_stage()
-        # Megatron calls it on the last stage only.
-        shares = [loss.of(micro_batch) if is_last else None for micro_batch in micro_batches]
+        token_loss = objective.token_loss() if self.fused else None
+        readers: list[OutputReader] = []
+        shares: list[LossFunction | None] = []
+        for micro_batch in micro_batches:
+            # Megatron calls it on the last stage only.
+            share = loss.of(micro_batch, token_loss) if parallel_state.is_pipeline_last_stage() else None
+            slopes_of = share.slopes if share and token_loss else None
+            readers.append(replace(reader, micro_batch=micro_batch, slopes_of=slopes_of))
+            shares.append(share)
         with losses.scaled_by(micro_batches):
-            metrics = self._run(micro_batches, reader, shares, forward_only=False)
+            metrics = self._run(readers, shares, forward_only=False)
         return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
 
     def _read(self, batch: Batch, reader: OutputReader, lengths: np.ndarray, tokens_per_micro_batch: int) -> Column:
@@ -100,7 +106,8 @@ class PackedModel:
             return output[0]
 
         with torch.no_grad():
-            values = self._run(micro_batches, reader, [take] * len(micro_batches), forward_only=True)
+            readers = [replace(reader, micro_batch=micro_batch) for micro_batch in micro_batches]
+            values = self._run(readers, [take] * len(readers), forward_only=True)
         total = int(lengths.sum())
         joined = torch.cat(values) if values else torch.empty(total, device=self._device)
         _broadcast_from_last_stage(joined)
@@ -162,21 +169,22 @@ class PackedModel:
 
     def _run(
         self,
-        micro_batches: Sequence[MicroBatch],
-        reader: OutputReader,
+        readers: Sequence[OutputReader],
         endings: Sequence[LossFunction | None],
         *,
         forward_only: bool,
     ) -> list[Any]:
-        """Run the model on every micro-batch, and apply its one of `endings` to each output.
+        """Run the model on every reader's micro-batch, and apply its one of `endings` to each output.
 
         Empty except on the last pipeline stage.
         """
 
         def forward(
-            waiting: Iterator[tuple[MicroBatch, LossFunction | None]], model: MegatronModule
+            waiting: Iterator[tuple[OutputReader, LossFunction | None]], model: MegatronModule
         ) -> tuple[torch.Tensor, LossFunction | None]:
-            micro_batch, ending = next(waiting)
+            reader, ending = next(waiting)
+            micro_batch = reader.micro_batch
+            assert micro_batch is not None
             if self.replay:
                 self.replay.begin(model, micro_batch)
             images = {"images": micro_batch.images} if self.vision else {}
@@ -187,7 +195,7 @@ class PackedModel:
                 attention_mask=None,
                 packed_seq_params=micro_batch.sequences,
                 output_processor=read,
-                output_processor_context=replace(reader, micro_batch=micro_batch),
+                output_processor_context=reader,
             )
             return output, ending
 
@@ -196,11 +204,11 @@ class PackedModel:
         with self.replay.following(training=not forward_only) if self.replay else nullcontext():
             return get_forward_backward_func()(
                 forward_step_func=forward,
-                data_iterator=[zip(micro_batches, endings, strict=True) for _ in self.chunks],
+                data_iterator=[zip(readers, endings, strict=True) for _ in self.chunks],
                 model=self.chunks,
-                num_microbatches=len(micro_batches),
+                num_microbatches=len(readers),
                 # Stages exchange each micro-batch's actual length.
-                seq_length=max(micro_batch.tokens for micro_batch in micro_batches),
+                seq_length=max(reader.micro_batch.tokens for reader in readers if reader.micro_batch),
                 micro_batch_size=1,
                 forward_only=forward_only,
                 collect_non_loss_data=forward_only,

@@ -130,14 +130,17 @@ class LayerSeconds:
             again = sum(parts.get(module, 0.0) for module in self.recompute.modules)
         return Seconds(forward, self._beside(backward, to_launch_back) + again)
 
-    def head(self, pack: Pack, *, outputs: int | None = None, fused: bool = False) -> Seconds:
-        """Return the seconds of the head, with `outputs` for one position, by default the vocabulary."""
+    def head(self, pack: Pack, *, outputs: int | None = None, again: bool = False) -> Seconds:
+        """Return the seconds of the head, with `outputs` for one position, by default the vocabulary.
+
+        With `again` the backward pass computes them a second time.
+        """
         width = outputs or self.shape.vocabulary / self._tensor
         positions = pack.predictions / self.parallel.context_parallel_size
         products = self._product(positions, self.shape.hidden * width, self.shape.hidden)
         logits = positions * width * _BYTES * _LOGIT_PASSES / self.device.memory
         backward = products * self._backward_products + logits
-        return Seconds(products + logits, backward + (products + logits if fused else 0.0))
+        return Seconds(products + logits, backward + (products + logits if again else 0.0))
 
     # -- parts of a layer
 

@@ -85,7 +85,8 @@ class Passes:
         # Gradients are added to float32 buffers, weight by weight.
         added = sum(self.held.trained) * _ADDED_BYTES / self.device.memory
         sent = 2 * self._sent(pack)
-        stages = [stage.forward + stage.backward + sent for stage in self._of_stages(pack)]
+        again = self.spec.fused_linear_cross_entropy and not batch.sums_over_tokens
+        stages = [stage.forward + stage.backward + sent for stage in self._of_stages(pack, logits_again=again)]
         return _BEGIN_S + count * (max(stages) + added) + (sum(stages) - max(stages)) / self._chunks
 
     def micro_batches(self, batch: PlannedBatch) -> tuple[int, Pack]:
@@ -157,21 +158,21 @@ class Passes:
     def _stages(self) -> list[Stage]:
         return stages_of(self.spec, self.shape.layers)
 
-    def _of_stages(self, pack: Pack) -> list[Seconds]:
-        """Return the seconds of each pipeline stage for one micro-batch."""
+    def _of_stages(self, pack: Pack, *, logits_again: bool = False) -> list[Seconds]:
+        """Return the seconds of each pipeline stage for one micro-batch; `logits_again`: in the backward pass."""
         kinds = {self.shape.is_mixture(layer): layer for layer in self.shape.positions}
         each = {kind: self._seconds.of(pack, layer) for kind, layer in kinds.items()}
         found = []
         for stage in self._stages:
-            total = self._head(pack) if stage.is_last else Seconds(0.0, 0.0)
+            total = self._head(pack, logits_again) if stage.is_last else Seconds(0.0, 0.0)
             for kind, count in Counter(self.shape.is_mixture(layer) for layer in stage.layers).items():
                 total += each[kind].times(count)
             found.append(total)
         return found
 
-    def _head(self, pack: Pack) -> Seconds:
+    def _head(self, pack: Pack, logits_again: bool) -> Seconds:
         outputs = None if self.spec.head == "lm" else 1
-        return self._seconds.head(pack, outputs=outputs, fused=self.spec.fused_linear_cross_entropy)
+        return self._seconds.head(pack, outputs=outputs, again=logits_again)
 
     def _sent(self, pack: Pack) -> float:
         """Return the seconds of one micro-batch between two stages, in one direction: once for each chunk."""

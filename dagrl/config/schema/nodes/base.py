@@ -91,6 +91,11 @@ class TrainingNode(PackingNode):
     epochs: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over the step's samples."""
 
+    @property
+    def loss_is_sum_over_tokens(self) -> bool:
+        """Whether a token's loss depends on no other token's log-prob, so that logits need not be computed again."""
+        return False
+
     def optimizer_steps(self, prompts_per_step: int) -> int:
         """Optimizer steps on one step's batch."""
         return -(-prompts_per_step // (self.mini_batch or prompts_per_step)) * self.epochs

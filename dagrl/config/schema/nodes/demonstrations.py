@@ -32,6 +32,10 @@ class SftNode(DemonstrationNode):
     aggregation: Aggregation = "token-mean"
     """How the losses of tokens become one number, as in an update's ``loss``."""
 
+    @property
+    def loss_is_sum_over_tokens(self) -> bool:
+        return True
+
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         return OpContract(("prompt_tokens", "demonstration"), (), Scope.BATCH, needs=Capability.TRAIN)
 

@@ -94,6 +94,11 @@ class LossSpec(Section):
         of_responses = self.policy in ("gspo", "gmpo")
         return self.aggregation or ("seq-mean-token-mean" if of_responses else "token-mean")
 
+    @property
+    def is_sum_over_tokens(self) -> bool:
+        """Whether a token's loss depends on no other token's log-prob. A user's may."""
+        return self.policy not in ("gspo", "gmpo", "topr", "opmd_kimi", "opmd_pairwise") and ":" not in self.policy
+
 
 class RolloutCorrectionSpec(Section):
     """Weigh or reject samples by how far the trainer's log-probs are from those that they were drawn with.
@@ -120,6 +125,15 @@ class RolloutCorrectionSpec(Section):
     rollout_token_veto_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Takes whole responses out of the loss that have a token with r below this, such as 1.0e-4."""
 
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether a token's correction depends on no other token's log-probs."""
+        return (
+            self.rollout_is != "sequence"
+            and self.rollout_rs in (None, "token", "token_k2", "token_k3")
+            and self.rollout_token_veto_threshold is None
+        )
+
 
 class UpdateNode(TrainingNode):
     """Trains a policy on the step's samples."""
@@ -131,6 +145,11 @@ class UpdateNode(TrainingNode):
     """Correction of samples whose log-probs differ between generator and trainer. Default: report only."""
     critic_warmup: Annotated[int, Field(ge=0)] = 0
     """Steps, from the first, in which the policy is left as it is while a critic learns."""
+
+    @property
+    def loss_is_sum_over_tokens(self) -> bool:
+        correction = self.rollout_correction
+        return self.loss.is_sum_over_tokens and (correction is None or correction.is_of_tokens)
 
     @property
     def takes_rollout_for_old(self) -> bool:

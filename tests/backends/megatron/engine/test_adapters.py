@@ -95,6 +95,7 @@ def measured(
     ranks: int,
     rows: "Batch",
     objective: Any,
+    **fields: Any,
 ) -> Any:
     """Log-probs by row, and the gradients and the values of the adapters' tensors."""
     parallel = ParallelSpec.model_validate(parallel_of(layout))
@@ -130,6 +131,7 @@ def measured(
         parallel=parallel.model_dump(),
         optimizer=optimizer,
         lora=LORA,
+        **fields,
     )
     logprobs = {row: values for by_row, *_ in answers for row, values in by_row.items()}
     return logprobs, *answers[0][1:]
@@ -195,12 +197,19 @@ def likelihood(model: Any, rows: "Batch", objective: WeightedLikelihood) -> dict
     return logprobs
 
 
-@pytest.mark.parametrize("layout", ["alone", "dp2", "tp2", "tp2-sp", "pp2", "cp2", "tp2-pp2-vpp2"])
+@pytest.mark.parametrize(
+    ("layout", "fused"),
+    [
+        *((layout, False) for layout in ("alone", "dp2", "tp2", "tp2-sp", "pp2", "cp2", "tp2-pp2-vpp2")),
+        ("tp2-sp", True),
+    ],
+)
 def test_log_probs_and_gradients_are_those_of_peft(
-    layout: str, qwen3: Path, run_engine: Any, samples: "Batch", objective: WeightedLikelihood
+    layout: str, fused: bool, qwen3: Path, run_engine: Any, samples: "Batch", objective: WeightedLikelihood
 ) -> None:
     ranks, sizes = DENSE[layout] if layout != "alone" else (1, {})
-    logprobs, gradients, values, merged = measured(run_engine, qwen3, sizes, ranks, samples, objective)
+    fields = {"fused_linear_cross_entropy": fused}
+    logprobs, gradients, values, merged = measured(run_engine, qwen3, sizes, ranks, samples, objective, **fields)
     model = peft_model(qwen3, values)
     expected = likelihood(model, samples, objective)
     assert logprobs.keys() == expected.keys()

@@ -210,6 +210,34 @@ def test_shared_prefixes_in_any_layout_equal_whole_rows(
     assert_equal(measured, whole_rows(family))
 
 
+@pytest.fixture
+def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows of logits in each chunk."""
+    from dagrl.backends.megatron.engine import output
+
+    monkeypatch.setattr(output, "linear_loss", functools.partial(output.linear_loss, chunk_elements=150))
+
+
+FUSED = {"fused_linear_cross_entropy": True}
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+@pytest.mark.parametrize("layout", ["tp2-sp", "tp2-pp2-vpp2", "tp2-pp2-cp2"])
+def test_logits_in_chunks_in_any_layout_equal_whole_ones(
+    layout: str, measure: Measure, conversations: "Batch", whole_rows: Any
+) -> None:
+    # Outputs that several rows share are the hardest to assign to chunks.
+    given = {**FUSED, "prefix_sharing": True}
+    assert_equal(measure(*DENSE[layout], model_of("qwen3"), conversations, 128, **given), whole_rows("qwen3"))
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+@pytest.mark.parametrize("layout", ["tp2-sp", "cp2-pp2-vpp2"])
+def test_logits_of_tied_embeddings_in_chunks_equal_whole_ones(layout: str, measure: Measure) -> None:
+    tied = model_of("qwen3", tie_word_embeddings=True)
+    assert_equal(measure(*DENSE[layout], tied, **FUSED), measure(1, {}, tied))
+
+
 @pytest.mark.parametrize("recompute", [{"recompute_granularity": "full", "recompute_method": "uniform"}])
 def test_layers_computed_again_find_their_own_pack(
     recompute: dict[str, Any], measure: Measure, conversations: "Batch", whole_rows: Any

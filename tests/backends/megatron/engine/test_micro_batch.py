@@ -81,7 +81,7 @@ def test_rows_that_share_a_prompt_have_it_once() -> None:
     assert pack.sequences.attention.cu_seqlens_q.tolist() == [0, 4, 6, 8, 10]
     assert pack.sequences.keys.tolist() == [0, 1, 2, 3, *[0, 1, 2], 4, 5, *[0, 1, 2], 6, 7, 8, 9]
     outputs = list(zip(pack.reading.tolist(), pack.targets.tolist(), strict=True))
-    assert [outputs[output] for output in pack.repeats.tolist()] == [(2, 4), (4, 5), (2, 6), (8, 8)]
+    assert [outputs[output] for output in pack.repeats.output.tolist()] == [(2, 4), (4, 5), (2, 6), (8, 8)]
     assert pack.row.tolist() == [0, 0, 1, 2]
 
 
@@ -90,8 +90,20 @@ def test_branches_read_what_they_share_once() -> None:
     (pack,) = packed(rows, tokens=20, alignment=1, shared_prefix=2)
     assert pack.tokens == 5
     outputs = list(zip(pack.reading.tolist(), pack.targets.tolist(), strict=True))
-    assert [outputs[output] for output in pack.repeats.tolist()] == [(0, 2), (1, 3), (2, 4), (0, 2), (1, 3), (2, 5)]
+    assert [outputs[output] for output in pack.repeats.output.tolist()] == [
+        (0, 2),
+        (1, 3),
+        (2, 4),
+        (0, 2),
+        (1, 3),
+        (2, 5),
+    ]
     assert pack.outputs == 4
+    # Some of the outputs, and the positions in row order that have them.
+    position, place = pack.positions(slice(1, 3))
+    assert sorted(outputs[1 + output] for output in place.tolist()) == sorted(2 * [outputs[1]] + [outputs[2]])
+    assert position.tolist() == sorted(position.tolist())
+    assert pack.repeats.output[position].tolist() == (place + 1).tolist()
 
 
 def test_rows_without_a_common_prefix_are_packed_as_ever() -> None:

@@ -1,6 +1,7 @@
 """Log-probs, loss and every gradient are those of the Hugging Face model on one process, whatever the layout."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,8 @@ def compute(engine: Any, batch: Batch, objective: Any, budget: int) -> dict[str,
 def computed(request, run_engine: Callable[..., list[Any]], samples: Batch, objective: Any) -> list[dict[str, Any]]:
     """Each rank's results in a layout: log-probs, and gradients for two budgets and for all rows on one rank."""
     world_size, parallel, *fields = LAYOUTS[request.param]
+    # Fused logits are then computed again in the backward pass.
+    by_rows = replace(objective, is_sum_over_tokens=False)
 
     def on_rank(engine: Any) -> dict[str, Any]:
         mine = rows_of_this_rank(samples)
@@ -97,7 +100,7 @@ def computed(request, run_engine: Callable[..., list[Any]], samples: Batch, obje
             "logprobs": engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=SMALL_BUDGET),
             "large": compute(engine, mine, objective, BUDGET),
             "small": compute(engine, mine, objective, SMALL_BUDGET),
-            "uneven": compute(engine, all_rows_on_the_first_rank(samples), objective, SMALL_BUDGET),
+            "uneven": compute(engine, all_rows_on_the_first_rank(samples), by_rows, SMALL_BUDGET),
         }
 
     return run_engine(world_size, on_rank, parallel=parallel, optimizer=NO_CLIP, **dict(*fields))

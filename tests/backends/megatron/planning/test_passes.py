@@ -56,6 +56,16 @@ def test_micro_batches_fill_the_budget_and_rounds_of_chunks() -> None:
     assert passes(engine()).micro_batches(replace(BATCH, rows=1)) == (1, Pack(2048, BATCH.lengths.mean_square, 1536))
 
 
+def test_logits_in_chunks_are_computed_again_only_for_losses_of_whole_responses() -> None:
+    summed, fused = replace(BATCH, sums_over_tokens=True), engine({"fused_linear_cross_entropy": True})
+    assert passes(fused).train(summed) == passes(engine()).train(summed) == passes(engine()).train(BATCH)
+    again = passes(fused).train(BATCH) - passes(fused).train(summed)
+    # Of 8 replicas each predicts 64 x 1536 tokens, by a product of 4096 x 151936, and passes over the logits besides.
+    product = 2 * 64 * 1536 * 4096 * 151936 / H200.matmul
+    assert product < again < 1.5 * product
+    assert passes(fused).forward(BATCH) == passes(engine()).forward(BATCH)
+
+
 def test_rows_of_a_prompt_share_it() -> None:
     batch = PlannedBatch(64, Lengths(4096, 512, 512), 16384, per_prompt=8)
     count, pack = passes(engine({"prefix_sharing": True})).micro_batches(batch)

@@ -1,0 +1,102 @@
+"""The gradient of the output layer in its forward pass, for losses that are sums over tokens.
+
+If the loss of a token depends on its own log-prob and entropy alone, the gradient of a chunk's logits is known as soon
+as the chunk is computed. So logits are computed once, by chunk, and overwritten by their gradient; the backward pass
+only scales results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from dagrl.backends.megatron.engine.logprob import (
+    CHUNK_ELEMENTS,
+    Columns,
+    Slopes,
+    add_product,
+    statistics,
+    weight_gradient,
+)
+
+SlopesOf = Callable[[slice, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]
+"""Given some of the tokens, their log-probs and entropies, the gradient of the loss with respect to both, each [tokens]
+and float32. Entropies, and their gradient, may be None."""
+
+_AT_ONCE = 2
+"""Chunks of logits in a product: gradients overwrite logits, where `linear_token_logprobs` holds a chunk of each."""
+
+
+def linear_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    slopes_of: SlopesOf,
+    *,
+    temperature: float,
+    vocab_size: int,
+    group: dist.ProcessGroup | None = None,
+    with_entropy: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """`linear_token_logprobs` without gradient, and a scalar 0 that has the gradient of the loss.
+
+    Add the scalar to the loss: scaled by the gradient that it receives, the gradients of `hidden` and `weight` are
+    those of the loss whose slopes `slopes_of` returns. The gradient of `hidden` is this rank's part: the caller sums it
+    over `group`. Runs backward once.
+    """
+    columns = Columns(weight.shape[0], vocab_size, group, temperature, with_entropy, chunk_elements)
+    logprob, entropy, carrier = _LinearLoss.apply(hidden, weight, targets, columns, slopes_of)
+    return logprob, entropy, carrier
+
+
+class _LinearLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        columns: Columns,
+        slopes_of: SlopesOf,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logprob = hidden.new_empty(len(hidden), dtype=wide)
+        entropy = torch.empty_like(logprob) if columns.with_entropy else None
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = weight_gradient(weight) if needs_weight else None
+        for part in columns.chunks(len(hidden), at_once=_AT_ONCE):
+            logits = hidden[part] @ weight.t()
+            found, log_sum, spread = statistics(logits.__getitem__, logits, targets[part], columns)
+            logprob[part] = found
+            if entropy is not None and spread is not None:
+                entropy[part] = spread
+            slopes = Slopes(targets[part], log_sum, spread, *slopes_of(part, found, spread), columns)
+            for piece in columns.chunks(len(logits)):
+                rows = logits[piece]
+                slopes.write(rows, rows, piece)
+            if grad_hidden is not None:
+                torch.mm(logits, weight, out=grad_hidden[part])
+            if grad_weight is not None:
+                add_product(grad_weight, logits.t(), hidden[part])
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.weight_dtype = weight.dtype
+        ctx.mark_non_differentiable(*(logprob,) if entropy is None else (logprob, entropy))
+        return logprob, entropy, logprob.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        scale = grads[2]
+        # In place: another copy of the output layer would count.
+        if grad_hidden is not None:
+            grad_hidden.mul_(scale)
+        if grad_weight is not None:
+            grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
+        return grad_hidden, grad_weight, None, None, None
