@@ -211,7 +211,8 @@ def trainer_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
             memory,
             sharing("1.7b"),
             gpu_tests("recipes", 480, "tests/orchestrator/test_gpu_recipes.py"),
-            speed("train_1.7b_fused", 150, "--model", "1.7b", "--fused-linear-cross-entropy", "--rounds", "5"),
+            Part("output_layer", ("benchmarks/output_layer.py", "--json", str(out / "output_layer.json")), 150, tail=6),
+            speed("train_1.7b_fused", 240, "--model", "1.7b", "--fused-linear-cross-entropy", "--rounds", "5"),
         ],
         2: [
             layouts(420),

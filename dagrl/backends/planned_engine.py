@@ -27,6 +27,8 @@ class Workload:
     """Tokens of a micro-batch of log-probs, values or scores."""
     micro_batches: int = 1_000_000
     """Micro-batches of one update, at most: fewer than pipeline stages leave stages empty."""
+    sums_over_tokens: bool = False
+    """Whether the losses of updates are sums over tokens."""
     prompt_tokens: int = 0
     """Tokens of the longest prompt in these micro-batches, as in the next two."""
     row_tokens: int = 0
@@ -113,6 +115,7 @@ class PlannedEngine[Spec: EngineSpec]:
             update_tokens=max((tokens(node.tokens_per_micro_batch, batch) for node in updates), default=0),
             logprob_tokens=tokens(max(passes), prompts * plan.samples_per_prompt) if passes else 0,
             micro_batches=max(1, math.ceil(batch / ours.replicas)),
+            sums_over_tokens=all(node.loss_is_sum_over_tokens for node in updates),
             prompt_tokens=min(pipeline.data.max_prompt_tokens, longest),
             row_tokens=longest,
             rows_per_prompt=plan.samples_per_prompt,

@@ -18,6 +18,8 @@ from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 2**27
 """Logits processed at a time: 512 MiB in float32."""
+_TILE = 128
+"""Rows of a tile of matrix products, of which chunks have whole ones."""
 
 
 def token_logprobs(
@@ -91,6 +93,8 @@ class Columns:
     def chunks(self, rows: int, *, at_once: int = 1) -> Iterator[slice]:
         """Divide `rows` into parts of `at_once` times `chunk_elements`, and of a row at least."""
         each = max(1, at_once * self.chunk_elements // max(1, self.width))
+        if each > _TILE:
+            each -= each % _TILE
         for start in range(0, rows, each):
             yield slice(start, min(start + each, rows))
 

@@ -121,9 +121,11 @@ class _Rank:
         tensor = sizes.tensor_model_parallel_size
         width = padded_vocab_size(self.shape.vocabulary, tensor) // tensor
         if self.engine.fused_linear_cross_entropy:
-            chunk = min(rows, max(1, _LOGIT_CHUNK // width)) * width * value
+            chunk = max(1, _LOGIT_CHUNK // width)
+            # Gradients overwrite logits, two chunks at once, or are beside logits that are computed again.
+            held = min(rows, 2 * chunk) if self.work.sums_over_tokens else 2 * min(rows, chunk)
             gradient = 0 if self.engine.lora else 4 * width * self.shape.hidden
-            return hidden + chunk + trains * (chunk + gradient)
+            return hidden + (held * width * value + gradient if trains else min(rows, chunk) * width * value)
         logits = rows * width * value
         return hidden + logits + trains * max(logits, parameters.largest * value)
 

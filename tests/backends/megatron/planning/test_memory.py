@@ -277,6 +277,12 @@ def test_logits_in_chunks_take_little() -> None:
     assert logits() == pytest.approx(9.3125 + 0.25, abs=0.01)
     # Two chunks of 256 MiB, and the output layer's gradient in float32.
     assert logits(fused_linear_cross_entropy=True) == pytest.approx(0.5 + 0.25 + 2.33, abs=0.02)
+    # As much where gradients overwrite the logits of two chunks, and half as much where all rows are one chunk.
+    fused = engine(fused_linear_cross_entropy=True)
+    for tokens, summed, chunks in ((16384, True, 0.5), (512, False, 0.29), (512, True, 0.145)):
+        work = Workload(tokens, sums_over_tokens=summed)
+        expected = chunks + tokens / 65536 + 2.33
+        assert trainer_memory(QWEN3_8B, fused, 1, work).awake["logits"] / GIB == pytest.approx(expected, abs=0.02)
     # A critic's are there in float32 too, with their gradient.
     assert logits(head="value") == 0.25 + 0.5
     assert logits(head="reward") == 0.25
