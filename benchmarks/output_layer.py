@@ -49,13 +49,13 @@ class Work:
         self.how = {"temperature": 1.0, "vocab_size": args.vocabulary, "chunk_elements": args.chunk_elements}
 
     def loss(self, logprob: torch.Tensor, part: slice = slice(None)) -> torch.Tensor:
-        """PPO's."""
+        """PPO's loss of some tokens; the parts add up to the mean."""
         losses = ppo_clip(logprob, self.old_logprob[part], self.advantage[part], clip_low=0.2, clip_high=0.2)
         return losses.loss.sum() / len(self.targets)
 
 
 _work: Work
-"""Of a process that measures one of the ways."""
+"""The micro-batch of a process that measures one way."""
 
 
 def whole(work: Work) -> torch.Tensor:

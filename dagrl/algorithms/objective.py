@@ -59,9 +59,9 @@ class _Losses:
     policy: PolicyLoss
     correction: Correction
     of_policy: torch.Tensor
-    """The policy's loss, corrected."""
+    """The policy loss with its correction."""
     divergence: torch.Tensor | None
-    """From the reference."""
+    """Estimate of the KL divergence from the reference."""
 
 
 class PolicyObjective:

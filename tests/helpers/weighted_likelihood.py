@@ -21,7 +21,7 @@ class WeightedLikelihood:
     temperature: float = 0.8
     columns: tuple[str, ...] = ("advantage", "reward")
     is_sum_over_tokens: bool = True
-    """Whether it tells the engine so; it is."""
+    """False hides from the engine that it is one."""
 
     def token_weights(self, batch: "Batch") -> "tuple[Column, tuple[float, ...]]":
         return batch["response_mask"], (float(batch["response_mask"].values.sum()),)
