@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -22,7 +24,11 @@ from dagrl.backends.serving.client import ServerError, ServerLostError
 
 _WATCH_S = 0.5
 _END_S = 10.0
+_RAISE_S = 3.0
+"""How long vLLM may take to report itself that a process has ended."""
 _LAST_LINES = 4
+_CORE_FAILED = "Engine core initialization failed"
+"""Beginning of vLLM's message about an engine core that ended during the start."""
 
 
 class VllmServer:
@@ -38,6 +44,9 @@ class VllmServer:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._others = set(_children())
         """Processes that are not this server's."""
+        self._cores: set[Any] = set()
+        """Engine cores, which compute: the processes that vLLM starts through multiprocessing."""
+        self._other_cores = set(multiprocessing.active_children())
         self._is_given_up = False
         self._loop = asyncio.new_event_loop()
         self.heard: Callable[[], float] = time.time
@@ -46,13 +55,12 @@ class VllmServer:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._thread = threading.Thread(target=self._live, name=f"vllm {name}", daemon=True)
         self._thread.start()
-        done, _ = concurrent.futures.wait([self._started], timeout=start_timeout_s)
-        failure = self._started.exception() if done else None
-        if not done or failure is not None:
+        why = self._await_start(start_timeout_s)
+        if why is not None:
             self._is_given_up = True
             self._end_processes()
-            what = f"did not start: {_cause(failure)}" if failure else f"was not ready after {start_timeout_s:g} s"
-            raise ServerError(f"vLLM server {name} {what}{self._last_words()}") from failure
+            failure = self._started.exception() if self._started.done() else None
+            raise ServerError(f"vLLM server {name} {why}{self._last_words()}") from failure
         self.engine: Any = self._started.result()
         """vLLM's AsyncLLM; use it only on its own loop."""
         self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
@@ -88,6 +96,35 @@ class VllmServer:
             self._end_processes()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=_END_S)
+
+    def _await_start(self, timeout_s: float) -> str | None:
+        """Wait until it has started; returns why it has not.
+
+        vLLM itself watches an engine core only until that says that it is ready, and then waits for ten minutes.
+        """
+        ends = time.monotonic() + timeout_s
+        dead: str | None = None
+        while dead is None and not self._started.done():
+            left = ends - time.monotonic()
+            if left <= 0:
+                return f"was not ready after {timeout_s:g} s"
+            dead = self._dead_core()
+            concurrent.futures.wait([self._started], timeout=min(left, _WATCH_S))
+        concurrent.futures.wait([self._started], timeout=_RAISE_S)
+        failure = self._started.exception() if self._started.done() else None
+        if failure is not None:
+            # vLLM ends its cores after any other failure too.
+            is_core = str(failure).startswith(_CORE_FAILED)
+            return f"did not start: {self._dead_core() or 'its engine core has ended' if is_core else _cause(failure)}"
+        return f"did not start: {dead}" if dead is not None else None
+
+    def _dead_core(self) -> str | None:
+        """The engine core that has ended, and how."""
+        self._cores |= set(multiprocessing.active_children()) - self._other_cores
+        for core in self._cores:
+            if core.exitcode is not None:
+                return f"its process {core.name} {_end_of(core.exitcode)}"
+        return None
 
     # -- on the server's thread
 
@@ -173,6 +210,10 @@ class VllmServer:
         told = [line for line in lines if "ERROR" in line or "Error" in line] or lines
         last = f"; its last output: {' | '.join(told[-_LAST_LINES:])}" if told else ""
         return f"{last}; the whole log is {self._log}"
+
+
+def _end_of(exit_code: int) -> str:
+    return f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"has ended with {exit_code}"
 
 
 def _cause(failure: BaseException) -> str:

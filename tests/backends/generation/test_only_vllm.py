@@ -12,6 +12,7 @@ from dagrl.backends.backend import RankContext
 from dagrl.backends.base import GenerationRequest
 from dagrl.backends.model_source import weight_source
 from dagrl.backends.serving.client import ServerError
+from dagrl.backends.vllm.server import VllmServer
 from dagrl.config.schema import ModelSpec, SamplingSpec, TokenizerSpec
 from dagrl.models.images import split_images
 
@@ -29,6 +30,26 @@ pytest.importorskip("vllm")
 def test_arguments_that_vllm_refuses_are_named_in_one_sentence(start_engine, tmp_path, arguments, cause) -> None:
     with pytest.raises(ServerError, match=rf"^vLLM server generator/0 did not start: [^\n]*{cause}[^\n]*$"):
         start_engine(tmp_path, **arguments)
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["while it loads", "after it said that it is ready"])
+def test_an_engine_core_that_dies_ends_the_start(start_engine, tmp_path, monkeypatch, ready) -> None:
+    if ready:
+        # From there on vLLM does not watch it, and waits for ten minutes.
+        monkeypatch.setattr("vllm.v1.engine.utils.wait_for_engine_startup", lambda *_: None)
+    # One that has been waited for before its end was seen has no status.
+    how = r"its (process EngineCore\S* was ended by SIGKILL|engine core has ended)"
+    look = VllmServer._dead_core
+
+    def kill(server: VllmServer) -> str | None:
+        found = look(server)
+        for core in server._cores:
+            core.kill()
+        return found
+
+    monkeypatch.setattr(VllmServer, "_dead_core", kill)
+    with pytest.raises(ServerError, match=rf"^vLLM server generator/0 did not start: {how}; [^\n]*$"):
+        start_engine(tmp_path, start_timeout_s=500.0)
 
 
 @pytest.fixture(scope="module")
