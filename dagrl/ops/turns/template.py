@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,24 @@ class Message:
     """``tool`` or ``user``"""
     text: str
     images: tuple[np.ndarray, ...] = ()
-    """Images before the text, uint8 [height, width, 3], resized as the model sees them."""
+    """Images, uint8 [height, width, 3], resized as the model sees them."""
+    places: tuple[int, ...] | None = None
+    """Index in the text where each of them stands. Default: all stand before the text."""
+
+    @property
+    def layout(self) -> tuple[str, tuple[bool, ...]]:
+        """Role, and for each part whether it is an image."""
+        return self.role, tuple(part is None for part in self.parts())
+
+    def parts(self) -> list[str | None]:
+        """Pieces of the text in order; None stands for an image."""
+        if self.places is None:
+            return [*[None] * len(self.images), self.text]
+        parts: list[str | None] = []
+        for begin, end in pairwise([0, *self.places, len(self.text)]):
+            parts += [self.text[begin:end]] if end > begin else []
+            parts.append(None)
+        return parts[:-1]
 
 
 class MessageWriter:
@@ -56,7 +74,7 @@ class MessageWriter:
         self._literal = literal or copy.deepcopy(tokenizer)
         self._schemas = list(schemas) or None
         self._max_tokens = max_tokens
-        self._pieces: dict[tuple[tuple[str, int], ...], list[list[int]]] = {}
+        self._pieces: dict[tuple[tuple[str, tuple[bool, ...]], ...], list[list[int]]] = {}
         cut = self._text_tokens(_CUT)
         # Only if the tokenizer can write dots.
         self._cut = [] if tokenizer.unk_token_id in cut else cut
@@ -66,16 +84,18 @@ class MessageWriter:
 
         Raises ValueError if the template cannot write them.
         """
-        kinds = tuple((answer.role, len(answer.images)) for answer in answers)
-        if kinds not in self._pieces:
-            self._pieces[kinds] = self._pieces_of(kinds)
-        first, *others = self._pieces[kinds]
-        # The policy has already written the end of its turn.
-        first = first[1:] if first[:1] == [last_token] else first
+        layouts = tuple(answer.layout for answer in answers)
+        if layouts not in self._pieces:
+            self._pieces[layouts] = self._pieces_of(layouts)
+        first, *others = self._pieces[layouts]
+        # The policy has already written the end of its turn, unless that is an image's token, which it may sample.
+        ends = last_token if self._vision is None or last_token != self._vision.token else None
+        first = first[1:] if first[:1] == [ends] else first
         images = [image for answer in answers for image in answer.images]
         tokens = self._expanded(first, images)
-        for answer, piece in zip(answers, others, strict=True):
-            tokens += self._shortened(self._text_tokens(answer.text))
+        texts = [part for answer in answers for part in answer.parts() if part is not None]
+        for text, piece in zip(texts, others, strict=True):
+            tokens += self._shortened(self._text_tokens(text))
             tokens += self._expanded(piece, images)
         return np.array(tokens, dtype=np.int64)
 
@@ -108,23 +128,28 @@ class MessageWriter:
         text = text.encode("utf-8", "replace").decode()
         return self._literal.encode(text, add_special_tokens=False, split_special_tokens=True)
 
-    def _pieces_of(self, kinds: Sequence[tuple[str, int]]) -> list[list[int]]:
-        """The template's pieces around messages of these roles and numbers of images, one more than there are messages.
+    def _pieces_of(self, layouts: Sequence[tuple[str, tuple[bool, ...]]]) -> list[list[int]]:
+        """The template's pieces around the texts of messages of these layouts, one more than there are texts.
 
         Each image is one token.
         """
-        roles, counts = [role for role, _ in kinds], [count for _, count in kinds]
+        roles = [role for role, _ in layouts]
         if not self._tokenizer.chat_template:
-            return [*([self._vision.token] * count if self._vision else [] for count in counts), []]
-        marks = [f"answer number {number} of them" for number in range(len(roles))]
+            return self._bare_pieces(layouts)
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": _USER},
             {"role": "assistant", "content": _ASSISTANT},
         ]
-        messages += [
-            {"role": role, "content": [*[{"type": "image"}] * count, {"type": "text", "text": mark}] if count else mark}
-            for (role, count), mark in zip(kinds, marks, strict=True)
-        ]
+        marks: list[str] = []
+        for role, layout in layouts:
+            parts: list[dict[str, str]] = []
+            for is_image in layout:
+                if is_image:
+                    parts.append({"type": "image"})
+                    continue
+                marks.append(f"answer number {len(marks)} of them")
+                parts.append({"type": "text", "text": marks[-1]})
+            messages.append({"role": role, "content": parts if any(layout) else "".join(p["text"] for p in parts)})
         rest = self._rendered(messages, roles).partition(_ASSISTANT)[2]
         pieces = []
         for mark in marks:
@@ -133,9 +158,20 @@ class MessageWriter:
                 raise ValueError(_cannot_write(roles, "it drops their content"))
             pieces.append(piece)
         encoded = [self._encoded(piece) for piece in (*pieces, rest)]
-        if self._vision and sum(piece.count(self._vision.token) for piece in encoded) != sum(counts):
+        images = sum(sum(layout) for _, layout in layouts)
+        if self._vision and sum(piece.count(self._vision.token) for piece in encoded) != images:
             raise ValueError(_cannot_write(roles, "it drops their images"))
         return encoded
+
+    def _bare_pieces(self, layouts: Sequence[tuple[str, tuple[bool, ...]]]) -> list[list[int]]:
+        """The pieces without a chat template."""
+        pieces: list[list[int]] = [[]]
+        for is_image in (each for _, layout in layouts for each in layout):
+            if not is_image:
+                pieces.append([])
+            elif self._vision:
+                pieces[-1].append(self._vision.token)
+        return pieces
 
     def _encoded(self, piece: str) -> list[int]:
         if self._vision is None:

@@ -32,8 +32,16 @@ def test_images_stand_before_the_text_of_their_answer() -> None:
     ]
     tokens = writer.tokens(answers, TOKENIZER.eos_token_id)
     assert tokens.tolist() == [IMAGE, IMAGE, IMAGE, A, B, IMAGE]
+    assert writer.tokens(answers, IMAGE).tolist() == tokens.tolist(), "the policy may have sampled the same token"
     images = [image for answer in answers for image in answer.images]
     assert writer.image_starts(tokens, images).tolist() == [0, 2, 5]
+
+
+def test_images_stand_at_their_places_in_the_text() -> None:
+    writer = MessageWriter(TOKENIZER, [], 9, vision=SETTINGS)
+    answer = Message("user", "aab", (pixels(8, 16), pixels(8, 8), pixels(8, 8)), (2, 3, 3))
+    tokens = writer.tokens([answer], TOKENIZER.eos_token_id)
+    assert tokens.tolist() == [A, A, IMAGE, IMAGE, B, IMAGE, IMAGE]
 
 
 def test_a_response_knows_where_its_images_begin() -> None:
