@@ -49,13 +49,22 @@ class ColumnResolver:
     """Resolves the columns of all nodes, and reports problems."""
 
     def __init__(
-        self, contracts: Mapping[str, OpContract], specs: Mapping[str, NodeBase], findings: Findings, shown: str = ""
+        self,
+        contracts: Mapping[str, OpContract],
+        specs: Mapping[str, NodeBase],
+        findings: Findings,
+        *,
+        source: str,
+        shown: str = "",
     ) -> None:
-        """`shown`: the rollout whose responses the implicit nodes read, if there are several."""
+        """`source`: the node of the data set. `shown`: the rollout whose responses the implicit nodes read, if there
+        are several.
+        """
         self._contracts = contracts
         self._specs = specs
         self._findings = findings
         self._shown = shown
+        self._source = source
         self.outputs = {name: self._outputs_of(name) for name in contracts}
         """Node -> column it writes, by the op's own name -> its name in the pipeline."""
         self._writers: dict[str, list[str]] = {}
@@ -107,7 +116,7 @@ class ColumnResolver:
             for each in found
             if each.op_column not in IMAGE_COLUMNS
             or each.op_column in self._contracts[each.reader].reads
-            or each.writer == prompts.get(each.reader)
+            or each.writer == prompts.get(each.reader, self._source)
         ]
         for reading in found:
             self._check_reading(reading)
@@ -157,8 +166,11 @@ class ColumnResolver:
         """Column that a node reads, by the op's own name -> its source: a column, or ``node.column``."""
         contract, spec = self._contracts[reader], self._specs.get(reader)
         renames = spec.read if spec else {}
+        # A reader of the data set's messages takes the images that they mark, also where an agent shows others.
+        images = () if "prompt_tokens" in contract.reads else IMAGE_COLUMNS
+        usual = {column: f"{self._source}.{column}" for column in images}
         return {
-            column: renames.get(column, column)
+            column: renames.get(column, usual.get(column, column))
             for column in dict.fromkeys((*contract.reads, *contract.reads_if_written))
         }
 

@@ -53,6 +53,7 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
         contracts,
         {name: node for name, node in pipeline.nodes.items() if name in contracts},
         findings,
+        source=PROMPTS_NODE,
         shown=leading_rollout(pipeline) if rollouts(pipeline) else "",
     )
     readings = columns.readings()
