@@ -80,6 +80,15 @@ def image_columns(images: Sequence[Sequence[np.ndarray]]) -> dict[str, Column]:
     return {"pixel_values": Column.ragged(flat, "uint8"), "image_sizes": Column.ragged(sizes, "int32")}
 
 
+def shared_image_columns(images: Sequence[Sequence[np.ndarray]]) -> dict[str, Column]:
+    """The same, where rows with the same arrays share them."""
+    entries: dict[tuple[int, ...], int] = {}
+    index = np.array([entries.setdefault(tuple(map(id, of_row)), len(entries)) for of_row in images], dtype=np.int64)
+    _, firsts = np.unique(index, return_index=True)
+    columns = image_columns([images[first] for first in firsts])
+    return {name: Column.shared(column, index) for name, column in columns.items()}
+
+
 def images_at(batch: Batch, row: int, prefix: str = "") -> list[np.ndarray]:
     """The images of a row's prompt, or with `prefix` ``response_`` of its response; none without such columns."""
     if f"{prefix}pixel_values" not in batch:

@@ -101,11 +101,14 @@ def _with_images(contract: OpContract, node: NodeBase) -> OpContract:
     if contract.needs is None or "prompt_tokens" not in contract.reads:
         return contract
     if isinstance(node, RolloutNode):
-        written = RESPONSE_IMAGE_COLUMNS if node.multi_turn else ()
+        answered = RESPONSE_IMAGE_COLUMNS if node.multi_turn else ()
+        # An agent may show other images than the data set's, with the prompts that it writes.
+        own = (*IMAGE_COLUMNS, "image_names") if node.agent else ()
         return replace(
             contract,
-            reads_if_written=(*contract.reads_if_written, *IMAGE_COLUMNS),
-            writes=(*contract.writes, *written),
+            reads_if_written=(*contract.reads_if_written, *(own or IMAGE_COLUMNS)),
+            writes=(*contract.writes, *answered, *own),
+            replaces=(*contract.replaces, *own),
         )
     answered = RESPONSE_IMAGE_COLUMNS if "response_tokens" in contract.reads else ()
     return replace(contract, reads_if_written=(*contract.reads_if_written, *IMAGE_COLUMNS, *answered))

@@ -199,5 +199,7 @@ def _columns(responses: Sequence[Response], context: Context) -> dict[str, Colum
         if context.pipeline.data.image_key:
             columns |= image_columns_of(responses)
     if node.agent is not None:
-        columns |= agent_columns_of(responses, several=context.sequences > 1)
+        columns |= agent_columns_of(
+            responses, several=context.sequences > 1, sees=bool(context.pipeline.data.image_key)
+        )
     return columns

@@ -20,8 +20,10 @@ from dagrl.backends.base import GenerateEngine, GenerationRequest
 from dagrl.backends.environments import python_in
 from dagrl.config.schema import Pipeline, RolloutNode
 from dagrl.data.batch import Batch, Column
+from dagrl.data.image_column import ImageColumn, images_at
 from dagrl.data.prompt_table import PromptTable
 from dagrl.graph.rollouts import rollouts
+from dagrl.models.images import image_settings
 from dagrl.ops.agents.play import play
 from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.base import Context, Resources
@@ -56,8 +58,10 @@ def _print_trial(pipeline: Pipeline, folder: Path, plan: Plan, row: int) -> None
         resources = Resources(pipeline, folder, Path(made))
         context = Context(node, 1, False, 0, 1, resources, engine, sampled_by=name)
         batch = _batch(pipeline, resources, row, context.sequences)
-        prompt = batch["prompt_tokens"][0]
-        requests = {place: GenerationRequest(prompt, sample_seed(context, place)) for place in range(len(batch))}
+        prompt, images = batch["prompt_tokens"][0], tuple(images_at(batch, 0))
+        requests = {
+            place: GenerationRequest(prompt, sample_seed(context, place), images=images) for place in range(len(batch))
+        }
         responses = [response for _, response in play(batch, requests, context)]
         for line in _report(responses, resources):
             print(line)
@@ -92,11 +96,15 @@ def _generator(pipeline: Pipeline, name: str, plan: Plan, run_dir: Path) -> Iter
 
 
 def _batch(pipeline: Pipeline, resources: Resources, row: int, copies: int) -> Batch:
-    table = PromptTable(pipeline.data.train, resources.tokenizer)
+    data = pipeline.data
+    settings = image_settings(pipeline.model, data) if data.image_key else None
+    column = ImageColumn(data.train, data.image_key, settings) if data.image_key and settings else None
+    table = PromptTable(data.train, resources.tokenizer, images=column)
     if not 0 <= row < len(table):
         raise ValueError(f"{table.path} has the rows 0 to {len(table) - 1}, and no row {row}")
     prompt = table.prompt(row)
-    texts = {name: column.take(np.zeros(copies, dtype=np.int64)) for name, column in table.texts([row]).items()}
+    once = table.texts([row]) | table.images([row])
+    texts = {name: column.take(np.zeros(copies, dtype=np.int64)) for name, column in once.items()}
     rows = np.arange(copies, dtype=np.int64)
     prompts = Column.ragged([prompt] * copies, "int64")
     return Batch(rows, {"group_id": Column(np.zeros(copies, dtype=np.int64)), "prompt_tokens": prompts, **texts})

@@ -51,9 +51,6 @@ def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Pat
     if others := [key for key in _OF_OTHERS if key in node.model_fields_set]:
         message = f"the agent itself answers the policy; remove {listed(others)}"
         findings.error(("nodes", name, others[0]), message, code="option-without-effect")
-    if pipeline.data.image_key is not None:
-        message = "prompts have images, and the endpoint of an agent takes text only; remove it, or `data.image_key`"
-        findings.error(place, message, code="agent-with-images", depends_on=[("data", "image_key")])
     _check_program(spec, place, folder, findings)
     if spec.timeout_s >= (silence := pipeline.run.node_timeout_s):
         message = f"a worker that waits for agents is silent, for at most run.node_timeout_s = {silence:g}; lower it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,8 +30,31 @@ class Looking:
 """
 
 
+SHOWING = """
+import base64, io
+from PIL import Image
+
+def shown(shade):
+    file = io.BytesIO()
+    Image.new("RGB", (24, 16), (shade, 0, 255 - shade)).save(file, format="PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+async def solve(client, row):
+    messages = list(row["messages"])
+    for turn in range(3):
+        answer = await client.chat.completions.create(model="x", messages=messages, max_tokens=3)
+        told = [shown(row["seed"] % 256), {"type": "text", "text": "="}, shown(turn)]
+        messages += [answer.choices[0].message, {"role": "user", "content": told}]
+    # What it was shown at first, without the row's image.
+    await client.chat.completions.create(model="x", messages=messages[2:3], max_tokens=3)
+    return row["seed"] % 2
+"""
+
+
 @pytest.fixture(scope="module")
-def run(lab, tmp_path_factory) -> Any:
+def template(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    """A folder with a few pictures, and the template that reads them."""
     folder = tmp_path_factory.mktemp("images")
     script = [sys.executable, REPOSITORY / "data_preprocess" / "digits.py", "--local_dir", folder / "digits"]
     subprocess.run([*script, "--train", "40", "--test", "10"], check=True, capture_output=True)
@@ -38,6 +62,13 @@ def run(lab, tmp_path_factory) -> Any:
     for name, file in {"train": "train", "val": "test"}.items():
         pipeline["data"][name] = str(folder / "digits" / f"{file}.parquet")
     pipeline["data"]["prompts_per_step"] = 6
+    pipeline["track"] = ["console"]
+    return folder, pipeline
+
+
+@pytest.fixture(scope="module")
+def run(lab, template) -> Any:
+    folder, pipeline = template[0], copy.deepcopy(template[1])
     # Two replicas: the images of a prompt go to the rank that gets its samples.
     pipeline["groups"]["train"] = {"cpus_per_node": 2}
     pipeline["engines"]["reference"] = {"backend": "megatron", "frozen_copy_of": "actor"}
@@ -49,10 +80,30 @@ def run(lab, tmp_path_factory) -> Any:
     nodes["ref"] = {"op": "logprob", "engine": "reference", "write": "ref_logprob"}
     nodes["update"]["loss"]["kl_coef"] = 0.1
     pipeline["run"] = {"steps": 3, "seed": 3, "save_every": 3, "validate_every": 3}
-    pipeline["track"] = ["console"]
     run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
     assert run.wait() == 0, run.output
     return run
+
+
+def test_agents_and_trainers_see_the_same(lab, template, tmp_path: Path) -> None:
+    pipeline = copy.deepcopy(template[1])
+    (tmp_path / "showing.py").write_text(SHOWING)
+    agent = {"function": "showing:solve", "on_error": "stop", "sequences": 2}
+    pipeline["nodes"]["rollout"] |= {"n": 4, "agent": agent, "sampling": {"max_new_tokens": 48}}
+    pipeline["nodes"]["reward"]["fn"] = "agent"
+    pipeline["run"] = {"steps": 1, "seed": 3}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
+    assert run.wait() == 0, run.output
+    (line,) = run.metrics()
+    assert line["agent/requests"] > 2 and line["grad_norm"] > 0
+    assert line["mismatch/logprob_diff/max"] < 1e-5
+    rows = pq.read_table(run.folder / "samples" / "step_1.parquet").to_pylist()
+    assert {row["prompt"] for row in rows} == {"<|image_pad|>="}
+    for row in rows:
+        # Only one image of the last request fits into a prompt, and the other is in the response.
+        is_last = row["sample_id"] == row["trajectory"]
+        assert len(row["images"]) == 1 and row["response"].startswith("<|image_pad|>" * 6) == is_last
+    assert len({row["images"][0] for row in rows if row["trajectory"] == 0}) == 2
 
 
 def test_generator_and_trainer_see_the_same(run) -> None:

@@ -14,6 +14,8 @@ from PIL import Image
 
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.config.errors import PipelineError
+from dagrl.config.schema import Pipeline
+from dagrl.graph.inference import build_graph
 from dagrl.validation import check_file
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_images.yaml"
@@ -100,7 +102,6 @@ def test_the_template_is_right(problems) -> None:
     [
         ({"data.image_key": None}, "data.min_pixels", "concerns images"),
         ({"data.image_key": "pictures"}, "data.train", "no list of images in `pictures`"),
-        ({"nodes.rollout.agent": {"url": "http://agents.local"}}, "nodes.rollout.agent", "takes text only"),
         ({"data.overlong_prompts": "cut"}, "data.overlong_prompts", "would go through images"),
         ({"data.max_pixels": 128}, "data.min_pixels", "more than max_pixels"),
         ({"model.tokenizer.images": False}, "model.tokenizer", "no token for images"),
@@ -135,6 +136,19 @@ def test_the_template_is_right(problems) -> None:
 )
 def test_options_that_do_not_fit_are_refused(problems, changes: dict[str, Any], place: str, words: str) -> None:
     assert any(where == place and words in message for where, message in problems(changes))
+
+
+@pytest.mark.parametrize("agent", [None, {"command": ["python", "agent.py"]}])
+def test_readers_get_the_images_of_the_prompts_that_they_read(agent) -> None:
+    """Where an agent shows others, a judge still is shown those of the data set, whose messages it reads."""
+    tree = yaml.safe_load(TEMPLATE.read_text())
+    tree["nodes"]["rollout"]["agent"] = agent
+    judge = {"endpoint": "http://127.0.0.1:1/v1", "model": "m"}
+    tree["nodes"]["reward"] = {"op": "judge", "prompt": "{prompt}{response}", "images": True, **judge}
+    nodes = build_graph(Pipeline.model_validate(tree)).nodes
+    assert {nodes[name].inputs["pixel_values"].node for name in ("rollout", "reward")} == {"prompts"}
+    shown = {nodes["update"].inputs["pixel_values"].node, nodes["samples"].inputs["image_names"].node}
+    assert shown == {"rollout" if agent else "prompts"}
 
 
 def test_a_backend_that_takes_no_images_is_refused(problems, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from dagrl.ops.agents.session import Reply, Wish
 _MOST_REPLIES = 128
 
 
-def chat_request(body: Mapping[str, Any]) -> tuple[list[Message], Wish]:
-    """Messages and options of a request. Raises RequestError.
+def chat_request(body: Mapping[str, Any], sent: dict[str, bytes]) -> tuple[list[Message], Wish]:
+    """Messages and options of a request; its images are added to `sent`. Raises RequestError.
 
     Sampling options other than lengths and ends are the node's: replies under others could not be trained on.
     """
@@ -23,7 +23,7 @@ def chat_request(body: Mapping[str, Any]) -> tuple[list[Message], Wish]:
     if not isinstance(messages, list) or not messages:
         raise RequestError("`messages` is a list of at least one message")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    return [message_of(each) for each in messages], wish_of(body, limit, tools_of(body.get("tools"), body))
+    return [message_of(each, sent) for each in messages], wish_of(body, limit, tools_of(body.get("tools"), body))
 
 
 def wish_of(body: Mapping[str, Any], limit: Any, tools: tuple[dict[str, Any], ...] = ()) -> Wish:

@@ -102,7 +102,9 @@ class Gateway:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _chat(self, session: Session, body: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
-        messages, wish = chat_request(body)
+        sent: dict[str, bytes] = {}
+        messages, wish = chat_request(body, sent)
+        await session.see(sent)
         replies = await session.chat(messages, wish)
         answer = chat_answer(body, replies, [_texts(session, reply, body) for reply in replies])
         return answer, chat_chunks(answer, with_usage=_with_usage(body))
@@ -114,7 +116,9 @@ class Gateway:
         return answer, text_chunks(answer, with_usage=_with_usage(body))
 
     async def _responses(self, session: Session, body: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
-        messages, wish = responses_request(body, session.conversations)
+        sent: dict[str, bytes] = {}
+        messages, wish = responses_request(body, session.conversations, sent)
+        await session.see(sent)
         (reply,) = await session.chat(messages, wish)
         answer = responses_answer(body, reply)
         said = reply_message(reply.content, reply.calls, reply.call_ids)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagrl.backends.tool_calls import Call
 
+_IMAGE_BYTES = 32 << 20
 _ROLES = ("system", "user", "assistant", "tool")
 FOLLOWING = ("user", "tool", "system")
 """Roles of messages that can follow a reply without the whole conversation being written again."""
@@ -18,17 +22,27 @@ class RequestError(ValueError):
 
 
 type Message = dict[str, Any]
-"""``role`` and ``content`` (a string); an assistant's may have ``tool_calls`` whose arguments are objects."""
+"""``role`` and ``content``; an assistant's may have ``tool_calls`` whose arguments are objects.
+
+The content is a string, or with images a list of parts ``{type: text, text}`` and ``{type: image}``; ``images`` then
+has the SHA-256 of each of them.
+"""
 
 
-def message_of(given: Any) -> Message:
-    """A message as the chat template takes it. Raises RequestError."""
+def message_of(given: Any, sent: dict[str, bytes]) -> Message:
+    """A message as the chat template takes it; adds its images by their SHA-256 to `sent`. Raises RequestError."""
     if not isinstance(given, Mapping):
         raise RequestError(f"a message is an object with role and content, not {given!r:.80}")
     role = "system" if given.get("role") == "developer" else given.get("role")
     if role not in _ROLES:
         raise RequestError(f"there is no role {role!r}; choose one of {', '.join(_ROLES)}")
-    message: Message = {"role": role, "content": text_of(given.get("content"))}
+    content, images = _content_of(given.get("content"))
+    message: Message = {"role": role, "content": content}
+    if images:
+        if role not in ("user", "tool"):
+            raise RequestError(f"images are in messages of the roles user and tool, not {role}")
+        message["images"] = tuple(key for key, _ in images)
+        sent.update(images)
     if role == "assistant" and given.get("tool_calls"):
         message["tool_calls"] = [_call_of(call) for call in given["tool_calls"]]
     for key in ("name", "tool_call_id"):
@@ -37,28 +51,61 @@ def message_of(given: Any) -> Message:
     return message
 
 
-def text_of(content: Any) -> str:
-    """The text of a content: a string, or parts. Raises RequestError for anything but text."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):
-        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) == len(parts):
-            return "".join(texts)
-    raise RequestError("a message's content is text, or parts of text; images and sounds are not supported")
+def _content_of(content: Any) -> tuple[str | list[dict[str, str]], list[tuple[str, bytes]]]:
+    """A content as the chat template takes it, and SHA-256 and bytes of its images. Raises RequestError."""
+    if content is None or isinstance(content, str):
+        return content or "", []
+    parts: list[dict[str, str]] = []
+    images = []
+    for given in content if isinstance(content, Sequence) else (content,):
+        if (text := given.get("text") if isinstance(given, Mapping) else given) is not None:
+            if not isinstance(text, str):
+                raise RequestError(f"a part of a content has text, not {text!r:.80}")
+            if parts and parts[-1]["type"] == "text":
+                parts[-1]["text"] += text
+            else:
+                parts.append({"type": "text", "text": text})
+            continue
+        data = _image_of(given)
+        images.append((hashlib.sha256(data).hexdigest(), data))
+        parts.append({"type": "image"})
+    return (parts, images) if images else ("".join(part["text"] for part in parts), [])
+
+
+def _image_of(part: Any) -> bytes:
+    """The bytes of an image of a content. How detailed it is to be seen is the pipeline's. Raises RequestError."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in ("image_url", "input_image"):
+        raise RequestError(f"a message's content is text and images, and {kind!r} is not supported")
+    url = part.get("image_url")
+    return _data_of(url.get("url") if isinstance(url, Mapping) else url)
+
+
+def _data_of(url: Any) -> bytes:
+    """The bytes of an image in a ``data:`` URL. Raises RequestError for any other."""
+    if not isinstance(url, str) or not url.startswith("data:"):
+        shown = f"{url:.80}" if isinstance(url, str) else "no text"
+        raise RequestError(f"the endpoint fetches no images; send them as data:image/png;base64,..., not {shown!r}")
+    kind, found, text = url.partition(";base64,")
+    if not found or not kind.startswith("data:image/"):
+        raise RequestError(f"an image is sent as data:image/png;base64,..., not {url:.40}...")
+    if len(text) > _IMAGE_BYTES * 4 // 3:
+        raise RequestError(f"an image has more than {_IMAGE_BYTES >> 20} MiB; send a smaller one")
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise RequestError(f"an image is not in base64: {error}") from error
 
 
 def key_of(message: Message) -> bytes:
-    """Bytes that are equal for messages that say the same.
+    """Bytes that are equal for messages that say and show the same.
 
     Ids of calls do not count, nor does space around an assistant's text: frameworks change both.
     """
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
     text = message["content"].strip() if message["role"] == "assistant" else message["content"]
-    return json.dumps([message["role"], text, calls], sort_keys=True).encode()
+    told = [message["role"], text, calls, *message.get("images", ())]
+    return json.dumps(told, sort_keys=True).encode()
 
 
 def reply_message(text: str, calls: Sequence[Call], ids: Sequence[str]) -> Message:

@@ -20,6 +20,7 @@ import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.data.batch import Batch
+from dagrl.ops.agents.images import RowImages, images_of_rows
 from dagrl.ops.agents.rows import Trajectory, responses_of
 from dagrl.ops.agents.running import Agent, PausedAgents, WaitingRequest
 from dagrl.ops.agents.session import Ask, Session
@@ -91,6 +92,8 @@ class AgentRollouts:
     """First rows of the trajectories that have not ended."""
     _agents: dict[int, Agent] = field(default_factory=dict)
     """First row -> agent; complete once the call has begun."""
+    _images: dict[int, RowImages] = field(init=False)
+    """First row -> images of the data set."""
     _outdated: set[int] = field(default_factory=set)
     """First rows whose agents were too old to be continued."""
     _busy: int = 0
@@ -104,6 +107,7 @@ class AgentRollouts:
         self._queue = TurnRequests(context.engine, context.sampling, self._events.put)
         self._version = max(context.engine.policy_version, context.version)
         self._open = {row for row in self.requests if not self.batch.rows[row] % context.sequences}
+        self._images = images_of_rows(self.batch, sorted(self._open))
         groups = self.batch["group_id"].values
         # Those that ended in an earlier step, but too long ago.
         self._outdated = {row for row in self._open if int(groups[row]) in context.begun}
@@ -192,6 +196,7 @@ class AgentRollouts:
             version=context.engine.policy_version,
             zero=spec.on_error == "zero",
             begun=self._agents[event.row].begun,
+            images=self._images[event.row].seen,
         )
         for row, response in enumerate(responses, event.row):
             if context.rollout.mask_offpolicy_in_partial_rollout:
@@ -233,9 +238,9 @@ class AgentRollouts:
                 return paused
             paused.cancel()
             self._outdated.add(row)
-        request = self.requests[row]
-        new_session = partial(_session, request, self._setup, self.context)
-        return Agent(self._setup, row_of(self.batch, row, request.seed), new_session)
+        request, images = self.requests[row], self._images[row]
+        new_session = partial(_session, request, images, self._setup, self.context)
+        return Agent(self._setup, row_of(self.batch, row, request.seed, images), new_session)
 
     def _pause(self) -> dict[int, np.ndarray]:
         """Pause all agents of groups that have not ended; returns the tokens sampled for those that have not."""
@@ -274,9 +279,10 @@ class AgentRollouts:
         self._waiting.pop(number).extend(completion)
 
 
-def _session(request: GenerationRequest, setup: AgentSetup, context: Context, ask: Ask) -> Session:
+def _session(request: GenerationRequest, images: RowImages, setup: AgentSetup, context: Context, ask: Ask) -> Session:
     """A new trajectory of a row, whose first request a rollout without an agent would begin with `request`."""
     node = context.rollout
     longest = node.max_prompt_tokens or context.pipeline.data.max_prompt_tokens
     tree = TrajectoryTree(request.prompt, request.seed, longest, context.sampling.max_new_tokens)
-    return Session(tree, setup.writer, setup.parser, node.tool_format == "hermes", ask, node.max_turns)
+    hermes = node.tool_format == "hermes"
+    return Session(tree, setup.writer, setup.parser, hermes, ask, node.max_turns, setup.reader, images.by_key())

@@ -14,12 +14,15 @@ from dagrl.ops.agents.session import Reply, Wish
 
 
 def responses_request(
-    body: Mapping[str, Any], conversations: Mapping[str, list[Message]]
+    body: Mapping[str, Any], conversations: Mapping[str, list[Message]], sent: dict[str, bytes]
 ) -> tuple[list[Message], Wish]:
-    """Messages and options of a request; `conversations` by the id of their last response. Raises RequestError."""
+    """Messages and options of a request; `conversations` by the id of their last response.
+
+    Its images are added to `sent`. Raises RequestError.
+    """
     messages: list[Message] = []
     if instructions := body.get("instructions"):
-        messages.append(message_of({"role": "system", "content": instructions}))
+        messages.append(message_of({"role": "system", "content": instructions}, sent))
     if earlier := body.get("previous_response_id"):
         if earlier not in conversations:
             raise RequestError(f"there is no response {earlier!r} of this trajectory")
@@ -27,7 +30,7 @@ def responses_request(
         begins = 1 if conversations[earlier][0]["role"] == "system" and instructions else 0
         messages += conversations[earlier][begins:]
     given = body.get("input") or ()
-    messages += _messages([{"role": "user", "content": given}] if isinstance(given, str) else given)
+    messages += _messages([{"role": "user", "content": given}] if isinstance(given, str) else given, sent)
     if not messages:
         raise RequestError("`input` is a text, or a list of items")
     return messages, wish_of(body, body.get("max_output_tokens"), tools_of(body.get("tools"), body))
@@ -107,7 +110,7 @@ def responses_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
     yield made("response.incomplete" if answer["status"] == "incomplete" else "response.completed", response=answer)
 
 
-def _messages(items: Sequence[Any]) -> list[Message]:
+def _messages(items: Sequence[Any], sent: dict[str, bytes]) -> list[Message]:
     """Items as messages: a text and the calls after it are one message of the assistant."""
     messages: list[dict[str, Any]] = []
     for item in items:
@@ -131,7 +134,7 @@ def _messages(items: Sequence[Any]) -> list[Message]:
                 continue
             case kind:
                 raise RequestError(f"items of type {kind!r} are not supported")
-    return [message_of(message) for message in messages]
+    return [message_of(message, sent) for message in messages]
 
 
 def _id(prefix: str) -> str:

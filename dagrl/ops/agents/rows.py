@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,9 +10,10 @@ import numpy as np
 
 from dagrl.backends.base import not_sampled
 from dagrl.data.batch import Column
+from dagrl.data.image_column import shared_image_columns
 from dagrl.data.stats import Stat
 from dagrl.ops.agents.programs import Verdict
-from dagrl.ops.agents.tree import SampledSequence, TrajectoryTree
+from dagrl.ops.agents.tree import SampledSequence, SeenImage, TrajectoryTree
 from dagrl.ops.response import Response, Turn
 from dagrl.ops.turns.dialogue import ERROR
 
@@ -52,16 +54,25 @@ class AgentRow:
     """Whether the trajectory is no part of losses and baselines."""
     reward: float
     """The program's reward; NaN if it gave none."""
+    images: tuple[SeenImage, ...] = ()
+    """Images of the prompt."""
 
 
 def responses_of(
-    trajectory: Trajectory, prompt: np.ndarray, rows: int, *, version: int, zero: bool, begun: int = 0
+    trajectory: Trajectory,
+    prompt: np.ndarray,
+    rows: int,
+    *,
+    version: int,
+    zero: bool,
+    begun: int = 0,
+    images: tuple[SeenImage, ...] = (),
 ) -> list[Response]:
     """The `rows` rows of a trajectory; unused ones have one token that is not trained on.
 
-    `prompt` is the row's in the data set, `version` that of the weights, `begun` the number of tokens that earlier
-    steps have sampled. With `zero`, a failed program has the reward 0; otherwise its trajectory is excluded, as is one
-    without any reply.
+    `prompt` and `images` are the row's in the data set, `version` that of the weights, `begun` the number of tokens
+    that earlier steps have sampled. With `zero`, a failed program has the reward 0; otherwise its trajectory is
+    excluded, as is one without any reply.
     """
     sequences = trajectory.tree.sequences(rows)
     excluded = not sequences or (trajectory.failed and not zero)
@@ -75,7 +86,7 @@ def responses_of(
     for number in range(rows):
         sequence = sequences[number] if number < len(sequences) else None
         # The first row of a program that asked nothing has the row's prompt, for people who look at samples.
-        unused = prompt[-1:] if number else prompt
+        unused = prompt if images or not number else prompt[-1:]
         row = AgentRow(
             unused if sequence is None else sequence.prompt,
             trajectory,
@@ -84,6 +95,7 @@ def responses_of(
             share=sequence.trained / trained if sequence else 0.0,
             excluded=excluded,
             reward=np.nan if reward is None else reward,
+            images=images if sequence is None else tuple(each.image for each in sequence.prompt_images),
         )
         response = _unused(prompt, version) if sequence is None else _response(sequence, trained=not excluded)
         reason = ERROR if trajectory.failed else trajectory.refused or response.finish_reason
@@ -94,8 +106,11 @@ def responses_of(
     return made
 
 
-def agent_columns_of(responses: Sequence[Response], *, several: bool) -> dict[str, Column]:
-    """Columns that only an agent rollout writes; with `several`, also that of trajectories with several rows."""
+def agent_columns_of(responses: Sequence[Response], *, several: bool, sees: bool) -> dict[str, Column]:
+    """Columns that only an agent rollout writes.
+
+    With `several` also that of trajectories with several rows, with `sees` those of the images of prompts.
+    """
     rows = [_agent(each) for each in responses]
     columns = {
         "prompt_tokens": Column.ragged([row.prompt for row in rows], "int64"),
@@ -105,6 +120,9 @@ def agent_columns_of(responses: Sequence[Response], *, several: bool) -> dict[st
     }
     if several:
         columns["trajectory_share"] = Column(np.array([row.share for row in rows], dtype=np.float32))
+    if sees:
+        columns |= shared_image_columns([[image.pixels for image in row.images] for row in rows])
+        columns["image_names"] = Column.text([json.dumps([image.name for image in row.images]) for row in rows])
     return columns
 
 
@@ -144,6 +162,8 @@ def _response(sequence: SampledSequence, *, trained: bool) -> Response:
         sequence.finish_reason,
         sequence.routed_experts,
         tuple(Turn(span.begin, span.end) for span in sequence.spans),
+        images=tuple(each.image.pixels for each in sequence.images),
+        image_starts=np.array([image.begin for image in sequence.images], dtype=np.int64),
     )
 
 

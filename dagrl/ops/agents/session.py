@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +14,25 @@ import numpy as np
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.tool_calls import Call, Parser, after_reasoning
 from dagrl.ops.agents.context_writer import ContextWriter
+from dagrl.ops.agents.images import ImageReader
 from dagrl.ops.agents.messages import Message, key_of, reply_message
-from dagrl.ops.agents.tree import ContextLengthError, Exchange, TrajectoryTree, cut_reply, digests
+from dagrl.ops.agents.tree import (
+    ContextLengthError,
+    Exchange,
+    PlacedImage,
+    SeenImage,
+    TrajectoryTree,
+    cut_reply,
+    digests,
+)
 
 _LENGTH, _TURNS = "length", "turns"
 
 
 type Ask = Callable[[GenerationRequest], Awaitable[Completion]]
 """Samples one reply."""
+type _Given = tuple[Exchange | None, np.ndarray, list[PlacedImage]]
+"""The exchange that a request follows, the tokens after it, and the images in them."""
 
 
 class TurnLimitError(ValueError):
@@ -74,6 +85,9 @@ class Session:
     ask: Ask
     """Samples one reply."""
     max_turns: int
+    reader: ImageReader = field(default_factory=lambda: ImageReader(None))
+    images: dict[str, SeenImage] = field(default_factory=dict)
+    """Images of its messages by the SHA-256 of their bytes; at first those of the row."""
     key: str = field(default_factory=lambda: f"dagrl-{secrets.token_urlsafe(24)}")
     refused: str | None = None
     """``length`` or ``turns`` once a request was refused for that limit."""
@@ -85,15 +99,21 @@ class Session:
     _texts: list[tuple[str, Exchange]] = field(default_factory=list)
     """For completions: prompts with their replies, as text."""
 
+    async def see(self, sent: Mapping[str, bytes]) -> None:
+        """Take images, by their SHA-256, that messages of `chat` may name. Raises RequestError."""
+        for key, data in sent.items():
+            if key not in self.images:
+                self.images[key] = await self.reader.read(key, data)
+
     async def chat(self, messages: Sequence[Message], wish: Wish) -> list[Reply]:
         """Replies to a conversation. Raises RequestError, ContextLengthError or TurnLimitError."""
         start = digests([repr(wish.tools).encode()])[0]
         said = digests([key_of(message) for message in messages], start)
-        parent, given = self._known(messages, said, wish) or (None, self.writer.conversation(messages, wish.tools))
+        parent, given, images = self._known(messages, said, wish) or self._new(messages, wish)
         read = self.parser(wish.tools) if wish.tools else None
 
         async def reply() -> Reply:
-            exchange, completion, text = await self._sample(parent, given, wish)
+            exchange, completion, text = await self._sample(parent, given, wish, images)
             made = self._reply(exchange, completion, text, read, wish)
             message = reply_message(made.content, made.calls, made.call_ids)
             end = digests([key_of(message)], said[-1] if said else start)[0]
@@ -105,6 +125,7 @@ class Session:
     async def continue_text(self, prompt: str | Sequence[int], wish: Wish) -> list[Reply]:
         """Continuations of a text or of tokens. Errors as in `chat`."""
         parent, given = self._known_text(prompt) if isinstance(prompt, str) else self._known_tokens(prompt)
+        self.writer.check_text(given)
 
         async def reply() -> Reply:
             exchange, completion, text = await self._sample(parent, given, wish)
@@ -116,19 +137,34 @@ class Session:
 
     # -- what is known already
 
-    def _known(
-        self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish
-    ) -> tuple[Exchange, np.ndarray] | None:
-        """The reply that the conversation follows, and the tokens after it; None for a conversation that is new."""
+    def _known(self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish) -> _Given | None:
+        """The reply that the conversation follows, and what comes after it; None for a conversation that is new."""
         for count in range(len(messages) - 1, 0, -1):
             if ends := self._ends.get(said[count - 1]):
                 # Of replies that read the same, one that is not followed yet.
                 parent = next((each for each in ends if not each.followers), ends[-1])
                 assert parent.reply is not None
                 last = int(parent.reply.tokens[-1])
-                given = self.writer.following(messages[count:], wish.tools, last)
-                return None if given is None else (parent, given)
+                images = self._images_of(messages[count:])
+                pixels = [each.pixels for each in images]
+                given = self.writer.following(messages[count:], wish.tools, last, pixels)
+                return None if given is None else (parent, given, self._placed(given, images))
         return None
+
+    def _new(self, messages: Sequence[Message], wish: Wish) -> _Given:
+        images = self._images_of(messages)
+        given = self.writer.conversation(messages, wish.tools, [each.pixels for each in images])
+        return None, given, self._placed(given, images)
+
+    def _images_of(self, messages: Sequence[Message]) -> list[SeenImage]:
+        return [self.images[key] for message in messages for key in message.get("images", ())]
+
+    def _placed(self, given: np.ndarray, images: Sequence[SeenImage]) -> list[PlacedImage]:
+        starts = self.writer.image_starts(given, [each.pixels for each in images])
+        return [
+            PlacedImage(each, start, start + self.writer.image_tokens(each.pixels))
+            for each, start in zip(images, starts, strict=True)
+        ]
 
     def _known_text(self, prompt: str) -> tuple[Exchange | None, np.ndarray]:
         for text, exchange in sorted(self._texts, key=lambda each: -len(each[0])):
@@ -148,12 +184,14 @@ class Session:
 
     # -- one reply
 
-    async def _sample(self, parent: Exchange | None, given: np.ndarray, wish: Wish) -> tuple[Exchange, Completion, str]:
+    async def _sample(
+        self, parent: Exchange | None, given: np.ndarray, wish: Wish, images: Sequence[PlacedImage] = ()
+    ) -> tuple[Exchange, Completion, str]:
         if self._turns >= self.max_turns:
             self.refused = _TURNS
             raise TurnLimitError(f"the policy has had its {self.max_turns} turns, the node's max_turns")
         try:
-            exchange = self.tree.begin(parent, given, wish.limit)
+            exchange = self.tree.begin(parent, given, wish.limit, images)
         except ContextLengthError:
             self.refused = _LENGTH
             raise

@@ -14,9 +14,11 @@ from dagrl.config.schema import AgentSpec, RewardNode
 from dagrl.data.batch import Batch
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.gateway import Gateway
+from dagrl.ops.agents.images import ImageReader, RowImages
 from dagrl.ops.agents.programs import Program, load_program
 from dagrl.ops.base import Context
 from dagrl.ops.turns.calls import parser_of
+from dagrl.ops.turns.settings import policy_images
 
 ROW_FIELDS = ("messages", "answer", "data_source", "extra_info")
 """Columns of the row that a program gets, beside ``seed`` and ``sample_id``."""
@@ -31,6 +33,7 @@ class AgentSetup:
     gateway: Gateway
     program: Program
     writer: ContextWriter
+    reader: ImageReader
     parser: Callable[[Sequence[dict[str, Any]]], Parser]
     """From the tools of a request to the parser of calls."""
     needs_reward: bool
@@ -44,6 +47,7 @@ def agent_setup(context: Context) -> AgentSetup:
     node, resources = context.rollout, context.resources
     spec = node.agent_spec
     assert spec is not None
+    vision = policy_images(context)
     host = _LOOPBACK if spec.listen == "loopback" else _node_address()
 
     def make() -> AgentSetup:
@@ -52,7 +56,8 @@ def agent_setup(context: Context) -> AgentSetup:
             spec,
             resources.once(f"gateway on {host}", lambda: Gateway(host)),
             load_program(spec, resources.folder),
-            ContextWriter(resources.tokenizer),
+            ContextWriter(resources.tokenizer, vision),
+            ImageReader(vision),
             lambda tools: parser_of(node.tool_format, tools, resources.folder),
             any(each.fn == "agent" for each in rewards),
             asyncio.Semaphore(spec.max_running),
@@ -61,14 +66,14 @@ def agent_setup(context: Context) -> AgentSetup:
     return resources.once(f"agent of {context.sampled_by}", make)
 
 
-def row_of(batch: Batch, row: int, seed: int) -> dict[str, Any]:
-    """A row as a program gets it."""
+def row_of(batch: Batch, row: int, seed: int, images: RowImages) -> dict[str, Any]:
+    """A row, with its images, as a program gets it."""
 
     def text(name: str) -> str:
         return bytes(batch[name][row]).decode()
 
     return {
-        "messages": json.loads(text("messages")),
+        "messages": images.messages(json.loads(text("messages"))),
         "answer": text("answer"),
         "data_source": text("data_source"),
         "extra_info": json.loads(text("extra_info")),

@@ -18,6 +18,30 @@ from dagrl.backends.base import Completion, GenerationRequest, not_sampled
 _NONE = np.zeros(0, dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class SeenImage:
+    """An image as the policy sees it."""
+
+    name: str
+    """Its path, or the SHA-256 of its bytes, for samples."""
+    pixels: np.ndarray
+    """Uint8 [height, width, 3], resized."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image among tokens."""
+
+    image: SeenImage
+    begin: int
+    """Index of its first token."""
+    end: int
+
+    def moved(self, by: int) -> PlacedImage:
+        """The image where `by` tokens have been put before it."""
+        return replace(self, begin=self.begin + by, end=self.end + by)
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
     """One request and its reply."""
@@ -32,6 +56,8 @@ class Exchange:
     """None until the reply has been sampled and the program has it."""
     followers: int = 0
     """Requests that follow the reply."""
+    images: tuple[PlacedImage, ...] = ()
+    """Images in `given`."""
 
     def path(self) -> list[Exchange]:
         """The exchanges from the root to this one."""
@@ -70,6 +96,9 @@ class SampledSequence:
     routed_experts: np.ndarray | None
     versions: np.ndarray
     """Policy version that sampled each token of the response, int32; -1 for tokens that were not sampled."""
+    prompt_images: tuple[PlacedImage, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
+    """Images in the response."""
 
     @property
     def trained(self) -> int:
@@ -96,9 +125,18 @@ class TrajectoryTree:
     _asked: dict[bytes, int] = field(default_factory=dict)
     """Context -> requests with it."""
 
-    def begin(self, parent: Exchange | None, given: np.ndarray, limit: int | None = None) -> Exchange:
-        """A new exchange after `parent`. Raises ContextLengthError if no token of a reply fits."""
-        exchange = Exchange(parent, given, self.seed, limit)
+    def begin(
+        self,
+        parent: Exchange | None,
+        given: np.ndarray,
+        limit: int | None = None,
+        images: Sequence[PlacedImage] = (),
+    ) -> Exchange:
+        """A new exchange after `parent`, with `images` in what is given.
+
+        Raises ContextLengthError if no token of a reply fits.
+        """
+        exchange = Exchange(parent, given, self.seed, limit, images=tuple(images))
         context = self.context(exchange)
         first = self._prompt_length(exchange)
         if len(context) - first >= self.longest_response:
@@ -106,7 +144,12 @@ class TrajectoryTree:
                 f"the conversation has {len(context)} tokens, and no reply fits into {first + self.longest_response}, "
                 "which max_prompt_tokens and sampling.max_new_tokens allow"
             )
-        key = context.tobytes()
+        if not first:
+            raise ContextLengthError(
+                f"the conversation begins with an image of {exchange.path()[0].images[0].end} tokens, more than "
+                f"{self.longest_prompt}, which max_prompt_tokens allows"
+            )
+        key = b" ".join([context.tobytes(), *(each.image.name.encode() for each in self._images(exchange))])
         times = self._asked[key] = self._asked.get(key, -1) + 1
         if parent is None:
             as_usual = np.array_equal(context, self.prompt)
@@ -125,9 +168,12 @@ class TrajectoryTree:
 
     def request(self, exchange: Exchange) -> GenerationRequest:
         """The engine's request for a reply."""
-        context = self.context(exchange)
-        prompt, begun = np.split(context, [self._prompt_length(exchange)])
-        return GenerationRequest(prompt, exchange.seed, begun, exchange.limit)
+        context, images = self.context(exchange), self._images(exchange)
+        length = self._prompt_length(exchange)
+        prompt, begun = np.split(context, [length])
+        starts = np.array([each.begin - length for each in images if each.begin >= length], dtype=np.int64)
+        pixels = tuple(each.image.pixels for each in images)
+        return GenerationRequest(prompt, exchange.seed, begun, exchange.limit, pixels, starts)
 
     def complete(self, exchange: Exchange, reply: Completion) -> None:
         """Record the reply that the program gets."""
@@ -171,6 +217,7 @@ class TrajectoryTree:
         length = self._prompt_length(leaf)
         prompt, tokens = np.split(np.concatenate(pieces), [length])
         assert leaf.reply is not None
+        images = self._images(leaf)
         return SampledSequence(
             prompt,
             tokens,
@@ -180,10 +227,23 @@ class TrajectoryTree:
             leaf.reply.finish_reason,
             leaf.reply.routed_experts,
             np.concatenate(versions)[length:],
+            tuple(each for each in images if each.begin < length),
+            tuple(each.moved(-length) for each in images if each.begin >= length),
         )
 
+    def _images(self, exchange: Exchange) -> list[PlacedImage]:
+        """The images before the reply, in order."""
+        found, length = [], 0
+        for each in exchange.path():
+            found += [image.moved(length) for image in each.images]
+            length += len(each.given) + len(_tokens(each))
+        return found
+
     def _prompt_length(self, exchange: Exchange) -> int:
-        return min(len(exchange.path()[0].given), self.longest_prompt)
+        root = exchange.path()[0]
+        length = min(len(root.given), self.longest_prompt)
+        # No image is cut.
+        return min([length, *(each.begin for each in root.images if each.begin < length < each.end)])
 
     def _seed_of(self, context: bytes, times: int) -> int:
         digest = hashlib.blake2b(context, digest_size=16).digest()

@@ -55,8 +55,8 @@ def test_a_tools_answer_continues_a_call() -> None:
     assert reply.content == "I look." and reply.calls[0].arguments == {"query": "x"}
     function = {"name": "search", "arguments": '{ "query":"x" }'}
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "other", "function": function}]}
-    answer = message_of({"role": "tool", "content": "<|im_end|> three", "tool_call_id": "other"})
-    ask(session, USER, message_of({**call, "content": "I look."}), answer, tools=SEARCH)
+    answer = message_of({"role": "tool", "content": "<|im_end|> three", "tool_call_id": "other"}, {})
+    ask(session, USER, message_of({**call, "content": "I look."}, {}), answer, tools=SEARCH)
     (sequence,) = session.tree.sequences(5)
     assert text(sequence).endswith(
         "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n<|im_end|> three\n"
