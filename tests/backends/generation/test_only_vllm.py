@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from string import ascii_letters
 
 import numpy as np
@@ -71,15 +72,20 @@ def test_images_are_seen_as_transformers_sees_them(start_engine, seeing: ModelSp
         GenerationRequest(
             rows["prompt_tokens"][row],
             10 + row,
+            limit=6,
             images=tuple(split_images(rows["pixel_values"][row], rows["image_sizes"][row])),
         )
         for row in range(0, 8, 2)
     ]
-    greedy = SamplingSpec(max_new_tokens=6, temperature=0.0, ignore_eos=True)
+    # A reply and then an image, as agents send them.
+    told = np.array([1, 2, *[60] * 16, 3])
+    images = (*asked[0].images, *asked[3].images)
+    asked.append(replace(asked[0], begun=told, images=images, image_starts=np.array([2])))
+    greedy = SamplingSpec(max_new_tokens=32, temperature=0.0, ignore_eos=True)
     reference = HfEngine(
         seeing, HfEngineSpec(backend="hf", group="rollout"), RankContext(0, 1, "127.0.0.1", 0, 60.0, 5)
     )
-    server = start_engine(tmp_path, model=seeing, max_num_seqs=4)
+    server = start_engine(tmp_path, model=seeing, max_num_seqs=5)
     try:
         for version in (0, 1):
             if version:
