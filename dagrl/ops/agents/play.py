@@ -23,6 +23,7 @@ from dagrl.data.batch import Batch
 from dagrl.ops.agents.images import RowImages, images_of_rows
 from dagrl.ops.agents.rows import Trajectory, responses_of
 from dagrl.ops.agents.running import Agent, PausedAgents, WaitingRequest
+from dagrl.ops.agents.scoring import ScoreGroup, scored
 from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup, agent_setup, row_of
 from dagrl.ops.agents.tree import TrajectoryTree
@@ -96,6 +97,9 @@ class AgentRollouts:
     """First row -> images of the data set."""
     _outdated: set[int] = field(default_factory=set)
     """First rows whose agents were too old to be continued."""
+    _unscored: dict[int, dict[int, Trajectory]] = field(default_factory=dict)
+    """Group -> its trajectories that have ended, by first row, if a group is scored together."""
+    _scorings: set[asyncio.Task[None]] = field(default_factory=set)
     _busy: int = 0
     """Requests that the engine has."""
     _aborted: bool = False
@@ -244,6 +248,7 @@ class AgentRollouts:
 
     def _pause(self) -> dict[int, np.ndarray]:
         """Pause all agents of groups that have not ended; returns the tokens sampled for those that have not."""
+        self._cancel_scorings()
         groups = self.batch["group_id"].values
         left: dict[int, list[Agent]] = {int(groups[row]): [] for row in self._open}
         sampled = {}
@@ -258,7 +263,12 @@ class AgentRollouts:
                 self._paused.put((self.context.step, group), agents)
         return sampled
 
+    def _cancel_scorings(self) -> None:
+        for scoring in self._scorings:
+            scoring.cancel()
+
     def _cancel(self) -> None:
+        self._cancel_scorings()
         for agent in self._agents.values():
             agent.cancel()
         for waiting in self._waiting.values():
@@ -270,7 +280,26 @@ class AgentRollouts:
         self._events.put(_Asked(number, waiting.remaining()))
 
     def ended(self, row: int, trajectory: Trajectory) -> None:
-        self._events.put(_Ended(row, trajectory))
+        if self._setup.score is None:
+            self._events.put(_Ended(row, trajectory))
+            return
+        groups = self.batch["group_id"].values
+        ended = self._unscored.setdefault(int(groups[row]), {})
+        ended[row] = trajectory
+        # A call has all of a group: groups are dealt whole.
+        if len(ended) == sum(groups[each] == groups[row] for each in self._agents):
+            scoring = asyncio.get_running_loop().create_task(self._scored(ended, self._setup.score))
+            self._scorings.add(scoring)
+            scoring.add_done_callback(self._scorings.discard)
+
+    async def _scored(self, ended: dict[int, Trajectory], score: ScoreGroup) -> None:
+        try:
+            found = await scored(dict(sorted(ended.items())), score, self._setup.spec.timeout_s)
+        except Exception as failure:  # noqa: BLE001 - raised in the thread that yields
+            self.broken(failure)
+            return
+        for row, trajectory in found.items():
+            self._events.put(_Ended(row, trajectory))
 
     def broken(self, failure: BaseException) -> None:
         self._events.put(_Broken(failure))

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from dagrl.config.schema import AgentSpec
 from dagrl.graph.plugins.agent import check_agent
 from dagrl.graph.plugins.custom import load_function, raised_by
+from dagrl.ops.agents.verifiers_agent import Unscored, verifiers_agent
 from dagrl.rewards.sandbox import runner as sandbox
 
 OUTPUT_BYTES = 16 << 10
@@ -49,6 +50,8 @@ class Verdict:
     metrics: Mapping[str, float] = field(default_factory=dict)
     output: str = ""
     """End of what it has printed."""
+    state: Any = None
+    """Set if the reward is given when all of the group have ended: what it is given for."""
 
 
 class Program(Protocol):
@@ -66,9 +69,8 @@ def load_program(spec: AgentSpec, folder: Path | None) -> Program:
         check_agent(function, spec.function, spec.args)
         return FunctionProgram(function, spec.function, spec.args)
     if spec.verifiers is not None:
-        from dagrl.ops.agents.verifiers_agent import verifiers_agent
-
-        return FunctionProgram(verifiers_agent(spec.verifiers, spec.args, folder), spec.verifiers, {})
+        solve, score = verifiers_agent(spec.verifiers, spec.args, folder)
+        return FunctionProgram(solve, spec.verifiers, {}, score)
     if spec.command is not None and spec.sandbox:
         return SandboxedProgram(spec, folder or Path.cwd())
     if spec.command is not None:
@@ -82,6 +84,8 @@ def verdict_of(returned: Any, output: str = "") -> Verdict:
 
     Raises ProgramError for anything else.
     """
+    if isinstance(returned, Unscored):
+        return Verdict(output=output, state=returned.state)
     if returned is None:
         return Verdict(output=output)
     values = returned if isinstance(returned, Mapping) else {"reward": returned}
@@ -105,8 +109,9 @@ def _is_number(value: Any) -> bool:
 class FunctionProgram:
     """Async functions in a thread of their own, so that one that blocks does not hold up the endpoint."""
 
-    def __init__(self, function: Any, place: str, args: Mapping[str, Any]) -> None:
-        self._function, self._place, self._args = function, place, args
+    def __init__(self, function: Any, place: str, args: Mapping[str, Any], score: Any = None) -> None:
+        """`score` is an async function of the states of `Unscored` results, which returns a result for each."""
+        self._function, self._place, self._args, self._score = function, place, args, score
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
         self._transport: Any = None
@@ -114,6 +119,23 @@ class FunctionProgram:
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
         call = asyncio.run_coroutine_threadsafe(self._call(base_url, key, row), self._loop)
         return verdict_of(await asyncio.wrap_future(call))
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether results of a group are scored together."""
+        return self._score is not None
+
+    async def score(self, states: Sequence[Any]) -> list[Verdict]:
+        """The verdicts of a group. Raises ProgramError."""
+
+        async def call() -> list[Any]:
+            try:
+                return [*await self._score(states)]
+            except Exception as error:  # a user's function may raise anything
+                raise ProgramError(f"scoring its group {raised_by(self._score, error)}") from error
+
+        given = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
+        return [verdict_of(each) for each in given]
 
     async def _call(self, base_url: str, key: str, row: Mapping[str, Any]) -> Any:
         client = self._client(base_url, key)

@@ -228,7 +228,7 @@ class Agent:
             return session, Verdict(output=error.output), str(error)
         finally:
             gateway.remove(session)
-        if verdict.reward is None and setup.needs_reward:
+        if verdict.reward is None and verdict.state is None and setup.needs_reward:
             return session, verdict, "it gave no reward, which `fn: agent` takes"
         return session, verdict, None
 

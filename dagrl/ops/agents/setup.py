@@ -15,7 +15,8 @@ from dagrl.data.batch import Batch
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.gateway import Gateway
 from dagrl.ops.agents.images import ImageReader, RowImages
-from dagrl.ops.agents.programs import Program, load_program
+from dagrl.ops.agents.programs import FunctionProgram, Program, load_program
+from dagrl.ops.agents.scoring import ScoreGroup
 from dagrl.ops.base import Context
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.settings import policy_images
@@ -38,6 +39,8 @@ class AgentSetup:
     """From the tools of a request to the parser of calls."""
     needs_reward: bool
     """Whether a reward node takes the program's reward."""
+    score: ScoreGroup | None
+    """Gives the rewards of a group, if its trajectories are scored together."""
     slots: asyncio.Semaphore
     """One for each program that may run; only used on the endpoint's loop."""
 
@@ -51,15 +54,17 @@ def agent_setup(context: Context) -> AgentSetup:
     host = _LOOPBACK if spec.listen == "loopback" else _node_address()
 
     def make() -> AgentSetup:
+        program = load_program(spec, resources.folder)
         rewards = [each for each in context.pipeline.nodes.values() if isinstance(each, RewardNode)]
         return AgentSetup(
             spec,
             resources.once(f"gateway on {host}", lambda: Gateway(host)),
-            load_program(spec, resources.folder),
+            program,
             ContextWriter(resources.tokenizer, vision),
             ImageReader(vision),
             lambda tools: parser_of(node.tool_format, tools, resources.folder),
             any(each.fn == "agent" for each in rewards),
+            program.score if isinstance(program, FunctionProgram) and program.scores_groups else None,
             asyncio.Semaphore(spec.max_running),
         )
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dagrl.graph.plugins.custom import importable_from
 
-type Solve = Callable[..., Awaitable[dict[str, float]]]
+type Result = dict[str, float]
+type Solve = Callable[..., Awaitable[Result | Unscored]]
+type Score = Callable[[Sequence[Any]], Awaitable[list[Result]]]
 
 
-def verifiers_agent(name: str, args: Mapping[str, Any], folder: Path | None) -> Solve:
-    """A function of a client and a row that runs the environment `name`, which is created with `args`.
+class Unscored:
+    """The state of a rollout, which is scored with those of its group."""
 
-    Returns the rubric's reward and metrics. Raises ValueError if the environment cannot be loaded.
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+def verifiers_agent(name: str, args: Mapping[str, Any], folder: Path | None) -> tuple[Solve, Score]:
+    """Two functions: of a client and a row, which runs the environment `name`, created with `args`; and of the states
+    of a group, which returns the rubric's rewards and metrics.
+
+    Raises ValueError if the environment cannot be loaded.
     """
     import verifiers
     from verifiers.errors import EmptyModelResponseError
@@ -25,7 +35,7 @@ def verifiers_agent(name: str, args: Mapping[str, Any], folder: Path | None) -> 
     except Exception as error:  # an environment may raise anything
         raise ValueError(f"the environment `{name}` of verifiers cannot be loaded: {error}") from error
 
-    async def solve(client: Any, row: Mapping[str, Any]) -> dict[str, float]:
+    async def solve(client: Any, row: Mapping[str, Any]) -> Result | Unscored:
         task = {
             "prompt": row["messages"],
             "answer": row["answer"],
@@ -39,7 +49,11 @@ def verifiers_agent(name: str, args: Mapping[str, Any], folder: Path | None) -> 
             return {"reward": 0.0}
         if state["error"] is not None:
             raise RuntimeError(f"the environment failed: {state['error']!r}")
-        await environment.rubric.score_rollout(state)
-        return {"reward": state["reward"], **state["metrics"]}
+        return Unscored(state)
 
-    return solve
+    async def score(states: Sequence[Any]) -> list[Result]:
+        # As the library itself does: a rubric may compare the samples of a group.
+        await environment.rubric.score_group([*states])
+        return [{"reward": state["reward"], **state["metrics"]} for state in states]
+
+    return solve, score

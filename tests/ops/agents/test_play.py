@@ -423,9 +423,23 @@ def said(completion, answer):
 def asked(state):
     return len(state["trajectory"])
 
-def load_environment(turns=1):
+def longer(completions, states):
+    if len(states) != 2:
+        raise KeyError("a pair")
+    lengths = [len(each[-1]["content"]) for each in completions]
+    return [float(length == max(lengths)) for length in lengths]
+
+class Comparing(vf.Rubric):
+    async def score_group(self, states):
+        if self.broken:
+            raise ArithmeticError("no scores")
+        await super().score_group(states)
+
+def load_environment(turns=1, compares=False, broken=False):
     rows = Dataset.from_list([{"question": "1+1=", "answer": "2"}])
-    return Carrying(max_turns=turns, rubric=vf.Rubric([said, asked], weights=[1.0, 0.0]), dataset=rows)
+    rubric = Comparing([longer if compares else said, asked], weights=[1.0, 0.0])
+    rubric.broken = broken
+    return Carrying(max_turns=turns, rubric=rubric, dataset=rows)
 """
 
 
@@ -443,6 +457,43 @@ def test_an_environment_of_verifiers_is_an_agent(play, bench, engine) -> None:
     assert (batch["agent_reward"].values > 1).sum() >= 2
     with pytest.raises(ValueError, match=r"`carrying-env` of verifiers cannot be loaded: .*'turn'"):
         play({**agent, "args": {"turn": 2}})
+
+
+def test_a_rubric_compares_the_samples_of_a_group(play, bench) -> None:
+    bench.write_module("carrying_env", ENVIRONMENT)
+    agent = {"verifiers": "carrying-env", "args": {"compares": True}}
+    outputs = play(agent, reward="agent")
+    batch = together(outputs)
+    texts = [len(bench.tokenizer.decode(batch["response_tokens"][row]).removesuffix("<eos>")) for row in range(8)]
+    pairs = [(row, row + 1) for row in range(0, 8, 2) if min(texts[row : row + 2]) > 0]
+    assert pairs and any(texts[one] != texts[other] for one, other in pairs)
+    for one, other in pairs:
+        assert batch["agent_reward"].values[one] == (texts[one] >= texts[other])
+        assert batch["agent_reward"].values[other] == (texts[other] >= texts[one])
+    (output,) = play({**agent, "args": {"compares": True, "broken": True}}, prompts=PROMPTS[:2], reward="agent")
+    assert together([output])["excluded"].values.all() and output.stats["agent/failed_fraction"].mean == 1
+
+
+def test_a_group_is_scored_in_the_call_in_which_the_last_of_it_ends(play, engine, bench, monkeypatch) -> None:
+    bench.write_module("carrying_env", ENVIRONMENT)
+    agent = {"verifiers": "carrying-env", "args": {"compares": True, "turns": 2}}
+    whole = together(play(agent, prompts=PROMPTS[:2], tokens=50, **PAUSED))
+    generate, second_turns = engine.generate, []
+
+    def aborted(requests, sampling):
+        for each in generate(requests, sampling):
+            second_turns.extend([each] if len(requests[each.index].begun) else [])
+            if len(second_turns) == 2:
+                each = replace(each, tokens=each.tokens[:1], logprobs=each.logprobs[:1], finish_reason="abort")
+            yield each
+
+    monkeypatch.setattr(engine, "generate", aborted)
+    (left,) = play(agent, prompts=PROMPTS[:2], tokens=50, **PAUSED)
+    assert left.unfinished and len(second_turns) == 2, "one has ended, and the other waits"
+    monkeypatch.setattr(engine, "generate", generate)
+    batch = together([go_on(play, replace(play.last, step=2, paused={0: (1, 0)}))])
+    for name in ("response_tokens", "agent_reward", "turns"):
+        assert batch[name].values.tolist() == whole[name].values.tolist()
 
 
 class Service(BaseHTTPRequestHandler):
