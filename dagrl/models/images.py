@@ -187,6 +187,12 @@ def image_starts(tokens: np.ndarray, sizes: np.ndarray, settings: ImageSettings)
     return places[np.cumsum(counts) - counts]
 
 
+def shortened(tokens: np.ndarray, settings: ImageSettings) -> np.ndarray:
+    """The tokens with one token for each of their images, for people."""
+    repeated = (tokens[1:] == settings.token) & (tokens[:-1] == settings.token)
+    return tokens[np.concatenate([[True], ~repeated])] if len(tokens) else tokens
+
+
 def is_image(value: Any) -> bool:
     """Whether a value is an image of PIL, which need not be imported."""
     module = sys.modules.get("PIL.Image")

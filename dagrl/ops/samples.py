@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.graph.columns import LOGPROB_COLUMNS
-from dagrl.models.images import image_settings
+from dagrl.models.images import image_settings, shortened
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
 from dagrl.ops.reward import response_text
@@ -150,8 +150,7 @@ def _shortened(prompt: np.ndarray, context: Context) -> np.ndarray:
     if context.pipeline.data.image_key is None:
         return prompt
     settings = context.resources.once("image settings", lambda: image_settings(context.pipeline.model))
-    repeated = (prompt[1:] == settings.token) & (prompt[:-1] == settings.token)
-    return prompt[np.concatenate([[True], ~repeated])]
+    return shortened(prompt, settings)
 
 
 def _turns(batch: Batch, row: int, context: Context) -> list[dict[str, Any]]:

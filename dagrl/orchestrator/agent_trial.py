@@ -23,7 +23,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import ImageColumn, images_at
 from dagrl.data.prompt_table import PromptTable
 from dagrl.graph.rollouts import rollouts
-from dagrl.models.images import image_settings
+from dagrl.models.images import image_settings, shortened
 from dagrl.ops.agents.play import play
 from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.base import Context, Resources
@@ -113,17 +113,23 @@ def _batch(pipeline: Pipeline, resources: Resources, row: int, copies: int) -> B
 def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
     """The conversations with what came of them, line by line."""
     tokenizer: Any = resources.tokenizer
+    pipeline = resources.pipeline
+    vision = image_settings(pipeline.model) if pipeline.data.image_key else None
+
+    def text(tokens: np.ndarray) -> str:
+        return tokenizer.decode(shortened(tokens, vision) if vision else tokens)
+
     trajectory: Trajectory = responses[0].agent.trajectory
     for number, response in enumerate(responses, 1):
         if not response.turns:
             continue
         yield f"-- sequence {number}: {len(response.agent.prompt)} tokens of prompt, {len(response.tokens)} of response"
-        yield tokenizer.decode(response.agent.prompt)
+        yield text(response.agent.prompt)
         end = 0
         for turn, each in enumerate(response.turns, 1):
             if each.begin > end:
                 yield "-- told"
-                yield tokenizer.decode(response.tokens[end : each.begin])
+                yield text(response.tokens[end : each.begin])
             trained = "" if response.mask[each.begin : each.end].any() else ", not trained on here"
             yield f"-- turn {turn} of the policy: {each.end - each.begin} tokens{trained}"
             yield tokenizer.decode(response.tokens[each.begin : each.end])

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,7 +20,7 @@ from dagrl.ops.agents.messages import RequestError
 from dagrl.ops.agents.tree import SeenImage
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-_MOST_PIXELS = 1 << 26
+_MOST_PIXELS = 1 << 25
 """Of an image before it is resized; a small file may hold far more."""
 
 
@@ -31,6 +32,8 @@ class ImageReader:
         self._vision = vision
         self._known: WeakValueDictionary[str, SeenImage] = WeakValueDictionary()
         self._under_way: dict[str, asyncio.Future[SeenImage]] = {}
+        # Few, because each may need hundreds of megabytes.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="images")
 
     async def read(self, key: str, data: bytes) -> SeenImage:
         """The image in `data`, whose SHA-256 is `key`. Raises RequestError."""
@@ -39,8 +42,8 @@ class ImageReader:
         if (known := self._known.get(key)) is not None:
             return known
         if key not in self._under_way:
-            work = asyncio.ensure_future(asyncio.to_thread(_decoded, key, data, self._vision))
-            self._under_way[key] = work
+            loop = asyncio.get_running_loop()
+            self._under_way[key] = work = loop.run_in_executor(self._threads, _decoded, key, data, self._vision)
             work.add_done_callback(lambda _: self._under_way.pop(key))
         # Another request may wait for it when this one is cancelled.
         self._known[key] = found = await asyncio.shield(self._under_way[key])
