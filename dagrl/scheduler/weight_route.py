@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dagrl.config.block_fp8 import BlockFp8
 from dagrl.config.schema import GroupSpec, Pipeline
 from dagrl.config.schema.engine import Transport
 from dagrl.graph.engines import sleeps
@@ -23,6 +24,8 @@ class WeightRoute:
     """Ranks of the group that take weights together, wave after wave."""
     keep_buffers: bool = False
     """Whether receivers keep the memory of their buckets between updates, as they have the devices to themselves."""
+    fp8: BlockFp8 | None = None
+    """Weights that the sender quantises."""
 
 
 def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
@@ -42,6 +45,7 @@ def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
         engine.update_waves(group),
         # Only servers have memory that outlives an update.
         keep_buffers=engine.replicas_are_servers and not sleeps(pipeline, follower),
+        fp8=engine.taken_fp8,
     )
 
 

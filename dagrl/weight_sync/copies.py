@@ -67,7 +67,8 @@ class CopyPlan:
                 to, start = (first_byte(each) for each in (target, source))
                 byte_copies.append(ByteCopy(storage_of(target), to, storage_of(source), start, target.nbytes))
             elif target.numel():
-                self._add(target, source)
+                alike = target.dtype == source.dtype
+                self._add(*((as_bytes(target), as_bytes(source)) if alike else (target, source)))
         for copy in coalesced(byte_copies):
             ends = (copy.target, copy.to), (copy.source, copy.start)
             self._add(*(view_of(memories[memory], at, copy) for memory, at in ends))
@@ -90,6 +91,11 @@ def copy_all(groups: Iterable[tuple[list[Tensor], list[Tensor]]]) -> None:
     """Copy sources into targets, one call per group. Within a group all dtypes are equal."""
     for targets, sources in groups:
         torch._foreach_copy_(targets, sources)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The tensor, or a view of uint8 of one in fp8, for which operations on many tensors have no kernels."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point else tensor
 
 
 def storage_of(tensor: Tensor) -> int:

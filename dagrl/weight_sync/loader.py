@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dagrl.weight_sync.copies import as_bytes
 from dagrl.weight_sync.copy_tracer import CopyRecorder, WeightComparer
 from dagrl.weight_sync.manifest import BucketLayout, Manifest
 from dagrl.weight_sync.protocol import shortened
@@ -67,7 +68,7 @@ class WeightLoader:
         constants = self._recording.constants if self._recording else [(each, 0.0) for each in parameters.values()]
         with torch.no_grad():
             # _foreach_zero_ rejects an empty list.
-            if zeros := [tensor for tensor, value in constants if value == 0]:
+            if zeros := [as_bytes(tensor) for tensor, value in constants if value == 0]:
                 torch._foreach_zero_(zeros)
             for tensor, value in constants:
                 if value != 0:

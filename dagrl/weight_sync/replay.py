@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dagrl.weight_sync.copies import WIDTHS, ByteCopy, coalesced, copy_all, first_byte, storage_of, view_of
+from dagrl.weight_sync.copies import WIDTHS, ByteCopy, as_bytes, coalesced, copy_all, first_byte, storage_of, view_of
 from dagrl.weight_sync.copy_tracer import TracedCopy
 
 _BUCKET = 0
@@ -81,8 +81,11 @@ class Replay:
         for copy in self._views:
             source = torch.empty(0, dtype=copy.dtype, device=buffer.device)
             source.set_(memory, copy.offset, copy.shape, copy.stride)
-            targets, sources = by_dtypes.setdefault((copy.target.dtype, copy.dtype), ([], []))
-            targets.append(copy.target)
+            target = copy.target
+            if target.dtype == copy.dtype:
+                target, source = as_bytes(target), as_bytes(source)
+            targets, sources = by_dtypes.setdefault((target.dtype, source.dtype), ([], []))
+            targets.append(target)
             sources.append(source)
         return [*groups, *by_dtypes.values()]
 

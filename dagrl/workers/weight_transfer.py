@@ -12,6 +12,8 @@ from typing import Any
 import ray
 
 from dagrl.scheduler.weight_route import WeightRoute
+from dagrl.weight_sync.exporter import WeightExporter
+from dagrl.weight_sync.fp8 import Fp8Exporter
 from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.protocol import Offer
 from dagrl.weight_sync.receiver import Route
@@ -29,7 +31,8 @@ class WeightTransfer:
         self._rank, self._route = rank, route
         # One rank broadcasts: each receiver gets all bytes over its own link, however many ranks send them, and each
         # further sender would cost every receiver a communicator of half a GiB.
-        self._exporter = engine.weight_exporter(route.bucket_bytes, by_owner=route.way != "broadcast")
+        exporter: WeightExporter = engine.weight_exporter(route.bucket_bytes, by_owner=route.way != "broadcast")
+        self._exporter = exporter if route.fp8 is None else Fp8Exporter(exporter, route.fp8)
         self._sender: WeightSender | None = None
         if route.way != "object_store":
             self._sender = WeightSender(

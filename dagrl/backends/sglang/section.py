@@ -6,16 +6,16 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from dagrl.backends.serving.section import ServerSpec
 from dagrl.backends.sglang.fields import ServerFields
 from dagrl.backends.sglang.layout import gpus_per_server, server_slots
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
-from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.library_fields import GivenFields, add_extra
 from dagrl.config.schema.model import GroupSpec
 
 
-class SglangEngineSpec(EngineSpec):
+class SglangEngineSpec(ServerSpec):
     """SGLang servers that generate, as many as fit on the group."""
 
     backend: Literal["sglang"]

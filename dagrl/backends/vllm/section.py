@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from dagrl.backends.serving.section import ServerSpec
 from dagrl.backends.serving.slots import slots_of_servers
 from dagrl.backends.vllm.fields import VllmFields
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
-from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.library_fields import GivenFields, add_extra
 from dagrl.config.schema.model import GroupSpec
 
@@ -24,7 +24,7 @@ ROUTED_EXPERTS = "enable_return_routed_experts"
 """Engine argument that has servers return the experts that tokens were routed to."""
 
 
-class VllmEngineSpec(EngineSpec):
+class VllmEngineSpec(ServerSpec):
     """vLLM servers that generate, as many as fit on the group."""
 
     backend: Literal["vllm"]

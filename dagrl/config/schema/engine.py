@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from dagrl.config.block_fp8 import BlockFp8
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema.model import GroupSpec, ModelSpec
@@ -106,6 +107,11 @@ class EngineSpec(Section):
     @property
     def sent_adapter(self) -> SentAdapter | None:
         """The adapters that it sends to generators instead of weights."""
+        return None
+
+    @property
+    def taken_fp8(self) -> BlockFp8 | None:
+        """The weights that it takes in fp8; None if it takes all of them as the trainer has them."""
         return None
 
     @property

@@ -1,0 +1,149 @@
+"""Quantises weights to blockwise fp8 between a trainer's export and a transport.
+
+The format is that of DeepSeek-V3 (arXiv 2412.19437, section 3.3): e4m3 values, and one float32 scale for each block of
+128 x 128. The arithmetic is that of transformers' ``finegrained_fp8``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dagrl.config.block_fp8 import BLOCK, SCALE_SUFFIX, BlockFp8, scale_shape
+from dagrl.weight_sync.copies import CopyPlan
+from dagrl.weight_sync.exporter import WeightExporter
+from dagrl.weight_sync.manifest import BucketLayout, Described, Manifest
+from dagrl.weight_sync.staging import ReleasableBuffer
+
+FP8 = torch.float8_e4m3fn
+_LARGEST = torch.finfo(FP8).max
+_LEAST_PEAK = 1e-30
+"""Blocks below it become zeros: their factor would overflow float32."""
+_ELEMENTS = 2**25
+"""Elements that are quantised together, which bounds the float32 copies."""
+
+
+@torch.no_grad()
+def quantise(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise `weights`, [..., rows, columns], block by block.
+
+    Returns float8_e4m3fn of the same shape, and the factors that restore the weights, float32
+    [..., ceil(rows / 128), ceil(columns / 128)]. A value of a block with the largest magnitude `m` changes by at most
+    a 16th of itself, or ``m / 448 / 1024``, whichever is more.
+    """
+    rows, columns = weights.shape[-2:]
+    padded = torch.nn.functional.pad(weights.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
+    peaks = blocks.abs().amax((-3, -1), keepdim=True)
+    factors = torch.where(peaks > 0, _LARGEST / peaks.clamp(min=_LEAST_PEAK), 1.0)
+    values = (blocks * factors).clamp_(-_LARGEST, _LARGEST).to(FP8)
+    return values.flatten(-4, -3).flatten(-2, -1)[..., :rows, :columns], (1.0 / factors).squeeze(-1).squeeze(-2)
+
+
+@torch.no_grad()
+def dequantise(values: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the weights, [..., rows, columns], that values and scales of `quantise` stand for."""
+    rows, columns = values.shape[-2:]
+    wide = scales.repeat_interleave(BLOCK, -2)[..., :rows, :].repeat_interleave(BLOCK, -1)[..., :columns]
+    return (values.float() * wide).to(dtype)
+
+
+class Fp8Exporter:
+    """A `WeightExporter` of another one's weights, in fp8 as `BlockFp8` chooses.
+
+    A scale follows its weight in the bucket, which has half the bytes.
+    """
+
+    def __init__(self, exporter: WeightExporter, fp8: BlockFp8) -> None:
+        self._exporter = exporter
+        self.device, self.process_group = exporter.device, exporter.process_group
+        placed = [tensor for bucket in exporter.manifest.buckets for tensor in bucket.tensors]
+        self._chosen = fp8.choose((tensor.name, tensor.shape) for tensor in placed)
+        self.manifest = Manifest(tuple(map(self._layout, exporter.manifest.buckets)))
+        self._rank = 0 if self.process_group is None else dist.get_rank()
+        owned = (bucket.nbytes for bucket in exporter.manifest.buckets if bucket.owner == self._rank)
+        self._scratch = ReleasableBuffer(max(owned, default=0), self.device)
+        self._scratch.release()
+        self._plans: dict[int, tuple[Tensor, _BucketPlan]] = {}
+
+    @contextmanager
+    def exporting(self) -> Iterator[None]:
+        """See `WeightExporter.exporting`. Holds a bucket of the other exporter besides."""
+        with self._exporter.exporting():
+            self._scratch.allocate()
+            try:
+                yield
+            finally:
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream().synchronize()
+                self._scratch.release()
+
+    @torch.no_grad()
+    def fill(self, index: int, buffer: Tensor | None) -> None:
+        """See `WeightExporter.fill`."""
+        if buffer is None or self.manifest.buckets[index].owner != self._rank:
+            self._exporter.fill(index, None)
+            return
+        self._exporter.fill(index, self._scratch.bytes)
+        known = self._plans.get(index)
+        if known is None or known[0] is not buffer:
+            known = self._plans[index] = buffer, self._plan(index, buffer)
+        known[1].run()
+
+    def _layout(self, bucket: BucketLayout) -> BucketLayout:
+        described: list[Described] = []
+        for tensor in bucket.tensors:
+            if tensor.name in self._chosen:
+                described.append((tensor.name, FP8, tensor.shape))
+                described.append((tensor.name + SCALE_SUFFIX, torch.float32, scale_shape(tensor.shape)))
+            else:
+                described.append((tensor.name, getattr(torch, tensor.dtype), tensor.shape))
+        return replace(BucketLayout.of(described), owner=bucket.owner)
+
+    def _plan(self, index: int, buffer: Tensor) -> _BucketPlan:
+        places = dict(self.manifest.buckets[index].views(buffer))
+        copied: list[tuple[Tensor, Tensor]] = []
+        alike: dict[tuple[int, ...], _Alike] = {}
+        for name, source in self._exporter.manifest.buckets[index].views(self._scratch.bytes):
+            if name in self._chosen:
+                group = alike.setdefault(tuple(source.shape), _Alike([], [], []))
+                group.sources.append(source)
+                # Copies of many tensors at once know bytes, and not in every version fp8.
+                group.values.append(places[name].view(torch.uint8))
+                group.scales.append(places[name + SCALE_SUFFIX])
+            else:
+                copied.append((places[name], source))
+        return _BucketPlan(CopyPlan(copied), list(alike.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Weights of one shape, such as those of experts."""
+
+    sources: list[Tensor]
+    values: list[Tensor]
+    scales: list[Tensor]
+
+    def run(self) -> None:
+        each = max(1, _ELEMENTS // self.sources[0].numel())
+        for first in range(0, len(self.sources), each):
+            part = slice(first, first + each)
+            values, scales = quantise(torch.stack(self.sources[part]))
+            torch._foreach_copy_(self.values[part], list(values.view(torch.uint8).unbind()))
+            torch._foreach_copy_(self.scales[part], list(scales.unbind()))
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketPlan:
+    copies: CopyPlan
+    alike: Sequence[_Alike]
+
+    def run(self) -> None:
+        self.copies.run()
+        for group in self.alike:
+            group.run()

@@ -1,0 +1,122 @@
+"""Weights in blockwise fp8: the error of a block, transformers' bits, and what a sender makes of a trainer's buckets."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dagrl.config.block_fp8 import BLOCK, BlockFp8
+from dagrl.weight_sync.exporter import IteratedExporter, exported
+from dagrl.weight_sync.fp8 import FP8, Fp8Exporter, dequantise, quantise
+
+_BLOCKS = (2 * BLOCK, 3 * BLOCK)
+
+
+def drawn(shape: tuple[int, ...], seed: int, exponent: int) -> Tensor:
+    """Weights in bfloat16 whose rows differ in size."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.randint(-3, 4, (*shape[:-1], 1), generator=generator)
+    return (torch.randn(shape, generator=generator) * 2.0 ** (exponent + spread)).bfloat16()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 9), st.integers(-40, 30))
+def test_each_value_keeps_its_first_bits(rows: int, columns: int, seed: int, exponent: int) -> None:
+    weights = drawn((rows, columns), seed, exponent)
+    values, scales = quantise(weights)
+    assert values.dtype == FP8 and values.shape == weights.shape
+    assert scales.shape == (-(-rows // BLOCK), -(-columns // BLOCK))
+    error = (dequantise(values, scales) - weights.float()).abs()
+    for row in range(0, rows, BLOCK):
+        for column in range(0, columns, BLOCK):
+            part = slice(row, row + BLOCK), slice(column, column + BLOCK)
+            own, peak = weights[part].float().abs(), weights[part].float().abs().max()
+            # e4m3 rounds to 3 bits after the leading one, and below 2**-6 to multiples of 2**-9; 448 is the peak.
+            bound = torch.maximum(own / 16, peak / 448 / 1024) * (1 + 1e-5)
+            assert (error[part] <= bound).all()
+            assert values[part].float().abs().max() == (448 if peak > 0 else 0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 9))
+def test_what_is_quantised_stays_as_it_is(rows: int, columns: int, seed: int) -> None:
+    once = quantise(drawn((rows, columns), seed, 0))
+    again = quantise(dequantise(*once))
+    assert torch.equal(once[0].view(torch.uint8), again[0].view(torch.uint8))
+    torch.testing.assert_close(once[1], again[1], rtol=3e-7, atol=0)
+
+
+def test_blocks_of_zeros_and_of_very_small_values() -> None:
+    weights = torch.zeros(_BLOCKS)
+    weights[:BLOCK, :BLOCK] = 1e-38
+    weights[BLOCK:, BLOCK : 2 * BLOCK] = 3.0
+    values, scales = quantise(weights)
+    assert scales[0, 1] == 1 and torch.isfinite(scales).all()
+    restored = dequantise(values, scales)
+    assert (restored[:BLOCK] == 0).all()
+    torch.testing.assert_close(restored[BLOCK:, BLOCK : 2 * BLOCK], torch.full((BLOCK, BLOCK), 3.0))
+
+
+def test_a_value_that_is_not_finite_stays_visible() -> None:
+    weights = torch.ones(_BLOCKS)
+    weights[0, 0], weights[BLOCK, BLOCK] = float("nan"), float("inf")
+    values, scales = quantise(weights)
+    finite = torch.isfinite(dequantise(values, scales))
+    assert not finite[0, 0] and not finite[BLOCK, BLOCK] and finite[0, 2 * BLOCK]
+
+
+@pytest.mark.parametrize("shape", [_BLOCKS, (3, *_BLOCKS)])
+def test_bits_are_those_of_transformers(shape: tuple[int, ...]) -> None:
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
+
+    config = SimpleNamespace(weight_block_size=(BLOCK, BLOCK), scale_fmt=None)
+    quantizer = SimpleNamespace(quantization_config=config)
+    weights = drawn(shape, 1, -5)
+    weights[..., :BLOCK, :BLOCK] = 0
+    theirs = Fp8Quantize(quantizer).convert({"x.weight": weights})
+    values, scales = quantise(weights)
+    assert torch.equal(values.view(torch.uint8), theirs["x.weight"].view(torch.uint8))
+    assert torch.equal(scales, theirs["x.weight_scale_inv"])
+    back = Fp8Dequantize(quantizer)._dequantize_one(values, scales, torch.bfloat16)
+    assert torch.equal(dequantise(values, scales, torch.bfloat16), back)
+
+
+def layer_tensors(layer: int) -> Iterator[tuple[str, Tensor]]:
+    prefix = f"model.layers.{layer}."
+    yield f"{prefix}input_layernorm.weight", drawn((256,), 0, 0)
+    yield f"{prefix}mlp.gate.weight", drawn((4, 256), 1, 0)
+    for expert in range(4):
+        for name, shape in (("gate_proj", (128, 256)), ("up_proj", (128, 256)), ("down_proj", (256, 128))):
+            yield f"{prefix}mlp.experts.{expert}.{name}.weight", drawn(shape, 10 * layer + expert, -4)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 200_000, 1 << 30])
+def test_buckets_have_quantised_weights_with_scales_and_all_others_unchanged(bucket_bytes: int) -> None:
+    tensors = [(name, tensor) for layer in range(2) for name, tensor in layer_tensors(layer)]
+    plain = IteratedExporter(lambda: iter(tensors), bucket_bytes, torch.device("cpu"))
+    exporter = Fp8Exporter(plain, BlockFp8(("model.layers.0.mlp.experts",)))
+    sent = dict(each for bucket in exported(exporter, is_root=True) for each in bucket)
+    assert list(sent) == exporter.manifest.names
+    for name, tensor in tensors:
+        if name.startswith("model.layers.1.mlp.experts."):
+            values, scales = quantise(tensor)
+            assert torch.equal(sent.pop(name).view(torch.uint8), values.view(torch.uint8)), name
+            assert torch.equal(sent.pop(name + "_scale_inv"), scales), name
+        else:
+            assert torch.equal(sent.pop(name), tensor), name
+    assert not sent
+    for (_, tensor) in tensors:
+        tensor.mul_(2)
+    again = dict(each for bucket in exported(exporter, is_root=True) for each in bucket)
+    name = "model.layers.1.mlp.experts.3.down_proj.weight"
+    assert torch.equal(again[f"{name}_scale_inv"], quantise(dict(tensors)[name])[1]), "the next sync sends new weights"
+
+
+def test_fp8_has_half_the_bytes_on_the_wire() -> None:
+    tensors = [("model.layers.0.mlp.down_proj.weight", torch.zeros(1024, 4096, dtype=torch.bfloat16))]
+    plain = IteratedExporter(lambda: iter(tensors), 1 << 30, torch.device("cpu"))
+    assert Fp8Exporter(plain, BlockFp8()).manifest.nbytes / plain.manifest.nbytes == pytest.approx(0.5, abs=2e-4)
