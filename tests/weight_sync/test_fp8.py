@@ -109,7 +109,7 @@ def test_buckets_have_quantised_weights_with_scales_and_all_others_unchanged(buc
         else:
             assert torch.equal(sent.pop(name), tensor), name
     assert not sent
-    for (_, tensor) in tensors:
+    for _, tensor in tensors:
         tensor.mul_(2)
     again = dict(each for bucket in exported(exporter, is_root=True) for each in bucket)
     name = "model.layers.1.mlp.experts.3.down_proj.weight"

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
-from dagrl.backends.model_source import architecture, load_hf_config, weight_source
+from dagrl.backends.model_source import architecture, load_hf_config, published_shapes, weight_source
+from dagrl.config.block_fp8 import BlockFp8
 from dagrl.config.schema import ModelSpec
 from dagrl.models.images import image_settings
 
 
-def model_folder(model: ModelSpec, scratch: Path, *, seed: int, with_weights: bool) -> Path:
+_CONFIG = "config.json"
+_WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".pt", ".pth")
+
+
+def model_folder(
+    model: ModelSpec, scratch: Path, *, seed: int, with_weights: bool, fp8: BlockFp8 | None = None
+) -> Path:
     """``model.path``, or `scratch` with the config of ``model.init``, and its random initial weights if requested.
 
-    Raises ValueError for an invalid model, OSError if `scratch` cannot be written.
+    With `fp8`, `scratch` has the model's config as of weights in that format, and no weights. Raises ValueError for an
+    invalid model, OSError if `scratch` cannot be written.
     """
+    assert fp8 is None or not with_weights, "weights in fp8 come from a trainer"
     if model.path is not None:
-        return model.path.expanduser()
+        folder = model.path.expanduser()
+        return folder if fp8 is None else _quantised_folder(folder, scratch, model, fp8)
     config = load_hf_config(model)
     name_of_class = architecture(config)
     if with_weights:
@@ -25,7 +36,25 @@ def model_folder(model: ModelSpec, scratch: Path, *, seed: int, with_weights: bo
     else:
         config.architectures = [name_of_class]
         config.save_pretrained(scratch)
+        if fp8 is not None:
+            _quantise_config(scratch / _CONFIG, model, fp8)
     if image_settings(model) is not None:
         # The server's processor of images needs both.
         copy_tokenizer(model, scratch)
     return scratch
+
+
+def _quantised_folder(folder: Path, scratch: Path, model: ModelSpec, fp8: BlockFp8) -> Path:
+    """`scratch` with the files of `folder` but its weights."""
+    for path in folder.iterdir():
+        if path.name != _CONFIG and not path.name.endswith(_WEIGHT_FILES):
+            (scratch / path.name).symlink_to(path.resolve())
+    (scratch / _CONFIG).write_bytes((folder / _CONFIG).read_bytes())
+    _quantise_config(scratch / _CONFIG, model, fp8)
+    return scratch
+
+
+def _quantise_config(path: Path, model: ModelSpec, fp8: BlockFp8) -> None:
+    shapes = published_shapes(load_hf_config(model))
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"quantization_config": fp8.quantization_config(shapes.items())}, indent=1))

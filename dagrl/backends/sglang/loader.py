@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dagrl.backends.sglang.adapters import find_manager, take_adapters
+from dagrl.backends.sglang.fp8 import load_weights, restore_cache_scales, sent_parameters
 from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import PeerError
 from dagrl.weight_sync.loader import WeightLoader
@@ -28,8 +29,9 @@ _receivers: weakref.WeakKeyDictionary[torch.nn.Module, WeightReceiver] = weakref
 def update_weights(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
     """Receive the weights of one sync. The only tensor holds the `Route` as uint8 text; if it is empty, do nothing."""
     if text := _text(named_tensors):
-        loader = partial(WeightLoader, lambda: dict(model.named_parameters()), model.load_weights)
+        loader = partial(WeightLoader, partial(sent_parameters, model), partial(load_weights, model))
         _receive(model, text, loader)
+        restore_cache_scales(model)
         _forget_images()
 
 

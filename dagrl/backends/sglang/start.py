@@ -46,7 +46,7 @@ def start_server(
     own_weights = spec.weights_from is None or adapter is not None
     # SGLang reads the folder only while it starts.
     with tempfile.TemporaryDirectory(prefix="dagrl-sglang-") as scratch:
-        folder = model_folder(model, Path(scratch), seed=seed, with_weights=own_weights)
+        folder = model_folder(model, Path(scratch), seed=seed, with_weights=own_weights, fp8=spec.taken_fp8)
         arguments = server_arguments(
             spec, share, folder, positions=_positions(model), seed=seed, sleeps=sleeps, adapter=adapter
         )

@@ -64,9 +64,12 @@ class VllmEngine(ServerEngine):
             # vLLM compiles a function of its sampler, which takes a C++ compiler and longer than it saves here.
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
+        if spec.taken_fp8 is not None:
+            # DeepGEMM's kernels round scales to powers of two when they load; an update in place would not.
+            os.environ["VLLM_USE_DEEP_GEMM"] = "0"
         self._scratch = tempfile.TemporaryDirectory(prefix="dagrl-vllm-")
         own, vision = spec.weights_from is None or adapter is not None, image_settings(model)
-        folder = model_folder(model, Path(self._scratch.name), seed=ranks.seed, with_weights=own)
+        folder = model_folder(model, Path(self._scratch.name), seed=ranks.seed, with_weights=own, fp8=spec.taken_fp8)
         arguments = engine_arguments(
             spec, folder, name, seed=ranks.seed, on_gpus=bool(gpus), sleeps=sleeps, adapter=adapter
         )
@@ -111,6 +114,9 @@ def engine_arguments(
         defaults["gpu_memory_utilization"] = utilization_of(spec, sleeps=sleeps)
     if adapter is not None:
         defaults |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": least_rank(adapter.rank)}
+    if spec.taken_fp8 is not None:
+        # Others lay the weights of experts out anew when they load.
+        defaults["moe_backend"] = "triton"
     trained = spec.weights_from is not None and adapter is None
     return (
         defaults

@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 
 from dagrl.backends.vllm import cpu
 from dagrl.backends.vllm.adapters import take_adapters
+from dagrl.backends.vllm.fp8 import load_weights
 from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import PeerError
 from dagrl.weight_sync.loader import WeightLoader
@@ -39,7 +40,7 @@ class Extension:
             model = self.model_runner.model
             loader: Loader
             if alpha is None:
-                loader = WeightLoader(lambda: dict(model.named_parameters()), model.load_weights)
+                loader = WeightLoader(lambda: dict(model.named_parameters()), partial(load_weights, model))
             else:
                 loader = AdapterLoader(partial(take_adapters, self.model_runner.lora_manager, alpha=alpha))
             who = f"vLLM's process {os.getpid()} (rank {self.rank} of its server)"

@@ -1,0 +1,40 @@
+"""Weights in fp8 inside SGLang's processes. For SGLang 0.5.17.
+
+On GPUs of the Ada and Hopper generations, SGLang computes with blockwise fp8 as it is loaded, so that new weights can be
+written in place. For Blackwell it rounds scales to powers of two and packs them when it has loaded a model
+(``requant_block_scale_ue8m0_for_deepgemm``), which such an update would miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def sent_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters that a trainer sends: all but the scales of an fp8 cache, which SGLang sets itself."""
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not getattr(parameter, "_skip_weight_check", False)
+    }
+
+
+def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> object:
+    """Load `weights` with the model's own loader. Raises ValueError if SGLang has packed its scales."""
+    packed = [name for name, parameter in model.named_parameters() if getattr(parameter, "format_ue8m0", False)]
+    if packed:
+        raise ValueError(f"this GPU's kernels pack the scales of fp8, such as {packed[0]}; remove `quantization`")
+    return model.load_weights(weights)
+
+
+@torch.no_grad()
+def restore_cache_scales(model: torch.nn.Module) -> None:
+    """Set the scales of an fp8 cache again, which a sleep drops with the weights."""
+    for module in model.modules():
+        if hasattr(module, "k_scale_float"):
+            module.k_scale.fill_(module.k_scale_float)
+            module.v_scale.fill_(module.v_scale_float)
