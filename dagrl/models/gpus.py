@@ -10,9 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from dagrl.config.errors import suggest
 from dagrl.config.schema import Pipeline
+
+
+Generation = Literal["Ampere", "Ada", "Hopper", "Blackwell"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +38,31 @@ class Gpu:
     """A GPU's share of the machine's network, each direction, as its maker's systems have it."""
     driver_name: str
     """The driver's name for it, without the maker: a regular expression."""
+    generation: Generation
+    """The architecture."""
 
     @property
     def memory_bytes(self) -> int:
         """`memory_gib` in bytes."""
         return int(self.memory_gib * 2**30)
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether its tensor cores multiply in fp8 (compute capability 8.9 and more)."""
+        return self.generation != "Ampere"
 
-_H100 = {"memory_gb_per_s": 3350, "nvlink_gb_per_s": 450, "pcie_gb_per_s": 64, "network_gb_per_s": 50}
-_B200 = {"memory_gb_per_s": 8000, "nvlink_gb_per_s": 900, "pcie_gb_per_s": 64, "network_gb_per_s": 50}
-_A100 = {"nvlink_gb_per_s": 300, "pcie_gb_per_s": 32, "network_gb_per_s": 25}
-_ADA = {"nvlink_gb_per_s": 0, "pcie_gb_per_s": 32, "network_gb_per_s": 12.5}
+    @property
+    def fp8_tflops(self) -> float:
+        """Peak of the tensor cores in fp8, dense: twice `tflops` in all data sheets; without fp8 the same."""
+        return self.tflops * (2 if self.has_fp8 else 1)
+
+
+_SERVER_LINKS: dict[str, Any] = {"pcie_gb_per_s": 64, "network_gb_per_s": 50}
+_H100 = {"generation": "Hopper", "memory_gb_per_s": 3350, "nvlink_gb_per_s": 450, **_SERVER_LINKS}
+_B200 = {"generation": "Blackwell", "memory_gb_per_s": 8000, "nvlink_gb_per_s": 900, **_SERVER_LINKS}
+_A100: dict[str, Any] = {"generation": "Ampere", "nvlink_gb_per_s": 300, "pcie_gb_per_s": 32, "network_gb_per_s": 25}
+_ADA: dict[str, Any] = {"generation": "Ada", "nvlink_gb_per_s": 0, "pcie_gb_per_s": 32, "network_gb_per_s": 12.5}
+_A30 = {**_ADA, "generation": "Ampere"}
 
 GPUS: tuple[Gpu, ...] = (
     Gpu("GB300", 277.0, 2500, driver_name=r"GB300", **{**_B200, "network_gb_per_s": 100, "pcie_gb_per_s": 450}),
@@ -62,8 +80,8 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("A100-80GB", 79.2, 312.0, memory_gb_per_s=2039, driver_name=r"A100[- ].*80GB.*", **_A100),
     Gpu("A100-40GB", 39.5, 312.0, memory_gb_per_s=1555, driver_name=r"A100[- ].*40GB.*", **_A100),
     Gpu("A800", 79.2, 312.0, memory_gb_per_s=2039, driver_name=r"A800[- ].*", **{**_A100, "nvlink_gb_per_s": 200}),
-    Gpu("A30", 23.5, 165.0, memory_gb_per_s=933, driver_name=r"A30", **{**_ADA, "nvlink_gb_per_s": 100}),
-    Gpu("A40", 44.4, 149.7, memory_gb_per_s=696, driver_name=r"A40", **{**_ADA, "nvlink_gb_per_s": 56}),
+    Gpu("A30", 23.5, 165.0, memory_gb_per_s=933, driver_name=r"A30", **{**_A30, "nvlink_gb_per_s": 100}),
+    Gpu("A40", 44.4, 149.7, memory_gb_per_s=696, driver_name=r"A40", **{**_A30, "nvlink_gb_per_s": 56}),
     Gpu("L40S", 44.4, 362.05, memory_gb_per_s=864, driver_name=r"L40S", **_ADA),
     Gpu("L40", 44.4, 181.05, memory_gb_per_s=864, driver_name=r"L40", **_ADA),
     Gpu("L4", 22.0, 121.0, memory_gb_per_s=300, driver_name=r"L4", **_ADA),

@@ -12,6 +12,7 @@ from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.memory import EngineMemory
 from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.serving.fp8_rules import ServerSplit, check_fp8
 from dagrl.backends.sglang.costs import SglangCosts
 from dagrl.backends.sglang.layout import ROUTED_EXPERTS, gpus_per_server, nodes_per_server, server_slots
 from dagrl.backends.sglang.layouts import ANY_LAYOUT, SglangLayout, ladders, layouts
@@ -39,6 +40,7 @@ class SglangBackend(Backend):
         """Fields of ServerArgs, the place of servers, their model, and the route of new weights."""
         check_extra(check)
         check_server(check)
+        check_fp8(check, _split(check.engine))
 
     def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
         """Servers read their model's folder, quantised or not, unless ``server`` says how to read it."""
@@ -106,6 +108,14 @@ class SglangBackend(Backend):
 
     def layouts(self, pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterable[SglangLayout]:
         return layouts(shapes, group)
+
+
+def _split(engine: SglangEngineSpec) -> ServerSplit:
+    server = engine.server
+    tensor = int(server.get("tp_size", 1))
+    copies = int(server.get("dp_size", 1)) if server.get("enable_dp_attention") else 1
+    experts = max(1, tensor // int(server.get("ep_size", 1)))
+    return ServerSplit("tp_size", attention=max(1, tensor // copies), mlp=tensor, experts=experts)
 
 
 def section_to_start(pipeline: Pipeline, name: str) -> SglangEngineSpec:

@@ -9,6 +9,7 @@ from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightRead
 from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.memory import EngineMemory
 from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.serving.fp8_rules import ServerSplit, check_fp8
 from dagrl.backends.serving.slots import slots_of_servers
 from dagrl.backends.vllm.costs import VllmCosts
 from dagrl.backends.vllm.memory import server_memory
@@ -33,6 +34,7 @@ class VllmBackend(Backend):
         """Engine arguments, the place of servers, and the length of samples."""
         check_extra(check)
         check_servers(check)
+        check_fp8(check, _split(check.engine), ("Ada", "Hopper", "Blackwell"))
 
     def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
         """Servers read their model's folder unless they take another engine's weights."""
@@ -78,6 +80,12 @@ class VllmBackend(Backend):
     def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
         assert isinstance(engine, VllmEngineSpec)
         return (group.gpus_per_node or group.cpus_per_node) % engine.gpus_per_server == 0
+
+
+def _split(engine: VllmEngineSpec) -> ServerSplit:
+    tensor = engine.tensor_size
+    experts = 1 if engine.server.get("enable_expert_parallel") else engine.gpus_per_server
+    return ServerSplit("tensor_parallel_size", attention=tensor, mlp=tensor, experts=experts)
 
 
 def section_to_start(pipeline: Pipeline, name: str) -> VllmEngineSpec:

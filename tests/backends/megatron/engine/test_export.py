@@ -1,10 +1,18 @@
 """Weights go out again and again, through the same buffers; `test_hf_weights` has the layouts."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+from dagrl.config.block_fp8 import SCALE_SUFFIX, BlockFp8
+from dagrl.weight_sync.adapter_loader import AdapterLoader
+from dagrl.weight_sync.fp8 import Fp8Exporter, quantise
+from dagrl.weight_sync.receiver import Route, WeightReceiver
+from dagrl.weight_sync.sender import WeightSender
 
 MIXTURE = (4, {"tp": 2, "ep": 2, "pp": 2, "sequence_parallel": True})
 OWNERS: dict[str, tuple[str, int, dict[str, Any], set[int]]] = {
@@ -16,6 +24,10 @@ OWNERS: dict[str, tuple[str, int, dict[str, Any], set[int]]] = {
     "pp2-vpp2-ep2": ("mixtral", 4, {"pp": 2, "vpp": 2, "ep": 2}, {0, 1, 2, 3}),
 }
 """Name -> model, ranks, layout, and the ranks that own buckets."""
+
+
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.contiguous().view(torch.uint8).numpy()
 
 
 def through_buffers(exporter: Any, rank: int, buffers: list[torch.Tensor]) -> dict[str, np.ndarray]:
@@ -129,3 +141,39 @@ def test_tensors_that_generators_join_are_in_one_bucket(run_ranks, load_chunks, 
         layer = bucket[0].split(".")[2]
         own = f"model.layers.{layer}.self_attn"
         assert bucket == [f"{own}.q_a_proj.weight", f"{own}.kv_a_proj_with_mqa.weight"]
+
+
+def test_a_server_receives_what_quantising_the_whole_model_gives(
+    run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of
+):
+    hf_model, (ranks, sizes) = hf_model_of("qwen3_moe_mixed"), MIXTURE
+
+    def on_rank(rank: int) -> dict[str, np.ndarray]:
+        from dagrl.backends.megatron.engine.export import make_exporter
+
+        chunks = load_chunks(hf_model, megatron_spec(**sizes))
+        exporter = Fp8Exporter(make_exporter(chunks, hf_model.config, 30_000), BlockFp8())
+        with closing(WeightSender(exporter, "broadcast", host="127.0.0.1", timeout_s=60.0)) as sender:
+            offer, received = sender.offer(), dict[str, torch.Tensor]()
+            if offer is None:
+                sender.send(1, [0])
+                return {}
+            receiver = WeightReceiver(AdapterLoader(received.update), torch.device("cpu"), "a server")
+            route = Route(1, {"": offer.address}, 60.0)
+            with ThreadPoolExecutor(1) as pool:
+                done = pool.submit(receiver.receive, route)
+                sender.send(1, [1])
+                done.result(60.0)
+            return {name: bits(tensor) for name, tensor in received.items()}
+
+    received = run_ranks(ranks, on_rank)[0]
+    wanted = weights_of(hf_model)
+    chosen = BlockFp8().choose((name, tuple(tensor.shape)) for name, tensor in wanted.items())
+    assert any(".experts." in name for name in chosen) and any("q_proj" in name for name in chosen)
+    for name, tensor in wanted.items():
+        if name not in chosen:
+            np.testing.assert_array_equal(received.pop(name), bits(tensor), err_msg=name)
+            continue
+        for end, quantised in zip(("", SCALE_SUFFIX), quantise(tensor), strict=True):
+            np.testing.assert_array_equal(received.pop(name + end), bits(quantised), err_msg=name + end)
+    assert not received

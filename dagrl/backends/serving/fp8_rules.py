@@ -1,0 +1,118 @@
+"""Rules of servers with ``quantization: fp8``, whatever their backend: GPUs, model, and the parts of a split model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.families.base import Family
+from dagrl.backends.families.registry import find_family, model_shape
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.serving.section import ServerSpec
+from dagrl.config.block_fp8 import BLOCK
+from dagrl.models.gpus import Generation, gpu_named
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSplit:
+    """How many ways a server splits the matrices of a model."""
+
+    field: str
+    """The option to lower."""
+    attention: int
+    mlp: int
+    experts: int
+    """Ways that each expert is split; 1 where experts stay whole."""
+
+
+def check_fp8(
+    check: EngineCheck[ServerSpec], split: ServerSplit, generations: Sequence[Generation] = ("Ada", "Hopper")
+) -> None:
+    """Report servers that cannot take weights in fp8; `generations` of GPUs can.
+
+    An engine with whole weights needs no block to be whole.
+    """
+    engine, place = check.engine, (*check.place, "quantization")
+    if engine.quantization is None:
+        if engine.modules_to_not_convert:
+            message = "nothing is quantised; add `quantization: fp8`, or remove it"
+            check.findings.error((*check.place, "modules_to_not_convert"), message, code="nothing-quantised")
+        return
+    problem = _of_engine(check) or _of_gpus(check, generations)
+    if problem:
+        check.findings.error(place, problem[1], code=problem[0], depends_on=[("groups",), place])
+        return
+    try:
+        shape = model_shape(check.pipeline.model_of(check.name))
+    except ValueError:
+        # The rules about models report it.
+        return
+    family = find_family(shape.family)
+    if family is not None and not _has_plain_layers(family, shape):
+        message = f"layers of {shape.family} are not served in fp8; remove it"
+        check.findings.error(place, message, code="fp8-family", depends_on=[("model",), place])
+        return
+    for what, size, ways in _divided(shape, split):
+        if size % (BLOCK * ways):
+            parts = f" in {ways} parts of {size / ways:g}" if ways > 1 else ""
+            remedy = f"; lower {split.field}, or remove it" if ways > 1 and size % BLOCK == 0 else "; remove it"
+            message = f"has blocks of {BLOCK}, and the model's {what}, {size}, is divided{parts} otherwise{remedy}"
+            sizes = (*check.place, "server", split.field)
+            check.findings.error(place, message, code="fp8-blocks", depends_on=[("model",), place, sizes])
+            return
+
+
+def _of_engine(check: EngineCheck[ServerSpec]) -> tuple[str, str] | None:
+    """Return code and message about the engine's other options."""
+    engine = check.engine
+    if engine.weights_from is None:
+        message = "is for weights that a trainer sends; remove it: a quantised folder is read as it is"
+        return "fp8-without-trainer", message
+    trainer = check.pipeline.engines.get(engine.weights_from)
+    if trainer is not None and trainer.sent_adapter is not None:
+        message = f"quantises whole weights, and `{engine.weights_from}` sends low-rank adapters; "
+        return "fp8-adapters", f"{message}set its `lora.merge: true`, or remove this"
+    dtype = engine.server.get("dtype") if hasattr(engine, "server") else None
+    if dtype not in (None, "auto", "bfloat16"):
+        return "fp8-dtype", f"multiplies with activations of bfloat16; remove `server.dtype: {dtype}`"
+    return None
+
+
+def _of_gpus(check: EngineCheck[ServerSpec], generations: Sequence[Generation]) -> tuple[str, str] | None:
+    group = check.pipeline.groups.get(check.engine.group or "")
+    if group is None or not group.ranks:
+        return None
+    if group.is_cpu:
+        return "fp8-on-cpus", f"works on GPUs only, and group `{check.engine.group}` has CPU slots; remove it"
+    try:
+        gpu = gpu_named(group.gpu) if group.gpu else None
+    except ValueError:
+        return None
+    if gpu is None or gpu.generation in generations:
+        return None
+    known = f"needs GPUs of the {' or '.join(generations)} generation"
+    return "fp8-gpu", f"{known}, and {gpu.name} of group `{check.engine.group}` is of {gpu.generation}; remove it"
+
+
+def _has_plain_layers(family: Family, shape: ModelShape) -> bool:
+    """Whether all linear layers are those that `BlockFp8` knows, and their tensors are."""
+    return family.has_tables and not (shape.latent or shape.linear or shape.vision)
+
+
+def _divided(shape: ModelShape, split: ServerSplit) -> Iterator[tuple[str, int, int]]:
+    """Sizes by their names in config.json, each with the number of equal parts that must be multiples of a block."""
+    yield "hidden_size", shape.hidden, 1
+    yield "num_attention_heads * head_dim", shape.heads * shape.head_dim, split.attention
+    # A key head that several ranks share is whole on each of them.
+    yield (
+        "num_key_value_heads * head_dim",
+        shape.key_value_heads * shape.head_dim,
+        min(split.attention, shape.key_value_heads),
+    )
+    if not all(map(shape.is_mixture, shape.positions)):
+        yield "intermediate_size", shape.dense_width, split.mlp
+    if shape.experts is not None:
+        yield "moe_intermediate_size", shape.experts.width, split.experts
+        if shape.experts.shared_width:
+            yield "shared_expert_intermediate_size", shape.experts.shared_width, split.mlp
