@@ -109,6 +109,10 @@ class Server:
     """Whether responses to one prompt read it once, from a radix cache."""
     response_s: float = RESPONSE_S
     """Seconds of the host for each response in a step."""
+    fp8: bool = False
+    """Whether linear layers have weights of one byte, and multiply in fp8."""
+    cache_bytes: float = _BYTES
+    """Bytes of a value in the cache."""
     in_process: bool = False
     """Transformers in the worker, batch after batch."""
 
@@ -116,11 +120,12 @@ class Server:
         """Return the seconds to decode a token of `running` responses with a mean of `context` tokens."""
         shape, gpus, device = self.shape, self.tensor * self.stages, self.device
         flops = _flops(shape)
-        read = self._weights_read(running) * _BYTES / gpus / device.decode_memory
-        multiplied = running * (flops.per_token + flops.per_prediction) / gpus / device.decode_matmul
+        read = self._bytes_read(running) / gpus / device.decode_memory
+        multiplied = running * (flops.per_token / self._gain + flops.per_prediction) / gpus / device.decode_matmul
         # Latent attention's cache is whole on every GPU, and so are key heads that are fewer than the GPUs.
         parts = 1 if shape.latent else min(self.tensor, shape.key_value_heads)
-        cached = running * context * shape.cache_values_per_token * shape.layers * _BYTES / (parts * self.stages)
+        values = running * context * shape.cache_values_per_token * shape.layers
+        cached = values * self.cache_bytes / (parts * self.stages)
         drawn = running * shape.vocabulary * 4 * _SAMPLING_PASSES / device.decode_memory
         # If a product takes about as long as its weights are read, neither hides the other: 8B with 128 responses.
         seconds = math.hypot(read, multiplied) + cached / device.decode_memory
@@ -138,16 +143,22 @@ class Server:
     def prefill(self, tokens: float, length: float) -> float:
         """Return the seconds to prefill prompts of so many tokens together, `length` each."""
         flops = _flops(self.shape)
-        operations = tokens * (flops.per_token + flops.per_pair * length / 2)
+        operations = tokens * (flops.per_token / self._gain + flops.per_pair * length / 2)
         return operations / (self.tensor * self.stages) / (self.device.matmul * _PREFILL_SHARE)
 
-    def _weights_read(self, running: float) -> float:
-        """Return the parameters that a step reads: in a mixture, the experts that some token is sent to."""
+    @property
+    def _gain(self) -> float:
+        return self.device.fp8_gain if self.fp8 else 1.0
+
+    def _bytes_read(self, running: float) -> float:
+        """Return the bytes of weights that a step reads: in a mixture, of the experts that some token is sent to."""
         always, routed = _parameters(self.shape)
+        head, each = self.shape.embedding * _BYTES, 1 if self.fp8 else _BYTES
+        layers = (always - self.shape.embedding) * each
         if self.shape.experts is None:
-            return always
+            return head + layers
         share = self.shape.experts.chosen / self.shape.experts.count
-        return always + routed * (1 - (1 - share) ** running)
+        return head + layers + routed * each * (1 - (1 - share) ** running)
 
 
 @lru_cache(maxsize=64)

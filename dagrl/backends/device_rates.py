@@ -64,6 +64,8 @@ class DeviceRates:
     from_host: float
     to_host: float
     is_gpu: bool
+    fp8_gain: float = 1.0
+    """Rate of matrix products in fp8, in units of that in 16 bits: by the data sheet, not measured."""
 
     def link(self, span: int, per_node: int) -> float:
         """Return the rate between ranks that lie within `span` neighbouring ones, with `per_node` on a machine."""
@@ -88,4 +90,5 @@ def rates_of(gpu: Gpu | None) -> DeviceRates:
         from_host=pcie * _FROM_HOST_SHARE,
         to_host=pcie * _TO_HOST_SHARE,
         is_gpu=True,
+        fp8_gain=gpu.fp8_tflops / gpu.tflops,
     )

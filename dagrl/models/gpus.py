@@ -15,7 +15,6 @@ from typing import Any, Literal
 from dagrl.config.errors import suggest
 from dagrl.config.schema import Pipeline
 
-
 Generation = Literal["Ampere", "Ada", "Hopper", "Blackwell"]
 
 

@@ -87,3 +87,21 @@ def test_batch_after_batch_takes_its_prompts_in_and_then_waits_for_its_longest()
     ends = shard_ends(server, Generation(32, 2, Lengths(1000, 10, 10), shards=4))
     first = server.prefill(16 * 1000, 1000) + 10 * server.step(16, 1005)
     assert ends == pytest.approx([first, 2 * first, 3 * first, 4 * first])
+
+
+def test_fp8_halves_what_layers_read_and_multiply_and_leaves_the_head() -> None:
+    for shape in (DENSE, MIXTURE):
+        plain = replace(SERVER, shape=shape, device=replace(H200, decode_matmul=1e30))
+        seconds = plain.step(1e6, 1) - replace(plain, fp8=True).step(1e6, 1)
+        # All experts are read, and norms count with the layers.
+        assert seconds == pytest.approx(shape.matrices / H200.decode_memory, rel=0.01)
+    slow = replace(SERVER, device=replace(H200, decode_memory=1e30))
+    flops = 512 * 2 * (DENSE.matrices / 2) / H200.decode_matmul
+    assert slow.step(512, 1) - replace(slow, fp8=True).step(512, 1) == pytest.approx(flops, rel=0.01)
+    assert replace(SERVER, fp8=True, device=rates_of(gpu_named("A100-80GB")))._gain == 1.0
+
+
+def test_a_cache_in_fp8_is_read_in_half_the_time() -> None:
+    plain, small = (replace(SERVER, cache_bytes=each) for each in (2, 1))
+    saved = 64 * 10_000 * DENSE.cache_values_per_token * DENSE.layers / H200.decode_memory
+    assert plain.step(64, 10_000) - small.step(64, 10_000) == pytest.approx(saved)

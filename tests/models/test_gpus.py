@@ -49,3 +49,11 @@ def test_every_gpu_has_a_name_of_its_own_and_figures() -> None:
     for gpu in GPUS:
         assert gpu_named(gpu.name) is gpu
         assert min(gpu.memory_gib, gpu.tflops, gpu.memory_gb_per_s, gpu.pcie_gb_per_s, gpu.network_gb_per_s) > 0
+
+
+def test_fp8_follows_from_the_generation() -> None:
+    # Data sheets: 1979 TFLOP/s on H100s, 242.5 on L4s, 4500 on B200s; none on Ampere's.
+    known = {"H100": 1979, "L4": 242, "B200": 4500, "A100-80GB": 312, "A40": 150}
+    for name, tflops in known.items():
+        assert gpu_named(name).fp8_tflops == pytest.approx(tflops, rel=0.01), name
+    assert {name for name in known if not gpu_named(name).has_fp8} == {"A100-80GB", "A40"}

@@ -1,4 +1,4 @@
-"""Weights in blockwise fp8: the error of a block, transformers' bits, and what a sender makes of a trainer's buckets."""
+"""Weights in blockwise fp8: the error of a block, transformers' bits, and a trainer's buckets in that format."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

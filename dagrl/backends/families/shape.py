@@ -136,6 +136,14 @@ class ModelShape:
         return self.embedding + layers + self.final_norm + self.output + tower
 
     @property
+    def matrices(self) -> int:
+        """Parameters of the linear layers that tensor- and expert-parallel ranks share: all but norms, router,
+        compressing matrices, embedding and output layer.
+        """
+        layers = [self.layer(index) for index in self.positions]
+        return sum(layer.attention + layer.mlp + layer.experts for layer in layers)
+
+    @property
     def active_parameters(self) -> int:
         """Parameters that one token meets: in a mixture, only the experts that it is sent to."""
         if self.experts is None:

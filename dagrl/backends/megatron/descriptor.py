@@ -12,6 +12,7 @@ from dagrl.backends.changes import Ladder, Room
 from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.field_rules import check_field_rules
+from dagrl.backends.megatron.fp8_rules import check_fp8
 from dagrl.backends.megatron.layout_rules import check_layout
 from dagrl.backends.megatron.lora_rules import check_lora
 from dagrl.backends.megatron.options import check_learning_rate, check_options
@@ -48,6 +49,7 @@ class MegatronBackend(Backend):
         check_lora(check)
         check_extra(check)
         check_field_rules(check)
+        check_fp8(check)
 
     def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
         """Ranks read the folder of the model, unless they start from a Megatron folder or are a frozen copy."""

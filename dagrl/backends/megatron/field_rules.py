@@ -12,7 +12,7 @@ from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
 
 _FOR_GPUS = {
-    "transformer": ("attention_backend",),
+    "transformer": ("attention_backend", "fp8"),
     "optimizer": ("use_precision_aware_optimizer", "optimizer_cpu_offload"),
 }
 """Fields without an effect, or with a failure, on CPU slots."""

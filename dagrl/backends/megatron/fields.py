@@ -41,6 +41,8 @@ _MODEL = """
     moe_apply_probs_on_input moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size
     use_mup is_hybrid_model heterogeneous_block_specs
 """.split()  # noqa: SIM905 (a list would take a line for each)
+FP8_RECIPE = "blockwise"
+"""Default of ``fp8_recipe``; it needs no history of earlier steps, unlike Megatron's default."""
 _NO_FP16 = "dagrl trains in bfloat16 or float32; remove it, and set `transformer.bf16`"
 
 
@@ -69,6 +71,11 @@ class TransformerFields(LibraryFields):
     recompute_num_layers: PositiveInt = UNSET
     recompute_modules: list[_RecomputedModule] = UNSET
     """For ``selective``."""
+    fp8: Literal["e4m3", "hybrid"] = UNSET
+    """Compute the products of linear layers in fp8: all in e4m3, or those with gradients in e5m2 (``hybrid``). Weights
+    stay in bfloat16. On GPUs only."""
+    fp8_recipe: Literal["blockwise", "tensorwise", "delayed"] = UNSET
+    """Scales for each block, for each tensor, or for each tensor from earlier steps. Default: blockwise."""
     moe_router_load_balancing_type: _BalancingLoss | list[_BalancingLoss] = UNSET
     """Others route a token by its neighbours in the pack, so that log-probs depend on the packing. Default: none."""
     moe_router_dtype: Literal["fp32", "fp64"] = UNSET
@@ -103,6 +110,7 @@ class TransformerFields(LibraryFields):
             "is 0: log-probs in training must not depend on chance; remove it",
         ),
         "calculate_per_token_loss": "is true: the loss is a mean over the global batch; remove it",
+        "fp8_param": "is false: weights are loaded, sent and saved in bfloat16; remove it",
         "transformer_impl": "follows from the devices; remove it",
         "moe_enable_routing_replay": "has another place; set `router_replay` of the engine",
     }
@@ -144,6 +152,7 @@ class OptimizerFields(LibraryFields):
         "overlap_param_gather": "has another place; set `ddp.overlap_param_gather` of the engine",
         **dict.fromkeys(("bf16", "params_dtype"), "follows from `transformer.bf16`; remove it"),
         "fp16": _NO_FP16,
+        "fp8_recipe": "follows from `transformer.fp8_recipe`; remove it",
         "loss_scale": "is for fp16, which dagrl does not train in; remove it",
     }
 
@@ -162,6 +171,7 @@ class DdpFields(LibraryFields):
     """Not on an engine that sleeps or offloads."""
 
     refused: ClassVar = {
+        "fp8_param_gather": "is false: weights stay in bfloat16; remove it",
         "use_distributed_optimizer": "has another place; set `optimizer.use_distributed_optimizer` of the engine",
         "average_in_collective": "is false: gradients are parts of one global loss; remove it",
         **dict.fromkeys(("use_megatron_fsdp", "use_custom_fsdp"), "is false: dagrl has no FSDP; remove it"),

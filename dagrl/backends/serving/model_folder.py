@@ -11,7 +11,6 @@ from dagrl.config.block_fp8 import BlockFp8
 from dagrl.config.schema import ModelSpec
 from dagrl.models.images import image_settings
 
-
 _CONFIG = "config.json"
 _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".pt", ".pth")
 

@@ -8,7 +8,7 @@ from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts
 from dagrl.backends.decoding import Server
 from dagrl.backends.planned_engine import PlannedEngine, Workload
 from dagrl.backends.sglang.layout import LARGEST_GRAPH, gpus_per_server
-from dagrl.backends.sglang.memory import cache_tokens, server_memory
+from dagrl.backends.sglang.memory import cache_tokens, cache_value_bytes, server_memory
 from dagrl.backends.sglang.section import SglangEngineSpec
 
 _MOST_RUNNING = 2048
@@ -21,7 +21,9 @@ class SglangCosts(EngineCosts):
 
     @property
     def weight_bytes(self) -> float:
-        return self.parameters * WEIGHT_BYTES / gpus_per_server(self.engine.spec.server)
+        spec, shape = self.engine.spec, self.engine.shape
+        matrices = shape.matrices if spec.taken_fp8 else 0
+        return (self.parameters * WEIGHT_BYTES - matrices) / gpus_per_server(spec.server)
 
     @cached_property
     def server(self) -> Server:
@@ -38,6 +40,8 @@ class SglangCosts(EngineCosts):
             stages=stages,
             per_node=engine.per_node,
             running=int(running or _MOST_RUNNING),
+            fp8=engine.spec.taken_fp8 is not None,
+            cache_bytes=cache_value_bytes(engine.spec, on_gpu=engine.gpu is not None),
             cache_tokens=max(1, cache_tokens(shape, engine.spec, memory, on_gpu=engine.gpu is not None)),
             largest_graph=0 if fields.get("disable_cuda_graph") else graph,
             shares_prompts=not fields.get("disable_radix_cache"),

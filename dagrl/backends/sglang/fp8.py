@@ -1,7 +1,7 @@
 """Weights in fp8 inside SGLang's processes. For SGLang 0.5.17.
 
-On GPUs of the Ada and Hopper generations, SGLang computes with blockwise fp8 as it is loaded, so that new weights can be
-written in place. For Blackwell it rounds scales to powers of two and packs them when it has loaded a model
+On GPUs of the Ada and Hopper generations, SGLang computes with blockwise fp8 as it is loaded, so that new weights can
+be written in place. For Blackwell it rounds scales to powers of two and packs them when it has loaded a model
 (``requant_block_scale_ue8m0_for_deepgemm``), which such an update would miss.
 """
 

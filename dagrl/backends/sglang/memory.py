@@ -39,7 +39,7 @@ def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, 
     fields = engine.server
     value = 4 if fields.get("dtype", "float32" if gpu is None else "bfloat16") in ("float32", "float") else 2
     split = _Split.of(fields)
-    weights = _weights(shape, split, fields, value)
+    weights = _weights(shape, split, value, 1 if engine.taken_fp8 or _is_fp8(fields) else value)
     per_token = cache_bytes_per_token(shape, engine, on_gpu=gpu is not None)
     least = max(work.longest, _LEAST_CACHE_TOKENS) * per_token
     bound = fields.get("max_total_tokens") or (CPU_CACHE_TOKENS if gpu is None else None)
@@ -102,14 +102,19 @@ def cache_tokens(shape: ModelShape, engine: SglangEngineSpec, memory: EngineMemo
     return memory.awake.get("cache", 0) // max(per_token, 1)
 
 
+def cache_value_bytes(engine: SglangEngineSpec, *, on_gpu: bool = True) -> int:
+    """Return the bytes of a value in the cache."""
+    kind = str(engine.server.get("kv_cache_dtype", "auto"))
+    if kind == "auto" and engine.server.get("dtype") in ("float32", "float"):
+        return 4
+    return 1 if kind.startswith("fp8") else 2 if kind.startswith("bf") or on_gpu else 4
+
+
 def cache_bytes_per_token(shape: ModelShape, engine: SglangEngineSpec, *, on_gpu: bool = True) -> int:
     """Return the bytes on one GPU: keys and values of its heads, of which it has at least one, in its layers."""
     fields = engine.server
     split = _Split.of(fields)
-    kind = str(fields.get("kv_cache_dtype", "auto"))
-    value = 1 if kind.startswith("fp8") else 2 if kind.startswith("bf") or on_gpu else 4
-    if kind == "auto" and fields.get("dtype") in ("float32", "float"):
-        value = 4
+    value = cache_value_bytes(engine, on_gpu=on_gpu)
     layers = math.ceil(shape.layers / split.stages)
     if shape.latent:
         return shape.cache_values_per_token * value * layers
@@ -151,9 +156,15 @@ class _Split:
         )
 
 
-def _weights(shape: ModelShape, split: _Split, fields: dict[str, Any], value: int) -> int:
-    """Return the weights of the first stage, with the embedding; the last stage has an output layer of that size."""
-    matrices = 1 if str(fields.get("quantization", "")).endswith("fp8") else value
+def _is_fp8(fields: dict[str, Any]) -> bool:
+    return str(fields.get("quantization", "")).endswith("fp8")
+
+
+def _weights(shape: ModelShape, split: _Split, value: int, matrices: int) -> int:
+    """Return the weights of the first stage, with the embedding; the last stage has an output layer of that size.
+
+    A value has `value` bytes, in the linear layers `matrices`.
+    """
     layers = math.ceil(shape.layers / split.stages)
     total = 0
     for index in range(layers):

@@ -7,7 +7,7 @@ from functools import cached_property
 from dagrl.backends.costs import EngineCosts
 from dagrl.backends.decoding import Server
 from dagrl.backends.planned_engine import PlannedEngine
-from dagrl.backends.vllm.memory import cache_bytes_per_token, server_memory, weights_on_a_gpu
+from dagrl.backends.vllm.memory import cache_bytes_per_token, cache_value_bytes, server_memory, weights_on_a_gpu
 from dagrl.backends.vllm.section import VllmEngineSpec
 
 _MOST_RUNNING = 1024
@@ -41,6 +41,8 @@ class VllmCosts(EngineCosts):
             stages=1,
             per_node=engine.per_node,
             running=running * copies,
+            fp8=engine.spec.taken_fp8 is not None,
+            cache_bytes=cache_value_bytes(engine),
             cache_tokens=max(1, copies * cache // cache_bytes_per_token(engine)),
             largest_graph=0 if fields.get("enforce_eager", engine.gpu is None) else min(2 * running, _LARGEST_GRAPH),
             shares_prompts=copies == 1 and fields.get("enable_prefix_caching", True),

@@ -1,8 +1,8 @@
 """Weights in fp8 inside vLLM's processes. For vLLM 0.26.0.
 
-After loading, vLLM replaces parameters of quantised layers by plain ones, which its loaders do not recognise. The kernels
-that `engine.py` chooses keep memory, shape and dtype, so that new weights can be written in place through parameters as
-they were before (`vllm.model_executor.model_loader.reload` has recorded those).
+After loading, vLLM replaces parameters of quantised layers by plain ones, which its loaders do not recognise. The
+kernels that `engine.py` chooses keep memory, shape and dtype, so that new weights can be written in place through
+parameters as they were before (`vllm.model_executor.model_loader.reload` has recorded those).
 """
 
 from __future__ import annotations

@@ -35,15 +35,23 @@ def server_memory(engine: PlannedEngine[VllmEngineSpec]) -> EngineMemory:
 
 
 def weights_on_a_gpu(engine: PlannedEngine[VllmEngineSpec]) -> int:
-    """Bytes of weights in 16 bits on one GPU of a server; copies of attention share the experts."""
+    """Bytes of weights on one GPU of a server, linear layers in fp8 or 16 bits; copies of attention share experts."""
     shape, spec = engine.shape, engine.spec
     experts = sum(shape.layer(index).experts for index in shape.positions)
-    return 2 * ((shape.parameters - experts) // spec.tensor_size + experts // spec.gpus_per_server)
+    each = 1 if spec.taken_fp8 else 2
+    others = 2 * (shape.parameters - experts) - (2 - each) * (shape.matrices - experts)
+    return others // spec.tensor_size + each * experts // spec.gpus_per_server
+
+
+def cache_value_bytes(engine: PlannedEngine[VllmEngineSpec]) -> int:
+    """Bytes of a value in the cache."""
+    in_fp8 = str(engine.spec.server.get("kv_cache_dtype")).startswith("fp8")
+    return 4 if engine.gpu is None else 1 if in_fp8 else 2
 
 
 def cache_bytes_per_token(engine: PlannedEngine[VllmEngineSpec]) -> int:
     """Bytes of one token's keys and values on one GPU of a server."""
-    value = 4 if engine.gpu is None else 1 if str(engine.spec.server.get("kv_cache_dtype")).startswith("fp8") else 2
+    value = cache_value_bytes(engine)
     shape, tensor = engine.shape, engine.spec.tensor_size
     # A key head that several GPUs share, and latent attention, are whole on each of them.
     parts = 1 if shape.latent else min(tensor, shape.key_value_heads)

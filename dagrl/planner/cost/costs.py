@@ -228,9 +228,11 @@ class PipelineCosts:
     def _sync(self, follower: str, source: str) -> float:
         receiver, sender = self.engines[follower], self.engines[source]
         route = weight_route(self.pipeline, follower)
+        # Linear layers in fp8 have half the bytes.
+        saved = receiver.engine.shape.matrices if route.fp8 is not None else 0
         seconds = sync_seconds(
             route.way,
-            route.passes * sender.sent_parameters * WEIGHT_BYTES,
+            route.passes * (sender.sent_parameters * WEIGHT_BYTES - saved),
             sender.device,
             link=sender.device.peers if self._on_one_machine(sender, receiver) else sender.device.network,
             gathered=sender.gathered_share,

@@ -17,7 +17,10 @@ WRONG = [
     ("transformer", "tp_comm_overlap: true", "untested-field", "tp_comm_overlap"),
     ("transformer", "cuda_graph_impl: local", "untested-field", "cuda_graph_impl"),
     ("transformer", "cp_comm_type: a2a+p2p", "untested-field", "cp_comm_type"),
-    ("transformer", "fp8: hybrid", "untested-field", "fp8"),
+    ("transformer", "fp8_margin: 1", "untested-field", "fp8_margin"),
+    ("transformer", "fp8: mxfp8", "unknown-option", "hybrid"),
+    ("transformer", "fp8_recipe: mxfp8", "unknown-option", "blockwise"),
+    ("transformer", "fp8_param: true", "refused-key", "bfloat16"),
     ("transformer", "moe_expert_capacity_factor: 1.0", "untested-field", "moe_expert_capacity_factor"),
     ("transformer", "moe_router_force_load_balancing: true", "untested-field", "moe_router_force_load_balancing"),
     ("transformer", "cross_entropy_loss_fusion: true", "untested-field", "cross_entropy_loss_fusion"),
@@ -116,14 +119,14 @@ def test_right_fields(project, override):
 
 class TestExtra:
     def test_untested_fields_are_passed_on_with_one_warning(self, project):
-        extra = "extra: {transformer: {fp8: hybrid, no_such_field: 1}, ddp: {num_buckets: 2}}"
+        extra = "extra: {transformer: {fp8_margin: 1, no_such_field: 1}, ddp: {num_buckets: 2}}"
         checked = check_file(project.pipeline(("    group: train\n", f"    group: train\n    {extra}\n")))
         (warning,) = checked.warnings
         assert (warning.place, warning.code) == ("engines.actor.extra", "untested-fields")
-        assert all(field in warning.message for field in ("fp8", "no_such_field", "num_buckets"))
+        assert all(field in warning.message for field in ("fp8_margin", "no_such_field", "num_buckets"))
         actor = checked.loaded.pipeline.engines["actor"]
         assert isinstance(actor, MegatronEngineSpec)
-        assert actor.transformer == {"fp8": "hybrid", "no_such_field": 1}
+        assert actor.transformer == {"fp8_margin": 1, "no_such_field": 1}
         assert (actor.ddp, actor.optimizer) == ({"num_buckets": 2}, {"lr": 1e-3})
 
     @pytest.mark.parametrize(
@@ -132,7 +135,7 @@ class TestExtra:
             ("{transformer: {num_layers: 4}}", "extra.transformer.num_layers", "refused-key"),
             ("{optimizer: {min_lr: 0.0}}", "extra.optimizer.min_lr", "refused-key"),
             ("{ddp: {bucket_size: 1000}}", "extra.ddp.bucket_size", "tested-field"),
-            ("{transformr: {fp8: hybrid}}", "extra.transformr", "unknown-option"),
+            ("{transformr: {fp8_margin: 1}}", "extra.transformr", "unknown-option"),
         ],
     )
     def test_what_it_cannot_set(self, project, extra, place, code):
@@ -140,7 +143,7 @@ class TestExtra:
         project.assert_problem(path, f"engines.actor.{place}", code)
 
     def test_it_survives_a_change_of_the_pipeline(self, project):
-        override = "engines.actor.extra={transformer: {fp8: hybrid}}"
+        override = "engines.actor.extra={transformer: {fp8_margin: 1}}"
         pipeline = check_file(project.folder / "p.yaml", [override]).loaded.pipeline
         again = type(pipeline).model_validate(pipeline.model_dump(exclude_unset=True))
         assert again == pipeline

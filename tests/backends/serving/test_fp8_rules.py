@@ -11,6 +11,8 @@ SIZES = (
     "hidden_size: 256, intermediate_size: 1024, num_hidden_layers: 2, num_attention_heads: 8, num_key_value_heads: 4, "
     "head_dim: 128, vocab_size: 64"
 )
+NARROW = f"model_type: qwen3, {SIZES}".replace("hidden_size: 256", "hidden_size: 64")
+SMALL_HEADS = f"model_type: qwen3, {SIZES}".replace("head_dim: 128", "head_dim: 64")
 MIXTURE = f"model_type: qwen3_moe, {SIZES}, num_experts: 8, num_experts_per_tok: 2, moe_intermediate_size: 256"
 
 
@@ -64,10 +66,10 @@ def test_servers_that_can_be(with_server, backend: str, keys: str, gpus: str, mo
         ("vllm", "", "A40", "", "fp8-gpu", "A40"),
         ("sglang", "", "B200", "", "fp8-gpu", "Blackwell"),
         ("sglang", "server: {dtype: float32}", "H200", "", "fp8-dtype", "server.dtype"),
-        ("sglang", "", "H200", f"model_type: qwen3, {SIZES}".replace("hidden_size: 256", "hidden_size: 64"), "fp8-blocks", "hidden_size"),
+        ("sglang", "", "H200", NARROW, "fp8-blocks", "hidden_size"),
         ("sglang", "server: {tp_size: 4}", "H200", MIXTURE, "fp8-blocks", "moe_intermediate_size"),
         ("vllm", "server: {tensor_parallel_size: 4}", "H200", MIXTURE, "fp8-blocks", "tensor_parallel_size"),
-        ("vllm", "server: {tensor_parallel_size: 4}", "H200", f"model_type: qwen3, {SIZES}".replace("head_dim: 128", "head_dim: 64"), "fp8-blocks", "num_key_value_heads"),
+        ("vllm", "server: {tensor_parallel_size: 4}", "H200", SMALL_HEADS, "fp8-blocks", "num_key_value_heads"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_sentence(project, with_server, backend, keys, gpus, model, code, named) -> None:

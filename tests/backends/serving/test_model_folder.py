@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from dagrl.backends.model_source import weight_source
 from dagrl.backends.serving.model_folder import model_folder
+from dagrl.config.block_fp8 import BlockFp8
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 
 MODEL = ModelSpec(
@@ -44,3 +45,25 @@ def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
     model = ModelSpec(init={"model_type": "vit"}, tokenizer=MODEL.tokenizer)
     with pytest.raises(ValueError, match="vit"):
         model_folder(model, tmp_path, seed=0, with_weights=False)
+
+
+def test_a_server_of_weights_in_fp8_has_the_config_of_such_a_model(tmp_path: Path) -> None:
+    drawn, copied = tmp_path / "drawn", tmp_path / "copied"
+    for folder in (drawn, copied):
+        folder.mkdir()
+    fp8 = BlockFp8()
+    model_folder(MODEL, drawn, seed=0, with_weights=False, fp8=fp8)
+    config = json.loads((drawn / "config.json").read_text())
+    assert config["quantization_config"]["weight_block_size"] == [128, 128]
+    assert config["quantization_config"]["modules_to_not_convert"] == ["model.embed_tokens", "lm_head"]
+    # A folder's other files stay, its weights do not.
+    own = tmp_path / "own"
+    own.mkdir()
+    model_folder(MODEL, own, seed=0, with_weights=True)
+    (own / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    assert model_folder(ModelSpec(path=own), copied, seed=0, with_weights=False, fp8=fp8) == copied
+    assert {path.name for path in copied.iterdir()} == {"config.json", "generation_config.json"}
+    assert (copied / "generation_config.json").read_text() == '{"eos_token_id": [1, 2]}'
+    written = json.loads((copied / "config.json").read_text())
+    assert written.pop("quantization_config") == config["quantization_config"]
+    assert written == json.loads((own / "config.json").read_text())

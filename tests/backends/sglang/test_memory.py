@@ -46,6 +46,14 @@ def test_weights_are_split_and_nothing_else_is_whole() -> None:
     assert eight - four / 2 == 2 * 48 * (heads + whole / 2) + 2048
 
 
+def test_linear_layers_in_fp8_have_half_the_bytes() -> None:
+    for shape in (QWEN3_8B, QWEN3_30B):
+        quantised = SglangEngineSpec(backend="sglang", group="rollout", weights_from="actor", quantization="fp8")
+        weights = server_memory(shape, quantised, H200, Workload(longest=4096)).awake["weights"]
+        assert weights == 2 * shape.parameters - shape.matrices
+    assert QWEN3_8B.matrices == 36 * (4096 * (32 + 8 + 8) * 128 + 32 * 128 * 4096 + 3 * 4096 * 12288)
+
+
 @pytest.mark.parametrize(
     ("shape", "server", "expected"),
     [

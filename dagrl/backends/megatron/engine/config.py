@@ -15,10 +15,19 @@ from torch.nn.functional import silu
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine.fields import arguments_of, build_config
 from dagrl.backends.megatron.engine.provider import finalize, make_provider
+from dagrl.backends.megatron.fields import FP8_RECIPE
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+FP8_DEFAULTS = {
+    "fp8_recipe": FP8_RECIPE,
+    # Weights in fp8 that Transformer Engine keeps between micro-batches would stay on the GPU in a sleep.
+    "disable_parameter_transpose_cache": True,
+}
+"""Fields with ``fp8`` that differ from Megatron's defaults."""
 
 
 def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> TransformerConfig:
@@ -43,6 +52,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         "deallocate_pipeline_outputs": True,
         # Megatron asks it of models without experts too, where stages send packs of any length.
         "moe_token_dispatcher_type": "alltoall",
+        **(FP8_DEFAULTS if spec.transformer.get("fp8") else {}),
         **family.transformer_defaults,
     }
     dtype = torch.bfloat16 if spec.transformer.get("bf16", on_gpu) is True else torch.float32

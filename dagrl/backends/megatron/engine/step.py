@@ -157,8 +157,8 @@ class PackedModel:
         """Tokens of each micro-batch, equal on all ranks if expert-parallel ranks gather them."""
         config = get_model_config(self.chunks[0])
         if config.fp8:
-            # FP8 matrix products need lengths that are multiples of 16 on every rank.
-            unit = 16 * config.context_parallel_size * config.tensor_model_parallel_size
+            # Matrix products in fp8 need lengths that are multiples on every rank.
+            unit = fp8_tokens(config.fp8_recipe) * config.context_parallel_size * config.tensor_model_parallel_size
             own = [-(-tokens // unit) * unit for tokens in own]
         gathers = config.num_moe_experts is not None and config.moe_token_dispatcher_type == "allgather"
         if not gathers or config.expert_model_parallel_size * config.expert_tensor_parallel_size == 1:
@@ -217,6 +217,14 @@ class PackedModel:
     @property
     def _device(self) -> torch.device:
         return next(self.chunks[0].parameters()).device
+
+
+def fp8_tokens(recipe: str) -> int:
+    """Tokens that a rank's part of a micro-batch must be a multiple of.
+
+    Transformer Engine gathers blockwise activations in fp8 only if they are whole blocks, and in bfloat16 otherwise.
+    """
+    return 128 if recipe == "blockwise" else 16
 
 
 def _from_last_stage(metrics: dict[str, Stat]) -> dict[str, Stat]:

@@ -36,6 +36,8 @@ _ACTIVATION_WIDTHS = 3
 """For each of the MLP's width: two halves read, one written, in one kernel."""
 _ROUTED_WIDTHS = 6
 """For each token and expert: permuted and brought back, with their weights."""
+_ROUNDED_BYTES = 4
+"""For each input of a linear layer in fp8: read in bfloat16, written in fp8 and, for the gradient, transposed."""
 _LOGIT_PASSES = 3
 """Times that the logits are written or read in a forward pass; as often in a backward pass."""
 _BACKWARD_PRODUCTS = 2.0
@@ -104,6 +106,8 @@ class LayerSeconds:
     recompute: Recompute = field(default_factory=Recompute)
     frozen: bool = False
     """Whether the matrices have no gradients, as below adapters, whose own time is not counted."""
+    fp8: bool = False
+    """Whether linear layers are multiplied in fp8, for which their inputs are rounded."""
 
     def of(self, pack: Pack, layer: int) -> Seconds:
         """Return the seconds of that layer on one of the ranks that share it."""
@@ -171,34 +175,35 @@ class LayerSeconds:
     def _tokens(self, pack: Pack) -> float:
         return pack.tokens / self.parallel.context_parallel_size
 
-    def _product(self, rows: float, weights: float, width: float) -> float:
+    def _product(self, rows: float, weights: float, width: float, *, fp8: bool = False) -> float:
         """Return the seconds of `rows` times this rank's part of a matrix, whose narrower side is `width`."""
         if rows <= 0:
             return 0.0
-        rate = self.device.matmul
+        rate = self.device.matmul * (self.device.fp8_gain if fp8 else 1.0)
         if self.device.is_gpu:
             rate *= rows / (rows + _HALF_SPEED_TOKENS) * width / (width + _HALF_SPEED_WIDTH)
         return max(2 * rows * weights / rate, weights * _BYTES / self.device.memory)
 
     def _attention_products(self, pack: Pack) -> float:
         width = self.shape.heads * self.shape.head_dim / self._tensor
-        return self._product(self._tokens(pack), attention_weights(self.shape.attention) / self._tensor, width)
+        weights = attention_weights(self.shape.attention) / self._tensor
+        return self._product(self._tokens(pack), weights, width, fp8=self.fp8)
 
     def _mlp_products(self, pack: Pack, mixture: bool) -> float:
         tokens, hidden, experts = self._tokens(pack), self.shape.hidden, self.shape.experts
         if not mixture or experts is None:
             width = self.shape.dense_width / self._tensor
-            return self._product(tokens, mlp_weights(self.shape.mlp) / self._tensor, width)
+            return self._product(tokens, mlp_weights(self.shape.mlp) / self._tensor, width, fp8=self.fp8)
         sizes = self.parallel
         width = experts.width / sizes.expert_tensor_parallel_size
         held = experts.count / sizes.expert_model_parallel_size
         # Tokens are spread evenly over experts, and experts over ranks.
         sent = tokens / self._tensor * experts.chosen * sizes.expert_tensor_parallel_size
         weights = GATED_MLP_MATRICES * hidden * width
-        seconds = held * self._product(sent / held, weights, width)
+        seconds = held * self._product(sent / held, weights, width, fp8=self.fp8)
         if experts.shared_width:
             shared = experts.shared_width / self._tensor
-            seconds += self._product(tokens, GATED_MLP_MATRICES * hidden * shared, shared)
+            seconds += self._product(tokens, GATED_MLP_MATRICES * hidden * shared, shared, fp8=self.fp8)
         return seconds
 
     def _attention(self, pack: Pack) -> float:
@@ -215,7 +220,15 @@ class LayerSeconds:
             parted += _ROUTED_WIDTHS * experts.chosen * shape.hidden
         else:
             parted += _ACTIVATION_WIDTHS * shape.dense_width
-        return tokens * (whole + parted / self._tensor) * _BYTES / self.device.memory
+        rounded = self._rounded(mixture) / self._tensor if self.fp8 else 0.0
+        return tokens * ((whole + parted / self._tensor) * _BYTES + rounded * _ROUNDED_BYTES) / self.device.memory
+
+    def _rounded(self, mixture: bool) -> float:
+        """Return the values of a token that linear layers take in, which tensor-parallel ranks share."""
+        shape, mlp = self.shape, self.shape.dense_width
+        if mixture and shape.experts:
+            mlp = (shape.hidden + shape.experts.width) * shape.experts.chosen + shape.experts.shared_width
+        return 2 * shape.hidden + shape.heads * shape.head_dim + mlp
 
     def _tensor_parallel(self, pack: Pack) -> float:
         if self._tensor == 1:

@@ -151,7 +151,13 @@ class Passes:
     def _seconds(self) -> LayerSeconds:
         recompute = recompute_of(self.spec, self.shape)
         return LayerSeconds(
-            self.shape, self.spec.parallel, self.device, self.per_node, recompute, frozen=self.spec.lora is not None
+            self.shape,
+            self.spec.parallel,
+            self.device,
+            self.per_node,
+            recompute,
+            frozen=self.spec.lora is not None,
+            fp8="fp8" in self.spec.transformer,
         )
 
     @cached_property

@@ -45,6 +45,22 @@ def test_transformer_fields_pass_through_by_name(run_ranks, megatron_spec, qwen3
     assert config.hidden_dropout == config.attention_dropout == 0.0
 
 
+def test_fp8_reaches_all_of_megatrons_configs(run_ranks, megatron_spec, qwen3):
+    from dagrl.backends.megatron.engine.config import transformer_config
+    from dagrl.backends.megatron.engine.optimizer import ddp_config, optimizer_config
+
+    for given, recipe in (({}, "blockwise"), ({"fp8_recipe": "delayed"}, "delayed")):
+        spec = megatron_spec(fp8="hybrid", bf16=True, **given)
+        config = transformer_config(qwen3.config, spec)
+        assert (config.fp8, config.fp8_recipe, config.fp8_param) == ("hybrid", recipe, False)
+        assert config.disable_parameter_transpose_cache, "no weights in fp8 stay in a sleep"
+        assert optimizer_config(spec, torch.bfloat16).fp8_recipe == recipe
+        assert not ddp_config(spec).fp8_param_gather
+    plain = megatron_spec(bf16=True)
+    assert transformer_config(qwen3.config, plain).fp8 is None
+    assert optimizer_config(plain, torch.bfloat16).fp8_recipe is None
+
+
 def test_what_megatron_itself_refuses_is_the_users_error_too(run_ranks, megatron_spec, qwen3):
     from dagrl.backends.megatron.engine.config import transformer_config
 

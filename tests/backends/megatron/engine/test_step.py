@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,31 @@ LAYOUTS = {
         {"tensor_model_parallel_size": 2, "sequence_parallel": True},
         {"fused_linear_cross_entropy": True},
     ),
+    # Without Transformer Engine fp8 changes the padding alone.
+    "sp2 padded for fp8": (
+        2,
+        {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+        {"transformer": {"fp8": "hybrid"}},
+    ),
 }
+
+
+@pytest.mark.parametrize(
+    ("fp8", "recipe", "tokens"),
+    [
+        (None, "delayed", [1, 130, 500]),
+        ("hybrid", "delayed", [64, 192, 512]),
+        ("e4m3", "tensorwise", [64, 192, 512]),
+        ("hybrid", "blockwise", [512, 512, 512]),
+    ],
+)
+def test_each_rank_has_a_multiple_of_tokens_in_fp8(fp8: str | None, recipe: str, tokens: list[int]) -> None:
+    from dagrl.backends.megatron.engine.step import PackedModel
+
+    sizes = {"context_parallel_size": 2, "tensor_model_parallel_size": 2, "num_moe_experts": None}
+    config = SimpleNamespace(fp8=fp8, fp8_recipe=recipe, moe_token_dispatcher_type="alltoall", **sizes)
+    model = PackedModel([SimpleNamespace(config=config)], 64, 8)
+    assert model._agree_on_tokens([1, 130, 500]) == tokens
 
 
 def rows_of_this_rank(batch: Batch) -> Batch:
