@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 HELPERS = "tests/helpers"
 NOISE = ("warn", "it/s]", "__array")
 VERDICTS = ("ok  ", "NOT ")
-SUITES = ("rollout", "trainer", "plan", "lora", "models", "agents")
+SUITES = ("rollout", "trainer", "plan", "lora", "models", "agents", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ def parts(suite: str, gpus: int, out: Path, weights: Path) -> list[Part]:
         "lora": lora_parts,
         "models": model_parts,
         "agents": agent_parts,
+        "fp8": fp8_parts,
     }
     found = of_suite[suite](gpus, out, weights)
     if not found:
@@ -154,6 +155,25 @@ def agent_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         gpu_tests("in_flight", 300, "tests/orchestrator/test_in_flight.py", gpus=2),
     ]
     return [part for part in found if part.gpus <= gpus]
+
+
+def fp8_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
+    """Rollouts and training in fp8: the tests, and steps beside those in bfloat16. Some variants a call: a run of 8B
+    takes two to three minutes.
+    """
+
+    def measured(name: str, *options: str) -> Part:
+        files = ("--out", str(out / name), "--weights", str(weights), "--json", str(out / f"{name}.json"))
+        return Part(name, ("benchmarks/fp8.py", *options, *files), 590, tail=25)
+
+    train = ("train", "train_tensorwise", "train_delayed")
+    return [
+        gpu_tests("fp8", 590, "tests/orchestrator/test_gpu_fp8.py"),
+        measured("fp8_8b_rollout", "--only", "bf16", "rollout", "cache"),
+        measured("fp8_8b_train", "--only", "bf16", "train", "all"),
+        measured("fp8_1.7b_train", "--model", "1.7b", "--only", "bf16", *train),
+        measured("fp8_8b_vllm", "--backend", "vllm", "--only", "bf16", "rollout", "cache"),
+    ]
 
 
 def gpu_tests(name: str, limit_s: int, *arguments: str, gpus: int = 1) -> Part:

@@ -34,6 +34,7 @@ def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> object:
 @torch.no_grad()
 def restore_cache_scales(model: torch.nn.Module) -> None:
     """Set the scales of an fp8 cache again, which a sleep drops with the weights."""
+    module: Any
     for module in model.modules():
         if hasattr(module, "k_scale_float"):
             module.k_scale.fill_(module.k_scale_float)

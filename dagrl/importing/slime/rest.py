@@ -85,7 +85,12 @@ RULES = (
     ),
     refused("the reference stays as it is", "--ref-update-interval", "--ref-ckpt-step"),
     refused("is for tests of slime", "--ci-*", "--debug-*", "--check-weight-update-equal"),
-    refused("fp8 training and quantized weights are not built in", "--fp8-*", "--transformer-impl", "--fp4-*"),
+    refused(
+        "fp8 training is `transformer.fp8` of the engine, and other formats are not built in (docs/fp8.md)",
+        "--fp8-*",
+        "--transformer-impl",
+        "--fp4-*",
+    ),
     refused(
         "is `profile` of the pipeline (docs/profiling.md)",
         "--use-pytorch-profiler",

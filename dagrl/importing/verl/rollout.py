@@ -226,7 +226,10 @@ RULES = (
         0, "over-sampling is `nodes.rollout.over_sampling_batch_size`, in prompts", f"{ROLLOUT}.over_sample_rate"
     ),
     refused_unless(
-        (None, False, {}), "generators have the policy's own precision", f"{ROLLOUT}.quantization*", f"{ROLLOUT}.qat*"
+        (None, False, {}),
+        "fp8 is `quantization` of the generator, and other formats are not built in (docs/fp8.md)",
+        f"{ROLLOUT}.quantization*",
+        f"{ROLLOUT}.qat*",
     ),
     refused_unless((None, False), "draft models are not served", f"{ROLLOUT}.mtp*"),
     refused_unless((False, None, 1, "nixl"), "prefill and decoding share a server", f"{ROLLOUT}.disaggregation.*"),

@@ -49,8 +49,8 @@ def test_fp8_reaches_all_of_megatrons_configs(run_ranks, megatron_spec, qwen3):
     from dagrl.backends.megatron.engine.config import transformer_config
     from dagrl.backends.megatron.engine.optimizer import ddp_config, optimizer_config
 
-    for given, recipe in (({}, "blockwise"), ({"fp8_recipe": "delayed"}, "delayed")):
-        spec = megatron_spec(fp8="hybrid", bf16=True, **given)
+    for fields, recipe in (({}, "blockwise"), ({"fp8_recipe": "delayed"}, "delayed")):
+        spec = megatron_spec(fp8="hybrid", bf16=True, **fields)
         config = transformer_config(qwen3.config, spec)
         assert (config.fp8, config.fp8_recipe, config.fp8_param) == ("hybrid", recipe, False)
         assert config.disable_parameter_transpose_cache, "no weights in fp8 stay in a sleep"

@@ -186,11 +186,11 @@ def test_states_on_a_gpu_are_its_share_of_them_and_leave_it_at_the_links_rates(f
     assert moved == pytest.approx(nbytes / H200.to_host + nbytes / H200.from_host)
 
 
-@pytest.mark.parametrize("shape", [DENSE, MIXTURE])
-def test_fp8_speeds_up_layers_where_the_gpu_has_it(shape: ModelShape) -> None:
+def test_fp8_speeds_up_layers_where_the_gpu_has_it() -> None:
     big = replace(BATCH, budget=65536)
     plain, fp8 = engine(), engine({"transformer": {"fp8": "hybrid"}})
-    assert passes(plain, shape).train(big) > passes(fp8, shape).train(big) > passes(plain, shape).train(big) / 2
+    assert passes(plain).train(big) > passes(fp8).train(big) > passes(plain).train(big) / 2
     ampere = rates_of(gpu_named("A100-80GB"))
-    seconds = [Passes(shape, spec, 8, 8, ampere).train(big) for spec in (plain, fp8)]
-    assert seconds[0] <= seconds[1], "inputs are rounded for nothing"
+    seconds = [Passes(DENSE, spec, 8, 8, ampere).train(big) for spec in (plain, fp8)]
+    assert seconds[0] < seconds[1], "inputs are rounded for nothing"
+    assert passes(plain, MIXTURE).train(big) == passes(fp8, MIXTURE).train(big), "the host launches experts' kernels"
