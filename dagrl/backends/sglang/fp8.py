@@ -36,6 +36,7 @@ def restore_cache_scales(model: torch.nn.Module) -> None:
     """Set the scales of an fp8 cache again, which a sleep drops with the weights."""
     module: Any
     for module in model.modules():
-        if hasattr(module, "k_scale_float"):
+        # None in attention whose cache is not in fp8.
+        if getattr(module, "k_scale_float", None) is not None:
             module.k_scale.fill_(module.k_scale_float)
             module.v_scale.fill_(module.v_scale_float)

@@ -27,8 +27,10 @@ class Attention(torch.nn.Module):
 
 
 def test_scales_of_the_cache_are_set_by_the_server() -> None:
-    model = torch.nn.Sequential(Attention())
-    assert list(sent_parameters(model)) == ["0.weight"]
+    model = torch.nn.Sequential(Attention(), torch.nn.Linear(1, 1, bias=False))
+    plain: Any = model[1]
+    plain.k_scale = plain.v_scale = plain.k_scale_float = plain.v_scale_float = None
+    assert list(sent_parameters(model)) == ["0.weight", "1.weight"]
     restore_cache_scales(model)
     assert (float(model[0].k_scale), float(model[0].v_scale)) == (0.5, 0.25)
 
