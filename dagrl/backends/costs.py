@@ -79,6 +79,11 @@ class EngineCosts:
 
     # -- work
 
+    @property
+    def multiplies_in_fp8(self) -> bool:
+        """Whether the products of linear layers are in fp8."""
+        return self.server.fp8
+
     @cached_property
     def server(self) -> Server:
         """One replica that generates."""

@@ -6,7 +6,8 @@
     overlap = max(all operations / F, all bytes / B): everything at once
     host    = seconds of the nodes without an engine / run.host_workers
 
-F and B are the operations (bfloat16, dense) and bytes a second of all GPUs together. Operations are the model's own,
+F and B are the operations (bfloat16, dense) and bytes a second of all GPUs together; in fp8, linear layers have fewer
+operations by the data sheet's gain, and weights of one byte. Operations are the model's own,
 without recomputation and padding (`dagrl.backends.families.flops`). Bytes are those that decoding reads: the weights
 that one token meets, for each token of the longest response, and keys and values. All else takes no time.
 """
@@ -17,9 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dagrl.backends.decoding import Lengths
+from dagrl.backends.decoding import Lengths, Server
 from dagrl.backends.families.flops import ModelFlops, model_flops
-from dagrl.backends.families.shape import ModelShape
 from dagrl.config.schema import JudgeNode, LogprobNode, TrainingNode
 from dagrl.models.gpus import Gpu
 from dagrl.planner.cost.costs import PipelineCosts
@@ -77,30 +77,36 @@ def _share_in_chain(task: PlannedTask) -> float:
 def _work(costs: PipelineCosts, task: PlannedTask) -> _Work:
     node, engine = costs.pipeline.nodes.get(task.node), costs.engines[task.executor].engine
     flops, lengths = model_flops(engine.shape), costs.lengths(task)
+    server = costs.engines[task.executor].server
+    gain = engine.device.fp8_gain if costs.engines[task.executor].multiplies_in_fp8 else 1.0
     rows = costs.rows(task) * costs.plan.rounds_of(task)
     if isinstance(node, JudgeNode):
-        return _generation(flops, engine.shape, lengths_of_judgements(node, lengths), rows, 1)
+        return _generation(flops, server, lengths_of_judgements(node, lengths), rows, 1)
     if task.generates:
-        return _generation(flops, engine.shape, lengths, rows, costs.plan.group_size(task.rows))
+        return _generation(flops, server, lengths, rows, costs.plan.group_size(task.rows))
     # Heads of values and scores have next to no operations.
     head = flops.per_prediction if isinstance(node, LogprobNode | TrainingNode) else 0
-    row = flops.per_token * lengths.row + flops.per_pair * lengths.mean_square / 2 + head * lengths.response
+    row = flops.per_token / gain * lengths.row + flops.per_pair * lengths.mean_square / 2 + head * lengths.response
     passes = 1
     if isinstance(node, TrainingNode) and task.trains:
         passes = node.epochs * costs.engines[task.executor].passes_of_update
     return _Work(passes * rows * row, 0.0)
 
 
-def _generation(flops: ModelFlops, shape: ModelShape, lengths: Lengths, rows: int, per_prompt: int) -> _Work:
+def _generation(flops: ModelFlops, server: Server, lengths: Lengths, rows: int, per_prompt: int) -> _Work:
     """Each prompt is prefilled once; responses to it read its keys and values together."""
+    shape, per_token = server.shape, flops.per_token / (server.device.fp8_gain if server.fp8 else 1.0)
     prompt, response = lengths.prompt, lengths.response
     squares = lengths.mean_square - prompt**2 - 2 * prompt * response
-    prefill = rows / per_prompt * (flops.per_token * prompt + flops.per_pair * prompt**2 / 2)
-    decoded = (flops.per_token + flops.per_prediction) * response + flops.per_pair * (prompt * response + squares / 2)
+    prefill = rows / per_prompt * (per_token * prompt + flops.per_pair * prompt**2 / 2)
+    decoded = (per_token + flops.per_prediction) * response + flops.per_pair * (prompt * response + squares / 2)
     longest = lengths.quantile(1 - 0.5 / max(1, rows))
     weights = longest * (shape.active_parameters - (0 if shape.tied else shape.embedding)) * _BYTES
-    cached = rows * (prompt * response / per_prompt + squares / 2)
-    return _Work(prefill + rows * decoded, weights + cached * shape.cache_values_per_token * shape.layers * _BYTES)
+    if server.fp8:
+        # Two operations for each weight of a linear layer, which has a byte less.
+        weights -= longest * flops.per_token / 2
+    cached = rows * (prompt * response / per_prompt + squares / 2) * shape.cache_values_per_token * shape.layers
+    return _Work(prefill + rows * decoded, weights + cached * server.cache_bytes)
 
 
 def _host_seconds(costs: PipelineCosts, tasks: Iterable[PlannedTask]) -> float:

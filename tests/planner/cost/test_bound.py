@@ -25,12 +25,21 @@ def costs_of(name: str, *overrides: str, assumed: Assumed | None = None) -> Pipe
     return PipelineCosts(found.pipeline, found.fit.plan, found.fit.shape, "H200", assumed or Assumed())
 
 
-def test_the_chain_of_a_synchronous_step_by_hand() -> None:
+FP8 = (
+    "engines.generator.quantization=fp8",
+    "engines.generator.server.kv_cache_dtype=fp8_e4m3",
+    "engines.actor.transformer={fp8: hybrid}",
+)
+
+
+@pytest.mark.parametrize("fp8", [(), FP8], ids=["bf16", "fp8"])
+def test_the_chain_of_a_synchronous_step_by_hand(fp8: tuple[str, ...]) -> None:
     """Responses of equal lengths; nothing but a rollout and an update."""
     costs = costs_of(
         "qwen3_8b_megatron",
         *("nodes.ref=null", "engines.reference=null", "nodes.update.loss.kl_coef=0", "data.prompts_per_step=16"),
         "nodes.rollout.sampling.max_new_tokens=1024",
+        *fp8,
         assumed=Assumed(prompt_tokens=512, response_tokens=1024),
     )
     rollout = costs.plan.task("rollout")
@@ -38,9 +47,11 @@ def test_the_chain_of_a_synchronous_step_by_hand() -> None:
     flops, group = model_flops(shape), costs.plan.samples_per_prompt
     assert (lengths.prompt, lengths.response, lengths.longest) == (512, 1024, 1024), "nothing is drawn"
     row = 512 + 1024
-    train = 3 * rows * (flops.per_token * row + flops.per_pair * row**2 / 2 + flops.per_prediction * 1024)
-    weights = 1024 * (shape.parameters - shape.embedding) * 2
-    cached = rows * (512 * 1024 / group + 1024**2 / 2) * shape.cache_values_per_token * shape.layers * 2
+    # In fp8 layers multiply twice as fast, and a weight of theirs, or a value in the cache, has one byte.
+    saved, each = (shape.matrices, 1) if fp8 else (0, 2)
+    train = 3 * rows * (flops.per_token * each / 2 * row + flops.per_pair * row**2 / 2 + flops.per_prediction * 1024)
+    weights = 1024 * ((shape.parameters - shape.embedding) * 2 - saved)
+    cached = rows * (512 * 1024 / group + 1024**2 / 2) * shape.cache_values_per_token * shape.layers * each
     expected = (weights + cached) / (8 * 4.8e12) + train / (8 * 989.4e12)
     bound = step_bound(costs, [H200] * 8)
     assert bound is not None and bound.by == "chain"
@@ -64,6 +75,7 @@ def test_a_slow_host_is_the_bound_however_many_gpus_there_are() -> None:
         ("qwen3_8b_megatron", ()),
         ("qwen3_8b_megatron", ("engines.actor.lora={rank: 32, alpha: 64}",)),
         ("qwen3_30b_a3b_8gpu", ()),
+        ("qwen3_8b_megatron", FP8),
         ("async_grpo", ()),
         ("qwen3_8b_megatron", (READ, "nodes.update.mini_batch=32", "schedule.stream_update=true")),
     ],

@@ -62,6 +62,10 @@ class MegatronCosts(EngineCosts):
         return self.weight_bytes * (1 / self.device.from_host + 1 / self.device.to_host)
 
     @property
+    def multiplies_in_fp8(self) -> bool:
+        return "fp8" in self.engine.spec.transformer
+
+    @property
     def sent_parameters(self) -> float:
         if self.engine.spec.sent_adapter is None:
             return self.parameters
