@@ -148,32 +148,42 @@ def test_a_server_receives_what_quantising_the_whole_model_gives(
 ):
     hf_model, (ranks, sizes) = hf_model_of("qwen3_moe_mixed"), MIXTURE
 
-    def on_rank(rank: int) -> dict[str, np.ndarray]:
+    def on_rank(rank: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         from dagrl.backends.megatron.engine.export import make_exporter
 
         chunks = load_chunks(hf_model, megatron_spec(**sizes))
+        by_owner = Fp8Exporter(make_exporter(chunks, hf_model.config, 30_000, by_owner=True), BlockFp8())
+        buffer, own = torch.empty(by_owner.manifest.largest, dtype=torch.uint8), dict[str, np.ndarray]()
+        with by_owner.exporting():
+            for index, layout in enumerate(by_owner.manifest.buckets):
+                # A transport may pass a buffer on other ranks too.
+                by_owner.fill(index, buffer)
+                views = layout.views(buffer) if layout.owner == rank else []
+                own |= {name: bits(view).copy() for name, view in views}
         exporter = Fp8Exporter(make_exporter(chunks, hf_model.config, 30_000), BlockFp8())
         with closing(WeightSender(exporter, "broadcast", host="127.0.0.1", timeout_s=60.0)) as sender:
             offer, received = sender.offer(), dict[str, torch.Tensor]()
             if offer is None:
                 sender.send(1, [0])
-                return {}
+                return own, {}
             receiver = WeightReceiver(AdapterLoader(received.update), torch.device("cpu"), "a server")
             route = Route(1, {"": offer.address}, 60.0)
             with ThreadPoolExecutor(1) as pool:
                 done = pool.submit(receiver.receive, route)
                 sender.send(1, [1])
                 done.result(60.0)
-            return {name: bits(tensor) for name, tensor in received.items()}
+            return own, {name: bits(tensor) for name, tensor in received.items()}
 
-    received = run_ranks(ranks, on_rank)[0]
-    wanted = weights_of(hf_model)
-    chosen = BlockFp8().choose((name, tuple(tensor.shape)) for name, tensor in wanted.items())
+    results = run_ranks(ranks, on_rank)
+    owned, wanted = [own for own, _ in results], dict[str, np.ndarray]()
+    assert sum(map(bool, owned)) > 1, "several ranks own buckets"
+    weights = weights_of(hf_model)
+    chosen = BlockFp8().choose((name, tuple(tensor.shape)) for name, tensor in weights.items())
     assert any(".experts." in name for name in chosen) and any("q_proj" in name for name in chosen)
-    for name, tensor in wanted.items():
-        if name not in chosen:
-            np.testing.assert_array_equal(received.pop(name), bits(tensor), err_msg=name)
-            continue
-        for end, quantised in zip(("", SCALE_SUFFIX), quantise(tensor), strict=True):
-            np.testing.assert_array_equal(received.pop(name + end), bits(quantised), err_msg=name + end)
-    assert not received
+    for name, tensor in weights.items():
+        values, scales = quantise(tensor) if name in chosen else (tensor, None)
+        wanted |= {name: bits(values)} | ({name + SCALE_SUFFIX: bits(scales)} if scales is not None else {})
+    for found in (results[0][1], {name: each for own in owned for name, each in own.items()}):
+        assert found.keys() == wanted.keys()
+        for name, expected in wanted.items():
+            np.testing.assert_array_equal(found[name], expected, err_msg=name)
