@@ -1,6 +1,7 @@
 """Compare steps of a colocated pipeline in bfloat16 with steps whose rollout, cache or training is in fp8.
 
-    python benchmarks/fp8.py --out FOLDER --model 8b [--backend vllm] [--only bf16 rollout]
+    python benchmarks/fp8.py --out FOLDER --model 1.7b [--backend vllm] [--only bf16 rollout]
+    python benchmarks/fp8.py --out FOLDER --model 8b --gpus 2 --tensor-parallel 2
 
 Each variant is a `dagrl run` of its own, one after the other on the same GPUs and prompts, with random start weights.
 Printed are the seconds of the rollout, of the trainer's log-probs, of the update and of a weight sync, what they are in
@@ -43,7 +44,7 @@ _DIFFERENCE = "mismatch/logprob_diff/mean"
 
 def main() -> None:
     """Run the variants, tell how they compare."""
-    parser = parser_of(__doc__, model="8b")
+    parser = parser_of(__doc__)
     add_backend(parser)
     add_load(parser)
     parser.add_argument("--gpus", type=int, default=1)

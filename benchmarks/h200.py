@@ -158,22 +158,24 @@ def agent_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
 
 
 def fp8_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
-    """Rollouts and training in fp8: the tests, and steps beside those in bfloat16. Some variants a call: a run of 8B
-    takes two to three minutes.
-    """
+    """Rollouts and training in fp8: the tests, and steps beside those in bfloat16. Training 8B takes two GPUs."""
 
-    def measured(name: str, *options: str) -> Part:
+    def measured(name: str, *options: str, needs: int = 1) -> Part:
         files = ("--out", str(out / name), "--weights", str(weights), "--json", str(out / f"{name}.json"))
-        return Part(name, ("benchmarks/fp8.py", *options, *files), 590, tail=25)
+        return Part(name, ("benchmarks/fp8.py", *options, *files), 590, tail=25, gpus=needs)
 
-    train = ("train", "train_tensorwise", "train_delayed")
-    return [
+    small = ("--model", "1.7b", "--only", "bf16")
+    large = ("--model", "8b", "--gpus", "2", "--tensor-parallel", "2", "--only", "bf16")
+    found = [
         gpu_tests("fp8", 590, "tests/orchestrator/test_gpu_fp8.py"),
-        measured("fp8_8b_rollout", "--only", "bf16", "rollout", "cache"),
-        measured("fp8_8b_train", "--only", "bf16", "train", "all"),
-        measured("fp8_1.7b_train", "--model", "1.7b", "--only", "bf16", *train),
-        measured("fp8_8b_vllm", "--backend", "vllm", "--only", "bf16", "rollout", "cache"),
+        measured("fp8_8b_rollout", *large, "rollout", "cache", needs=2),
+        measured("fp8_8b_train", *large, "train", "all", needs=2),
+        measured("fp8_8b_vllm", "--backend", "vllm", *large, "rollout", "cache", needs=2),
+        measured("fp8_1.7b_rollout", *small, "rollout", "cache"),
+        measured("fp8_1.7b_train", *small, "train", "train_tensorwise", "train_delayed"),
+        measured("fp8_1.7b_vllm", "--backend", "vllm", *small, "rollout", "cache"),
     ]
+    return [part for part in found if part.gpus <= gpus]
 
 
 def gpu_tests(name: str, limit_s: int, *arguments: str, gpus: int = 1) -> Part:
