@@ -115,7 +115,9 @@ def run_verl(
     if ended.returncode != 0:
         raise RuntimeError(f"verl ended with exit code {ended.returncode}:\n{_end_of(log)}")
     steps = verl_steps(metrics)
-    checks = {name: steps[-1][name] for name in ("response_length/mean", "prompt_length/mean") if name in steps[-1]}
+    checks: dict[str, float] = {
+        name: steps[-1][name] for name in ("response_length/mean", "prompt_length/mean") if name in steps[-1]
+    }
     if checks.get("response_length/mean", case.response_tokens) != case.response_tokens:
         raise RuntimeError(f"verl's responses have {checks['response_length/mean']} tokens, not {case.response_tokens}")
     return medians(steps[: case.steps], 0, warmup), checks

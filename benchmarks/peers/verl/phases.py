@@ -35,9 +35,10 @@ def medians(steps: Sequence[Mapping[str, Any]], side: int, warmup: int) -> dict[
         raise ValueError(f"{len(steps)} steps, all of them warm-up; give more --steps")
     found = {}
     for phase, sides in PHASES.items():
-        name = next((name for name in sides[side] if name in measured[0]), None)
-        if name is not None:
-            found[phase] = statistics.median(step[name] for step in measured)
+        # Some steps of a run that is a step ahead have no weight sync of their own.
+        taken = next((values for name in sides[side] if (values := [s[name] for s in measured if name in s])), None)
+        if taken is not None:
+            found[phase] = statistics.median(taken)
     return found
 
 
