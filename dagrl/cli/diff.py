@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import parse_path
+from dagrl.cli.parameters import AsJson, parse_path, print_json
 
 _EQUAL, _PARTED = 0, 1
 
@@ -16,6 +16,7 @@ _EQUAL, _PARTED = 0, 1
 def diff(
     left: Annotated[Path, typer.Argument(parser=parse_path, metavar="RUN1", help="a run folder", show_default=False)],
     right: Annotated[Path, typer.Argument(parser=parse_path, metavar="RUN2", help="another", show_default=False)],
+    as_json: AsJson = False,
 ) -> int:
     """Name the first step, node, column and row in which two runs part.
 
@@ -25,9 +26,12 @@ def diff(
     Examples:
         dagrl diff runs/one runs/other
     """
-    from dagrl.reporting.diff import diff_runs, lines_of
+    from dagrl.reporting.diff import as_dict, diff_runs, lines_of
 
     with exit_on("diff", ValueError, OSError):
         found = diff_runs(left, right)
-    print(*lines_of(left, right, found), sep="\n")
+    if as_json:
+        print_json(as_dict(found))
+    else:
+        print(*lines_of(left, right, found), sep="\n")
     return _EQUAL if found.parting is None else _PARTED

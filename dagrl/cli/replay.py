@@ -5,14 +5,18 @@ from __future__ import annotations
 import pdb
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Annotated, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import RunFolder
+from dagrl.cli.parameters import AsJson, RunFolder, print_json
+
+if TYPE_CHECKING:
+    from dagrl.orchestrator.replay.replay import ReplayOutcome
 
 _EQUAL, _DIFFERS, _NOTHING_TO_COMPARE = 0, 1, 4
 
@@ -54,6 +58,7 @@ def replay(
         float, typer.Option(min=0.0, metavar="R", help="accept differences up to this part of the largest value")
     ] = 0.0,
     debug: Annotated[bool, typer.Option("--debug", help="run in this process, where pdb works")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Run a recorded node again, alone, and compare what it gives with the record, bit by bit.
 
@@ -62,6 +67,7 @@ def replay(
 
     Examples:
         dagrl replay runs/tiny_grpo --step 3 --node update
+        dagrl replay runs/tiny_grpo --step 3 --node update --json
         dagrl replay runs/tiny_grpo --step 3 --node update --layout tensor_model_parallel_size=2 --within 1e-5
     """
     from dagrl.orchestrator.records.files import RecordError
@@ -69,32 +75,70 @@ def replay(
 
     with exit_on("replay", RecordError):
         target = find_target(run_dir, step, node, layout=layout or (), to_cpu=to == "cpu", debug=debug)
+    told = sys.stderr if as_json else sys.stdout
     for note in target.notes:
         print(f"dagrl replay: warning: {note}", file=sys.stderr)
     nodes = ", ".join(dict.fromkeys(each.record.node for each in target.runs))
-    print(f"replaying {nodes} of step {step}", flush=True)
+    print(f"replaying {nodes} of step {step}", file=told, flush=True)
     from dagrl.orchestrator.replay.replay import replay as replay_node
     from dagrl.workers.errors import RunError
 
     try:
         with exit_on("replay", RecordError), _post_mortem() if debug else nullcontext():
-            outcome = replay_node(target, run_dir, lambda text: print(f"  {text}", flush=True), debug=debug)
+            outcome = replay_node(target, run_dir, lambda text: print(f"  {text}", file=told, flush=True), debug=debug)
     except RunError as error:
         print("dagrl replay: failed", *error.lines(), sep="\n", file=sys.stderr)
         return _DIFFERS
+    result, status = _result(outcome, within)
+    if as_json:
+        print_json(_as_json(step, result, outcome, target.notes))
+    else:
+        print(*_lines(result, outcome, within), sep="\n")
+    return status
+
+
+def _result(outcome: ReplayOutcome, within: float) -> tuple[str, int]:
+    """Name the result, and the exit status that it has."""
     if outcome.failure is not None:
-        print(f"{outcome.failed} fails" + (", as it did in the run" if outcome.not_recorded else ""))
-        print(*outcome.failure.lines(), sep="\n")
-        return _DIFFERS
-    for name, compared in outcome.compared.items():
-        print(f"  compared of {name}: {', '.join(compared)}")
-    for difference in outcome.differences:
-        print(f"  {difference.what}: {difference.text}")
+        return "fails", _DIFFERS
     if outcome.differences and outcome.largest > within:
-        print("differs")
-        return _DIFFERS
+        return "differs", _DIFFERS
     if outcome.not_recorded:
-        print("nothing to compare: the run ended before the node did, and now it has ended")
-        return _NOTHING_TO_COMPARE
-    print(f"agrees within {within:g}" if outcome.differences else "equal to the bit")
-    return _EQUAL
+        return "nothing to compare", _NOTHING_TO_COMPARE
+    return ("agrees" if outcome.differences else "equal"), _EQUAL
+
+
+def _lines(result: str, outcome: ReplayOutcome, within: float) -> Iterator[str]:
+    if outcome.failure is not None:
+        yield f"{outcome.failed} fails" + (", as it did in the run" if outcome.not_recorded else "")
+        yield from outcome.failure.lines()
+        return
+    for name, compared in outcome.compared.items():
+        yield f"  compared of {name}: {', '.join(compared)}"
+    for difference in outcome.differences:
+        yield f"  {difference.what}: {difference.text}"
+    endings = {
+        "nothing to compare": "nothing to compare: the run ended before the node did, and now it has ended",
+        "agrees": f"agrees within {within:g}",
+        "equal": "equal to the bit",
+    }
+    yield endings.get(result, result)
+
+
+def _as_json(step: int, result: str, outcome: ReplayOutcome, warnings: Sequence[str]) -> dict[str, Any]:
+    failure = outcome.failure
+    return {
+        "step": step,
+        "result": result,
+        "largest": outcome.largest,
+        "compared": outcome.compared,
+        "differences": [asdict(difference) for difference in outcome.differences],
+        "failure": failure
+        and {
+            "node": outcome.failed,
+            "worker": failure.worker,
+            "cause": failure.cause,
+            "as_in_the_run": outcome.not_recorded,
+        },
+        "warnings": warnings,
+    }

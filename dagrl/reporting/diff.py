@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +243,20 @@ def lines_of(left: Path, right: Path, found: RunDiff) -> Iterator[str]:
         yield f"  {difference.what}: {difference.text}"
     if parting.hint:
         yield f"  {parting.hint}"
+
+
+def as_dict(found: RunDiff) -> dict[str, Any]:
+    """Return the comparison for JSON: `equal`, `parting`, `pipelines` and `compared`."""
+    parting = found.parting
+    return {
+        "equal": parting is None,
+        "parting": parting
+        and {
+            "step": parting.step,
+            "node": parting.node or None,
+            "differences": [asdict(difference) for difference in parting.differences],
+            "hint": parting.hint,
+        },
+        "pipelines": found.changed,
+        "compared": found.compared,
+    }

@@ -16,8 +16,6 @@ WITHOUT_JSON = {
     "run": "a run writes metrics.jsonl",
     "launch": "as run",
     "ui": "serves until it is stopped",
-    "replay": "its exit status tells whether all was equal",
-    "diff": "as replay",
     "agent try": "prints a conversation for reading",
 }
 """Commands that no program reads, and why."""

@@ -30,6 +30,10 @@ def test_equal_runs(runs: list[Path], capsys) -> None:
         write_record(run, 2, "ref", 1, {"prompt": 0.0}, {"ref_logprob": 1.0})
     assert main(["diff", *map(str, runs)]) == 0
     assert "are equal; compared: records of step 2, metrics of steps 1-4" in capsys.readouterr().out
+    assert main(["diff", *map(str, runs), "--json"]) == 0
+    compared = ["records of step 2", "metrics of steps 1-4"]
+    found = {"equal": True, "parting": None, "pipelines": "", "compared": compared}
+    assert json.loads(capsys.readouterr().out) == found
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,10 @@ def test_samples_name_column_row_and_node(runs, capsys) -> None:
     out = capsys.readouterr().out
     assert "part in step 2, at node rollout\n" in out
     assert "column response: 1 of 2 rows differ; row 1: '4' and '5'" in out
+    assert main(["diff", *map(str, runs), "--json"]) == 1
+    parting = json.loads(capsys.readouterr().out)["parting"]
+    assert (parting["step"], parting["node"]) == (2, "rollout")
+    assert parting["differences"][0]["what"] == "column response" and parting["differences"][0]["rows"] == [1]
 
 
 def test_metrics_name_the_step_and_times_do_not_count(runs, capsys) -> None:
