@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.data.batch import Batch, Column
-from dagrl.models.images import MARKER, ImageSettings, fitting_size, image_name, open_image, resized, split_images
+from dagrl.models.images import (
+    MARKER,
+    ImageSettings,
+    fitting_size,
+    image_name,
+    open_image,
+    resized,
+    split_images,
+    thumbnail,
+)
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -55,12 +64,13 @@ class ImageColumn:
         return np.array(sizes, dtype=np.int32).reshape(-1, 2)
 
     def columns(self, rows: list[int]) -> dict[str, Column]:
-        """Columns pixel_values, image_sizes and image_names of these rows."""
+        """Columns pixel_values, image_sizes, image_names and image_thumbnails of these rows."""
         stored = [self.stored(row) for row in rows]
         pixels = [[resized(open_image(each, self._folder), self.settings) for each in of_row] for of_row in stored]
         return {
             **image_columns(pixels),
             "image_names": Column.text([json.dumps([image_name(each) for each in of_row]) for of_row in stored]),
+            "image_thumbnails": Column.text([json.dumps([thumbnail(each) for each in of_row]) for of_row in pixels]),
         }
 
     def _group(self, number: int) -> Table:

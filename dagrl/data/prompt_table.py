@@ -116,7 +116,7 @@ class PromptTable:
         return tokens
 
     def images(self, rows: Sequence[int]) -> dict[str, Column]:
-        """Columns pixel_values, image_sizes and image_names of these rows; none if prompts are text."""
+        """Columns of ImageColumn for these rows; none if prompts are text."""
         return self._images.columns(list(rows)) if self._images else {}
 
     def responses(self, row: int) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ class PromptSlice:
 
     columns: dict[str, Column]
     """prompt_tokens (int64), messages (JSON), answer, data_source and extra_info (JSON), a row per prompt; with images
-    also pixel_values, image_sizes and image_names.
+    also pixel_values, image_sizes, image_names and image_thumbnails.
 
     If responses are requested, also their tokens as ``responses.0``, ``responses.1`` and so on (int64)."""
     positions: np.ndarray

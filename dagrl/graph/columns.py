@@ -52,6 +52,7 @@ _CORE = (
     ),
     ColumnSpec("image_sizes", "int32", Shape.IMAGES, "height and width of each of them, in pixels [images, 2]"),
     ColumnSpec("image_names", "uint8", Shape.TEXT, "path or hash of each of them, as JSON"),
+    ColumnSpec("image_thumbnails", "uint8", Shape.TEXT, "a small JPEG of each of them as data URI, as JSON"),
     ColumnSpec("response_tokens", "int64", Shape.RESPONSE, "sampled tokens, the one that ended it included"),
     ColumnSpec(
         "demonstration", "int64", Shape.RESPONSE, "response of the data set (data.responses), end token included"

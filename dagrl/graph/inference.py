@@ -117,7 +117,7 @@ def _with_images(contract: OpContract, node: NodeBase) -> OpContract:
 def _source_contract(pipeline: Pipeline) -> OpContract:
     """The contract of `prompts`: the step's prompts, each repeated for its n samples."""
     demonstration = ("demonstration",) if pipeline.data.responses else ()
-    images = (*IMAGE_COLUMNS, "image_names") if pipeline.data.image_key else ()
+    images = (*IMAGE_COLUMNS, "image_names", "image_thumbnails") if pipeline.data.image_key else ()
     return OpContract(reads=(), writes=SOURCE_COLUMNS + demonstration + images, scope=Scope.BATCH)
 
 
@@ -126,7 +126,7 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
     sampled = ("response_tokens", "reward") if rollouts(pipeline) else ()
     given = ("demonstration",) if is_offline(pipeline) else ()
     logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
-    further = (*logprobs, "excluded", "agent_output", "trajectory_share", "image_names")
+    further = (*logprobs, "excluded", "agent_output", "trajectory_share", "image_names", "image_thumbnails")
     optional = (
         "advantage",
         "policy_version",

@@ -8,6 +8,7 @@ Engines normalise the pixels and cut them into patches (`dagrl.backends.vision`)
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import math
@@ -32,6 +33,8 @@ _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.2613
 """Defaults of the processor's class, for folders without the file."""
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 _MOST_OBLONG = 200
+_THUMBNAIL_PIXELS, _THUMBNAIL_QUALITY = 160, 75
+"""Longest side, and JPEG quality: about 4 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,17 @@ def image_name(stored: Any) -> str:
     """The path of a stored image, or the SHA-256 of its bytes, for samples."""
     content, path = stored_parts(stored)
     return path or f"sha256:{hashlib.sha256(content or b'').hexdigest()}"
+
+
+def thumbnail(pixels: np.ndarray) -> str:
+    """Reduce an image, uint8 [height, width, 3], to a JPEG of at most 160 x 160 pixels, as a data URI for reports."""
+    import PIL.Image
+
+    image = PIL.Image.fromarray(pixels)
+    image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=_THUMBNAIL_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def marked_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -104,6 +104,7 @@ def _table(batch: Batch, context: Context) -> pa.Table:
     }
     if "image_names" in batch:
         table["images"] = [json.loads(names) for names in batch["image_names"].strings()]
+        table["thumbnails"] = [json.loads(each) for each in batch["image_thumbnails"].strings()]
     if "demonstration" in batch:
         table["demonstration"] = [decode(batch["demonstration"][row]) for row in rows]
     if "response_tokens" in batch:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,19 @@ def test_images_take_their_tokens_and_bring_their_pixels(tmp_path: Path) -> None
     assert taken["pixel_values"][0].shape == (128, 3) and set(taken["pixel_values"][0].ravel()) == {9}
     assert taken["pixel_values"][1][:, 0].tolist() == [1] * 64 + [2] * 192
     assert taken["pixel_values"].values.dtype == np.uint8
+
+
+def test_thumbnails_are_small_images_of_what_the_model_sees(tmp_path: Path) -> None:
+    rows = [("<image>a<image>", [stored(16, 8, 200), stored(600, 400)]), ("ab=", [])]
+    taken = loader(tmp_path, rows, max_prompt_tokens=5000).take(0, 2).columns["image_thumbnails"].strings()
+    found = []
+    for uri in json.loads(taken[0]):
+        kind, content = uri.split(",")
+        assert kind == "data:image/jpeg;base64"
+        found.append(Image.open(io.BytesIO(base64.b64decode(content))))
+    assert found[0].size == (16, 8) and found[0].getpixel((3, 3)) == pytest.approx((200, 200, 200), abs=3)
+    assert found[1].size == (160, 107)
+    assert json.loads(taken[1]) == []
 
 
 def test_prompts_whose_images_make_them_too_long_are_dropped(tmp_path: Path) -> None:

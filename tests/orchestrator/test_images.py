@@ -120,6 +120,7 @@ def test_samples_name_the_images(run) -> None:
     names = table["images"].to_pylist()
     assert all(len(name) == 1 and name[0].startswith("sha256:") for name in names)
     assert len({name[0] for name in names}) == 6
+    assert all(uri.startswith("data:image/jpeg;base64,") for (uri,) in table["thumbnails"].to_pylist())
     assert set(table["prompt"].to_pylist()) == {"<|image_pad|>="}
 
 

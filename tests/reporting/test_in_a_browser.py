@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 from browser import browsing, opened, served
 from finished_runs import sample, write_run, write_samples
 from playwright.sync_api import Browser
 
+from dagrl.models.images import thumbnail
 from dagrl.reporting.html_report import write_html
 from dagrl.reporting.server import Runs
 from dagrl.tracking.timeline import Timeline, complete_event
@@ -47,6 +49,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     write_samples(run, 4, rows)
     write_samples(run, 2, [sample(7, response="a needle", data_source=HOSTILE)])
+    pictures = [thumbnail(np.full((200, 400, 3), shade, dtype=np.uint8)) for shade in (20, 220)]
+    elsewhere = "http://127.0.0.1:9/picture.jpg"
+    write_samples(
+        run,
+        2,
+        [sample(5, images=["a.png", "b.png", HOSTILE], thumbnails=[*pictures, elsewhere]), sample(6, thumbnails=[])],
+        validation=True,
+    )
     turns = [
         {"turn": 1, "text": "look", "reward": 0.5},
         {"turn": None, "text": HOSTILE, "reward": None},
@@ -155,6 +165,23 @@ def test_samples_are_text_whatever_they_hold(browser: Browser, report: Path) -> 
             "() => { try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (error) { return error.name; } }"
         )
         assert seen.page.evaluate(refused) == "TypeError"
+
+
+def test_samples_show_their_images(browser: Browser, report: Path) -> None:
+    with opened(browser, report) as seen:
+        seen.show("samples?kind=val&step=2&sample=5")
+        pictures = seen.page.locator("[aria-label='Images of the prompt'] img")
+        pictures.nth(1).wait_for()
+        size = "async (each) => { await each.decode(); return [each.naturalWidth, each.naturalHeight]; }"
+        loaded = f"all => Promise.all(all.map({size}))"
+        assert pictures.evaluate_all(loaded) == [[160, 80], [160, 80]], "none from another address"
+        assert pictures.evaluate_all("all => all.map((each) => [each.title, each.loading])") == [
+            ["a.png", "lazy"],
+            ["b.png", "lazy"],
+        ]
+        seen.show("samples?kind=val&step=2&sample=6")
+        seen.wait_for("aside", "Sample 6")
+        assert pictures.count() == 0 and seen.errors == []
 
 
 def test_a_trajectory_is_a_tree_of_requests(browser: Browser, report: Path) -> None:

@@ -101,6 +101,14 @@
       h("span", { class: "chip" }, `${name} `, h("strong", {}, String(value)))));
   }
 
+  // Images of the prompt, embedded in the samples; nothing is loaded from their paths.
+  function images(row) {
+    const shown = (row.thumbnails ?? []).filter((source) => source.startsWith("data:image/jpeg;base64,"));
+    if (!shown.length) return null;
+    return h("p", { class: "thumbnails", "aria-label": "Images of the prompt" }, shown.map((src, at) =>
+      h("img", { src, loading: "lazy", decoding: "async", alt: `image ${at}`, title: row.images?.[at] })));
+  }
+
   // Other responses to the same prompt.
   function siblings(row, rows, open) {
     const others = rows.filter((each) => each.group_id === row.group_id && each.data_set === row.data_set);
@@ -159,6 +167,7 @@
       facts(row),
       siblings(row, rows, open),
       tree(row, rows, open),
+      images(row),
       h("div", { class: "conversation" }, messages(row.prompt), replies(row),
         row.demonstration === undefined ? null : bubble("demonstration", row.demonstration),
         row.answer ? bubble("answer", row.answer, "the reference") : null),
