@@ -161,6 +161,36 @@ def test_interpolations_are_resolved_from_the_inside(tmp_path):
     assert (tree["nodes.rollout.n"], tree["data.prompts_per_step"]) == (5, 16)
 
 
+def test_a_trainer_of_trinity_alone_has_the_prompts_of_its_samples(tmp_path):
+    (tmp_path / "t.yaml").write_text(
+        "mode: train\nalgorithm: {algorithm_type: grpo, repeat_times: 4}\nbuffer: {train_batch_size: 64}\n"
+        "synchronizer: {sync_interval: 2}\n"
+    )
+    tree = import_file(tmp_path / "t.yaml", framework="trinity").translation.tree
+    assert (tree["nodes.update.mini_batch"], tree["data.prompts_per_step"], tree["nodes.rollout.n"]) == (16, 32, 4)
+
+
+@pytest.mark.parametrize(("given", "tokens"), [(100, 768), (1000, 1000)])
+def test_micro_batches_of_slime_hold_the_longest_sample(given, tokens, tmp_path):
+    (tmp_path / "s.sh").write_text(
+        "python3 train.py --hf-checkpoint m --prompt-data d.parquet --rollout-max-response-len 512"
+        f" --rollout-max-prompt-len 256 --use-dynamic-batch-size --max-tokens-per-gpu {given}\n"
+    )
+    tree = import_file(tmp_path / "s.sh").translation.tree
+    assert tree["nodes.update.tokens_per_micro_batch"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "key"), [("Qwen/Qwen2.5-VL-7B-Instruct", "images"), ("m/vl_7B", None), ("Qwen/Qwen3-8B", None)]
+)
+def test_a_model_of_verl_that_sees_gets_the_images_of_the_data(model, key, tmp_path):
+    path = tmp_path / "v.sh"
+    path.write_text(f"python3 -m verl.trainer.main_ppo data.train_files=d actor_rollout_ref.model.path={model} $@\n")
+    assert import_file(path).translation.tree.get("data.image_key") == key
+    given = import_file(path, ["data.image_key=pictures"]).translation.tree
+    assert given["data.image_key"] == "pictures"
+
+
 @pytest.mark.parametrize("name", [name for name in COUNTS if name.endswith(".yaml")])
 @pytest.mark.parametrize("wrong", [[1, 2], {"a": 1}, "many", 0], ids=["list", "mapping", "text", "zero"])
 def test_a_value_of_another_type_is_a_line_of_the_report(name, wrong, sources, tmp_path):

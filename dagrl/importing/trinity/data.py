@@ -70,13 +70,17 @@ def _selector(t: Translation, prefix: str) -> None:
 def _batches(t: Translation) -> None:
     """``batch_size`` tasks make one optimizer step; a step here is all between two syncs."""
     batch, interval, trained = "buffer.batch_size", "synchronizer.sync_interval", "buffer.train_batch_size"
-    each, syncs = t.number(batch, 1), interval_of(t)
-    t.write("nodes.update.mini_batch", each, batch)
+    n, syncs = t.number("algorithm.repeat_times") or type_default(t, 3), interval_of(t)
+    samples = t.number(trained, 0)
+    each, key = t.number(batch, 1), batch
+    if samples and samples % n == 0 and not t.given(batch):
+        # The file of a trainer alone: `batch_size` is in its explorer's.
+        each, key = samples // n, trained
+    t.write("nodes.update.mini_batch", each, key)
     note = f"{each} x {syncs} optimizer steps between two syncs"
-    t.write("data.prompts_per_step", each * syncs, batch, *((interval,) if t.given(interval) else ()), note=note)
-    n = t.number("algorithm.repeat_times") or type_default(t, 3)
+    t.write("data.prompts_per_step", each * syncs, key, *((interval,) if t.given(interval) else ()), note=note)
     t.write("nodes.rollout.n", n, "algorithm.repeat_times")
-    if t.number(trained, 0) and t.get(trained) != each * n:
+    if samples and t.get(trained) != each * n:
         if t.get(trained) % n == 0:
             t.write("nodes.update.mini_batch", t.get(trained) // n, trained, note=f"{t.get(trained)} samples / {n}")
         else:

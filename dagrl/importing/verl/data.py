@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -9,6 +10,9 @@ from dagrl.importing.parts import data_file
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
 from dagrl.importing.verl.common import ROLLOUT
+
+_SEES = re.compile(r"[-_.]VL\b", re.IGNORECASE)
+"""In the name of a model that sees, such as Qwen2.5-VL-7B-Instruct."""
 
 
 def _files(value: Any) -> list[Any]:
@@ -73,6 +77,13 @@ def _prompt(t: Translation) -> None:
         t.refuse("prompts have one bound, data.max_prompt_length's", keys[1])
 
 
+def _images(t: Translation) -> None:
+    """Verl reads the column `images` of any data set that has one; dagrl only where the pipeline names it."""
+    key, model = "data.image_key", t.get("actor_rollout_ref.model.path")
+    if t.given(key) or (isinstance(model, str) and _SEES.search(model)):
+        t.write(key, t.get(key, "images"), key)
+
+
 RULES = (
     joint(_train, "data.train_files", targets=("data.train",), always=True),
     joint(_val, "data.val_files", targets=("data.val",), always=True),
@@ -96,7 +107,7 @@ RULES = (
     ),
     to("data.shuffle", "data.shuffle"),
     to("data.seed", "run.seed"),
-    to("data.image_key", "data.image_key"),
+    joint(_images, "data.image_key", targets=("data.image_key",), always=True),
     to("data.val_max_samples", "data.val_prompts", convert=lambda count: count if count > 0 else None),
     refused_unless(-1, "the whole file is used; cut the file beforehand", "data.train_max_samples"),
     refused_unless("prompt", "the column is `prompt`; rename it", "data.prompt_key"),
