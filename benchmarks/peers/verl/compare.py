@@ -18,8 +18,8 @@ from typing import Any
 
 from cases import CASES, Case, dagrl_pipeline, settings_of, verl_arguments, verl_module
 from dagrl_run import DagrlRun
+from inputs import write_inputs
 from phases import medians, ratios, table, verl_steps
-from prepare import prepare
 from reports import tell
 
 _HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ def main() -> None:
     args = _arguments()
     case = _case(args)
     folder = (args.out / case.name).resolve()
-    model, prompts = prepare(case, folder, (args.weights or args.out / "weights").resolve())
+    model, prompts = write_inputs(case, folder, (args.weights or args.out / "weights").resolve())
     seconds: dict[str, dict[str, float]] = {}
     checks: dict[str, float] = {}
     for name in args.only or ("verl", "dagrl"):

@@ -34,12 +34,12 @@ def value_at(tree: Any, path: str) -> Any:
 
 @pytest.mark.parametrize("name", ["on_policy", "one_step_off", "8b_tp2"])
 def test_every_setting_is_equal_on_both_sides(script: Load, name: str, tmp_path: Path) -> None:
-    cases, prepare = script("cases"), script("prepare")
+    cases, inputs = script("cases"), script("inputs")
     case = cases.CASES[name]
     overrides = cases.verl_arguments(case, tmp_path, tmp_path)
     verl = dict(argument.lstrip("+").split("=", 1) for argument in overrides)
     assert len(verl) == len(overrides), "no key is given twice"
-    prompts = prepare.write_prompt_file(tmp_path / "prompts.parquet", case.load, 1)
+    prompts = inputs.write_prompt_file(tmp_path / "prompts.parquet", case.load, 1)
     file = tmp_path / "pipeline.yaml"
     pipeline = cases.dagrl_pipeline(case, tmp_path, prompts)
     file.write_text(yaml.safe_dump(pipeline))
@@ -53,9 +53,9 @@ def test_every_setting_is_equal_on_both_sides(script: Load, name: str, tmp_path:
 
 
 def test_both_read_the_same_tokens(script: Load, tmp_path: Path) -> None:
-    cases, prepare = script("cases"), script("prepare")
+    cases, inputs = script("cases"), script("inputs")
     case = cases.Case("tiny", "tiny", "together", prompts=3, n=1, prompt_tokens=5, response_tokens=4, steps=1)
-    model, prompts = prepare.prepare(case, tmp_path, tmp_path / "weights")
+    model, prompts = inputs.write_inputs(case, tmp_path, tmp_path / "weights")
     from transformers import AutoTokenizer
 
     tokenizer, ours_tokenizer = AutoTokenizer.from_pretrained(model), make_tokenizer(TokenizerSpec(kind="bytes"))

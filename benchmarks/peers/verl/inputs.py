@@ -15,7 +15,7 @@ _AHEAD = 2
 """Steps whose prompts a run takes beyond those that are measured."""
 
 
-def prepare(case: Case, folder: Path, weights: Path) -> tuple[Path, Path]:
+def write_inputs(case: Case, folder: Path, weights: Path) -> tuple[Path, Path]:
     """Write weights and prompts of a case. Return the model folder and dagrl's prompt file."""
     folder.mkdir(parents=True, exist_ok=True)
     model = write_model(weights / case.model, MODELS[case.model])
