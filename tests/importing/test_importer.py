@@ -170,6 +170,26 @@ def test_a_trainer_of_trinity_alone_has_the_prompts_of_its_samples(tmp_path):
     assert (tree["nodes.update.mini_batch"], tree["data.prompts_per_step"], tree["nodes.rollout.n"]) == (16, 32, 4)
 
 
+def test_a_batch_of_requests_is_no_mini_batch_of_trinity(tmp_path):
+    (tmp_path / "t.yaml").write_text(
+        "algorithm: {algorithm_type: grpo, repeat_times: 4}\nbuffer: {batch_size: 8, train_batch_size: 640,"
+        " explorer_input: {taskset: {default_workflow_type: math_workflow}}}\n"
+    )
+    found = import_file(tmp_path / "t.yaml", framework="trinity").translation
+    assert (found.tree["nodes.update.mini_batch"], found.tree["nodes.reward.fn"]) == (8, "math")
+    statuses = {line.key: line.status for line in found.lines}
+    assert statuses["buffer.train_batch_size"] == Status.REFUSED
+    assert statuses["buffer.explorer_input.taskset.default_workflow_type"] == Status.TRANSLATED
+    assert "buffer.explorer_input.default_workflow_type" not in statuses
+
+
+def test_the_older_switch_of_verl_for_gpg(tmp_path):
+    (tmp_path / "v.sh").write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.use_gpg_loss=True\n")
+    tree = import_file(tmp_path / "v.sh").translation.tree
+    assert tree["nodes.update.loss.policy"] == "reinforce"
+    assert not [key for key in tree if "clip" in key], "validate refuses them"
+
+
 @pytest.mark.parametrize(("given", "tokens"), [(100, 768), (1000, 1000)])
 def test_micro_batches_of_slime_hold_the_longest_sample(given, tokens, tmp_path):
     (tmp_path / "s.sh").write_text(

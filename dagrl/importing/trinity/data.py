@@ -81,7 +81,11 @@ def _batches(t: Translation) -> None:
     t.write("data.prompts_per_step", each * syncs, key, *((interval,) if t.given(interval) else ()), note=note)
     t.write("nodes.rollout.n", n, "algorithm.repeat_times")
     if samples and t.get(trained) != each * n:
-        if t.get(trained) % n == 0:
+        if samples > each * syncs * n:
+            t.refuse(
+                "counts the requests of workflows with several steps; a mini-batch has `batch_size` prompts", trained
+            )
+        elif t.get(trained) % n == 0:
             t.write("nodes.update.mini_batch", t.get(trained) // n, trained, note=f"{t.get(trained)} samples / {n}")
         else:
             t.refuse("a mini-batch has whole groups", trained)

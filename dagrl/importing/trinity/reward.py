@@ -8,9 +8,11 @@ from dagrl.importing.trinity.common import TASKS
 
 def _reward(t: Translation) -> None:
     t.put("nodes.reward.op", "reward")
-    flow, key = f"{TASKS}.default_workflow_type", f"{TASKS}.default_reward_fn_type"
-    own = f"{TASKS}.taskset.default_reward_fn_type"
-    key = own if t.given(own) else key
+    # A task set's own types go first.
+    flow, key = (
+        next((each for each in (f"{TASKS}.taskset.{name}", f"{TASKS}.{name}") if t.given(each)), f"{TASKS}.{name}")
+        for name in ("default_workflow_type", "default_reward_fn_type")
+    )
     value = str(t.get(key) or "")
     if value in ("", "None", "math_reward", "math_boxed_reward", "math_dapo_reward", "accuracy_reward") and "math" in (
         value + str(t.get(flow))
@@ -24,7 +26,7 @@ def _reward(t: Translation) -> None:
     else:
         t.put("nodes.reward.fn", "math")
         t.note(key if t.given(key) else flow, "nodes.reward.fn", "set `fn`: math, or your own; math stands in")
-    for each in (flow, f"{TASKS}.taskset.default_workflow_type"):
+    for each in (f"{TASKS}.default_workflow_type", f"{TASKS}.taskset.default_workflow_type"):
         if "math" in str(t.get(each)):
             t.imply("one response to a question", each)
         elif t.given(each):

@@ -39,6 +39,9 @@ def _policy(t: Translation) -> None:
     drift, own = f"{ACTOR}.policy_drift_coeff", f"{ACTOR}.use_cpgd_loss"
     if t.flag(own):
         mode, key = "cpgd", own
+    older = f"{ACTOR}.use_gpg_loss"
+    if t.flag(older):
+        mode, key = "gpg", older
     if mode == "cpgd" and t.given(drift):
         t.write("nodes.update.loss.drift_coef", t.get(drift), drift)
     if mode not in _POLICIES:
@@ -70,6 +73,9 @@ def _covariance(t: Translation, policy: str) -> None:
 
 def _clip(t: Translation) -> None:
     """Bounds of the ratio. ``clip_ratio_low`` and ``_high`` have defaults: ``clip_ratio`` alone has no effect."""
+    if t.tree.get("nodes.update.loss.policy") == "reinforce":
+        t.imply_all("has no effect on this loss")
+        return
     low, high, plain = (f"{ACTOR}.{name}" for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio"))
     bounds = []
     for key in (low, high):
@@ -159,6 +165,7 @@ UPDATE = (
         f"{ACTOR}.tau_pos",
         f"{ACTOR}.tau_neg",
         f"{ACTOR}.use_cpgd_loss",
+        f"{ACTOR}.use_gpg_loss",
         f"{ACTOR}.policy_drift_coeff",
         f"{ACTOR}.policy_loss.loss_mode",
         targets=("nodes.update.loss.policy", "nodes.held"),
