@@ -168,6 +168,7 @@ def fp8_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
     large = ("--model", "8b", "--gpus", "2", "--tensor-parallel", "2", "--only", "bf16")
     found = [
         gpu_tests("fp8", 590, "tests/orchestrator/test_gpu_fp8.py"),
+        *(part for part in learning_parts(out) if "fp8" in part.name),
         measured("fp8_8b_rollout", *large, "rollout", "cache", needs=2),
         measured("fp8_8b_train", *large, "train", "all", needs=2),
         measured("fp8_8b_vllm", "--backend", "vllm", *large, "rollout", "cache", needs=2),

@@ -29,6 +29,8 @@ _TEMPLATES = Path(__file__).parents[1] / "dag_templates"
 LOW, HIGH = 0.3, 0.9
 LARGEST_DIFFERENCE = 0.02
 """Mean absolute difference of the generator's log-probs and the trainer's, both in bfloat16."""
+LARGEST_DIFFERENCE_FP8 = 0.1
+"""The same where one of them computes in fp8. A guess."""
 SAME = 1e-3
 """Relative difference of metrics of the first step that rounding may make."""
 _HIGH_FOR = 5
@@ -77,6 +79,10 @@ class Case:
     """Steps after which it has failed to learn."""
     template: str = "tiny_grpo"
     """``tiny_images``: say the digit in a picture."""
+    rollout_fp8: bool = False
+    """Whether the generator's weights are in fp8."""
+    train_fp8: bool = False
+    """Whether the trainer's linear layers compute in fp8."""
 
     @property
     def gpus(self) -> int:
@@ -106,6 +112,7 @@ _EXPERTS_ON_VLLM = Case(
     backend="vllm",
 )
 _IMAGES = Case(1, model=_SEEING, template="tiny_images")
+_FP8 = Case(1, rollout_fp8=True)
 CASES = {
     "one_gpu_colocated": Case(1, server=_SEEDED),
     "two_gpus_apart": Case(1, 1, server=_SEEDED),
@@ -116,6 +123,9 @@ CASES = {
     "one_gpu_colocated_images": _IMAGES,
     "two_gpus_apart_images": replace(_IMAGES, rollout=1),
     "one_gpu_colocated_images_vllm": replace(_IMAGES, backend="vllm"),
+    "one_gpu_colocated_fp8_rollout": _FP8,
+    "one_gpu_colocated_fp8_rollout_vllm": replace(_FP8, backend="vllm"),
+    "one_gpu_colocated_fp8": replace(_FP8, train_fp8=True),
     "two_gpus_colocated_images_tp2_to_tp1": replace(_IMAGES, train=2, parallel=_TP2),
     "two_gpus_colocated_tp2_to_tp1": Case(2, parallel=_TP2),
     "two_gpus_colocated_tp2_to_tp2": Case(2, parallel=_TP2, server={"tp_size": 2}),
@@ -156,6 +166,8 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
     }
     if case.backend == "vllm":
         generator["environment"] = "vllm"
+    if case.rollout_fp8:
+        generator["quantization"] = "fp8"
     return {
         "extends": str(_TEMPLATES / f"{case.template}.yaml"),
         "name": name.replace("_", "-"),
@@ -168,6 +180,7 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
                 "optimizer": {"lr": 1e-3},
                 "router_replay": case.router_replay,
                 "lora": case.lora,
+                "transformer": {"fp8": "hybrid"} if case.train_fp8 else {},
             },
             "generator": generator,
         },
@@ -231,7 +244,7 @@ def learn(name: str, steps: int, out: Path) -> dict[str, Any]:
         "first": metrics[0],
         "last": metrics[-1],
     }
-    tell(result, verdicts(metrics), out / f"learning_{name}.json")
+    tell(result, verdicts(name, metrics), out / f"learning_{name}.json")
     return result
 
 
@@ -241,8 +254,10 @@ def has_learned(metrics: list[dict[str, Any]]) -> bool:
     return len(last) == _HIGH_FOR and sum(last) / _HIGH_FOR > HIGH
 
 
-def verdicts(metrics: list[dict[str, Any]]) -> list[Verdict]:
-    """What a run that learns has to show."""
+def verdicts(name: str, metrics: list[dict[str, Any]]) -> list[Verdict]:
+    """What a run of a case has to show if it learns."""
+    case = CASES[name]
+    largest = LARGEST_DIFFERENCE_FP8 if case.rollout_fp8 or case.train_fp8 else LARGEST_DIFFERENCE
     last = [line["reward/mean"] for line in metrics[-_HIGH_FOR:]]
     first = metrics[0]
     difference = first.get("mismatch/logprob_diff/mean", first.get("mismatch/logprob_diff", float("nan")))
@@ -250,7 +265,7 @@ def verdicts(metrics: list[dict[str, Any]]) -> list[Verdict]:
         Verdict("reward of the first step", first["reward/mean"], "at most", LOW),
         Verdict(f"reward of the last {_HIGH_FOR} steps", sum(last) / len(last), "at least", HIGH),
         Verdict("first step, mean ratio of the trainer's log-probs", first["ratio/mean"], "exactly", 1.0),
-        Verdict("first step, |rollout - trainer| log-prob, mean", difference, "at most", LARGEST_DIFFERENCE),
+        Verdict("first step, |rollout - trainer| log-prob, mean", difference, "at most", largest),
     ]
 
 

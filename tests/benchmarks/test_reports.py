@@ -102,9 +102,9 @@ def test_learning_is_a_reward_that_stays_high(benchmark_module) -> None:
     assert not learning.has_learned(metrics(0.99, 0.99, 0.95, 0.8, 0.7))
     learned = metrics(0.01, 0.5, 0.91, 0.92, 0.93, 0.94, 0.95)
     assert learning.has_learned(learned)
-    assert all(verdict.met for verdict in learning.verdicts(learned))
+    assert all(verdict.met for verdict in learning.verdicts("one_gpu_colocated", learned))
     learned[0] |= {"ratio/mean": 1.0000001, "mismatch/logprob_diff": 0.03}
-    assert [verdict.met for verdict in learning.verdicts(learned)] == [True, True, False, False]
+    assert [verdict.met for verdict in learning.verdicts("one_gpu_colocated", learned)] == [True, True, False, False]
 
 
 def test_first_steps_are_compared_metric_by_metric(benchmark_module) -> None:

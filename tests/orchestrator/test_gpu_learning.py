@@ -31,6 +31,9 @@ CASES = (
     "one_gpu_colocated_images",
     "two_gpus_apart_images",
     "one_gpu_colocated_images_vllm",
+    "one_gpu_colocated_fp8_rollout",
+    "one_gpu_colocated_fp8_rollout_vllm",
+    "one_gpu_colocated_fp8",
     "two_gpus_colocated_images_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp2",
@@ -87,7 +90,7 @@ def test_it_learns_and_both_engines_agree_on_log_probs(learning, learned, name: 
     run = learned(name)
     metrics = run.metrics()
     assert [line["step"] for line in metrics] == list(range(1, steps_of(name) + 1))
-    assert [verdict.line() for verdict in learning.verdicts(metrics) if not verdict.met] == []
+    assert [verdict.line() for verdict in learning.verdicts(name, metrics) if not verdict.met] == []
     assert [line["policy_version"] for line in metrics] == list(range(1, steps_of(name) + 1))
     assert all(line["staleness/max"] == 0 for line in metrics)
     assert run.left_behind() == []
