@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raise it with each change of `dagrl.workers.messages` or of the messages of a weight sync."""
 
 
