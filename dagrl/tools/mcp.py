@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -46,9 +47,10 @@ class McpServer:
         return self._run("call_tool", name, dict(arguments))
 
     def _run(self, method: str, *arguments: Any) -> dict[str, Any]:
-        session = self._connected()
+        session, connection = self._connected()
+        call = _answer(session, getattr(session, method)(*arguments), connection)
         try:
-            answer = asyncio.run_coroutine_threadsafe(getattr(session, method)(*arguments), self._loop).result()
+            answer = asyncio.run_coroutine_threadsafe(call, self._loop).result()
         except Exception:
             self._leave_if_lost(session)
             raise
@@ -63,7 +65,8 @@ class McpServer:
             if self._connection is not None:
                 self._connection.cancel()
 
-    def _connected(self) -> Any:
+    def _connected(self) -> tuple[Any, Future[None]]:
+        """The session, and the future of the connection, which is done when the server is gone."""
         with self._lock:
             if self._connection is None or self._connection.done():
                 ready: Future[Any] = Future()
@@ -75,7 +78,7 @@ class McpServer:
                     raise ToolUnavailableError(
                         f"the MCP server `{self._name}` does not start or cannot be reached: {_cause(error)}"
                     ) from error
-            return self._session
+            return self._session, self._connection
 
     async def _connect(self, ready: Future[Any]) -> None:
         """Keep a session open until the server is gone."""
@@ -105,6 +108,24 @@ class McpServer:
         return stdio_client(
             StdioServerParameters(command=program, args=arguments, env=dict(self._spec.env), cwd=self._folder)
         )
+
+
+async def _answer(session: Any, call: Coroutine[Any, Any, Any], connection: Future[None]) -> Any:
+    """The answer to a call. The client itself waits forever if the server dies while a request is sent."""
+    asked = asyncio.ensure_future(call)
+    lost = asyncio.wrap_future(connection)
+    try:
+        while True:
+            await asyncio.wait({asked, lost}, timeout=_PING_S, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            if lost.done():
+                raise ConnectionError("the server has ended")
+            # A server that works on the call may not answer, but a lost one cannot be sent to.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(session.send_ping(), _PING_S)
+    finally:
+        asked.cancel()
 
 
 class McpTool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from dagrl.config.schema import McpServerSpec
 from dagrl.graph.plugins.tool import ToolUnavailableError
+from dagrl.tools import mcp
 from dagrl.tools.mcp import McpServer
 
 SERVER = '''
@@ -73,6 +76,21 @@ def test_a_server_that_has_died_is_started_again(server) -> None:
         except Exception:  # noqa: BLE001 - of a connection that has just been lost
             time.sleep(0.2)
     raise AssertionError("no new server")
+
+
+@pytest.mark.parametrize("ends", ["connection", "stream"])
+def test_a_call_ends_if_the_client_waits_for_a_server_that_is_gone(monkeypatch, ends: str) -> None:
+    monkeypatch.setattr(mcp, "_PING_S", 0.05)
+    connection: Future[None] = Future()
+
+    class Session:
+        async def send_ping(self) -> None:
+            if ends == "stream":
+                raise BrokenPipeError("closed")
+            connection.cancel()
+
+    with pytest.raises(ConnectionError, match=r"the server has ended|closed"):
+        asyncio.run(mcp._answer(Session(), asyncio.sleep(100), connection))
 
 
 def test_a_server_that_cannot_start_or_lacks_a_tool_is_named(server) -> None:
