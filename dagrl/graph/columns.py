@@ -111,6 +111,7 @@ LOGPROB_COLUMNS = ("rollout_logprob", "old_logprob", "ref_logprob")
 """Log-probs of the sampled tokens under the generator, the trainer and the reference."""
 
 IMAGE_COLUMNS = ("pixel_values", "image_sizes")
+SHOWN_IMAGE_COLUMNS = ("image_names", "image_thumbnails")
 """Columns with the images of prompts, where ``data.image_key`` names some: engines read them with prompt_tokens."""
 RESPONSE_IMAGE_COLUMNS = ("response_pixel_values", "response_image_sizes", "response_image_starts")
 """Columns with the images in answers of tools and environments, which engines read with response_tokens."""

@@ -21,7 +21,13 @@ from dagrl.config.schema import (
     Scope,
 )
 from dagrl.graph.column_resolution import ColumnResolver, Reading
-from dagrl.graph.columns import IMAGE_COLUMNS, LOGPROB_COLUMNS, RESPONSE_IMAGE_COLUMNS, SOURCE_COLUMNS
+from dagrl.graph.columns import (
+    IMAGE_COLUMNS,
+    LOGPROB_COLUMNS,
+    RESPONSE_IMAGE_COLUMNS,
+    SHOWN_IMAGE_COLUMNS,
+    SOURCE_COLUMNS,
+)
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode, Wire
 from dagrl.graph.plugins.declarations import declaration_of
 from dagrl.graph.plugins.isolation import ask
@@ -103,7 +109,7 @@ def _with_images(contract: OpContract, node: NodeBase) -> OpContract:
     if isinstance(node, RolloutNode):
         answered = RESPONSE_IMAGE_COLUMNS if node.multi_turn else ()
         # An agent may show other images than the data set's, with the prompts that it writes.
-        own = (*IMAGE_COLUMNS, "image_names") if node.agent else ()
+        own = (*IMAGE_COLUMNS, *SHOWN_IMAGE_COLUMNS) if node.agent else ()
         return replace(
             contract,
             reads_if_written=(*contract.reads_if_written, *(own or IMAGE_COLUMNS)),
@@ -117,7 +123,7 @@ def _with_images(contract: OpContract, node: NodeBase) -> OpContract:
 def _source_contract(pipeline: Pipeline) -> OpContract:
     """The contract of `prompts`: the step's prompts, each repeated for its n samples."""
     demonstration = ("demonstration",) if pipeline.data.responses else ()
-    images = (*IMAGE_COLUMNS, "image_names", "image_thumbnails") if pipeline.data.image_key else ()
+    images = (*IMAGE_COLUMNS, *SHOWN_IMAGE_COLUMNS) if pipeline.data.image_key else ()
     return OpContract(reads=(), writes=SOURCE_COLUMNS + demonstration + images, scope=Scope.BATCH)
 
 
@@ -126,7 +132,7 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
     sampled = ("response_tokens", "reward") if rollouts(pipeline) else ()
     given = ("demonstration",) if is_offline(pipeline) else ()
     logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
-    further = (*logprobs, "excluded", "agent_output", "trajectory_share", "image_names", "image_thumbnails")
+    further = (*logprobs, "excluded", "agent_output", "trajectory_share", *SHOWN_IMAGE_COLUMNS)
     optional = (
         "advantage",
         "policy_version",

@@ -104,6 +104,8 @@ def test_agents_and_trainers_see_the_same(lab, template, tmp_path: Path) -> None
         is_last = row["sample_id"] == row["trajectory"]
         assert len(row["images"]) == 1 and row["response"].startswith("<|image_pad|>" * 6) == is_last
     assert len({row["images"][0] for row in rows if row["trajectory"] == 0}) == 2
+    assert len({(row["images"][0], row["thumbnails"][0]) for row in rows}) == len({row["images"][0] for row in rows})
+    assert len({row["thumbnails"][0] for row in rows if row["trajectory"] == 0}) == 2
 
 
 def test_generator_and_trainer_see_the_same(run) -> None:

@@ -21,7 +21,7 @@ from dagrl.ops.agents.tree import SeenImage
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MOST_PIXELS = 1 << 25
-"""Of an image before it is resized; a small file may hold far more."""
+"""Largest image that is decoded, before it is resized; a small file may hold far more pixels."""
 
 
 class ImageReader:

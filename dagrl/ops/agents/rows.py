@@ -12,6 +12,7 @@ from dagrl.backends.base import not_sampled
 from dagrl.data.batch import Column
 from dagrl.data.image_column import shared_image_columns
 from dagrl.data.stats import Stat
+from dagrl.models.images import thumbnail
 from dagrl.ops.agents.programs import Verdict
 from dagrl.ops.agents.tree import SampledSequence, SeenImage, TrajectoryTree
 from dagrl.ops.response import Response, Turn
@@ -123,6 +124,10 @@ def agent_columns_of(responses: Sequence[Response], *, several: bool, sees: bool
     if sees:
         columns |= shared_image_columns([[image.pixels for image in row.images] for row in rows])
         columns["image_names"] = Column.text([json.dumps([image.name for image in row.images]) for row in rows])
+        seen = {id(image): image for row in rows for image in row.images}
+        thumbnails = {key: thumbnail(image.pixels) for key, image in seen.items()}
+        shown = [json.dumps([thumbnails[id(image)] for image in row.images]) for row in rows]
+        columns["image_thumbnails"] = Column.text(shown)
     return columns
 
 
