@@ -27,7 +27,7 @@ class McpServer:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=f"mcp {name}", daemon=True).start()
         self._lock = threading.Lock()
-        self._session: Any = None
+        self._session: tuple[Any, asyncio.Future[None]] | None = None
         self._connection: Future[None] | None = None
 
     def tools(self) -> list[McpTool]:
@@ -47,8 +47,8 @@ class McpServer:
         return self._run("call_tool", name, dict(arguments))
 
     def _run(self, method: str, *arguments: Any) -> dict[str, Any]:
-        session, connection = self._connected()
-        call = _answer(session, getattr(session, method)(*arguments), connection)
+        session, ended = self._connected()
+        call = _answer(session, getattr(session, method)(*arguments), ended)
         try:
             answer = asyncio.run_coroutine_threadsafe(call, self._loop).result()
         except Exception:
@@ -65,11 +65,11 @@ class McpServer:
             if self._connection is not None:
                 self._connection.cancel()
 
-    def _connected(self) -> tuple[Any, Future[None]]:
-        """The session, and the future of the connection, which is done when the server is gone."""
+    def _connected(self) -> tuple[Any, asyncio.Future[None]]:
+        """The session, and a future that is done when the session has ended."""
         with self._lock:
             if self._connection is None or self._connection.done():
-                ready: Future[Any] = Future()
+                ready: Future[tuple[Any, asyncio.Future[None]]] = Future()
                 self._connection = asyncio.run_coroutine_threadsafe(self._connect(ready), self._loop)
                 try:
                     self._session = ready.result(_START_S)
@@ -78,22 +78,26 @@ class McpServer:
                     raise ToolUnavailableError(
                         f"the MCP server `{self._name}` does not start or cannot be reached: {_cause(error)}"
                     ) from error
-            return self._session, self._connection
+            assert self._session is not None, "set with the connection"
+            return self._session
 
-    async def _connect(self, ready: Future[Any]) -> None:
+    async def _connect(self, ready: Future[tuple[Any, asyncio.Future[None]]]) -> None:
         """Keep a session open until the server is gone."""
         from mcp import ClientSession
 
+        ended: asyncio.Future[None] = self._loop.create_future()
         try:
             async with AsyncExitStack() as stack:
                 streams = await stack.enter_async_context(self._transport())
                 session = await stack.enter_async_context(ClientSession(*streams[:2]))
                 await session.initialize()
-                ready.set_result(session)
+                ready.set_result((session, ended))
                 await asyncio.Event().wait()
         except Exception as error:  # noqa: BLE001 - raised by the call that waits, or the next one connects again
             if not ready.done():
                 ready.set_exception(error)
+        finally:
+            ended.set_result(None)
 
     def _transport(self) -> Any:
         if self._spec.url is not None:
@@ -110,16 +114,15 @@ class McpServer:
         )
 
 
-async def _answer(session: Any, call: Coroutine[Any, Any, Any], connection: Future[None]) -> Any:
-    """The answer to a call. The client itself waits forever if the server dies while a request is sent."""
+async def _answer(session: Any, call: Coroutine[Any, Any, Any], ended: asyncio.Future[None]) -> Any:
+    """Return the answer to a call. The client itself waits forever if the server dies while a request is sent."""
     asked = asyncio.ensure_future(call)
-    lost = asyncio.wrap_future(connection)
     try:
         while True:
-            await asyncio.wait({asked, lost}, timeout=_PING_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asked, ended}, timeout=_PING_S, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
                 return asked.result()
-            if lost.done():
+            if ended.done():
                 raise ConnectionError("the server has ended")
             # A server that works on the call may not answer, but a lost one cannot be sent to.
             with contextlib.suppress(TimeoutError):

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -78,19 +77,25 @@ def test_a_server_that_has_died_is_started_again(server) -> None:
     raise AssertionError("no new server")
 
 
-@pytest.mark.parametrize("ends", ["connection", "stream"])
+@pytest.mark.parametrize("ends", ["session", "stream"])
 def test_a_call_ends_if_the_client_waits_for_a_server_that_is_gone(monkeypatch, ends: str) -> None:
     monkeypatch.setattr(mcp, "_PING_S", 0.05)
-    connection: Future[None] = Future()
 
     class Session:
+        def __init__(self) -> None:
+            self.ended = asyncio.get_running_loop().create_future()
+
         async def send_ping(self) -> None:
             if ends == "stream":
                 raise BrokenPipeError("closed")
-            connection.cancel()
+            self.ended.set_result(None)
 
-    with pytest.raises(ConnectionError, match=r"the server has ended|closed"):
-        asyncio.run(mcp._answer(Session(), asyncio.sleep(100), connection))
+    async def call() -> None:
+        session = Session()
+        await mcp._answer(session, asyncio.sleep(100), session.ended)
+
+    with pytest.raises(ConnectionError, match="closed" if ends == "stream" else "the server has ended"):
+        asyncio.run(call())
 
 
 def test_a_server_that_cannot_start_or_lacks_a_tool_is_named(server) -> None:
