@@ -108,6 +108,15 @@ def gpu_of_group(pipeline: Pipeline, group: str, otherwise: str = DEFAULT_GPU) -
     return None if spec.is_cpu else gpu_named(spec.gpu or otherwise)
 
 
+def gpu_given(pipeline: Pipeline, group: str | None) -> Gpu | None:
+    """Return the GPU that a group names; None if it names none, or one that is not known, which `validate` reports."""
+    spec = pipeline.groups.get(group or "")
+    try:
+        return gpu_named(spec.gpu) if spec is not None and spec.gpu else None
+    except ValueError:
+        return None
+
+
 def gpu_of_driver(driver_name: str) -> Gpu | None:
     """The GPU that the driver calls so; None where it is not known, or a slice of one."""
     name = driver_name.removeprefix("NVIDIA ")

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.megatron.fields import FP8_RECIPE
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.config.errors import Place
-from dagrl.models.gpus import gpu_named
+from dagrl.models.gpus import gpu_given
 
 _MULTIPLE = 16
 """Sides of a matrix product in fp8 must be multiples of it."""
@@ -18,10 +17,9 @@ _MULTIPLE = 16
 
 def check_fp8(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report options, GPUs and models that fp8 does not go with; `field_rules` reports CPUs."""
-    given = check.engine.transformer
     place: Place = (*check.place, "transformer", "fp8")
-    if "fp8" not in given:
-        if "fp8_recipe" in given:
+    if check.engine.fp8_recipe is None:
+        if "fp8_recipe" in check.engine.transformer:
             message = "nothing is computed in fp8; add `fp8: hybrid`, or remove it"
             check.findings.error((*check.place, "transformer", "fp8_recipe"), message, code="nothing-in-fp8")
         return
@@ -45,18 +43,13 @@ def _of_options(engine: MegatronEngineSpec) -> tuple[str, str] | None:
 
 
 def _of_gpu(check: EngineCheck[MegatronEngineSpec]) -> tuple[str, str] | None:
-    group = check.pipeline.groups.get(check.engine.group or "")
-    try:
-        gpu = gpu_named(group.gpu) if group is not None and group.gpu else None
-    except ValueError:
-        # The rules about groups report it.
-        return None
+    gpu = gpu_given(check.pipeline, check.engine.group)
     if gpu is None:
         return None
     where = f"{gpu.name} of group `{check.engine.group}` is of the {gpu.generation} generation"
     if not gpu.has_fp8:
         return "fp8-gpu", f"needs GPUs of the Ada, Hopper or Blackwell generation, and {where}; remove it"
-    if gpu.generation == "Ada" and check.engine.transformer.get("fp8_recipe", FP8_RECIPE) == "blockwise":
+    if gpu.generation == "Ada" and check.engine.fp8_recipe == "blockwise":
         return "fp8-gpu", f"is blockwise on Hopper and later, and {where}; set `fp8_recipe: tensorwise`"
     return None
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dagrl.backends.megatron.fields import DdpFields, OptimizerFields, TransformerFields
+from dagrl.backends.megatron.fields import FP8_RECIPE, DdpFields, OptimizerFields, TransformerFields
 from dagrl.backends.megatron.lora import LoraSpec
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
@@ -128,6 +128,11 @@ class MegatronEngineSpec(EngineSpec):
     def sent_adapter(self) -> SentAdapter | None:
         """The adapters of ``lora``, unless they are merged."""
         return None if self.lora is None or self.lora.merge else SentAdapter(self.lora.rank, self.lora.alpha)
+
+    @property
+    def fp8_recipe(self) -> str | None:
+        """The recipe of ``transformer.fp8``; None if linear layers are not computed in fp8."""
+        return self.transformer.get("fp8_recipe", FP8_RECIPE) if self.transformer.get("fp8") else None
 
     @property
     def keeps_groups(self) -> bool:

@@ -11,7 +11,7 @@ from dagrl.backends.families.registry import find_family, model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.serving.section import ServerSpec
 from dagrl.config.block_fp8 import BLOCK
-from dagrl.models.gpus import Generation, gpu_named
+from dagrl.models.gpus import Generation, gpu_given
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _of_engine(check: EngineCheck[ServerSpec]) -> tuple[str, str] | None:
     if trainer is not None and trainer.sent_adapter is not None:
         message = f"quantises whole weights, and `{engine.weights_from}` sends low-rank adapters; "
         return "fp8-adapters", f"{message}set its `lora.merge: true`, or remove this"
-    dtype = engine.server.get("dtype") if hasattr(engine, "server") else None
+    dtype = engine.server.get("dtype")
     if dtype not in (None, "auto", "bfloat16"):
         return "fp8-dtype", f"multiplies with activations of bfloat16; remove `server.dtype: {dtype}`"
     return None
@@ -85,10 +85,7 @@ def _of_gpus(check: EngineCheck[ServerSpec], generations: Sequence[Generation]) 
         return None
     if group.is_cpu:
         return "fp8-on-cpus", f"works on GPUs only, and group `{check.engine.group}` has CPU slots; remove it"
-    try:
-        gpu = gpu_named(group.gpu) if group.gpu else None
-    except ValueError:
-        return None
+    gpu = gpu_given(check.pipeline, check.engine.group)
     if gpu is None or gpu.generation in generations:
         return None
     known = f"needs GPUs of the {' or '.join(generations)} generation"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import Field
 
 from dagrl.config.block_fp8 import BlockFp8
 from dagrl.config.schema.engine import EngineSpec
@@ -11,6 +13,8 @@ from dagrl.config.schema.engine import EngineSpec
 class ServerSpec(EngineSpec):
     """Servers that generate, as many as fit on a group."""
 
+    server: dict[str, Any] = Field(default_factory=dict)
+    """The server's own arguments, by their names."""
     quantization: Literal["fp8"] | None = None
     """``fp8``: take the linear layers' weights in blockwise fp8, which the trainer's ranks quantise on the way, and
     multiply in fp8. Needs ``weights_from``. The cache has an option for itself, ``server.kv_cache_dtype``."""

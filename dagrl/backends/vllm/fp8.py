@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SCALES = "weight_scale_inv"
+from dagrl.config.block_fp8 import SCALE_SUFFIX
+
+_SCALES = f"weight{SCALE_SUFFIX}"
 """End of the names of parameters with scales."""
 
 
@@ -33,7 +35,7 @@ def loadable_parameters(model: torch.nn.Module) -> Iterator[None]:
     replaced: list[tuple[torch.nn.Module, str, Any]] = []
     try:
         for path, layer in model.named_modules():
-            if not any(name.endswith(SCALES) for name in layer._parameters):
+            if not any(name.endswith(_SCALES) for name in layer._parameters):
                 continue
             built, _ = get_layerwise_info(layer).restore_metadata
             for name, current in layer._parameters.items():

@@ -75,21 +75,20 @@ def _share_in_chain(task: PlannedTask) -> float:
 
 
 def _work(costs: PipelineCosts, task: PlannedTask) -> _Work:
-    node, engine = costs.pipeline.nodes.get(task.node), costs.engines[task.executor].engine
-    flops, lengths = model_flops(engine.shape), costs.lengths(task)
-    server = costs.engines[task.executor].server
-    gain = engine.device.fp8_gain if costs.engines[task.executor].multiplies_in_fp8 else 1.0
+    node, engine = costs.pipeline.nodes.get(task.node), costs.engines[task.executor]
+    flops, lengths = model_flops(engine.engine.shape), costs.lengths(task)
     rows = costs.rows(task) * costs.plan.rounds_of(task)
     if isinstance(node, JudgeNode):
-        return _generation(flops, server, lengths_of_judgements(node, lengths), rows, 1)
+        return _generation(flops, engine.server, lengths_of_judgements(node, lengths), rows, 1)
     if task.generates:
-        return _generation(flops, server, lengths, rows, costs.plan.group_size(task.rows))
+        return _generation(flops, engine.server, lengths, rows, costs.plan.group_size(task.rows))
+    gain = engine.device.fp8_gain if engine.multiplies_in_fp8 else 1.0
     # Heads of values and scores have next to no operations.
     head = flops.per_prediction if isinstance(node, LogprobNode | TrainingNode) else 0
     row = flops.per_token / gain * lengths.row + flops.per_pair * lengths.mean_square / 2 + head * lengths.response
     passes = 1
     if isinstance(node, TrainingNode) and task.trains:
-        passes = node.epochs * costs.engines[task.executor].passes_of_update
+        passes = node.epochs * engine.passes_of_update
     return _Work(passes * rows * row, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What training in fp8 needs, as users are told it."""
+"""Errors of `dagrl validate` about training in fp8."""
 
 import pytest
 

@@ -52,7 +52,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         "deallocate_pipeline_outputs": True,
         # Megatron asks it of models without experts too, where stages send packs of any length.
         "moe_token_dispatcher_type": "alltoall",
-        **(FP8_DEFAULTS if spec.transformer.get("fp8") else {}),
+        **(FP8_DEFAULTS if spec.fp8_recipe else {}),
         **family.transformer_defaults,
     }
     dtype = torch.bfloat16 if spec.transformer.get("bf16", on_gpu) is True else torch.float32

@@ -138,9 +138,7 @@ class Gatherer:
 
     def _holders(self, tensor: PlannedTensor) -> range:
         """Ranks within the team that hold a full tensor's parts."""
-        if tensor.expert_rank is None:
-            return range(tensor.parts)
-        if self._by_owner:
+        if tensor.expert_rank is None or self._by_owner:
             return range(tensor.parts)
         # Ranks of a team that share an expert are consecutive.
         first = tensor.expert_rank * parallel_state.get_expert_tensor_parallel_world_size()

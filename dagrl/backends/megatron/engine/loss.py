@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,9 @@ class MicroBatchLoss:
             values = ValueTokens(output[0], self.weight, self.columns, self.micro_batch.row)
             loss, metrics = self.whole.objective(values)
             return loss, nothing, metrics
-        tokens = self._tokens(output[0], output[1] if self.whole.objective.needs_entropy else None)
+        entropy = output[1] if self.whole.objective.needs_entropy else None
+        row, totals = self.micro_batch.row, self.whole.totals
+        tokens = ResponseTokens(output[0], entropy, self.weight, self.columns, row, totals)
         if self.token_loss is None:
             loss, metrics = self.whole.objective(tokens)
             return loss, nothing, metrics
@@ -104,17 +106,17 @@ class MicroBatchLoss:
         """The gradient of `token_loss` for some of the outputs that this rank reads; see `linear_loss`."""
         assert self.token_loss is not None
         at, place = self.micro_batch.positions(part)
-        given = [each.detach().requires_grad_() for each in (logprob, entropy) if each is not None]
+        asked = [each if each is None else each.detach().requires_grad_() for each in (logprob, entropy)]
+        columns = {name: each[at] if name in self.per_token else each for name, each in self.columns.items()}
+        row, totals = self.micro_batch.row[at], self.whole.totals
         with torch.enable_grad():
-            tokens = self._tokens(*(each if place is None else each[place] for each in given))
-            columns = {name: each[at] if name in self.per_token else each for name, each in self.columns.items()}
-            some = replace(tokens, weight=self.weight[at], columns=columns, row=self.micro_batch.row[at])
+            logprobs, entropies = (each if each is None or place is None else each[place] for each in asked)
+            assert logprobs is not None
+            some = ResponseTokens(logprobs, entropies, self.weight[at], columns, row, totals)
+            given = [each for each in asked if each is not None]
             found = torch.autograd.grad(self.token_loss(some), given, allow_unused=True)
         of_logprob = torch.zeros_like(logprob) if found[0] is None else found[0]
         return of_logprob, found[1] if len(found) == 2 else None
-
-    def _tokens(self, logprob: torch.Tensor, entropy: torch.Tensor | None = None) -> ResponseTokens:
-        return ResponseTokens(logprob, entropy, self.weight, self.columns, self.micro_batch.row, self.whole.totals)
 
 
 def join_replicas(metrics: Mapping[str, Stat]) -> dict[str, Stat]:

@@ -20,7 +20,6 @@ from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
 from dagrl.backends.megatron.engine.fields import arguments_of, build_config
-from dagrl.backends.megatron.fields import FP8_RECIPE
 from dagrl.backends.megatron.section import LearningRateSpec, MegatronEngineSpec
 
 OPTIMIZER_DEFAULTS: dict[str, Any] = {"lr": 1e-6, "use_distributed_optimizer": True}
@@ -47,8 +46,8 @@ def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerC
         "min_lr": spec.lr_schedule.min_lr,
         "overlap_param_gather": spec.ddp.get("overlap_param_gather", False),
     }
-    if spec.transformer.get("fp8"):
-        fixed["fp8_recipe"] = spec.transformer.get("fp8_recipe", FP8_RECIPE)
+    if spec.fp8_recipe:
+        fixed["fp8_recipe"] = spec.fp8_recipe
     defaults = OPTIMIZER_DEFAULTS | (HYBRID_DEFAULTS if spec.optimizer.get("optimizer_cpu_offload") else {})
     fields = arguments_of(OptimizerConfig, "optimizer", spec.optimizer, defaults=defaults, fixed=fixed)
     return build_config(OptimizerConfig, "optimizer", fields)

@@ -63,7 +63,7 @@ class MegatronCosts(EngineCosts):
 
     @property
     def multiplies_in_fp8(self) -> bool:
-        return "fp8" in self.engine.spec.transformer
+        return self.engine.spec.fp8_recipe is not None
 
     @property
     def sent_parameters(self) -> float:

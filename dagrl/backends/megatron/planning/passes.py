@@ -157,7 +157,7 @@ class Passes:
             self.per_node,
             recompute,
             frozen=self.spec.lora is not None,
-            fp8="fp8" in self.spec.transformer,
+            fp8=self.spec.fp8_recipe is not None,
         )
 
     @cached_property

@@ -31,7 +31,7 @@ def bits(tensor: torch.Tensor) -> np.ndarray:
 
 
 def through_buffers(exporter: Any, rank: int, buffers: list[torch.Tensor]) -> dict[str, np.ndarray]:
-    """What the rank's own buckets hold."""
+    """The tensors of the buckets that the rank owns."""
     found = {}
     with exporter.exporting():
         for index, layout in enumerate(exporter.manifest.buckets):
