@@ -3,9 +3,9 @@
     python benchmarks/fp8.py --out FOLDER --model 1.7b [--backend vllm] [--only bf16 rollout]
     python benchmarks/fp8.py --out FOLDER --model 8b --gpus 2 --tensor-parallel 2
 
-Each variant is a `dagrl run` of its own, one after the other on the same GPUs and prompts, with random start weights.
-Printed are the seconds of the rollout, of the trainer's log-probs, of the update and of a weight sync, what they are in
-units of bfloat16's, and the mean difference of the log-probs of generator and trainer. The last line of the output is
+Each variant is a separate `dagrl run` with random start weights, on the same GPUs and prompts, one after the other.
+Prints the seconds of the rollout, of the trainer's log-probs, of the update and of a weight sync, the ratio of those in
+bfloat16 to them, and the mean difference of the log-probs of generator and trainer. The last line of the output is
 JSON.
 """
 
@@ -37,8 +37,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "train_delayed": ({}, {"fp8": "hybrid", "fp8_recipe": "delayed"}),
     "all": (_CACHE, {"fp8": "hybrid"}),
 }
-"""What the generator's section and the trainer's ``transformer`` say besides."""
-_PARTS = {"rollout": ("rollout",), "old": ("old",), "update": ("update",), "sync": ("sync",)}
+"""Variant -> fields added to the generator's section, and to the trainer's ``transformer``."""
+_PARTS = ("rollout", "old", "update", "sync")
 _DIFFERENCE = "mismatch/logprob_diff/mean"
 
 
@@ -71,8 +71,8 @@ def _measure(name: str, args: argparse.Namespace, model: Path, prompts: Path, lo
         measured = [line for line in run.metrics() if args.warmup < line["step"] <= steps]
         events = [of_step(run.events(), line["step"]) for line in measured]
     found: dict[str, Any] = {"step_s": statistics.median(line["time/step_s"] for line in measured)}
-    for part, names in _PARTS.items():
-        spans = [taken for taken in (span(each, *names) for each in events) if taken]
+    for part in _PARTS:
+        spans = [taken for taken in (span(each, part) for each in events) if taken]
         if spans:
             found[f"{part}_s"] = statistics.median(end - start for start, end in spans)
     found["logprob_diff"] = statistics.mean(line[_DIFFERENCE] for line in measured)

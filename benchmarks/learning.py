@@ -255,7 +255,7 @@ def has_learned(metrics: list[dict[str, Any]]) -> bool:
 
 
 def verdicts(name: str, metrics: list[dict[str, Any]]) -> list[Verdict]:
-    """What a run of a case has to show if it learns."""
+    """Return the checks of a run of a case that has to learn."""
     case = CASES[name]
     largest = LARGEST_DIFFERENCE_FP8 if case.rollout_fp8 or case.train_fp8 else LARGEST_DIFFERENCE
     last = [line["reward/mean"] for line in metrics[-_HIGH_FOR:]]

@@ -19,14 +19,14 @@ type Mode = Literal["together", "turns", "apart"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a step is made of, and on how many GPUs. `gpus` counts those of one side if they are apart."""
+    """The workload of a step, and its layout. If trainer and servers are apart, `gpus` counts those of one side."""
 
     name: str
     model: str
     mode: Mode
     gpus: int = 1
     tensor_parallel: int = 1
-    """Of the trainer and of each server."""
+    """Tensor-parallel size of the trainer and of each server."""
     prompts: int = 128
     n: int = 4
     prompt_tokens: int = 256
@@ -66,7 +66,7 @@ class Setting:
 
     value: Callable[[Case], Any]
     verl: str
-    """Hydra keys, separated by spaces."""
+    """Hydra key."""
     dagrl: str
     """Path in the pipeline file."""
     of: Callable[[Case], bool] = lambda case: True
@@ -229,7 +229,7 @@ def verl_arguments(case: Case, model: Path, folder: Path) -> list[str]:
         }
     arguments = [f"{key}={value}" for key, value in fixed.items()]
     for setting in settings_of(case):
-        arguments += [f"{key}={setting.value(case)}" for key in setting.verl.split()]
+        arguments.append(f"{setting.verl}={setting.value(case)}")
     return arguments
 
 

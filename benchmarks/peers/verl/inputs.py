@@ -1,4 +1,4 @@
-"""What both frameworks read: one model folder with a tokenizer of bytes, and the same prompts in the schema of each."""
+"""Writes the inputs of both: a model folder with a tokenizer of bytes, and the same prompts in the schema of each."""
 
 from __future__ import annotations
 

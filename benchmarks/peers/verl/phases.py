@@ -16,7 +16,7 @@ PHASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "weight sync": (("timing_s/sync_rollout_weights", "timing_s/update_weights"), ("time/sync_s",)),
     "step": (("timing_s/step",), ("time/step_s",)),
 }
-"""What verl and dagrl call each phase in a step's metrics."""
+"""Phase -> the names of its seconds in the metrics of verl, and of dagrl."""
 
 
 def verl_steps(file: Path) -> list[dict[str, Any]]:

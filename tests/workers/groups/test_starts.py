@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from project import BASE
 
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.inference import build_graph
@@ -16,31 +17,19 @@ from dagrl.workers.groups.worker_group import WorkerGroups
 from dagrl.workers.messages import StartEngine, WorkerInfo
 from dagrl.workers.serialization import deserialize
 
-PIPELINE = """\
-name: tiny
-model: {init: {model_type: qwen3}, tokenizer: {kind: characters, alphabet: "01"}}
-data: {train: train.parquet, prompts_per_step: 8, max_prompt_tokens: 8}
-groups:
-  gpus: {gpus_per_node: 1}
-engines:
-  actor: {backend: megatron, group: gpus, sleep: true, optimizer: {lr: 1e-3}}
-  reference: {backend: megatron, group: gpus, sleep: true}
-  generator: {backend: sglang, group: gpus, sleep: true, weights_from: actor}
-nodes:
-  rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 3}}
-  reward: {op: reward, fn: exact}
-  ref: {op: logprob, engine: reference, write: ref_logprob}
-  advantage: {op: advantage, estimator: grpo}
-  update: {op: update, engine: actor, loss: {kl_coef: 0.01}}
-run: {steps: 6}
-"""
+ON_ONE_GPU = (
+    "groups={gpus: {gpus_per_node: 1}}",
+    "engines.actor={backend: megatron, group: gpus, sleep: true, optimizer: {lr: 1e-3}}",
+    "engines.reference={backend: megatron, group: gpus, sleep: true}",
+    "engines.generator={backend: sglang, group: gpus, sleep: true, weights_from: actor}",
+)
 
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What workers of one GPU are asked for, in order, as (executor, method)."""
-    (tmp_path / "p.yaml").write_text(PIPELINE)
-    loaded = load_pipeline(tmp_path / "p.yaml")
+    (tmp_path / "p.yaml").write_text(BASE)
+    loaded = load_pipeline(tmp_path / "p.yaml", ON_ONE_GPU)
     plan = make_plan(loaded.pipeline, build_graph(loaded.pipeline, loaded.folder))
     asked: list[tuple[str, str]] = []
 
