@@ -25,6 +25,7 @@ from dagrl.data.batch import Batch
 from dagrl.data.column_store import StoredBlock
 from dagrl.ops.base import Context, Op, Output, Resources
 from dagrl.ops.registry import load_op
+from dagrl.workers.listener import listen
 from dagrl.workers.messages import (
     AdvantageWork,
     Block,
@@ -122,7 +123,7 @@ class Worker:
     def describe(self) -> WorkerInfo:
         """Where this worker is. It listens on the port from now on."""
         address = ray.util.get_node_ip_address()
-        self._listener = socket.create_server((address, 0))
+        self._listener = listen(address)
         port = self._listener.getsockname()[1]
         machine = ray.get_runtime_context().get_node_id()
         return WorkerInfo(socket.gethostname(), address, port, os.getpid(), tuple(map(str, ray.get_gpu_ids())), machine)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -55,9 +54,10 @@ def start_sglang(logs: Path, start_timeout_s: float = 200.0, **server: object) -
     from dagrl.backends.sglang.engine import SglangEngine
     from dagrl.backends.sglang.section import SglangEngineSpec
     from dagrl.backends.sglang.share import ServerShare
+    from dagrl.workers.listener import listen
 
     spec = SglangEngineSpec(backend="sglang", group="rollout", server=server)
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with listen("127.0.0.1") as free:
         port = free.getsockname()[1]
     share = ServerShare("generator/0", 0, 0, 1, (), "127.0.0.1", port, logs, start_timeout_s)
     return SglangEngine(MODEL, spec, RANKS, share, sleeps=True)
