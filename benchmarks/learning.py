@@ -47,8 +47,25 @@ _MIXTURE = _DENSE | {
     "moe_intermediate_size": 256,
     "norm_topk_prob": True,
 }
-
-
+_GLM = _DENSE | {
+    "model_type": "glm4_moe",
+    "use_qk_norm": True,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_GEMMA = _DENSE | {
+    "model_type": "gemma3_text",
+    "query_pre_attn_scalar": 128,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "tie_word_embeddings": True,
+}
 _SEEING = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -75,6 +92,7 @@ class Case:
     """The generator's; vLLM has its own environment."""
     lora: dict[str, Any] | None = None
     """Low-rank adapters in place of all weights."""
+    lr: float = 1e-3
     steps: int = 150
     """Steps after which it has failed to learn."""
     template: str = "tiny_grpo"
@@ -93,7 +111,15 @@ class Case:
 _TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 ENVIRONMENT = {"SGLANG_BATCH_INVARIANT_OPS_ENABLE_MM_DEEPGEMM": "0"}
 """For the runs: matrices as small as these are none for DeepGEMM, which compiles for each shape besides."""
-_LORA = Case(1, model=_DENSE | {"initializer_range": 0.15}, lora={"rank": 32, "alpha": 64}, steps=300)
+# Weights of the template's size would make larger logits at this width.
+_LORA = Case(
+    1,
+    model=_DENSE | {"initializer_range": 0.075},
+    lora={"rank": 32, "alpha": 64},
+    lr=5e-4,
+    steps=300,
+    template="tiny_lora",
+)
 _SEEDED = {"enable_deterministic_inference": True}
 """SGLang then draws by a seed of each request, whatever else is in the batch: first steps have the same samples."""
 _EXPERTS = Case(
@@ -126,6 +152,9 @@ CASES = {
     "one_gpu_colocated_fp8_rollout": _FP8,
     "one_gpu_colocated_fp8_rollout_vllm": replace(_FP8, backend="vllm"),
     "one_gpu_colocated_fp8": replace(_FP8, train_fp8=True),
+    # Models that megatron-bridge builds.
+    "one_gpu_colocated_glm4_moe": Case(1, model=_GLM),
+    "one_gpu_colocated_gemma3": Case(1, model=_GEMMA),
     "two_gpus_colocated_images_tp2_to_tp1": replace(_IMAGES, train=2, parallel=_TP2),
     "two_gpus_colocated_tp2_to_tp1": Case(2, parallel=_TP2),
     "two_gpus_colocated_tp2_to_tp2": Case(2, parallel=_TP2, server={"tp_size": 2}),
@@ -177,7 +206,7 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
         "engines": {
             "actor": {
                 "parallel": case.parallel,
-                "optimizer": {"lr": 1e-3},
+                "optimizer": {"lr": case.lr},
                 "router_replay": case.router_replay,
                 "lora": case.lora,
                 "transformer": {"fp8": "hybrid"} if case.train_fp8 else {},

@@ -34,6 +34,8 @@ CASES = (
     "one_gpu_colocated_fp8_rollout",
     "one_gpu_colocated_fp8_rollout_vllm",
     "one_gpu_colocated_fp8",
+    "one_gpu_colocated_glm4_moe",
+    "one_gpu_colocated_gemma3",
     "two_gpus_colocated_images_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp2",

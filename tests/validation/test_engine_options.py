@@ -54,15 +54,6 @@ class TestModelsOfMegatronBridge:
         check_file(self.pipeline(project, "mistral"))
         check_file(self.pipeline(project, "gemma2"))
 
-    @pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss"])
-    def test_some_train_on_cpus_only(self, project, model_type):
-        path = self.pipeline(project, model_type)
-        path.write_text(path.read_text().replace("cpus_per_node", "gpus_per_node"))
-        assert "family-on-gpus" in {problem.code for problem in project.problems(path)}
-        path = self.pipeline(project, "mistral")
-        path.write_text(path.read_text().replace("cpus_per_node", "gpus_per_node"))
-        check_file(path)
-
     def test_it_may_not_be_installed(self, project, monkeypatch):
         monkeypatch.setattr(options, "has_bridge", lambda: False)
         message = "megatron-bridge builds models of type mistral, and is not installed; install it with `uv pip"

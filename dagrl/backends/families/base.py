@@ -35,8 +35,6 @@ class Family:
     has_tables: ClassVar[bool] = True
     """Whether the tensors of `shape` are all of a checkpoint, with their places in Megatron. If not, megatron-bridge
     converts the weights."""
-    gpu_fault: ClassVar[str] = ""
-    """Why the Megatron model is not trained on GPUs; empty for families that train there."""
 
     # -- fields of the config
 

@@ -16,7 +16,6 @@ class Gemma2(Family):
 
     model_type = "gemma2"
     bridged = True
-    gpu_fault = "attention with capped scores did not compile, and its repair has not run so far"
     zero_centred_norms = True
     heads_divide_hidden = True
     sizes = ("head_dim",)

@@ -18,7 +18,6 @@ class GptOss(Family):
 
     model_type = "gpt_oss"
     bridged = True
-    gpu_fault = "routers with a bias computed other values, and their repair has not run so far"
     # A layer's experts are one published tensor.
     has_tables = False
     # Not tried with inference engines.

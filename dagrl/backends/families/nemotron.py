@@ -15,7 +15,6 @@ class Nemotron(Family):
 
     model_type = "nemotron"
     bridged = True
-    gpu_fault = "no comparison with transformers has told a fault from rounding so far"
     zero_centred_norms = True
     activations = ("relu2",)
     rope_kinds = ("default",)

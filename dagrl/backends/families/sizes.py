@@ -48,7 +48,6 @@ class ModelSizes:
     serves_dense_layers: bool = True
     bridged: bool = False
     has_tables: bool = True
-    gpu_fault: str = ""
     """As in `Family`."""
     sees: bool = True
     """Whether it has a vision tower, as far as that is known."""
@@ -96,7 +95,6 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         added_layers=_added_layers(family, config) if family is not None else 0,
         bridged=names.bridged,
         has_tables=names.has_tables,
-        gpu_fault=names.gpu_fault,
         norms_outputs=family is not None and _norms_outputs(family, config),
         capped_logits=family is not None and bool(family.fields(config).get("final_logit_softcapping")),
     )

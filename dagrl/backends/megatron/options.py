@@ -125,14 +125,10 @@ def _check_prefix_sharing(check: EngineCheck[MegatronEngineSpec]) -> None:
 def _check_bridge(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report a model that megatron-bridge builds where it cannot, and options that such a model does not have."""
     engine, sizes, findings = check.engine, check.sizes, check.findings
-    group = check.pipeline.groups.get(engine.group or "")
     depends: list[Place] = [check.pipeline.model_section(check.name)]
     if sizes.bridged and not has_bridge():
         message = f"megatron-bridge builds models of type {sizes.family}, and is not installed; install it with "
         findings.error(check.place, f"{message}`{BRIDGE_INSTALL}`", depends_on=depends)
-    if sizes.gpu_fault and group is not None and not group.is_cpu:
-        message = f"models of type {sizes.family} train on CPU slots only: on GPUs {sizes.gpu_fault}; use another model"
-        findings.error((*check.place, "group"), message, code="family-on-gpus", depends_on=[*depends, ("groups",)])
     if not sizes.has_tables and engine.head != "lm":
         message = f"models of type {sizes.family} have no {engine.head} head here; use a model of another type for it"
         findings.error((*check.place, "head"), message, depends_on=depends)

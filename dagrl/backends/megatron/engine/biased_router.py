@@ -19,6 +19,9 @@ def add_bias_apart(model: torch.nn.Module) -> None:
     """Let all routers of `model` that have a bias add it after the product."""
     for module in model.modules():
         if isinstance(module, TopKRouter) and module.bias is not None:
+            if torch.cuda.is_available():
+                # Megatron makes routers on the host, and moves them in the function that is replaced here.
+                module.cuda()
             module.gating = partial(_logits, module)
 
 

@@ -65,6 +65,8 @@ class FlexAttention(MegatronModule):
             block_mask=_mask_of(packed_seq_params, bounds, len(query), self._window),
             scale=self._scale,
             enable_gqa=query.shape[1] != key.shape[1],
+            # For packs of less than 128 tokens, torch would take its kernel for decoding, which does not compile.
+            kernel_options={"BACKEND": "TRITON"},
         )
         return attended[0].transpose(0, 1).flatten(1)
 
