@@ -47,8 +47,8 @@ def main() -> None:
         rollout = pipeline["nodes"]["rollout"]
         if name == "agents":
             options = {"turns": args.turns, "tokens": args.turn_tokens}
-            rollout |= {"max_turns": args.turns, "agent": {"function": "agents:converse", "args": options}}
-            rollout["agent"]["concurrency"] = load.samples
+            agent = {"function": f"{Path(__file__).stem}:{converse.__name__}", "args": options}
+            rollout |= {"max_turns": args.turns, "agent": agent | {"concurrency": load.samples}}
         else:
             rollout["sampling"]["max_new_tokens"] = sampled
         pipeline["run"]["steps"] = rounds

@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--agree", action="store_true", help="compare with the merged weights")
     parser.add_argument("--without-all", action="store_true", help="do not train all weights for comparison")
     parser.add_argument("--precision", nargs="+", choices=("bf16", "fp32"), default=["bf16"], help="with --agree")
+    parser.add_argument("--rows", type=int, default=8, help="of 2048 tokens in a micro-batch; a step has 32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--weights", type=Path, help="keep start weights here for later runs")
     parser.add_argument("--json", type=Path, help="write the results here too")
@@ -56,7 +57,9 @@ def main() -> None:
                 results[model] = {each: _agreement(folder, args.rank, each) for each in args.precision}
             else:
                 lora: list[int | None] = [args.rank] if args.without_all else [None, args.rank]
-                rows = {_name(rank): _apart(partial(_time, folder, rank, args.rounds), folder) for rank in lora}
+                rows = {
+                    _name(rank): _apart(partial(_time, folder, rank, args.rounds, args.rows), folder) for rank in lora
+                }
                 results[model] = rows
             print(f"{model}: {json.dumps(results[model], indent=1)}", flush=True)
     line = json.dumps({"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU", **results})
@@ -135,13 +138,13 @@ def _passed(engine: Any, folder: Path) -> list[float]:
     return [float(value) for value in column.values]
 
 
-def _time(folder: Path, rank: int | None, rounds: int, context: RankContext) -> dict[str, Any]:
+def _time(folder: Path, rank: int | None, rounds: int, rows: int, context: RankContext) -> dict[str, Any]:
     begun = time.monotonic()
     try:
         engine = _engine(folder, context, rank, trainable=True)
         found: dict[str, Any] = {"start_s": round(time.monotonic() - begun, 1)}
         tiny = folder.name.startswith("tiny")
-        workload = Workload(16 if tiny else 2048, 2 if tiny else 8, 4)
+        workload = Workload(16, 2, 4) if tiny else Workload(2048, rows, 32 // rows)
         batch = workload.batch(model_shape(ModelSpec(path=folder)).vocabulary)
         budget = workload.tokens_per_micro_batch
         objective = PolicyObjective(LossSpec(), 1.0, ["old_logprob"], needs_entropy=False)

@@ -64,15 +64,19 @@ def vllm_arguments(load: Load, model: Path) -> dict[str, Any]:
     """VLLM's engine arguments, the same for the bare server and for dagrl's: as much cache as SGLang has."""
     if not torch.cuda.is_available():
         return {}
-    config = json.loads((model / "config.json").read_text())
-    per_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     return {
-        "kv_cache_memory_bytes": per_token * max(_LEAST_CACHE, load.samples * load.row_tokens * 9 // 8),
+        "kv_cache_memory_bytes": cache_bytes(model) * max(_LEAST_CACHE, load.samples * load.row_tokens * 9 // 8),
         "max_model_len": max(2048, load.row_tokens),
         "max_num_seqs": load.samples,
         # vLLM refuses to start with less free than this share, even where the cache is given in bytes.
         "gpu_memory_utilization": 0.3,
     }
+
+
+def cache_bytes(model: Path) -> int:
+    """Bytes of keys and values of a token, in bfloat16."""
+    config = json.loads((model / "config.json").read_text())
+    return int(4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
 
 
 def server_arguments(load: Load) -> dict[str, Any]:

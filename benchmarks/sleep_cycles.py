@@ -1,11 +1,12 @@
 """Let a colocated pipeline take many turns, and watch its memory: sleep, wake and sync must leave nothing behind.
 
-    python benchmarks/sleep_cycles.py --out FOLDER [--cycles 200]
+    python benchmarks/sleep_cycles.py --out FOLDER [--cycles 200] [--cache-tokens 3000000]
 
 Each step of the run is a cycle: the trainer sleeps, the generator takes new weights, wakes, samples and sleeps, the
 trainer wakes and trains. GPU memory is the driver's count for the whole GPU, which must be the run's alone; host memory
 is the proportional share (PSS) of all processes of the run. What counts is the trend over the later cycles, by least
-squares. The last line of the output is JSON.
+squares. With ``--cache-tokens`` the server has a cache of that size, and the share of its memory that a sleep gives
+back counts too. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ import psutil
 import torch
 from dagrl_run import DagrlRun
 from options import add_backend, parsed, parser_of
-from pipelines import Load, arguments_of, grpo_pipeline, write_prompt_file
+from pipelines import Load, arguments_of, cache_bytes, grpo_pipeline, write_prompt_file
 from reports import Verdict, tell
 
 GPU_MIB_A_CYCLE = 0.1
 HOST_MIB_A_CYCLE = 0.5
+LEAST_FREED = 0.9
+"""Of what a server with a large cache holds."""
 _START_S = 240.0
 _TOGETHER = 40
 """Cycles whose least memory is one figure: that both sleep is a matter of milliseconds, and mostly missed."""
 _MIB = 2**20
+_FREED = "memory/generator_freed_gib"
 
 
 @dataclass(slots=True)
@@ -46,6 +50,8 @@ def main() -> None:
     load = Load(8, 2, 16, 16)
     prompts = write_prompt_file(args.out / "cycles_prompts.parquet", load, 16)
     server = arguments_of(args.backend, load, model)
+    if args.cache_tokens:
+        server |= _cache(args.backend, args.cache_tokens, model)
     pipeline = grpo_pipeline("cycles", model, prompts, load, server, sleep=True, backend=args.backend)
     begun = time.monotonic()
     with DagrlRun(pipeline, args.out / "cycles_run") as run:
@@ -61,8 +67,16 @@ def _arguments() -> tuple[argparse.Namespace, Path]:
     add_backend(parser)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--settled", type=int, default=30, help="cycles that may still take memory")
+    parser.add_argument("--cache-tokens", type=int, help="of the server's cache")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which the cycles so far must do")
     return parsed(parser, cycles=8, settled=2)
+
+
+def _cache(backend: str, tokens: int, model: Path) -> dict[str, Any]:
+    """Arguments of a server whose cache holds so many tokens."""
+    if backend == "sglang":
+        return {"max_total_tokens": tokens, "mem_fraction_static": 0.9}
+    return {"kv_cache_memory_bytes": tokens * cache_bytes(model)}
 
 
 def _watch(run: DagrlRun, cycles: int, deadline: float) -> Watch:
@@ -130,8 +144,17 @@ def _report(
         print(f"{name:24}" + "".join(f"{value:12.1f}" for value in ends) + f"{slope:14.4f}")
         aim = GPU_MIB_A_CYCLE if name.startswith("GPU") else HOST_MIB_A_CYCLE
         verdicts.append(Verdict(f"{name}: MiB more with each cycle", slope, "at most", aim))
+    freed = [line[_FREED] for line in metrics if _FREED in line]
+    asleep = min((min(values) for values in watch.gpu.values()), default=0.0) / 1024
+    if args.cache_tokens and freed:
+        # What is left has the trainer's context in it too.
+        share = max(freed) / (max(freed) + asleep)
+        print(f"a sleep of the server gives back {max(freed):.1f} GiB, {asleep:.2f} GiB are left while both sleep")
+        verdicts.append(Verdict("share of the server's memory that a sleep gives back", share, "at least", LEAST_FREED))
     result = {
         "model": args.model,
+        "freed_gib": max(freed, default=None),
+        "asleep_gib": asleep,
         "backend": args.backend,
         "cycles": len(metrics),
         "seconds": seconds,

@@ -3,7 +3,8 @@
     python benchmarks/why.py --out FOLDER [--case NAME ...]
 
 Real runs on CPU slots whose slow parts sleep, so that other load on the machine matters little; `cores` and
-`micro_batch` compute instead, and need two idle cores. Times are those of usual steps, by `dagrl why` for both runs.
+`micro_batch` compute instead, and need two idle cores. `turns` needs a GPU, on which trainer and server take turns.
+Times are those of usual steps, by `dagrl why` for both runs.
 """
 
 from __future__ import annotations
@@ -43,10 +44,21 @@ class Case:
     """Seconds of a rollout on these engines."""
     computes: bool = False
     """Whether cores are what its time goes to."""
+    gpus: int = 0
 
 
 SHAPE = Shape(generators=1, trainers=1, shards=4, prompts=32, n=4, response_tokens=8)
 DEMO = {"extends": str(ROOT / "dag_templates" / "tiny_grpo.yaml")}
+
+_LARGER = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+_SERVER = {"backend": "sglang", "group": "train", "max_batch_size": None, "server": {"max_total_tokens": 65536}}
 
 
 def _engines() -> dict[str, Any]:
@@ -102,6 +114,18 @@ CASES = {
         {"nodes.update.tokens_per_micro_batch": ()},
         computes=True,
     ),
+    "turns": Case(
+        DEMO
+        | {
+            "name": "turns",
+            "model": {"init": _LARGER},
+            "groups": {"train": {"cpus_per_node": 0, "gpus_per_node": 1}, "rollout": None},
+            "engines": {"generator": _SERVER},
+            "nodes": {"update": {"tokens_per_micro_batch": 512}},
+        },
+        {"nodes.update.tokens_per_micro_batch": ()},
+        gpus=1,
+    ),
 }
 
 
@@ -110,10 +134,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=lambda text: Path(text).resolve(), required=True, help="folder for the runs")
     parser.add_argument("--json", type=Path, help="write the results here too")
-    parser.add_argument("--case", choices=CASES, action="append", help="only these (default: all)")
+    parser.add_argument("--case", choices=CASES, action="append", help="only these (default: all on CPUs)")
     args = parser.parse_args()
     found, verdicts = [], []
-    for name in args.case or CASES:
+    for name in args.case or (name for name, case in CASES.items() if not case.gpus):
         case = CASES[name]
         before = run(case, args.out / name / "before")
         for start in case.follow:

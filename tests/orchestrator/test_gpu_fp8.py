@@ -29,6 +29,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "all": ("sglang", CACHE, {"fp8": "e4m3"}),
 }
 """Backend, what its section says besides, and what the trainer's ``transformer`` says."""
+# So little that several of these fit on a GPU.
+SERVERS = {
+    "sglang": {"mem_fraction_static": 0.3, "max_total_tokens": 65536, "max_running_requests": 256},
+    "vllm": {"gpu_memory_utilization": 0.2, "kv_cache_memory_bytes": 2**28, "max_num_seqs": 256},
+}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 128, "num_attention_heads": 4}
 
@@ -58,10 +63,12 @@ def test_policies_agree(lab, tmp_path: Path, name: str, experts: bool) -> None:
         "sleep": True,
         **({"environment": "vllm"} if backend == "vllm" else {}),
         **generator,
+        "server": SERVERS[backend] | generator.get("server", {}),
     }
-    pipeline["run"]["steps"] = STEPS
+    # The first start on a machine compiles DeepGEMM's kernels.
+    pipeline["run"] |= {"steps": STEPS, "start_timeout_s": 400}
     run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run")
-    assert run.wait() == 0, run.output
+    assert run.wait(500.0) == 0, run.output
     metrics = run.metrics()
     assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
     for line in metrics:
