@@ -1,31 +1,84 @@
-"""Hands low-rank adapters to an inference engine, which has the model's own weights already."""
+"""Hands low-rank adapters to an inference engine, which has the model's own weights already.
+
+The first adapters go through the engine's own functions, which slice and join each tensor in Python and keep a copy on
+the host. Later ones are copied to the same places in a few calls, if random numbers arrive there alike by both ways.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dagrl.weight_sync.manifest import Manifest
+from dagrl.weight_sync.copy_tracer import TracedCopy
+from dagrl.weight_sync.manifest import BucketLayout, Manifest
 from dagrl.weight_sync.protocol import shortened
+from dagrl.weight_sync.replay import Replay
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine keeps a part of a tensor."""
+
+    target: Tensor
+    """View of the engine's memory, [rows, columns]."""
+    row: int = 0
+    column: int = 0
+    """First row and column of the part."""
+    factor: float = 1.0
+    """Factor by which the engine multiplies it."""
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """The part of `tensor` that belongs here, a view."""
+        rows, columns = self.target.shape
+        return tensor[self.row : self.row + rows, self.column : self.column + columns]
+
+
+class Adapters(Protocol):
+    """The adapters of an engine. Tensors have PEFT's names, without ``base_model.model.``."""
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace them by the engine's own functions, which may keep and change `tensors`.
+
+        Raises ValueError if the engine cannot take them.
+        """
+
+    def places(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, list[Place]]:
+        """Where `take` has put tensors of these names and shapes. Raises LookupError if that is not known."""
+
+    def are_placed(self) -> bool:
+        """Whether they are still there."""
 
 
 class AdapterLoader:
-    """Collects the adapters of one sync; a `WeightReceiver` uses it like a `WeightLoader`."""
+    """Loads the adapters of one sync; a `WeightReceiver` uses it like a `WeightLoader`."""
 
-    def __init__(self, take: Callable[[Mapping[str, Tensor]], None]) -> None:
-        """`take` gets all tensors by PEFT's names, without ``base_model.model.``; it may keep and change them."""
-        self._take = take
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
         self._tensors: dict[str, Tensor] = {}
+        """Copies of what has come, where it is not written in place."""
+        self._places: Mapping[str, list[Place]] = {}
+        self._replays: list[Replay] = []
+        """One for each bucket, or none."""
         self._differing: list[str] = []
         self.manifest: Manifest | None = None
         """Manifest of the last adapters."""
 
     @property
     def used(self) -> frozenset[str]:
-        """All names, as `take` refuses what it cannot use."""
-        return frozenset(self._tensors)
+        """All names, as the engine refuses what it cannot use."""
+        return frozenset(self.manifest.names if self.manifest else ())
+
+    @property
+    def replays(self) -> bool:
+        """Whether the next adapters are copied to where the last ones are."""
+        return bool(self._replays)
 
     def knows(self, manifest: Manifest) -> bool:
         """Whether adapters with this manifest were loaded last."""
@@ -33,26 +86,41 @@ class AdapterLoader:
 
     def begin(self, manifest: Manifest) -> None:
         """Forget the adapters of the sync before."""
+        if not self.knows(manifest) or not self._adapters.are_placed():
+            self._replays, self._places = [], {}
         self.manifest, self._tensors = manifest, {}
 
     def load(self, index: int, buffer: Tensor) -> None:
-        """Copy a bucket from `buffer`, uint8 [its bytes or more]."""
+        """Copy a bucket from `buffer`, uint8 [its bytes or more]; on a GPU, asynchronously on the current stream."""
         assert self.manifest is not None, "load before begin"
-        self._tensors |= {name: tensor.clone() for name, tensor in self.manifest.buckets[index].views(buffer)}
+        if self._replays:
+            self._replays[index].run(buffer)
+        else:
+            self._tensors |= {name: tensor.clone() for name, tensor in self.manifest.buckets[index].views(buffer)}
 
     def end(self) -> None:
         """Hand over what has come. Raises ValueError if the engine cannot take it."""
-        self._take({name: tensor.clone() for name, tensor in self._tensors.items()})
+        if self._replays:
+            self._multiply()
+            return
+        self._take(self._tensors)
+        try:
+            places = self._adapters.places({name: tuple(tensor.shape) for name, tensor in self._tensors.items()})
+        except LookupError as error:
+            _log.warning("adapters take the engine's own way at each sync, which is slow: %s", error)
+            return
+        self._learn(places)
 
     def begin_comparing(self) -> None:
         """Begin a second pass."""
         self._differing = []
 
     def compare(self, index: int, buffer: Tensor) -> None:
-        """Compare a bucket with what was handed over."""
+        """Compare a bucket with what the engine has, or with what was handed over."""
         assert self.manifest is not None, "compare before begin"
         for name, tensor in self.manifest.buckets[index].views(buffer):
-            if not torch.equal(tensor, self._tensors[name]):
+            alike = torch.equal(tensor, self._tensors[name]) if not self._replays else self._is_placed(name, tensor)
+            if not alike:
                 self._differing.append(name)
 
     def end_comparing(self) -> None:
@@ -61,8 +129,72 @@ class AdapterLoader:
             raise ValueError(f"the server's adapters differ from those sent, in {shortened(self._differing)}")
 
     def release_buffers(self) -> None:
-        """Does nothing, as the tensors are copies."""
+        """Drop references to the buffers of the buckets, whose memory is about to be freed."""
+        for replay in self._replays:
+            replay.release_buffer()
 
     def reset(self) -> None:
         """Drop what has come, after a failure."""
+        self.release_buffers()
         self._tensors = {}
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        self._adapters.take({name: tensor.clone() for name, tensor in tensors.items()})
+
+    def _learn(self, places: Mapping[str, list[Place]]) -> None:
+        """Write in place from now on, if that gives what the engine's own way gives."""
+        assert self.manifest is not None
+        if unknown := self._tensors.keys() - places.keys():
+            _log.warning("the engine's places of %s are not known; each sync is slow", shortened(sorted(unknown)))
+            return
+        replays = [Replay(list(_copies(layout, places))) for layout in self.manifest.buckets]
+        targets = [place.target for each in places.values() for place in each]
+        random = {name: torch.randn_like(tensor) for name, tensor in self._tensors.items()}
+        self._take(random)
+        expected = [target.clone() for target in targets]
+        for target in targets:
+            target.zero_()
+        self._places, self._replays = places, replays
+        self._write(random)
+        if all(torch.equal(*pair) for pair in zip(targets, expected, strict=True)):
+            self._write(self._tensors)
+            self._tensors = {}
+            return
+        _log.warning("adapters arrive otherwise than by the engine's own way, which each sync takes; it is slow")
+        self._places, self._replays = {}, []
+        self._take(self._tensors)
+
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
+        assert self.manifest is not None
+        for layout, replay in zip(self.manifest.buckets, self._replays, strict=True):
+            device = tensors[layout.tensors[0].name].device
+            buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+            for name, view in layout.views(buffer):
+                view.copy_(tensors[name])
+            replay.run(buffer)
+            replay.release_buffer()
+        self._multiply()
+
+    def _multiply(self) -> None:
+        by_factor: dict[float, list[Tensor]] = {}
+        for place in (place for each in self._places.values() for place in each):
+            if place.factor != 1:
+                by_factor.setdefault(place.factor, []).append(place.target)
+        for factor, targets in by_factor.items():
+            torch._foreach_mul_(targets, factor)
+
+    def _is_placed(self, name: str, tensor: Tensor) -> bool:
+        return all(
+            torch.equal(place.target, place.part(tensor).to(place.target.dtype) * place.factor)
+            for place in self._places[name]
+        )
+
+
+def _copies(layout: BucketLayout, places: Mapping[str, list[Place]]) -> Iterable[TracedCopy]:
+    """The copies of a bucket's tensors to their places."""
+    empty = torch.empty(layout.nbytes, dtype=torch.uint8, device="meta")
+    for name, tensor in layout.views(empty):
+        for place in places[name]:
+            part = place.part(tensor)
+            offset = int(part.storage_offset())
+            yield TracedCopy(place.target, part.dtype, offset, tuple(part.shape), tuple(part.stride()))

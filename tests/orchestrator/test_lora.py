@@ -52,9 +52,17 @@ def test_an_sglang_server_has_the_trainers_adapters(lab, tmp_path: Path) -> None
     pipeline = tiny_pipeline(lab)
     pipeline["engines"]["generator"]["backend"] = "sglang"
     pipeline["run"] = {"steps": 3, "seed": 3}
-    lines = [line for line in completed(lab, tmp_path, pipeline).metrics() if line["step"]]
+    run = completed(lab, tmp_path, pipeline)
+    lines = [line for line in run.metrics() if line["step"]]
     assert len(lines) == 3 and lines[2]["kl/ref"] > 1e-6
     assert all(line["mismatch/logprob_diff/max"] < 1e-5 for line in lines)
+    check_adapters_are_written_in_place(run)
+
+
+def check_adapters_are_written_in_place(run: Any) -> None:
+    """A server that takes all adapters the slow way says so."""
+    logs = list((run.folder / "logs").glob("generator-0*.log"))
+    assert logs and not any("slow" in log.read_text() for log in logs)
 
 
 def test_the_reference_is_the_model_without_its_adapters(run) -> None:
@@ -66,6 +74,7 @@ def test_the_reference_is_the_model_without_its_adapters(run) -> None:
         assert line["grad_norm"] > 0 and line["critic/grad_norm"] > 0
         # The server has the same adapters.
         assert line["mismatch/logprob_diff/max"] < 1e-5
+    check_adapters_are_written_in_place(run)
 
 
 def test_a_checkpoint_holds_the_adapters_alone(run) -> None:

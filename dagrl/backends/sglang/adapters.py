@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from dagrl.weight_sync.adapter_loader import Place
 
 NAME = "policy"
 """Name and id of the adapter."""
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Layers that a server adapts, by their Hugging Face names."""
+_JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""SGLang's layers of several, in the order of their rows."""
+_LAYER = re.compile(r"(.*\blayers\.(\d+)\..*)\.lora_A\.weight")
 
 
 def adapter_reference() -> Any:
@@ -28,22 +35,72 @@ def find_manager() -> Any:
     return next(each for each in gc.get_objects() if type(each) is LoRAManager)
 
 
-def take_adapters(manager: Any, tensors: Mapping[str, Tensor], *, alpha: float) -> None:
-    """Replace the adapter of `manager`, a LoRAManager, by `tensors`, in PEFT's names.
+class SglangAdapters:
+    """`Adapters` of a scheduler process."""
 
-    Raises ValueError for adapters that SGLang does not take.
-    """
-    from sglang.srt.lora.utils import get_normalized_target_modules
+    def __init__(self, manager: Any, alpha: float) -> None:
+        """`manager`: SGLang's LoRAManager."""
+        self._manager, self._alpha = manager, alpha
 
-    layers = sorted({name.split(".")[-3] for name in tensors})
-    if wrong := sorted(get_normalized_target_modules(layers) - manager.target_modules):
-        raise ValueError(f"the server has no adapters of {', '.join(wrong)}; set engines.ACTOR.lora.merge: true")
-    rank = next(len(tensor) for name, tensor in tensors.items() if ".lora_A." in name)
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": layers}
-    reference = adapter_reference()
-    if NAME in manager.lora_refs:
-        _raise_unless(manager.unload_lora_adapter(reference))
-    _raise_unless(manager.load_lora_adapter_from_tensors(reference, dict(tensors), config))
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the adapter. Raises ValueError for layers that SGLang does not adapt."""
+        from sglang.srt.lora.utils import get_normalized_target_modules
+
+        manager = self._manager
+        layers = sorted({name.split(".")[-3] for name in tensors})
+        if wrong := sorted(get_normalized_target_modules(layers) - manager.target_modules):
+            raise ValueError(f"the server has no adapters of {', '.join(wrong)}; set engines.ACTOR.lora.merge: true")
+        rank = next(len(tensor) for name, tensor in tensors.items() if ".lora_A." in name)
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": self._alpha, "target_modules": layers}
+        reference = adapter_reference()
+        if NAME in manager.lora_refs:
+            _raise_unless(manager.unload_lora_adapter(reference))
+        _raise_unless(manager.load_lora_adapter_from_tensors(reference, dict(tensors), config))
+        # Into the memory that the model reads; else the next request would do it.
+        manager.fetch_new_loras({NAME})
+
+    def are_placed(self) -> bool:
+        """Whether no request without the adapter has taken its slot."""
+        return NAME in self._manager.memory_pool.uid_to_buffer_id
+
+    def places(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[Place]]:
+        """Where `take` has put tensors of these names. Raises LookupError for layers of another kind."""
+        pool = self._manager.memory_pool
+        slot = pool.uid_to_buffer_id[NAME]
+        found: dict[str, list[Place]] = {}
+        for layer, name, parts in _server_layers(shapes):
+            modules = self._manager.lora_modules[layer].items()
+            module = next((each for path, each in modules if path.endswith(f".{name}")), None)
+            if module is None or name not in pool.A_buffer:
+                raise LookupError(f"layer {layer} has no {name} with adapters")
+            a, b = pool.A_buffer[name][layer][slot], pool.B_buffer[name][layer][slot]
+            rank, width = shapes[f"{parts[0]}.lora_A.weight"]
+            heights = [shapes[f"{part}.lora_B.weight"][0] for part in parts]
+            # Which columns and rows of the whole this rank has.
+            columns = module.slice_lora_a_weights(torch.arange(width)[None])[0]
+            rows = module.slice_lora_b_weights(torch.arange(sum(heights))[:, None])[:, 0]
+            begin = 0
+            for index, (part, height) in enumerate(zip(parts, heights, strict=True)):
+                into = a[index * rank : (index + 1) * rank, : len(columns)]
+                found[f"{part}.lora_A.weight"] = [Place(into, column=int(columns[0]))]
+                (own,) = torch.nonzero((rows >= begin) & (rows < begin + height), as_tuple=True)
+                into = b[int(own[0]) : int(own[-1]) + 1, :rank]
+                found[f"{part}.lora_B.weight"] = [Place(into, row=int(rows[own[0]]) - begin)]
+                begin += height
+        return found
+
+
+def _server_layers(names: Mapping[str, object]) -> Iterator[tuple[int, str, list[str]]]:
+    """SGLang's adapted layers: number of the model's layer, name, and the paths of the layers that are joined in it."""
+    for name in names:
+        if (match := _LAYER.fullmatch(name)) is None:
+            continue
+        prefix, _, last = match[1].rpartition(".")
+        joined = next((each for each, parts in _JOINED.items() if last in parts), None)
+        if joined is None:
+            yield int(match[2]), last, [match[1]]
+        elif last == _JOINED[joined][0]:
+            yield int(match[2]), joined, [f"{prefix}.{part}" for part in _JOINED[joined]]
 
 
 def _raise_unless(result: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dagrl.backends.sglang.adapters import find_manager, take_adapters
+from dagrl.backends.sglang.adapters import SglangAdapters, find_manager
 from dagrl.backends.sglang.fp8 import load_weights, restore_cache_scales, sent_parameters
 from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import PeerError
@@ -38,7 +38,7 @@ def update_weights(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) ->
 def update_adapters(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
     """Receive the low-rank adapters of one sync. The text is their `alpha`, a line break and the `Route`."""
     alpha, _, text = _text(named_tensors).partition("\n")
-    _receive(model, text, lambda: AdapterLoader(partial(take_adapters, find_manager(), alpha=float(alpha))))
+    _receive(model, text, lambda: AdapterLoader(SglangAdapters(find_manager(), float(alpha))))
 
 
 def _text(named_tensors: list[tuple[str, torch.Tensor]]) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from dagrl.weight_sync.adapter_loader import Place
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of ``max_lora_rank``."""
@@ -24,30 +27,64 @@ def adapter_request() -> Any:
     return LoRARequest("policy", _ID, "sent-by-the-trainer")
 
 
-def take_adapters(workers: Any, tensors: Mapping[str, Tensor], *, alpha: float) -> None:
-    """Replace the adapter of `workers`, a vLLM process's WorkerLoRAManager, by `tensors`, in PEFT's names.
+class VllmAdapters:
+    """`Adapters` of a vLLM process."""
 
-    Raises ValueError for layers that vLLM does not adapt.
-    """
-    from vllm.lora.lora_model import LoRAModel
-    from vllm.lora.peft_helper import PEFTHelper
+    def __init__(self, workers: Any, alpha: float) -> None:
+        """`workers`: vLLM's WorkerLoRAManager."""
+        self._workers, self._alpha = workers, alpha
+        self._manager = workers._adapter_manager
 
-    manager = workers._adapter_manager
-    packed = manager.packed_modules_mapping
-    able = {part for name in manager.supported_lora_modules for part in packed.get(name, [name])}
-    layers = {name.split(".")[-3] for name in tensors}
-    if wrong := sorted(layers - able):
-        raise ValueError(f"vLLM has no adapters of {', '.join(wrong)}; set engines.ACTOR.lora.merge: true")
-    rank = next(len(tensor) for name, tensor in tensors.items() if ".lora_A." in name)
-    mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
-    adapter = LoRAModel.from_lora_tensors(
-        _ID,
-        dict(tensors),
-        PEFTHelper(r=rank, lora_alpha=alpha, target_modules=sorted(layers)),
-        device="cpu",
-        dtype=workers.lora_config.lora_dtype,
-        weights_mapper=mapper.get_unstacked_mapper() if mapper is not None else None,
-    )
-    manager.remove_adapter(_ID)
-    manager.add_adapter(adapter)
-    manager.activate_adapter(_ID)
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the adapter. Raises ValueError for layers that vLLM does not adapt."""
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.peft_helper import PEFTHelper
+
+        manager = self._manager
+        packed = manager.packed_modules_mapping
+        able = {part for name in manager.supported_lora_modules for part in packed.get(name, [name])}
+        layers = {name.split(".")[-3] for name in tensors}
+        if wrong := sorted(layers - able):
+            raise ValueError(f"vLLM has no adapters of {', '.join(wrong)}; set engines.ACTOR.lora.merge: true")
+        rank = next(len(tensor) for name, tensor in tensors.items() if ".lora_A." in name)
+        mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
+        adapter = LoRAModel.from_lora_tensors(
+            _ID,
+            dict(tensors),
+            PEFTHelper(r=rank, lora_alpha=self._alpha, target_modules=sorted(layers)),
+            device="cpu",
+            dtype=self._workers.lora_config.lora_dtype,
+            weights_mapper=mapper.get_unstacked_mapper() if mapper is not None else None,
+        )
+        manager.remove_adapter(_ID)
+        manager.add_adapter(adapter)
+        manager.activate_adapter(_ID)
+
+    def are_placed(self) -> bool:
+        """Whether the adapter has a slot."""
+        return _ID in self._manager.lora_index_to_id
+
+    def places(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[Place]]:
+        """Where `take` has put tensors of these names. Raises LookupError for layers of another kind."""
+        slot = self._manager.lora_index_to_id.index(_ID)
+        found: dict[str, list[Place]] = {}
+        for path, module in self._manager.modules.items():
+            prefix, _, last = path.rpartition(".")
+            parts = [f"{prefix}.{part}" for part in self._manager.packed_modules_mapping.get(last, [last])]
+            if f"{parts[0]}.lora_A.weight" not in shapes:
+                continue
+            sizes = [(shapes[f"{part}.lora_A.weight"], shapes[f"{part}.lora_B.weight"]) for part in parts]
+            columns = [torch.arange(width)[None] for (_, width), _ in sizes]
+            rows = [torch.arange(height)[:, None] for _, (height, _) in sizes]
+            if module.tp_size > 1:
+                # Which columns and rows of the whole this rank has.
+                columns = module.slice_lora_a(columns) if len(parts) > 1 else [module.slice_lora_a(columns[0])]
+                rows = module.slice_lora_b(rows) if len(parts) > 1 else [module.slice_lora_b(rows[0])]
+            for index, part in enumerate(parts):
+                rank = sizes[index][0][0]
+                own_columns, own_rows = columns[index][0], rows[index][:, 0]
+                a = module.lora_a_stacked[index][slot, 0, :rank, : len(own_columns)]
+                b = module.lora_b_stacked[index][slot, 0, : len(own_rows), :rank]
+                found[f"{part}.lora_A.weight"] = [Place(a, column=int(own_columns[0]))]
+                found[f"{part}.lora_B.weight"] = [Place(b, row=int(own_rows[0]), factor=self._alpha / rank)]
+        return found

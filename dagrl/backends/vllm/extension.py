@@ -13,7 +13,7 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from dagrl.backends.vllm import cpu
-from dagrl.backends.vllm.adapters import take_adapters
+from dagrl.backends.vllm.adapters import VllmAdapters
 from dagrl.backends.vllm.fp8 import load_weights
 from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import PeerError
@@ -42,7 +42,7 @@ class Extension:
             if alpha is None:
                 loader = WeightLoader(lambda: dict(model.named_parameters()), partial(load_weights, model))
             else:
-                loader = AdapterLoader(partial(take_adapters, self.model_runner.lora_manager, alpha=alpha))
+                loader = AdapterLoader(VllmAdapters(self.model_runner.lora_manager, alpha))
             who = f"vLLM's process {os.getpid()} (rank {self.rank} of its server)"
             self._receiver = WeightReceiver(loader, next(model.parameters()).device, who)
         try:
