@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 HELPERS = "tests/helpers"
 NOISE = ("warn", "it/s]", "__array")
 VERDICTS = ("ok  ", "NOT ")
-SUITES = ("rollout", "trainer", "plan", "lora", "models", "agents", "fp8")
+SUITES = ("rollout", "trainer", "plan", "lora", "models", "agents", "fp8", "why")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ def parts(suite: str, gpus: int, out: Path, weights: Path) -> list[Part]:
         "models": model_parts,
         "agents": agent_parts,
         "fp8": fp8_parts,
+        "why": why_parts,
     }
     found = of_suite[suite](gpus, out, weights)
     if not found:
@@ -69,12 +70,13 @@ def rollout_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         template = f"dag_templates/{name}.yaml"
         return measured(name, limit_s, "large.py", template, needs=8, keeps=False)
 
+    full_cache = ("--cache-tokens", "3000000")
     vllm = [
         measured("rollout_vllm", 300, "rollout.py", "--backend", "vllm"),
         measured("sync_vllm_together", 240, "weight_sync.py", "--backend", "vllm"),
         measured("sync_vllm_turns", 240, "weight_sync.py", "--backend", "vllm", "--mode", "turns"),
         measured("sync_vllm_apart", 240, "weight_sync.py", "--backend", "vllm", "--apart", needs=2),
-        measured("sleep_cycles_vllm", 420, "sleep_cycles.py", "--backend", "vllm", "--limit", "380"),
+        measured("sleep_cycles_vllm", 420, "sleep_cycles.py", "--backend", "vllm", *full_cache, "--limit", "380"),
     ]
     found = [
         large("qwen3_8b_megatron", 560),
@@ -107,7 +109,7 @@ def learning_parts(out: Path) -> list[Part]:
         Part(
             f"learning_{name}",
             ("benchmarks/learning.py", "--case", name, "--out", str(out)),
-            300,
+            420,
             gpus=case.gpus,
             at_once=2,
         )
@@ -125,7 +127,7 @@ def lora_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
 
     sync = ("weight_sync.py", "--out", str(out), "--model", "8b", "--adapters", "32", "--backend")
     return [
-        measured("lora_step_8b", 400, "lora_step.py", "--model", "8b"),
+        measured("lora_step_8b", 400, "lora_step.py", "--model", "8b", "--without-all", "--rows", "4"),
         measured("sync_adapters_sglang", 240, *sync, "sglang"),
         measured("sync_adapters_vllm", 300, *sync, "vllm"),
         *(part for part in learning_parts(out) if "lora" in part.name),
@@ -137,8 +139,10 @@ def lora_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
 def model_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
     """Families that megatron-bridge builds, and models that read images."""
     bridged = gpu_tests("bridged", 420, "tests/backends/families/test_gpu_bridged.py")
-    images = [part for part in learning_parts(out) if "images" in part.name]
-    return [part for part in (bridged, *images) if part.gpus <= gpus]
+    learning = [
+        part for part in learning_parts(out) if part.name.endswith(("glm4_moe", "gemma3")) or "images" in part.name
+    ]
+    return [part for part in (bridged, *learning) if part.gpus <= gpus]
 
 
 def agent_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
@@ -183,6 +187,14 @@ def gpu_tests(name: str, limit_s: int, *arguments: str, gpus: int = 1) -> Part:
     """Tests that need a GPU."""
     command = ("-m", "pytest", "-m", "gpu", "-rA", "-q", "-p", "no:cacheprovider", *arguments)
     return Part(name, command, limit_s, tail=30, gpus=gpus)
+
+
+def why_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
+    """Advice of `dagrl why` followed, and a recorded update replayed."""
+    files = ("--out", str(out / "why"), "--json", str(out / "why.json"))
+    advice = Part("why_turns", ("benchmarks/why.py", "--case", "turns", *files), 400, tail=6)
+    replay = gpu_tests("replayed", 300, "tests/orchestrator/test_gpu.py", "-k", "replayed", gpus=min(gpus, 2))
+    return [advice, replay]
 
 
 def plan_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
