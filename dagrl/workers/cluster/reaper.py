@@ -90,7 +90,10 @@ def end_all_in(folder: str, processes: list[str]) -> None:
         # Processes that Ray started later name the folder on their command line. Its agents rename themselves, and lose
         # their parent if that dies first, but have their logs open.
         known = [*processes, *started_with(folder), *with_files_in(folder)]
-        end([*known, *(str(identity(pid)) for each in known for pid in descendants(int(each.partition(":")[0])))])
+        # The number of a process that has ended may be another's by now, whose descendants are none of ours.
+        alive = [pid for each in known if identity(pid := int(each.partition(":")[0])) == each]
+        children = [identity(child) for pid in alive for child in descendants(pid)]
+        end([*known, *filter(None, children)])
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -163,6 +163,18 @@ def test_a_number_used_again_by_another_process_is_spared(sleeper) -> None:
     assert sleeper.wait(timeout=20) == -signal.SIGKILL
 
 
+def test_descendants_of_a_number_used_again_are_spared(folder, watcher) -> None:
+    with subprocess.Popen(["bash", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        child = int(other.stdout.readline())
+        watcher.communicate(f"{folder}\n{other.pid}:1\n", timeout=20)
+        assert not folder.exists()
+        spared = running(child)
+        other.kill()
+        os.kill(child, signal.SIGKILL)
+    assert spared
+
+
 def test_an_identity_is_of_the_process_and_gone_with_it(sleeper) -> None:
     first = reaper.identity(sleeper.pid)
     assert first == reaper.identity(sleeper.pid) != reaper.identity(os.getpid())
