@@ -1,5 +1,6 @@
 """Weights go out again and again, through the same buffers; `test_hf_weights` has the layouts."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from dagrl.config.block_fp8 import SCALE_SUFFIX, BlockFp8
-from dagrl.weight_sync.adapter_loader import AdapterLoader
+from dagrl.weight_sync.adapter_loader import AdapterLoader, Place
 from dagrl.weight_sync.fp8 import Fp8Exporter, quantise
 from dagrl.weight_sync.receiver import Route, WeightReceiver
 from dagrl.weight_sync.sender import WeightSender
@@ -143,6 +144,22 @@ def test_tensors_that_generators_join_are_in_one_bucket(run_ranks, load_chunks, 
         assert bucket == [f"{own}.q_a_proj.weight", f"{own}.kv_a_proj_with_mqa.weight"]
 
 
+class Kept:
+    """Keeps whatever tensors are sent."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors.update(tensors)
+
+    def places(self, shapes: object) -> Mapping[str, list[Place]]:
+        raise LookupError("there are none")
+
+    def are_placed(self) -> bool:
+        return True
+
+
 def test_a_server_receives_what_quantising_the_whole_model_gives(
     run_ranks, load_chunks, megatron_spec, hf_model_of, weights_of
 ):
@@ -166,7 +183,7 @@ def test_a_server_receives_what_quantising_the_whole_model_gives(
             if offer is None:
                 sender.send(1, [0])
                 return own, {}
-            receiver = WeightReceiver(AdapterLoader(received.update), torch.device("cpu"), "a server")
+            receiver = WeightReceiver(AdapterLoader(Kept(received)), torch.device("cpu"), "a server")
             route = Route(1, {"": offer.address}, 60.0)
             with ThreadPoolExecutor(1) as pool:
                 done = pool.submit(receiver.receive, route)
