@@ -8,8 +8,7 @@ import math
 import os
 import signal
 import sys
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,9 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from dagrl.config.schema import AgentSpec
-from dagrl.graph.plugins.agent import check_agent
-from dagrl.graph.plugins.custom import load_function, raised_by
-from dagrl.ops.agents.verifiers_agent import Unscored, verifiers_agent
+from dagrl.ops.agents.verifiers_agent import Unscored
 from dagrl.rewards.sandbox import runner as sandbox
 
 OUTPUT_BYTES = 16 << 10
@@ -62,23 +59,6 @@ class Program(Protocol):
         ...
 
 
-def load_program(spec: AgentSpec, folder: Path | None) -> Program:
-    """The program of a node. Raises ValueError if its function cannot be loaded."""
-    if spec.function is not None:
-        function = load_function(spec.function, folder)
-        check_agent(function, spec.function, spec.args)
-        return FunctionProgram(function, spec.function, spec.args)
-    if spec.verifiers is not None:
-        solve, score = verifiers_agent(spec.verifiers, spec.args, folder)
-        return FunctionProgram(solve, spec.verifiers, {}, score)
-    if spec.command is not None and spec.sandbox:
-        return SandboxedProgram(spec, folder or Path.cwd())
-    if spec.command is not None:
-        return CommandProgram(spec.command, spec.env, folder or Path.cwd())
-    assert spec.url is not None, "one of the four is set"
-    return ServiceProgram(spec.url)
-
-
 def verdict_of(returned: Any, output: str = "") -> Verdict:
     """The verdict in what a program returns: a number, a mapping with ``reward`` and metrics, or nothing.
 
@@ -104,58 +84,6 @@ def _is_number(value: Any) -> bool:
         return math.isfinite(float(value)) and not isinstance(value, str)
     except (TypeError, ValueError):
         return False
-
-
-class FunctionProgram:
-    """Async functions in a thread of their own, so that one that blocks does not hold up the endpoint."""
-
-    def __init__(self, function: Any, place: str, args: Mapping[str, Any], score: Any = None) -> None:
-        """`score` is an async function of the states of `Unscored` results, which returns a result for each."""
-        self._function, self._place, self._args, self._score = function, place, args, score
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
-        self._transport: Any = None
-
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
-        call = asyncio.run_coroutine_threadsafe(self._call(base_url, key, row), self._loop)
-        return verdict_of(await asyncio.wrap_future(call))
-
-    @property
-    def scores_groups(self) -> bool:
-        """Whether results of a group are scored together."""
-        return self._score is not None
-
-    async def score(self, states: Sequence[Any]) -> list[Verdict]:
-        """The verdicts of a group. Raises ProgramError."""
-
-        async def call() -> list[Any]:
-            try:
-                return [*await self._score(states)]
-            except Exception as error:  # a user's function may raise anything
-                raise ProgramError(f"scoring its group {raised_by(self._score, error)}") from error
-
-        given = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
-        return [verdict_of(each) for each in given]
-
-    async def _call(self, base_url: str, key: str, row: Mapping[str, Any]) -> Any:
-        client = self._client(base_url, key)
-        try:
-            return await self._function(client, dict(row), **self._args)
-        except asyncio.CancelledError:
-            raise
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise ProgramError(f"it {raised_by(self._function, error)}") from error
-
-    def _client(self, base_url: str, key: str) -> Any:
-        import httpx
-        from openai import AsyncOpenAI
-
-        from dagrl.ops.agents.client_transport import ClientTransport
-
-        self._transport = self._transport or ClientTransport()
-        # The settings of the user's environment, such as proxies, are not those of this endpoint.
-        http = httpx.AsyncClient(transport=self._transport, trust_env=False, timeout=None)
-        return AsyncOpenAI(base_url=base_url, api_key=key, http_client=http, max_retries=0, timeout=None)
 
 
 class CommandProgram:

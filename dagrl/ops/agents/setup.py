@@ -7,16 +7,22 @@ import json
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import AgentSpec, RewardNode
 from dagrl.data.batch import Batch
+from dagrl.graph.plugins.agent import check_agent
+from dagrl.graph.plugins.custom import load_function
 from dagrl.ops.agents.context_writer import ContextWriter
+from dagrl.ops.agents.function_processes import FunctionProcesses
+from dagrl.ops.agents.functions import FunctionProgram
 from dagrl.ops.agents.gateway import Gateway
 from dagrl.ops.agents.images import ImageReader, RowImages
-from dagrl.ops.agents.programs import FunctionProgram, Program, load_program
+from dagrl.ops.agents.programs import CommandProgram, Program, SandboxedProgram, ServiceProgram
 from dagrl.ops.agents.scoring import ScoreGroup
+from dagrl.ops.agents.verifiers_agent import verifiers_agent
 from dagrl.ops.base import Context
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.settings import policy_images
@@ -45,6 +51,22 @@ class AgentSetup:
     """One for each program that may run; only used on the endpoint's loop."""
 
 
+def load_program(spec: AgentSpec, folder: Path | None) -> Program:
+    """The program of a node. Raises ValueError if its function cannot be loaded."""
+    if spec.function is not None:
+        check_agent(load_function(spec.function, folder), spec.function, spec.args)
+        return FunctionProcesses(spec.function, spec.args, folder)
+    if spec.verifiers is not None:
+        solve, score = verifiers_agent(spec.verifiers, spec.args, folder)
+        return FunctionProgram(solve, spec.verifiers, {}, score)
+    if spec.command is not None and spec.sandbox:
+        return SandboxedProgram(spec, folder or Path.cwd())
+    if spec.command is not None:
+        return CommandProgram(spec.command, spec.env, folder or Path.cwd())
+    assert spec.url is not None, "one of the four is set"
+    return ServiceProgram(spec.url)
+
+
 def agent_setup(context: Context) -> AgentSetup:
     """The setup of the context's rollout. Raises ValueError if its function cannot be loaded."""
     node, resources = context.rollout, context.resources
@@ -55,6 +77,8 @@ def agent_setup(context: Context) -> AgentSetup:
 
     def make() -> AgentSetup:
         program = load_program(spec, resources.folder)
+        if isinstance(program, FunctionProcesses):
+            resources.at_close.append(program.close)
         rewards = [each for each in context.pipeline.nodes.values() if isinstance(each, RewardNode)]
         return AgentSetup(
             spec,

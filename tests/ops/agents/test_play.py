@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import threading
@@ -23,7 +22,6 @@ from dagrl.backends.hf.engine import HfEngine
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
-from dagrl.graph.plugins.custom import importable_from
 from dagrl.ops.agents.play import AgentFailedError
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.rollout import rollout
@@ -45,7 +43,19 @@ MODEL = ModelSpec(
 )
 PROMPTS = ("1+1=", "1+1=", "2+3=", "2+3=", "10+7=", "10+7=", "4+4=", "4+4=")
 AGENTS = """
-import asyncio
+import asyncio, uuid
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+# Agents of one call may run in several processes.
+def marks(name):
+    return list(HERE.glob(f"{name}.*"))
+
+def mark(name):
+    path = HERE / f"{name}.{uuid.uuid4().hex}"
+    path.touch()
+    return path
 
 async def once(client, row):
     answer = await client.chat.completions.create(model="policy", messages=row["messages"])
@@ -72,41 +82,35 @@ async def talks_forever(client, row):
     while True:
         await once(client, row)
 
-tried = set()
-
 async def second_time(client, row):
     reward = await once(client, row)
-    if row["sample_id"] not in tried:
-        tried.add(row["sample_id"])
+    if not marks(f"tried {row['sample_id']}"):
+        mark(f"tried {row['sample_id']}")
         raise ConnectionError("not yet")
     return reward
 
 async def silent(client, row):
     await once(client, row)
 
-begins, held, hold = 0, 0, False
-
 async def pauses(client, row):
-    global begins, held
-    begins += 1
+    mark("begun")
     messages = list(row["messages"])
     for turn in range(2):
         answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
         messages += [answer.choices[0].message, {"role": "user", "content": "+1="}]
-        held += not turn
-        while hold:
+        if not turn:
+            mark("held")
+        while marks("hold"):
             await asyncio.sleep(0.01)
-    return float(begins)
-
-running, most = 0, 0
+    return float(len(marks("begun")))
 
 async def counted(client, row):
-    global running, most
-    running += 1
-    most = max(most, running)
+    running = mark("running")
+    most = len(marks("running"))
     await once(client, row)
+    most = max(most, len(marks("running")))
     await asyncio.sleep(0.02)
-    running -= 1
+    running.unlink()
     return {"reward": 0.0, "most": most}
 
 async def sleeps(client, row):
@@ -137,9 +141,7 @@ def engine() -> HfEngine:
 @pytest.fixture
 def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
     bench.write_module("bots", AGENTS)
-    with importable_from(bench.folder):
-        sys.modules.pop("bots", None)
-        importlib.import_module("bots")
+    sys.modules.pop("bots", None)
     (bench.folder / "bot.py").write_text(COMMAND)
 
     def play(
@@ -185,6 +187,7 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
                 assert set(output.columns) | {"routed_experts"} == set(context.node.contract().writes)
         return outputs
 
+    play.folder = bench.folder
     return play
 
 
@@ -289,16 +292,21 @@ PAUSED = {"partial_rollout": True, "over_sampling_batch_size": 8}
 
 def pause(play, agent: Any, **options: Any) -> tuple[Output, Context]:
     """The output of a call that is aborted while agents think, and the context of one that goes on with them."""
-    bots = sys.modules["bots"]
-    bots.hold, bots.held = True, 0
-    outputs = play(agent, prompts=PROMPTS[:2], aborted=lambda: bots.held == 2, **PAUSED, **options)
+    (play.folder / "hold.on").touch()
+    for mark in play.folder.glob("held.*"):
+        mark.unlink()
+
+    def are_held() -> bool:
+        return len([*play.folder.glob("held.*")]) == 2
+
+    outputs = play(agent, prompts=PROMPTS[:2], aborted=are_held, **PAUSED, **options)
     assert [output.unfinished for output in outputs] == [True]
-    assert not outputs[0].columns, "agents go on in this process"
+    assert not outputs[0].columns, "agents go on in this worker"
     return outputs[0], replace(play.last, step=2, paused={0: (1, 0)}, aborted=bool)
 
 
 def go_on(play, context: Context) -> Output:
-    sys.modules["bots"].hold = False
+    (play.folder / "hold.on").unlink(missing_ok=True)
     (output,) = play(prompts=PROMPTS[:2], context=context)
     return output
 

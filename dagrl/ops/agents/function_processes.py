@@ -1,0 +1,135 @@
+"""Runs agents' functions in processes of their own.
+
+A request takes the official client more of a core's time than it takes endpoint, server and engine's client together,
+which share the worker's interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from dagrl.ops.agents.programs import ProgramError, Verdict
+
+_CORES_OF_A_PROCESS, _MOST_PROCESSES = 4, 4
+
+
+class FunctionProcesses:
+    """A `Program`: a function whose runs are dealt to processes, one for every four cores and four at most."""
+
+    def __init__(self, function: str, args: Mapping[str, Any], folder: Path | None) -> None:
+        """`function` is ``module:function``, found in `folder` or on the module path."""
+        named = {"function": function, "args": dict(args), "folder": str(folder) if folder is not None else None}
+        self._named = json.dumps(named).encode()
+        self._numbers = itertools.count()
+        count = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // _CORES_OF_A_PROCESS))
+        self._processes: list[_Process | None] = [None] * count
+        """Those that have been started, each for its first run, and again if it has died."""
+
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+        """Run the function in one of the processes; all on one event loop.
+
+        Raises ProgramError if it fails or its process dies. Ends the run if cancelled.
+        """
+        number = next(self._numbers)
+        index = number % len(self._processes)
+        process = self._processes[index]
+        if process is None or process.over:
+            process = self._processes[index] = _Process(self._named, asyncio.get_running_loop())
+        return await process.run(number, base_url, key, row)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            if process is not None:
+                process.close()
+
+
+class _Process:
+    """A process that has been started."""
+
+    def __init__(self, named: bytes, loop: asyncio.AbstractEventLoop) -> None:
+        ours, theirs = socket.socketpair()
+        paths = os.pathsep.join(entry for entry in sys.path if entry)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dagrl.ops.agents.function_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": paths},
+                stdin=subprocess.DEVNULL,
+                # Ctrl-C is for the driver.
+                start_new_session=True,
+            )
+        self._connection = Connection(ours.detach())
+        self._loop = loop
+        self._waiting: dict[int, asyncio.Future[Verdict]] = {}
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.over = False
+        self._messages.put(named)
+        for work in (self._read, self._write):
+            threading.Thread(target=work, name=f"agents' process {self._process.pid}", daemon=True).start()
+
+    async def run(self, number: int, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+        self._waiting[number] = future = self._loop.create_future()
+        self._messages.put(json.dumps([number, base_url, key, row]).encode())
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._messages.put(json.dumps([number]).encode())
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def close(self) -> None:
+        """End the process."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    # -- in threads of their own
+
+    def _write(self) -> None:
+        # `_read` tells of a process that has died.
+        with suppress(OSError):
+            while (message := self._messages.get()) is not None:
+                self._connection.send_bytes(message)
+
+    def _read(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                self._loop.call_soon_threadsafe(self._answer, *json.loads(self._connection.recv_bytes()))
+        self._messages.put(None)
+        code = self._process.wait()
+        with suppress(RuntimeError):  # the loop has ended with the worker
+            self._loop.call_soon_threadsafe(self._lost, code)
+
+    # -- on the event loop
+
+    def _answer(self, number: int, reward: float | None, metrics: dict[str, float], error: str | None) -> None:
+        future = self._waiting.get(number)
+        if future is None or future.done():
+            return
+        if error is not None:
+            future.set_exception(ProgramError(error))
+        else:
+            future.set_result(Verdict(reward, metrics))
+
+    def _lost(self, code: int) -> None:
+        self.over = True
+        self._connection.close()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ProgramError(f"the process of its function ended with {how}"))

@@ -1,0 +1,63 @@
+"""Runs an agent's async function."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagrl.graph.plugins.custom import raised_by
+from dagrl.ops.agents.programs import ProgramError, Verdict, verdict_of
+
+
+class FunctionProgram:
+    """Async functions in a thread of their own, so that one that blocks does not hold up the endpoint."""
+
+    def __init__(self, function: Any, place: str, args: Mapping[str, Any], score: Any = None) -> None:
+        """`score` is an async function of the states of `Unscored` results, which returns a result for each."""
+        self._function, self._place, self._args, self._score = function, place, args, score
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
+        self._transport: Any = None
+
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+        call = asyncio.run_coroutine_threadsafe(self._call(base_url, key, row), self._loop)
+        return verdict_of(await asyncio.wrap_future(call))
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether results of a group are scored together."""
+        return self._score is not None
+
+    async def score(self, states: Sequence[Any]) -> list[Verdict]:
+        """The verdicts of a group. Raises ProgramError."""
+
+        async def call() -> list[Any]:
+            try:
+                return [*await self._score(states)]
+            except Exception as error:  # a user's function may raise anything
+                raise ProgramError(f"scoring its group {raised_by(self._score, error)}") from error
+
+        given = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
+        return [verdict_of(each) for each in given]
+
+    async def _call(self, base_url: str, key: str, row: Mapping[str, Any]) -> Any:
+        client = self._client(base_url, key)
+        try:
+            return await self._function(client, dict(row), **self._args)
+        except asyncio.CancelledError:
+            raise
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
+            raise ProgramError(f"it {raised_by(self._function, error)}") from error
+
+    def _client(self, base_url: str, key: str) -> Any:
+        import httpx
+        from openai import AsyncOpenAI
+
+        from dagrl.ops.agents.client_transport import ClientTransport
+
+        self._transport = self._transport or ClientTransport()
+        # The settings of the user's environment, such as proxies, are not those of this endpoint.
+        http = httpx.AsyncClient(transport=self._transport, trust_env=False, timeout=None)
+        return AsyncOpenAI(base_url=base_url, api_key=key, http_client=http, max_retries=0, timeout=None)

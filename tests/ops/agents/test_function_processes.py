@@ -1,0 +1,126 @@
+"""Agents' functions run apart from the worker, which outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagrl.ops.agents.function_processes import FunctionProcesses
+from dagrl.ops.agents.programs import ProgramError, Verdict
+
+FUNCTIONS = """
+import asyncio, os, time
+from pathlib import Path
+
+async def solve(client, row, *, factor):
+    return {"reward": factor * row["value"], "process": os.getpid(), "own": client.api_key == row["key"]}
+
+async def acts(client, row):
+    match row["act"]:
+        case "fail":
+            raise RuntimeError("no idea")
+        case "exit":
+            os._exit(3)
+        case "block":
+            time.sleep(3)
+        case "wait":
+            try:
+                Path(row["file"]).touch()
+                await asyncio.sleep(100)
+            finally:
+                Path(row["file"]).unlink()
+    return 1.0
+"""
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., FunctionProcesses]]:
+    """Makes programs of the functions above."""
+    (tmp_path / "functions_of_agents.py").write_text(FUNCTIONS)
+    programs = []
+
+    def start(name: str, **args: Any) -> FunctionProcesses:
+        programs.append(FunctionProcesses(f"functions_of_agents:{name}", args, tmp_path))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.close()
+
+
+def run(*steps: Any) -> list[Any]:
+    """Await all at once; errors are results."""
+
+    async def together() -> list[Any]:
+        async with asyncio.timeout(LIMIT_S):
+            return await asyncio.gather(*(step() for step in steps), return_exceptions=True)
+
+    return asyncio.run(together())
+
+
+def test_a_function_gets_its_row_and_a_client_in_another_process(started) -> None:
+    program = started("solve", factor=2)
+    rows = [{"value": value, "key": f"key {value}"} for value in range(5)]
+    found = run(*(lambda row=row: program.run("http://127.0.0.1:1/v1", row["key"], row) for row in rows))
+    assert [verdict.reward for verdict in found] == [0, 2, 4, 6, 8]
+    assert all(verdict.metrics["own"] == 1 and verdict.metrics["process"] != os.getpid() for verdict in found)
+
+
+def test_failures_are_those_of_a_run(started) -> None:
+    program = started("acts")
+    failed, fine = run(*(lambda act=act: program.run("http://x/v1", "k", {"act": act}) for act in ("fail", "pass")))
+    assert fine == Verdict(1.0)
+    assert isinstance(failed, ProgramError)
+    assert "it raised RuntimeError: no idea (" in str(failed) and "functions_of_agents.py:" in str(failed)
+
+
+def test_a_process_that_dies_fails_its_runs_and_is_started_again(started) -> None:
+    program = started("acts")
+
+    async def both() -> None:
+        with pytest.raises(ProgramError, match="the process of its function ended with exit code 3"):
+            await program.run("http://x/v1", "k", {"act": "exit"})
+        assert await program.run("http://x/v1", "k", {"act": "pass"}) == Verdict(1.0)
+
+    assert run(both) == [None]
+
+
+def test_a_function_that_blocks_holds_up_no_one_else(started) -> None:
+    program = started("acts")
+
+    async def both() -> None:
+        await program.run("http://x/v1", "k", {"act": "pass"})
+        blocked = asyncio.create_task(program.run("http://x/v1", "k", {"act": "block"}))
+        begun, longest = time.monotonic(), 0.0
+        while not blocked.done():
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+        assert time.monotonic() - begun > 2 and longest < 2
+
+    assert run(both) == [None]
+
+
+def test_a_run_that_is_cancelled_ends(started, tmp_path: Path) -> None:
+    program, file = started("acts"), tmp_path / "waits"
+
+    async def until(there: bool) -> None:
+        while file.exists() != there:
+            await asyncio.sleep(0.01)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(program.run("http://x/v1", "k", {"act": "wait", "file": str(file)}))
+        await until(True)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(False)
+
+    assert run(cancelled) == [None]
