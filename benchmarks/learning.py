@@ -93,6 +93,7 @@ class Case:
     lora: dict[str, Any] | None = None
     """Low-rank adapters in place of all weights."""
     lr: float = 1e-3
+    """Learning rate."""
     steps: int = 150
     """Steps after which it has failed to learn."""
     template: str = "tiny_grpo"
@@ -108,6 +109,11 @@ class Case:
         return self.train + self.rollout
 
 
+SERVERS: dict[str, dict[str, Any]] = {
+    "sglang": {"mem_fraction_static": 0.3, "max_total_tokens": 65536, "max_running_requests": 256},
+    "vllm": {"gpu_memory_utilization": 0.2, "kv_cache_memory_bytes": 2**28, "max_num_seqs": 256},
+}
+"""Arguments of servers so small that several fit on a GPU, and start soon."""
 _TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 ENVIRONMENT = {"SGLANG_BATCH_INVARIANT_OPS_ENABLE_MM_DEEPGEMM": "0"}
 """For the runs: matrices as small as these are none for DeepGEMM, which compiles for each shape besides."""
@@ -221,12 +227,7 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
 def _server(case: Case) -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
-    # So little that several of these fit on a GPU, and start soon.
-    small: dict[str, dict[str, Any]] = {
-        "sglang": {"mem_fraction_static": 0.3, "max_total_tokens": 65536, "max_running_requests": 256},
-        "vllm": {"gpu_memory_utilization": 0.2, "kv_cache_memory_bytes": 2**28, "max_num_seqs": 256},
-    }
-    return small[case.backend] | case.server
+    return SERVERS[case.backend] | case.server
 
 
 def main() -> None:

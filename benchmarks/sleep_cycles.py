@@ -28,7 +28,7 @@ from reports import Verdict, tell
 GPU_MIB_A_CYCLE = 0.1
 HOST_MIB_A_CYCLE = 0.5
 LEAST_FREED = 0.9
-"""Of what a server with a large cache holds."""
+"""Share of its memory that a server with a large cache gives back when it sleeps."""
 _START_S = 240.0
 _TOGETHER = 40
 """Cycles whose least memory is one figure: that both sleep is a matter of milliseconds, and mostly missed."""

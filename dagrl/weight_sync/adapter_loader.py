@@ -134,9 +134,8 @@ class AdapterLoader:
             replay.release_buffer()
 
     def reset(self) -> None:
-        """Drop what has come, after a failure."""
-        self.release_buffers()
-        self._tensors = {}
+        """Drop what has come, after a failure, and the places, which may not have been tried out."""
+        self._tensors, self._places, self._replays = {}, {}, []
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
         self._adapters.take({name: tensor.clone() for name, tensor in tensors.items()})

@@ -29,18 +29,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "all": ("sglang", CACHE, {"fp8": "e4m3"}),
 }
 """Backend, what its section says besides, and what the trainer's ``transformer`` says."""
-# So little that several of these fit on a GPU.
-SERVERS = {
-    "sglang": {"mem_fraction_static": 0.3, "max_total_tokens": 65536, "max_running_requests": 256},
-    "vllm": {"gpu_memory_utilization": 0.2, "kv_cache_memory_bytes": 2**28, "max_num_seqs": 256},
-}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 128, "num_attention_heads": 4}
 
 
 @pytest.mark.parametrize("experts", [False, True], ids=["dense", "mixture"])
 @pytest.mark.parametrize("name", CASES)
-def test_policies_agree(lab, tmp_path: Path, name: str, experts: bool) -> None:
+def test_policies_agree(lab, benchmark_module, tmp_path: Path, name: str, experts: bool) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU with fp8")
     backend, generator, transformer = CASES[name]
@@ -63,7 +58,7 @@ def test_policies_agree(lab, tmp_path: Path, name: str, experts: bool) -> None:
         "sleep": True,
         **({"environment": "vllm"} if backend == "vllm" else {}),
         **generator,
-        "server": SERVERS[backend] | generator.get("server", {}),
+        "server": benchmark_module("learning").SERVERS[backend] | generator.get("server", {}),
     }
     # The first start on a machine compiles DeepGEMM's kernels.
     pipeline["run"] |= {"steps": STEPS, "start_timeout_s": 400}

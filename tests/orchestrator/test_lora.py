@@ -60,7 +60,7 @@ def test_an_sglang_server_has_the_trainers_adapters(lab, tmp_path: Path) -> None
 
 
 def check_adapters_are_written_in_place(run: Any) -> None:
-    """A server that takes all adapters the slow way says so."""
+    """Fail if a server has logged that it takes adapters the slow way."""
     logs = list((run.folder / "logs").glob("generator-0*.log"))
     assert logs and not any("slow" in log.read_text() for log in logs)
 

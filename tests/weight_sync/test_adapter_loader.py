@@ -107,6 +107,18 @@ def test_adapters_that_lost_their_slot_are_taken_again() -> None:
     assert engine.taken == 4
 
 
+def test_places_are_tried_out_again_after_a_failure() -> None:
+    engine = Engine()
+    loader = AdapterLoader(engine)
+    sync(loader, sent())
+    loader.reset()
+    assert not loader.replays
+    tensors = sent()
+    sync(loader, tensors)
+    check(engine, tensors)
+    assert engine.taken == 4 and loader.replays
+
+
 @pytest.mark.parametrize("engine", [Engine(knows_places=False), Engine()], ids=["handed over", "in place"])
 def test_a_tensor_that_differs_is_named(engine: Engine) -> None:
     loader = AdapterLoader(engine)

@@ -1,7 +1,7 @@
 """Runs agents' functions in processes of their own.
 
-A request takes the official client more of a core's time than it takes endpoint, server and engine's client together,
-which share the worker's interpreter.
+The official client uses more CPU time for a request than the endpoint and the engine's client, which share the worker's
+interpreter.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from dagrl.ops.agents.programs import ProgramError, Verdict
 
 _CORES_OF_A_PROCESS, _MOST_PROCESSES = 4, 4
+_ENDS_S = 5.0
 
 
 class FunctionProcesses:
@@ -37,7 +38,7 @@ class FunctionProcesses:
         self._numbers = itertools.count()
         count = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // _CORES_OF_A_PROCESS))
         self._processes: list[_Process | None] = [None] * count
-        """Those that have been started, each for its first run, and again if it has died."""
+        """Each is started for its first run, and again after it has died."""
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
         """Run the function in one of the processes; all on one event loop.
@@ -111,7 +112,11 @@ class _Process:
             while True:
                 self._loop.call_soon_threadsafe(self._answer, *json.loads(self._connection.recv_bytes()))
         self._messages.put(None)
-        code = self._process.wait()
+        try:
+            code = self._process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:  # the function has closed the socket
+            self.close()
+            code = self._process.wait()
         with suppress(RuntimeError):  # the loop has ended with the worker
             self._loop.call_soon_threadsafe(self._lost, code)
 

@@ -1,4 +1,4 @@
-"""What servers with `quantization: fp8` need, as users are told it."""
+"""Problems that `dagrl validate` reports for servers with `quantization: fp8`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `server:` and `weight_sync:` of a SGLang engine may say, as users are told it."""
+"""What `dagrl validate` reports of `server:` and `weight_sync:` of a SGLang engine."""
 
 import pytest
 
