@@ -32,6 +32,7 @@ def update_weights(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) ->
         loader = partial(WeightLoader, partial(sent_parameters, model), partial(load_weights, model))
         _receive(model, text, loader)
         restore_cache_scales(model)
+        renew_gates(model)
         _forget_images()
 
 
@@ -53,6 +54,20 @@ def _receive(model: Any, route: str, make_loader: Callable[[], Loader]) -> None:
         _receivers[model].receive(Route.from_json(route))
     except PeerError as error:
         _log.error("no new weights: %s", error)
+
+
+def renew_gates(model: torch.nn.Module) -> None:
+    """Write new weights over the float32 copies that GLM's gates made of the old ones, and read in their place.
+
+    In their memory, which captured CUDA graphs read.
+    """
+    gates = [module for module in model.modules() if module._buffers.get("_weight_fp32") is not None]
+    with torch.no_grad():
+        for gate in gates:
+            gate._buffers["_weight_fp32"].copy_(gate.weight)
+    if gates and gates[0].weight.is_cuda:
+        # Requests run on another stream.
+        torch.cuda.current_stream().synchronize()
 
 
 def _forget_images() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -52,3 +54,24 @@ def test_new_weights_drop_what_a_tower_made_of_images(monkeypatch: pytest.Monkey
 def test_a_start_that_sglang_refuses_says_why(start_engine, tmp_path) -> None:
     with pytest.raises(ServerError, match=r"SGLang server generator/0 did not start: .*divisible by page_size"):
         start_engine(tmp_path, chunked_prefill_size=6, page_size=4)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_gate_of_glm_routes_with_new_weights() -> None:
+    """In bfloat16 SGLang computes with a copy that it makes at the first request."""
+    from sglang.srt.models.glm4_moe import Glm4MoeGate
+
+    from dagrl.backends.sglang.loader import renew_gates
+
+    gate = Glm4MoeGate(SimpleNamespace(n_routed_experts=4, hidden_size=8)).to(torch.bfloat16)
+    hidden = torch.randn(3, 8, dtype=torch.bfloat16)
+    with torch.no_grad():
+        gate.weight.normal_()
+        before = gate(hidden)
+        read = gate._weight_fp32.data_ptr()
+        gate.weight.normal_()
+        renew_gates(torch.nn.Sequential(gate, torch.nn.Linear(8, 8)))
+        after = gate(hidden)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, torch.nn.functional.linear(hidden.float(), gate.weight.float()))
+    assert gate._weight_fp32.data_ptr() == read, "captured graphs read this memory"
