@@ -123,7 +123,7 @@ CASES = {
             "engines": {"generator": _SERVER},
             "nodes": {"update": {"tokens_per_micro_batch": 512}},
         },
-        {"nodes.update.tokens_per_micro_batch": ()},
+        {"nodes.update.tokens_per_micro_batch": (), "engines.actor.sleep": ()},
         gpus=1,
     ),
 }

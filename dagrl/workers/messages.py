@@ -261,6 +261,8 @@ class WorkerInfo:
     """GPUs that it may use, as in CUDA_VISIBLE_DEVICES."""
     machine: str = ""
     """Ray's node id."""
+    gpu: str = ""
+    """The driver's name for its GPUs; empty without any."""
 
 
 @dataclass(frozen=True, slots=True)

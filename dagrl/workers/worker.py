@@ -18,6 +18,7 @@ import ray
 
 from dagrl.backends.base import RequestLimits, SleepReport
 from dagrl.backends.registry import backend_of
+from dagrl.backends.serving.gpu_memory import gpu_names
 from dagrl.config.loading.hub import download
 from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
@@ -126,7 +127,9 @@ class Worker:
         self._listener = listen(address)
         port = self._listener.getsockname()[1]
         machine = ray.get_runtime_context().get_node_id()
-        return WorkerInfo(socket.gethostname(), address, port, os.getpid(), tuple(map(str, ray.get_gpu_ids())), machine)
+        gpus = tuple(map(str, ray.get_gpu_ids()))
+        (name, *_) = gpu_names(gpus) or [""]
+        return WorkerInfo(socket.gethostname(), address, port, os.getpid(), gpus, machine, name)
 
     def preload(self, pipeline: Pipeline, engine: str) -> None:
         """Import what `start` needs. Uses no device: other engines may be measuring the memory of theirs."""

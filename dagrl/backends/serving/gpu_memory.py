@@ -1,10 +1,11 @@
-"""Free memory of GPUs, asked from the driver: torch would use some of it to find out."""
+"""What the driver says of GPUs. Asking torch would take some of their memory."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _GIB = 2**30
 
@@ -27,7 +28,22 @@ class GpuMemory:
 
 
 def gpu_memory(gpus: Sequence[str]) -> list[GpuMemory]:
-    """Memory of `gpus`, named as in CUDA_VISIBLE_DEVICES; empty if the driver does not report it."""
+    """Free and total memory of `gpus`, named as in CUDA_VISIBLE_DEVICES; empty if the driver does not report it."""
+
+    def memory(library: Any, gpu: str, handle: Any) -> GpuMemory:
+        found = library.nvmlDeviceGetMemoryInfo(handle)
+        return GpuMemory(gpu, found.free / _GIB, found.total / _GIB)
+
+    return _asked(gpus, memory)
+
+
+def gpu_names(gpus: Sequence[str]) -> list[str]:
+    """The driver's names of `gpus`, such as "NVIDIA H200"; empty if it does not tell."""
+    return _asked(gpus, lambda library, _, handle: str(library.nvmlDeviceGetName(handle)))
+
+
+def _asked[Told](gpus: Sequence[str], ask: Callable[[Any, str, Any], Told]) -> list[Told]:
+    """What `ask`, given the driver's library, a GPU and its handle, returns for each GPU; empty without a driver."""
     if not gpus or importlib.util.find_spec("pynvml") is None:
         return []
     import pynvml
@@ -35,20 +51,14 @@ def gpu_memory(gpus: Sequence[str]) -> list[GpuMemory]:
     try:
         pynvml.nvmlInit()
         try:
-            return [_of(gpu) for gpu in gpus]
+            return [ask(pynvml, gpu, _handle(pynvml, gpu)) for gpu in gpus]
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return []
 
 
-def _of(gpu: str) -> GpuMemory:
-    import pynvml
-
-    handle = (
-        pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
-        if gpu.isdecimal()
-        else pynvml.nvmlDeviceGetHandleByUUID(gpu.encode())
-    )
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return GpuMemory(gpu, memory.free / _GIB, memory.total / _GIB)
+def _handle(library: Any, gpu: str) -> Any:
+    if gpu.isdecimal():
+        return library.nvmlDeviceGetHandleByIndex(int(gpu))
+    return library.nvmlDeviceGetHandleByUUID(gpu.encode())

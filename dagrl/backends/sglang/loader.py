@@ -61,11 +61,15 @@ def renew_gates(model: torch.nn.Module) -> None:
 
     In their memory, which captured CUDA graphs read.
     """
-    gates = [module for module in model.modules() if module._buffers.get("_weight_fp32") is not None]
+    copies = [
+        (copied, gate.get_parameter("weight"))
+        for gate in model.modules()
+        if (copied := gate._buffers.get("_weight_fp32")) is not None
+    ]
     with torch.no_grad():
-        for gate in gates:
-            gate._buffers["_weight_fp32"].copy_(gate.weight)
-    if gates and gates[0].weight.is_cuda:
+        for copied, weight in copies:
+            copied.copy_(weight)
+    if copies and copies[0][0].is_cuda:
         # Requests run on another stream.
         torch.cuda.current_stream().synchronize()
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from dagrl.backends.changes import Change as RoomChange
 from dagrl.backends.families.registry import model_shape
-from dagrl.backends.fit import fit
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.fit import fit, with_sleep_decided
 from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, UpdateNode
 from dagrl.graph.dag import Graph
 from dagrl.graph.rollouts import rollouts
@@ -114,19 +115,33 @@ def _more_generators(pipeline: Pipeline, plan: Plan, name: str, found: Stragglin
     )
 
 
-def micro_batches(pipeline: Pipeline, graph: Graph, lengths: Assumed) -> Iterator[Change]:
-    """Twice the tokens of a micro-batch where the GPUs have room, and half: the cost model says by how much.
-
-    None where groups of GPUs do not name them, or the model is unknown.
-    """
+def changes_by_size(pipeline: Pipeline, graph: Graph, lengths: Assumed) -> Iterator[Change]:
+    """Changes that need the sizes of model and GPUs: none where either is unknown."""
     try:
         shape = model_shape(pipeline.model)
     except ValueError:
         return
     if shape is None or any(not group.is_cpu and not group.gpu for group in pipeline.groups.values()):
         return
-    on_cpu = any(group.is_cpu for group in pipeline.groups.values())
     plan = make_plan(pipeline, graph)
+    yield from _awake(pipeline, plan, shape)
+    yield from _micro_batches(pipeline, graph, plan, shape, lengths)
+
+
+def _awake(pipeline: Pipeline, plan: Plan, shape: ModelShape) -> Iterator[Change]:
+    """Engines stay on the GPUs that they take turns on, where all of them fit."""
+    decided = with_sleep_decided(fit(pipeline, plan, shape=shape)).pipeline
+    stay = [name for name, engine in decided.engines.items() if engine.sleep != pipeline.engines[name].sleep]
+    if stay:
+        overrides = tuple(f"engines.{name}.sleep=false" for name in stay)
+        yield Change(overrides, "the GPUs have room for all engines at once, by the cost model")
+
+
+def _micro_batches(
+    pipeline: Pipeline, graph: Graph, plan: Plan, shape: ModelShape, lengths: Assumed
+) -> Iterator[Change]:
+    """Twice the tokens of a micro-batch where the GPUs have room, and half: the cost model says by how much."""
+    on_cpu = any(group.is_cpu for group in pipeline.groups.values())
     for task in plan.tasks:
         node = pipeline.nodes.get(task.name)
         tokens = getattr(node, "tokens_per_micro_batch", None)

@@ -20,6 +20,7 @@ from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.orchestrator.folder.run_folder import modules_of
 from dagrl.planner.simulation.measured import MeasuredCosts, measured_costs
 from dagrl.planner.simulation.simulate import Activity, simulate
+from dagrl.reporting.run_data.hardware import with_gpus_of
 from dagrl.reporting.why.changes import Change
 from dagrl.scheduler.plan import Plan
 
@@ -57,12 +58,12 @@ class Planned(NamedTuple):
 
 
 def plan_of(folder: Path, overrides: Sequence[str] = ()) -> Planned:
-    """The pipeline of a run, with overrides, and its plan. PipelineError, ValueError."""
+    """The pipeline of a run, with overrides and the GPUs that it ran on, and its plan. PipelineError, ValueError."""
     loaded = load_pipeline(folder / "pipeline.yaml", list(overrides))
     with isolated_imports():
         graph = build_graph(loaded.pipeline, modules_of(folder), loaded.positions)
     placed = place(loaded.pipeline, graph)
-    return Planned(placed.pipeline, graph, placed.plan)
+    return Planned(with_gpus_of(folder, placed.pipeline, placed.plan), graph, placed.plan)
 
 
 def advice(folder: Path, changes: Iterable[Change], activities: Sequence[Activity], measured_s: float) -> list[Advice]:

@@ -19,7 +19,7 @@ from dagrl.reporting.html_report import open_run
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_report import activities_of
 from dagrl.reporting.usual_steps import usual_steps
-from dagrl.reporting.why.changes import Straggling, changes, micro_batches
+from dagrl.reporting.why.changes import Straggling, changes, changes_by_size
 from dagrl.reporting.why.counterfactuals import Advice, advice, plan_of
 from dagrl.reporting.why.critical_path import STRAGGLER, Part, critical_path
 from dagrl.reporting.why.stragglers import Straggler, straggler
@@ -74,7 +74,7 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
         try:
             tried = [
                 *changes(pipeline, graph, plan, _straggling(run, plan, paths)),
-                *micro_batches(pipeline, graph, _lengths(run, pipeline, windows)),
+                *changes_by_size(pipeline, graph, _lengths(run, pipeline, windows)),
             ]
             found = advice(folder, tried, actual, measured)
         except (PipelineError, ValueError) as error:

@@ -179,9 +179,9 @@ class WorkerGroups:
         await run_all([call.result(self._start_timeout) for call in calls])
 
     def write_info(self, folder: Path) -> None:
-        """Write ``workers.json``: host and process of each worker. Raises OSError."""
-        handles = [handle for name in self._plan.executors for handle in self[name].handles]
-        workers = {handle.name: {"host": handle.info.host, "pid": handle.info.pid} for handle in handles}
+        """Write ``workers.json``: host, process and kind of GPU of each worker. Raises OSError."""
+        infos = {handle.name: handle.info for name in self._plan.executors for handle in self[name].handles}
+        workers = {name: {"host": info.host, "pid": info.pid, "gpu": info.gpu} for name, info in infos.items()}
         replace_text(folder / "workers.json", json.dumps(workers, indent=1))
 
     # -- lost workers

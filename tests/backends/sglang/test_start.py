@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dagrl.backends.serving.client import ServerError
-from dagrl.backends.serving.gpu_memory import GpuMemory, gpu_memory
+from dagrl.backends.serving.gpu_memory import GpuMemory, gpu_memory, gpu_names
 from dagrl.backends.sglang import start
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
@@ -64,9 +64,10 @@ def test_what_gpus_had_left_is_told(monkeypatch) -> None:
     )
 
 
-def test_where_there_is_no_gpu_nothing_is_told_of_memory() -> None:
-    assert gpu_memory(()) == []
-    assert gpu_memory(("no-such-gpu",)) == []
+def test_where_there_is_no_gpu_nothing_is_told() -> None:
+    for gpus in ((), ("no-such-gpu",)):
+        assert gpu_memory(gpus) == []
+        assert gpu_names(gpus) == []
 
 
 @pytest.mark.parametrize(("nodes", "prefix"), [(1, "generator-0"), (2, "generator-0-node0")])

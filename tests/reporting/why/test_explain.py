@@ -112,3 +112,18 @@ def test_responses_of_one_length_are_not_blamed(tmp_path: Path) -> None:
     assert found is not None and found.step == 4 and found.seconds == 2.0
     assert "a tool, an environment or a server is late" in found.told()
     assert straggler(tmp_path, {5: []}, {}) is None
+
+
+def test_engines_that_take_turns_on_roomy_gpus_stay_awake(tmp_path: Path) -> None:
+    """What the model's size allows is known once the run has told on which GPUs it ran."""
+    groups = ["groups.train={gpus_per_node: 1}", "groups.rollout=null", "engines.generator.group=train"]
+    server = ["engines.generator.backend=sglang", "engines.generator.server={max_total_tokens: 4096}"]
+    costs = CostTable(SECONDS.shard, sync=1.0, save=8.0, sleep=1.0, wake=0.5)
+    folder = run_of(tmp_path / "run", *groups, *server, "engines.generator.max_batch_size=null", costs=costs)
+    key = "engines.actor.sleep=false engines.generator.sleep=false"
+    assert key not in [each.key for each in explain(folder).advice]
+    gpus = {f"{engine}/0": {"gpu": "NVIDIA H100 80GB HBM3"} for engine in ("actor", "generator")}
+    (folder / "workers.json").write_text(json.dumps(gpus))
+    # Both sleep and wake once a step, but the generator sleeps while the trainer wakes.
+    explained = explain(folder)
+    assert 2.0 < gain(explained, key) * explained.usual_step_s <= 3.0
