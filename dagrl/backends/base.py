@@ -5,10 +5,11 @@ same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -352,4 +353,19 @@ class GenerateEngine(Engine, Protocol):
 
     def wake(self, residency: Residency) -> None:
         """Restore what `residency` needs; dropped weights are undefined before the next update."""
+        ...
+
+
+@runtime_checkable
+class StartsGenerating(Protocol):
+    """A `GenerateEngine` that passes completions on by itself, so that no thread has to wait for them."""
+
+    def start_generating(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, deliver: Callable[[Completion], None]
+    ) -> Future[None]:
+        """Sample like `generate`, and return at once. Thread-safe.
+
+        `deliver` is called with each completion in a thread of the engine, which it must not hold up. The future ends
+        after the last one, or with what `generate` would raise later on; cancelling it ends the requests.
+        """
         ...

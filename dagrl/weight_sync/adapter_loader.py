@@ -59,6 +59,9 @@ class Adapters(Protocol):
 class AdapterLoader:
     """Loads the adapters of one sync; a `WeightReceiver` uses it like a `WeightLoader`."""
 
+    prefers_own_buffer = True
+    """Hundreds of small tensors: views of another buffer take longer than a copy to the one that has them."""
+
     def __init__(self, adapters: Adapters) -> None:
         self._adapters = adapters
         self._tensors: dict[str, Tensor] = {}
@@ -66,6 +69,8 @@ class AdapterLoader:
         self._places: Mapping[str, list[Place]] = {}
         self._replays: list[Replay] = []
         """One for each bucket, or none."""
+        self._multiplied: dict[float, list[Tensor]] = {}
+        """Factor -> the places that the engine multiplies by it."""
         self._differing: list[str] = []
         self.manifest: Manifest | None = None
         """Manifest of the last adapters."""
@@ -153,7 +158,10 @@ class AdapterLoader:
         expected = [target.clone() for target in targets]
         for target in targets:
             target.zero_()
-        self._places, self._replays = places, replays
+        self._places, self._replays, self._multiplied = places, replays, {}
+        for place in (place for each in places.values() for place in each):
+            if place.factor != 1:
+                self._multiplied.setdefault(place.factor, []).append(place.target)
         self._write(random)
         if all(torch.equal(*pair) for pair in zip(targets, expected, strict=True)):
             self._write(self._tensors)
@@ -175,11 +183,7 @@ class AdapterLoader:
         self._multiply()
 
     def _multiply(self) -> None:
-        by_factor: dict[float, list[Tensor]] = {}
-        for place in (place for each in self._places.values() for place in each):
-            if place.factor != 1:
-                by_factor.setdefault(place.factor, []).append(place.target)
-        for factor, targets in by_factor.items():
+        for factor, targets in self._multiplied.items():
             torch._foreach_mul_(targets, factor)
 
     def _is_placed(self, name: str, tensor: Tensor) -> bool:

@@ -34,6 +34,9 @@ class _Recording:
 class WeightLoader:
     """Loads weights into one model, or into one server rank's part of it, bucket by bucket and in order."""
 
+    prefers_own_buffer = False
+    """Whether buckets that another process shares are copied to a buffer of this one first."""
+
     def __init__(self, parameters: Callable[[], Mapping[str, Tensor]], load: Load) -> None:
         """`parameters` returns the model's parameters by name, whose memory must not move; `load` is its loader."""
         self._parameters, self._load = parameters, load

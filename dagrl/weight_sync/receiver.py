@@ -125,7 +125,8 @@ class WeightReceiver:
             yield from self._broadcast_buckets(greeting["group"], channel, passes, timeout_s)
             return
         shared = [attach(each, self._device) for each in greeting["buffers"]]
-        own = self._allocate([passes.manifest.largest])[0] if shared[0].device != self._device else None
+        copies = self._loader.prefers_own_buffer or shared[0].device != self._device
+        own = self._allocate([passes.manifest.largest])[0] if copies else None
         try:
             for _ in passes.order:
                 index = channel.receive(timeout_s, "the next bucket of weights")["bucket"]
@@ -138,8 +139,9 @@ class WeightReceiver:
                     torch.cuda.current_stream().synchronize()
                 channel.send(done=index)
         finally:
-            # The sender releases their memory at the end of the sync.
-            self._loader.release_buffers()
+            # The sender releases their memory at the end of the sync. Views of our own stay valid.
+            if own is None:
+                self._loader.release_buffers()
 
     def _broadcast_buckets(
         self, invitation: Mapping[str, Any], channel: Channel, passes: _Passes, timeout_s: float

@@ -5,11 +5,13 @@ Implements `dagrl.backends.base.GenerateEngine`. `responses.py` has the running 
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
 from dagrl.backends.serving.client import RunningServer, ServerClient, ServerLostError
@@ -82,6 +84,17 @@ class ServerEngine:
         self._check(requests, sampling)
         return self._completions(requests, sampling, self._responses.born)
 
+    def start_generating(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, deliver: Callable[[Completion], None]
+    ) -> Future[None]:
+        """See `StartsGenerating`. Raises ValueError as `generate` does."""
+        assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
+        assert not self._gone, "generate while asleep"
+        self._check(requests, sampling)
+        return self._server.submit(
+            self._unless_silent(self._responses.sample(requests, sampling, self._responses.born, deliver))
+        )
+
     def abort(self) -> None:
         self._server.run(_called(self._responses.abort), "abort", self._timeout_s)
 
@@ -105,7 +118,32 @@ class ServerEngine:
                 return finished.get(timeout=_POLL_S)
             except queue.Empty:
                 if self._server.silent_s(begun) > self._timeout_s:
-                    raise ServerLostError(f"the server has not responded for {self._timeout_s:g} s") from None
+                    raise self._lost() from None
+
+    async def _unless_silent(self, sampling: Coroutine[Any, Any, None]) -> None:
+        """Await `sampling`. ServerLostError if the server is silent for the timeout."""
+        loop, task, begun = asyncio.get_running_loop(), asyncio.current_task(), time.time()
+        assert task is not None
+        is_silent, timer = False, loop.call_later(_POLL_S, lambda: look())
+
+        def look() -> None:
+            nonlocal is_silent, timer
+            if self._server.silent_s(begun) > self._timeout_s:
+                is_silent = True
+                task.cancel()
+            timer = loop.call_later(_POLL_S, look)
+
+        try:
+            await sampling
+        except asyncio.CancelledError:
+            if is_silent:
+                raise self._lost() from None
+            raise
+        finally:
+            timer.cancel()
+
+    def _lost(self) -> ServerLostError:
+        return ServerLostError(f"the server has not responded for {self._timeout_s:g} s")
 
     def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
         """Raise ValueError for requests that a server would reject without a reason, or die of."""

@@ -87,8 +87,11 @@ class ResponseReader:
         deliver: Callable[[Completion], None],
     ) -> None:
         """Sample one response per request; they are delivered as they end. The first failure cancels all of them."""
+        responses = [_Response(index, request) for index, request in enumerate(requests)]
+        if len(responses) == 1:
+            await self._respond(responses[0], sampling, born, deliver)
+            return
         try:
-            responses = [_Response(index, request) for index, request in enumerate(requests)]
             async with asyncio.TaskGroup() as group:
                 for alike in _alike(responses) if self._client.shares_prompts else ():
                     there = asyncio.Event()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
-from dagrl.backends.base import Completion, GenerateEngine, GenerationRequest
+from dagrl.backends.base import Completion, GenerateEngine, GenerationRequest, StartsGenerating
 from dagrl.config.schema import SamplingSpec
 
 
@@ -28,8 +29,8 @@ class CallEnded:
 class TurnRequests:
     """Collects requests and passes them to the engine. Not thread-safe.
 
-    If the engine serializes calls, a call starts when the previous one has ended; else at once. Each call is followed
-    by a thread.
+    If the engine serializes calls, a call starts when the previous one has ended; else at once. A call is followed by
+    a thread, unless the engine passes completions on by itself.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class TurnRequests:
         self._under_way = 0
         self._waiting: list[tuple[int, GenerationRequest]] = []
         self._left = False
+        self._started: list[Future[None]] = []
 
     @property
     def idle(self) -> bool:
@@ -56,15 +58,32 @@ class TurnRequests:
             return
         asked, self._waiting = self._waiting, []
         self._under_way += 1
-        threading.Thread(target=self._follow, args=(asked,), daemon=True).start()
+        if isinstance(self._engine, StartsGenerating):
+            self._start(self._engine, asked)
+        else:
+            threading.Thread(target=self._follow, args=(asked,), daemon=True).start()
 
     def call_ended(self) -> None:
         """Record the end of a call."""
         self._under_way -= 1
 
     def leave(self) -> None:
-        """Let running calls end at their next completion, without waiting for them."""
+        """End running calls, at the latest at their next completion, without waiting for them."""
         self._left = True
+        for call in self._started:
+            call.cancel()
+
+    def _start(self, engine: StartsGenerating, asked: Sequence[tuple[int, GenerationRequest]]) -> None:
+        def ended(call: Future[None]) -> None:
+            self._deliver(CallEnded(CancelledError() if call.cancelled() else call.exception()))
+
+        call = engine.start_generating(
+            [request for _, request in asked],
+            self._sampling,
+            lambda completion: self._deliver(TurnDone(asked[completion.index][0], completion)),
+        )
+        self._started = [*(each for each in self._started if not each.done()), call]
+        call.add_done_callback(ended)
 
     def _follow(self, asked: list[tuple[int, GenerationRequest]]) -> None:
         failure: BaseException | None = None

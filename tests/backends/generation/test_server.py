@@ -62,6 +62,23 @@ def test_a_response_without_tokens_left_ends_at_once(server, requests) -> None:
     assert {(len(each.tokens), each.finish_reason) for each in complete(server, begun, LONG)} == {(0, "length")}
 
 
+def test_completions_arrive_without_a_thread_that_waits(server, requests) -> None:
+    found: list[Completion] = []
+    server.start_generating(requests, GREEDY, found.append).result(timeout=60)
+    by_index = sorted(found, key=lambda completion: completion.index)
+    expected = complete(server, requests, GREEDY)
+    assert [each.tokens.tolist() for each in by_index] == [each.tokens.tolist() for each in expected]
+    # One that is cancelled ends in the server, too.
+    call = server.start_generating(requests[:1], LONG, found.append)
+    for under_way in (True, False):
+        until = time.monotonic() + 30
+        while bool(server._responses._under_way) != under_way:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        call.cancel()
+    assert len(found) == len(requests)
+
+
 def test_an_abandoned_call_leaves_the_server_to_others(server, requests) -> None:
     short = GenerationRequest(requests[0].prompt, 0, np.full(399, 5))
     responses = server.generate([short, *requests], LONG)

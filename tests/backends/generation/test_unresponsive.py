@@ -27,6 +27,8 @@ def test_a_silent_server_is_waited_for_until_the_timeout(server, server_backend,
     try:
         with pytest.raises(ServerLostError, match="the server has not responded for 1 s"):
             complete(server, requests, GREEDY)
+        with pytest.raises(ServerLostError, match="the server has not responded for 1 s"):
+            server.start_generating(requests, GREEDY, lambda _: None).result(timeout=30)
     finally:
         process.resume()
     assert complete(server, requests, GREEDY)[0].finish_reason != "abort"
@@ -44,12 +46,13 @@ def test_a_start_that_takes_too_long_is_given_up(server, server_backend, start_e
 
 def test_a_server_that_dies_ends_what_waits_for_it(server, server_backend, engines, requests) -> None:
     failed: list[BaseException] = []
+    started = server.start_generating(requests, LONG, lambda _: None)
     thread = threading.Thread(target=lambda: failed.append(_failure(server, requests)))
     thread.start()
     os.kill(engine_process(server_backend).pid, signal.SIGKILL)
     thread.join(timeout=30)
     dead = r"a process of \w+ server generator/0 has died"
-    assert re.match(dead, str(failed[0]))
+    assert re.match(dead, str(failed[0])) and re.match(dead, str(started.exception(timeout=30)))
     with pytest.raises(ServerError, match=dead):
         complete(server, requests, GREEDY)
     engines.discard(server_backend)
