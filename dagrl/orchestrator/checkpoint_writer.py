@@ -60,7 +60,8 @@ class CheckpointWriter:
 
     async def finish(self, state: RunState) -> None:
         """Make what all executors have saved the newest checkpoint: now, or once it is written."""
-        folder = self._folders.pop(state.step)
+        # A pipeline that trains nothing has its place in the data alone.
+        folder = self._folders.pop(state.step, None) or self._checkpoints.begin(state.step)
         if self._in_background:
             self._writing = asyncio.get_running_loop().create_task(self._finish_written(folder, state))
             self._writing.add_done_callback(self._report)
