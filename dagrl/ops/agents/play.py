@@ -4,7 +4,8 @@
        ^                  |                    |
        +----- replies ----+<---- completions --+
 
-The thread that yields the trajectories passes requests on; all else runs on the endpoint's event loop.
+All runs on the endpoint's event loop. Engines that have to be waited for get their requests from the thread that yields
+the trajectories.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from itertools import count, zip_longest
 
 import numpy as np
 
-from dagrl.backends.base import Completion, GenerationRequest
+from dagrl.backends.base import Completion, GenerationRequest, StartsGenerating
 from dagrl.data.batch import Batch
+from dagrl.ops.agents.direct import CallsEnded, DirectRequests
 from dagrl.ops.agents.images import RowImages, images_of_rows
 from dagrl.ops.agents.rows import Trajectory, responses_of
 from dagrl.ops.agents.running import Agent, PausedAgents, WaitingRequest
@@ -60,7 +62,7 @@ class _Broken:
     failure: BaseException
 
 
-type _Event = _Asked | _Ended | _Broken | TurnDone | CallEnded
+type _Event = _Asked | _Ended | _Broken | TurnDone | CallEnded | CallsEnded
 
 
 def play(batch: Batch, requests: Mapping[int, GenerationRequest], context: Context) -> Iterator[tuple[int, Response]]:
@@ -86,6 +88,8 @@ class AgentRollouts:
     """Policy version with which the call begins."""
     _events: queue.SimpleQueue[_Event] = field(default_factory=queue.SimpleQueue)
     _queue: TurnRequests = field(init=False)
+    _direct: DirectRequests | None = None
+    """In place of the queue, if the engine passes completions on by itself."""
     _waiting: dict[int, WaitingRequest] = field(default_factory=dict)
     """Requests that the engine has, by number; only used on the endpoint's loop."""
     _numbers: count[int] = field(default_factory=count)
@@ -109,6 +113,9 @@ class AgentRollouts:
         self._setup = agent_setup(context)
         self._paused = context.resources.once(f"paused agents of {context.sampled_by}", self._make_room)
         self._queue = TurnRequests(context.engine, context.sampling, self._events.put)
+        if isinstance(context.engine, StartsGenerating):
+            loop = self._setup.gateway.loop
+            self._direct = DirectRequests(context.engine, context.sampling, loop, self._answer, self._events.put)
         self._version = max(context.engine.policy_version, context.version)
         self._open = {row for row in self.requests if not self.batch.rows[row] % context.sequences}
         self._images = images_of_rows(self.batch, sorted(self._open))
@@ -120,7 +127,7 @@ class AgentRollouts:
         ended = False
         try:
             self._on_loop(self._start)
-            while self._open and not (self._aborted and self._queue.idle):
+            while self._open and not (self._aborted and self._idle):
                 for event in self._next_events():
                     yield from self._take(event)
                 self._aborted = self._aborted or self.context.aborted()
@@ -131,6 +138,8 @@ class AgentRollouts:
                 yield from self._leave()
         finally:
             self._queue.leave()
+            if self._direct is not None:
+                self._setup.gateway.loop.call_soon_threadsafe(self._direct.leave)
             if not ended or not self._keeps:
                 self._setup.gateway.loop.call_soon_threadsafe(self._cancel)
 
@@ -143,6 +152,11 @@ class AgentRollouts:
     def _keeps(self) -> bool:
         """Whether a later call continues what this one leaves."""
         return self.context.rollout.partial_rollout and not self.context.validation
+
+    @property
+    def _idle(self) -> bool:
+        """Whether the engine has no request."""
+        return self._queue.idle and (self._direct is None or self._direct.idle)
 
     def _on_loop[Result](self, function: Callable[[], Result]) -> Result:
         """Call a function on the endpoint's loop, behind what was passed to it before."""
@@ -176,6 +190,10 @@ class AgentRollouts:
                 self._busy -= 1
                 self._aborted = self._aborted or event.completion.finish_reason == ABORTED
                 self._setup.gateway.loop.call_soon_threadsafe(self._answer, event.row, event.completion)
+            case CallsEnded():
+                self._aborted = self._aborted or event.aborted
+                if event.failure is not None:
+                    raise event.failure
             case CallEnded():
                 self._queue.call_ended()
                 if event.failure is not None:
@@ -277,7 +295,11 @@ class AgentRollouts:
     def ask(self, waiting: WaitingRequest) -> None:
         number = next(self._numbers)
         self._waiting[number] = waiting
-        self._events.put(_Asked(number, waiting.remaining()))
+        if self._direct is None:
+            self._events.put(_Asked(number, waiting.remaining()))
+        # After an abort it waits for another call.
+        elif not (self._aborted or self.context.aborted()):
+            self._direct.ask(number, waiting.remaining())
 
     def ended(self, row: int, trajectory: Trajectory) -> None:
         if self._setup.score is None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -132,10 +132,29 @@ with open(os.environ["DAGRL_RESULT"], "w") as file:
 """
 
 
+class StartingEngine(HfEngine):
+    """One that passes completions on by itself, as servers do."""
+
+    serializes_calls = False
+
+    def start_generating(self, requests, sampling, deliver) -> Future[None]:
+        def call() -> None:
+            for completion in self.generate(requests, sampling):
+                deliver(completion)
+
+        return self.threads.submit(call)
+
+
 @pytest.fixture(scope="module")
-def engine() -> HfEngine:
+def engine(request) -> HfEngine:
     spec = HfEngineSpec(backend="hf", group="rollout", max_batch_size=64)
-    return HfEngine(MODEL, spec, RankContext(0, 1, "127.0.0.1", 0, 10.0, 11))
+    kind = getattr(request, "param", HfEngine)
+    engine = kind(MODEL, spec, RankContext(0, 1, "127.0.0.1", 0, 10.0, 11))
+    engine.threads = ThreadPoolExecutor(16)
+    return engine
+
+
+with_both = pytest.mark.parametrize("engine", [HfEngine, StartingEngine], indirect=True, ids=["waits", "passes_on"])
 
 
 @pytest.fixture
@@ -205,6 +224,7 @@ def test_a_trajectory_of_one_request_has_the_tokens_of_the_rollout_without_an_ag
     assert (agent["excluded"].values == 0).all()
 
 
+@with_both
 def test_later_requests_continue_with_the_sampled_tokens(play, bench) -> None:
     batch = together(play("bots:twice", tokens=20))
     for row in range(8):
@@ -215,6 +235,7 @@ def test_later_requests_continue_with_the_sampled_tokens(play, bench) -> None:
         assert batch["agent_reward"].values[row] == 0.5
 
 
+@with_both
 def test_parallel_requests_are_rows_of_one_trajectory(play) -> None:
     outputs = play({"function": "bots:branches", "sequences": 4}, prompts=PROMPTS[:2])
     batch = together(outputs)
@@ -265,6 +286,7 @@ def test_an_agent_without_turns_left_has_failed_the_task(play) -> None:
     assert (batch["agent_reward"].values == 0).all() and (batch["excluded"].values == 0).all()
 
 
+@with_both
 def test_a_slow_agent_is_stopped(play) -> None:
     (output,) = play({"function": "bots:sleeps", "timeout_s": 6.0}, prompts=PROMPTS[:2])
     assert output.stats["agent/failed_fraction"].mean == 1
@@ -311,6 +333,7 @@ def go_on(play, context: Context) -> Output:
     return output
 
 
+@with_both
 def test_an_agent_goes_on_in_a_later_call(play, engine, monkeypatch) -> None:
     whole = together(play("bots:pauses", prompts=PROMPTS[:2], tokens=20))
     left, later = pause(play, "bots:pauses", tokens=20)
@@ -327,6 +350,7 @@ def test_an_agent_goes_on_in_a_later_call(play, engine, monkeypatch) -> None:
     assert output.stats["rollout/begun_token_fraction"].mean == left.sampled / (turns > 0).sum()
 
 
+@with_both
 def test_a_reply_goes_on_after_the_tokens_that_were_sampled_before_an_abort(play, engine, monkeypatch) -> None:
     whole = together(play("bots:once", prompts=PROMPTS[:2]))
     generate = engine.generate
@@ -531,12 +555,14 @@ def test_a_service_is_an_agent(play) -> None:
     assert output.stats["agent/hits"].mean == 1
 
 
+@with_both
 def test_an_abort_ends_agents_that_are_busy_elsewhere(play) -> None:
     begun = time.monotonic()
     (output,) = play("bots:sleeps", prompts=PROMPTS[:2], aborted=lambda: time.monotonic() > begun + 1)
     assert output.unfinished and time.monotonic() < begun + 20
 
 
+@with_both
 def test_an_engines_failure_ends_the_call(play, engine, monkeypatch) -> None:
     def lost(*_: Any) -> Any:
         raise EngineLostError("the server has died")
