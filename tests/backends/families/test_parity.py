@@ -43,11 +43,13 @@ def test_gradients_are_those_of_hugging_face(run_ranks, load_chunks, export_chun
     expected = _expected_gradients(hf_any, rows, weights_of)
     (found,) = run_ranks(1, on_rank)
     assert found.keys() == expected.keys()
+    largest = max(gradient.abs().max() for gradient in expected.values())
     for name, gradient in expected.items():
         if not name.endswith("e_score_correction_bias"):
-            # Experts that no token was sent to have no gradient.
-            error = (torch.from_numpy(found[name]) - gradient).abs().max() / gradient.abs().max().clamp(min=1e-30)
-            assert error < 1e-5, f"{name}: {error:.1e}"
+            difference = (torch.from_numpy(found[name]) - gradient).abs().max()
+            # Queries and keys of late layers have gradients of sums that nearly cancel: in float32, on some processors,
+            # those of transformers are 2e-5 of the tensor's largest off its own in float64, and Megatron's 1.4e-5.
+            assert difference <= 1e-5 * gradient.abs().max() + 1e-7 * largest, f"{name}: {difference:.1e}"
 
 
 @pytest.mark.parametrize("name", ONE_EXPERT)
