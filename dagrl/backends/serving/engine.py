@@ -79,8 +79,6 @@ class ServerEngine:
         Raises ValueError for an empty prompt, or one too long for ``max_new_tokens``; ServerError if the server fails
         or is silent for the timeout of collectives.
         """
-        assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
-        assert not self._gone, "generate while asleep"
         self._check(requests, sampling)
         return self._completions(requests, sampling, self._responses.born)
 
@@ -88,8 +86,6 @@ class ServerEngine:
         self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, deliver: Callable[[Completion], None]
     ) -> Future[None]:
         """See `StartsGenerating`. Raises ValueError as `generate` does."""
-        assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
-        assert not self._gone, "generate while asleep"
         self._check(requests, sampling)
         return self._server.submit(
             self._unless_silent(self._responses.sample(requests, sampling, self._responses.born, deliver))
@@ -131,6 +127,7 @@ class ServerEngine:
             if self._server.silent_s(begun) > self._timeout_s:
                 is_silent = True
                 task.cancel()
+                return
             timer = loop.call_later(_POLL_S, look)
 
         try:
@@ -147,6 +144,8 @@ class ServerEngine:
 
     def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
         """Raise ValueError for requests that a server would reject without a reason, or die of."""
+        assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
+        assert not self._gone, "generate while asleep"
         vocabulary, context = self._capacity.vocabulary, self._capacity.context
         for index, request in enumerate(requests):
             if not len(request.prompt):

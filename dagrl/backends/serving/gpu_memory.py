@@ -1,4 +1,4 @@
-"""What the driver says of GPUs. Asking torch would take some of their memory."""
+"""Queries the driver for the names and the memory of GPUs. torch would allocate some of that memory for it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gpu_names(gpus: Sequence[str]) -> list[str]:
 
 
 def _asked[Told](gpus: Sequence[str], ask: Callable[[Any, str, Any], Told]) -> list[Told]:
-    """What `ask`, given the driver's library, a GPU and its handle, returns for each GPU; empty without a driver."""
+    """Call `ask` with the driver's library, a GPU and its handle for each GPU; returns nothing without a driver."""
     if not gpus or importlib.util.find_spec("pynvml") is None:
         return []
     import pynvml

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from dagrl.backends.base import Completion, GenerationRequest, StartsGenerating
 from dagrl.config.schema import SamplingSpec
 from dagrl.ops.response import ABORTED
+from dagrl.ops.turns.requests import failure_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class DirectRequests:
         return not self._calls
 
     def ask(self, number: int, request: GenerationRequest) -> None:
-        """Sample a reply for the request of this number, unless nobody is there any more to take it."""
+        """Sample a reply for the request of this number. Does nothing after `leave`."""
         if self._left:
             return
         sampled: list[Completion] = []
@@ -70,7 +71,7 @@ class DirectRequests:
 
     def _ended(self, number: int, call: Future[None], sampled: list[Completion]) -> None:
         del self._calls[number]
-        failure = CancelledError() if call.cancelled() else call.exception()
+        failure = failure_of(call)
         for completion in sampled:
             self._answer(number, completion)
         aborted = any(completion.finish_reason == ABORTED for completion in sampled)

@@ -75,7 +75,7 @@ class TurnRequests:
 
     def _start(self, engine: StartsGenerating, asked: Sequence[tuple[int, GenerationRequest]]) -> None:
         def ended(call: Future[None]) -> None:
-            self._deliver(CallEnded(CancelledError() if call.cancelled() else call.exception()))
+            self._deliver(CallEnded(failure_of(call)))
 
         call = engine.start_generating(
             [request for _, request in asked],
@@ -99,3 +99,8 @@ class TurnRequests:
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for the responses
             failure = error
         self._deliver(CallEnded(failure))
+
+
+def failure_of(call: Future[None]) -> BaseException | None:
+    """The exception with which a call that is done has ended; None if it has not failed."""
+    return CancelledError() if call.cancelled() else call.exception()

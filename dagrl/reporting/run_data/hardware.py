@@ -22,6 +22,6 @@ def with_gpus_of(folder: Path, pipeline: Pipeline, plan: Plan) -> Pipeline:
 
 
 def _workers(folder: Path) -> dict[str, dict[str, str]]:
-    """What ``workers.json`` says of each worker; empty where there is none."""
+    """Read ``workers.json``: worker -> its entry. Empty if the run has no such file."""
     file = folder / "workers.json"
     return json.loads(file.read_text()) if file.is_file() else {}

@@ -115,7 +115,7 @@ def test_responses_of_one_length_are_not_blamed(tmp_path: Path) -> None:
 
 
 def test_engines_that_take_turns_on_roomy_gpus_stay_awake(tmp_path: Path) -> None:
-    """What the model's size allows is known once the run has told on which GPUs it ran."""
+    """The advice needs the memory of the GPUs, which `workers.json` names."""
     groups = ["groups.train={gpus_per_node: 1}", "groups.rollout=null", "engines.generator.group=train"]
     server = ["engines.generator.backend=sglang", "engines.generator.server={max_total_tokens: 4096}"]
     costs = CostTable(SECONDS.shard, sync=1.0, save=8.0, sleep=1.0, wake=0.5)
