@@ -19,7 +19,9 @@ from torch.autograd.function import once_differentiable
 CHUNK_ELEMENTS = 2**27
 """Logits processed at a time: 512 MiB in float32."""
 _TILE = 128
-"""Rows of a tile of matrix products, of which chunks have whole ones."""
+"""Rows of a tile of matrix products."""
+_AT_ONCE = 2
+"""Chunks of logits in a product, if logits and their gradient are both held."""
 
 
 def token_logprobs(
@@ -91,10 +93,14 @@ class Columns:
         return min(max(self.vocab_size - self.first, 0), self.width)
 
     def chunks(self, rows: int, *, at_once: int = 1) -> Iterator[slice]:
-        """Divide `rows` into parts of `at_once` times `chunk_elements`, and of a row at least."""
+        """Divide `rows` into parts of at most `at_once` times `chunk_elements`, and of a row at least.
+
+        Parts of more than a tile have a power of two of rows: the tiles of a product with [width, hidden size] then
+        occupy nearly all processors of a GPU, where other numbers of rows leave up to half of them without work.
+        """
         each = max(1, at_once * self.chunk_elements // max(1, self.width))
         if each > _TILE:
-            each -= each % _TILE
+            each = 1 << (each.bit_length() - 1)
         for start in range(0, rows, each):
             yield slice(start, min(start + each, rows))
 
@@ -132,7 +138,9 @@ class _OfLinear(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, columns: Columns
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        logprob, log_sum, entropy = statistics(lambda part: hidden[part] @ weight.t(), hidden, targets, columns)
+        logprob, log_sum, entropy = statistics(
+            lambda part: hidden[part] @ weight.t(), hidden, targets, columns, at_once=_AT_ONCE
+        )
         ctx.save_for_backward(hidden, weight, targets, log_sum, entropy)
         ctx.columns = columns
         return logprob, entropy
@@ -145,36 +153,55 @@ class _OfLinear(torch.autograd.Function):
         hidden, weight, targets, log_sum, entropy = ctx.saved_tensors
         slopes = Slopes(targets, log_sum, entropy, grad_logprob, grad_entropy, ctx.columns)
         grad_hidden = torch.empty_like(hidden)
-        # None below low-rank adapters.
-        grad_weight = weight_gradient(weight) if ctx.needs_input_grad[1] else None
-        for part in ctx.columns.chunks(len(hidden)):
+        grad_weight = WeightGradient(weight)
+        for part in ctx.columns.chunks(len(hidden), at_once=_AT_ONCE):
             logits = hidden[part] @ weight.t()
             slope = torch.empty_like(logits)
             slopes.write(slope, logits, part)
-            grad_hidden[part] = slope @ weight
-            if grad_weight is not None:
-                add_product(grad_weight, slope.t(), hidden[part])
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+            torch.mm(slope, weight, out=grad_hidden[part])
+            # Not below low-rank adapters.
+            if ctx.needs_input_grad[1]:
+                grad_weight.add(slope, hidden[part])
+        return grad_hidden, grad_weight.total.to(weight.dtype) if ctx.needs_input_grad[1] else None, None, None
 
 
-def weight_gradient(weight: torch.Tensor) -> torch.Tensor:
-    """Zeros for a sum over chunks: in float32, because rounding each chunk would add up."""
-    return torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+class WeightGradient:
+    """The gradient of an output layer, summed over chunks in float32, because rounding each chunk would add up."""
 
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+        self._total: torch.Tensor | None = None
 
-def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Add ``left @ right`` to `total`, which may have a higher precision."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    elif total.is_cuda:
-        # One kernel: the product is neither rounded nor stored.
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:
-        total += left @ right
+    @property
+    def total(self) -> torch.Tensor:
+        """The sum, [columns, hidden size]."""
+        if self._total is None:
+            return torch.zeros_like(self._weight, dtype=torch.promote_types(self._weight.dtype, torch.float32))
+        return self._total
+
+    def add(self, slope: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Add the part of some tokens: the gradient of their logits, [tokens, columns], and their hidden states.
+
+        On a GPU products are neither rounded nor stored, and the first is written without reading zeros.
+        """
+        left, dtype = slope.t(), torch.promote_types(self._weight.dtype, torch.float32)
+        if dtype == slope.dtype:
+            self._total = left @ hidden if self._total is None else self._total.addmm_(left, hidden)
+        elif not slope.is_cuda:
+            self._total = self.total + left @ hidden
+        elif self._total is None:
+            self._total = torch.mm(left, hidden, out_dtype=dtype)
+        else:
+            torch.addmm(self._total, left, hidden, out_dtype=dtype, out=self._total)
 
 
 def statistics(
-    logits_of: Callable[[slice], torch.Tensor], like: torch.Tensor, targets: torch.Tensor, columns: Columns
+    logits_of: Callable[[slice], torch.Tensor],
+    like: torch.Tensor,
+    targets: torch.Tensor,
+    columns: Columns,
+    *,
+    at_once: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Log-prob of the targets, log of the sum of exponentials, and entropy, all [T].
 
@@ -188,7 +215,7 @@ def statistics(
     # Rows: sum of exponentials, the target's logit, sum of exponential times logit; all but the target's are shifted.
     sums = like.new_zeros(3 if columns.with_entropy else 2, len(targets), dtype=wide)
     sum_up = _compiled(_row_sums)
-    for part in columns.chunks(len(targets) if columns.count else 0):
+    for part in columns.chunks(len(targets) if columns.count else 0, at_once=at_once):
         logits = logits_of(part)[:, : columns.count]
         highest[part], sums[:, part] = sum_up(
             logits, column[part], is_here[part], columns.temperature, columns.with_entropy

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import Columns, linear_token_logprobs, token_logprobs
 
 
 def plain(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,7 +140,7 @@ def test_logits_made_chunk_by_chunk_give_the_same_values_and_gradients(sample, c
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("chunk_elements", "rows"), [(30, 2), (12, 1), (1, 1), (10**6, 7)])
+@pytest.mark.parametrize(("chunk_elements", "rows"), [(30, 5), (12, 2), (1, 1), (10**6, 7)])
 def test_no_more_logits_are_made_at_once_than_asked_for(chunk_elements: int, rows: int) -> None:
     class Products(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -175,3 +175,14 @@ def test_very_unlike_ranks_are_joined_without_overflow(run_ranks) -> None:
     for logprob, entropy in run_ranks(2, on_rank):
         assert logprob.tolist() == [0.0, -100.0]
         assert entropy.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("width", "at_once", "sizes"),
+    [(151936, 5, [4096, 4096, 1808]), (151936, 1, [512] * 19 + [272]), (2**27, 1, [1] * 10_000), (0, 1, [10_000])],
+)
+def test_chunks_of_more_than_a_tile_have_a_power_of_two_of_rows(width: int, at_once: int, sizes: list[int]) -> None:
+    columns = Columns(width, width, None, 1.0, False, 2**27)
+    parts = list(columns.chunks(10_000, at_once=at_once))
+    assert [part.stop - part.start for part in parts] == sizes
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
