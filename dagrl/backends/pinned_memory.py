@@ -12,11 +12,14 @@ import contextlib
 import itertools
 import mmap
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 _GIB = 2**30
+_COPY_BYTES = 2**28
+_ALIGNMENT = 256
 _MOST_THREADS = 16
 """Threads wait for memory rather than for cores; each GPU of a machine has a process that allocates."""
 
@@ -35,7 +38,7 @@ def add_pinned(blocks: list[torch.Tensor], count: int, nbytes: int) -> None:
                 blocks.append(block)
     except OSError as error:
         raise OSError(
-            f"cannot pin {count * nbytes / _GIB:.1f} GiB of host memory for offloading: {error}; "
+            f"cannot pin {count * nbytes / _GIB:.1f} GiB of host memory for what a GPU holds: {error}; "
             "check free memory (`free -g`), the container's memory limit, and the limit of locked memory (`ulimit -l`)"
         ) from error
 
@@ -47,6 +50,50 @@ def unpin(blocks: list[torch.Tensor]) -> None:
         torch.cuda.synchronize()
     for block in blocks:
         torch.cuda.cudart().cudaHostUnregister(block.data_ptr())
+
+
+class PinnedCopies:
+    """Copies of tensors on a GPU in pinned memory, which is released by `close` and may then not be read."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Allocate and copy, one tensor or more of one GPU; returns when the copies are whole.
+
+        Raises OSError as `add_pinned`.
+        """
+        self._device = tensors[0].device
+        self.tensors: list[torch.Tensor] = []
+        """The copies, in the order of the tensors."""
+        places, block, end = [], 0, 0
+        size = max([_COPY_BYTES, *(_aligned(tensor.nbytes) for tensor in tensors)])
+        for tensor in tensors:
+            if end + tensor.nbytes > size:
+                block, end = block + 1, 0
+            places.append((block, end))
+            end += _aligned(tensor.nbytes)
+        self._blocks: list[torch.Tensor] = []
+        try:
+            add_pinned(self._blocks, block + 1, size)
+        except OSError:
+            self.close()
+            raise
+        self.tensors = [
+            self._blocks[block][start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for tensor, (block, start) in zip(tensors, places, strict=True)
+        ]
+        for copy, tensor in zip(self.tensors, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        torch.cuda.synchronize()
+
+    def close(self) -> None:
+        """Release the memory, in any thread."""
+        self.tensors = []
+        with torch.cuda.device(self._device):
+            unpin(self._blocks)
+        self._blocks.clear()
+
+
+def _aligned(nbytes: int) -> int:
+    return nbytes + -nbytes % _ALIGNMENT
 
 
 def _block_in_memory(nbytes: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dagrl.backends import pinned_memory
 from dagrl.backends.device_memory import HostMemory
-from dagrl.backends.pinned_memory import add_pinned, unpin
+from dagrl.backends.pinned_memory import PinnedCopies, add_pinned, unpin
 
 MIB = 2**20
 
@@ -97,6 +99,40 @@ def test_memory_that_the_machine_does_not_have_ends_in_the_same_sentence(monkeyp
     with pytest.raises(OSError, match=r"cannot pin .* GiB of host memory .*Cannot allocate memory; check"):
         # More than there are addresses.
         add_pinned([], 1, 1 << 50)
+
+
+def test_copies_have_values_of_their_own_in_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = driver(monkeypatch, most=9)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(pinned_memory, "_COPY_BYTES", MIB)
+    tensors = [
+        torch.arange(7, dtype=torch.int64),
+        torch.tensor(2.5),
+        torch.empty(0, 3),
+        torch.arange(12.0).view(3, 4).t(),
+        torch.full((3 * MIB // 2,), 3, dtype=torch.bfloat16),
+        torch.full((MIB // 2,), 5, dtype=torch.float32),
+        torch.ones(9, dtype=torch.bool),
+    ]
+    copies = PinnedCopies(tensors)
+    assert list(stand_in.pinned.values()) == [3 * MIB] * 3
+    assert stand_in.waited
+    expected = [tensor.clone() for tensor in tensors]
+    for tensor in tensors:
+        tensor.zero_()
+    for copy, wanted in zip(copies.tensors, expected, strict=True):
+        torch.testing.assert_close(copy, wanted, rtol=0, atol=0)
+    copies.close()
+    assert stand_in.pinned == {} and copies.tensors == []
+
+
+def test_copies_that_do_not_fit_leave_nothing_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = driver(monkeypatch, most=1)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(pinned_memory, "_COPY_BYTES", MIB)
+    with pytest.raises(OSError, match=r"cannot pin .* check free memory"):
+        PinnedCopies([torch.ones(MIB // 4)] * 2)
+    assert stand_in.pinned == {}
 
 
 class OnGpu(torch.Tensor):
