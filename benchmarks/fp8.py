@@ -2,6 +2,9 @@
 
     python benchmarks/fp8.py --out FOLDER --model 1.7b [--backend vllm] [--only bf16 rollout]
     python benchmarks/fp8.py --out FOLDER --model 8b --gpus 2 --tensor-parallel 2
+    python benchmarks/fp8.py --out FOLDER --model 8b --only bf16 rollout cache --set engines.actor.lora.rank=32
+
+The last trains low-rank adapters, which one GPU has room for, and sends merged weights.
 
 Each variant is a separate `dagrl run` with random start weights, on the same GPUs and prompts, one after the other.
 Prints the seconds of the rollout, of the trainer's log-probs, of the update and of a weight sync, the ratio of those in
@@ -52,6 +55,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of each")
     parser.add_argument("--warmup", type=int, default=1, help="steps before that")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of every pipeline")
     args, model = parsed(parser, prompts=4, n=2, prompt_tokens=16, response_tokens=16, rounds=1, rows_per_micro_batch=4)
     if args.smoke:
         # CPUs and tiny models have no fp8.
@@ -66,7 +70,7 @@ def _measure(name: str, args: argparse.Namespace, model: Path, prompts: Path, lo
     """Median seconds of the parts of a step, and the difference of log-probs."""
     pipeline = _pipeline(name, args, model, prompts, load)
     steps = args.warmup + args.rounds
-    with DagrlRun(pipeline, args.out / f"fp8_{name}_run") as run:
+    with DagrlRun(pipeline, args.out / f"fp8_{name}_run", *args.set) as run:
         run.wait_for_step(steps, _START_S + steps * _STEP_S)
         measured = [line for line in run.metrics() if args.warmup < line["step"] <= steps]
         events = [of_step(run.events(), line["step"]) for line in measured]
