@@ -77,7 +77,7 @@ class PinnedCopies:
             self.close()
             raise
         self.tensors = [
-            self._blocks[block][start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            _part(self._blocks[block], start, tensor.nbytes).view(tensor.dtype).view(tensor.shape)
             for tensor, (block, start) in zip(tensors, places, strict=True)
         ]
         for copy, tensor in zip(self.tensors, tensors, strict=True):
@@ -90,6 +90,13 @@ class PinnedCopies:
         with torch.cuda.device(self._device):
             unpin(self._blocks)
         self._blocks.clear()
+
+
+def _part(block: torch.Tensor, start: int, nbytes: int) -> torch.Tensor:
+    """Bytes of a block with a storage of their own: `torch.save` writes the whole storage of a view."""
+    if nbytes == 0:
+        return block.new_empty(0)
+    return torch.frombuffer(block.numpy(), dtype=torch.uint8, count=nbytes, offset=start)
 
 
 def _aligned(nbytes: int) -> int:

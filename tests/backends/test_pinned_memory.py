@@ -122,6 +122,8 @@ def test_copies_have_values_of_their_own_in_few_blocks(monkeypatch: pytest.Monke
         tensor.zero_()
     for copy, wanted in zip(copies.tensors, expected, strict=True):
         torch.testing.assert_close(copy, wanted, rtol=0, atol=0)
+        # `torch.save` writes whole storages.
+        assert copy.untyped_storage().nbytes() == copy.nbytes
     copies.close()
     assert stand_in.pinned == {} and copies.tensors == []
 

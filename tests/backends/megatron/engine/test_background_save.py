@@ -118,3 +118,47 @@ def test_a_write_that_hangs_has_a_bound(run_engine, tmp_path: Path) -> None:
         return str(caught.value)
 
     assert run_engine(1, on_rank, **OPTIONS) == [f"the checkpoint {tmp_path / 'step_1'} was not written within 0.2 s"]
+
+
+def test_copies_in_pinned_memory_are_written_without_their_neighbours(
+    run_engine: Callable[..., list[Any]], samples: Batch, objective: Any, tmp_path: Path
+) -> None:
+    """As on a GPU, whose driver is replaced: tensors share blocks of memory, and files have the tensors alone."""
+
+    def pinned(engine: Any) -> tuple[int, int, Any]:
+        import contextlib
+        from types import SimpleNamespace
+        from unittest import mock
+
+        import torch
+
+        from dagrl.backends.megatron.engine import background_save
+
+        calls = {name: lambda *_: 0 for name in ("cudaHostRegister", "cudaHostUnregister")}
+        driver = SimpleNamespace(cudaError=SimpleNamespace(success=0), **calls)
+        copied = background_save._copied
+
+        def from_gpu(*args: Any) -> Any:
+            with mock.patch.object(torch.Tensor, "is_cuda", True):
+                return copied(*args)
+
+        update(engine, samples, objective)
+        with contextlib.ExitStack() as patches:
+            names = {"cudart": lambda: driver, "synchronize": lambda: None, "device": contextlib.nullcontext}
+            patches.enter_context(mock.patch.multiple(torch.cuda, **names))
+            patches.enter_context(mock.patch.object(background_save, "_copied", from_gpu))
+            engine.save(tmp_path / "pinned", asynchronous=True)
+            engine.finish_save(wait=True)
+        engine.save(tmp_path / "plain")
+        sizes = [
+            sum(file.stat().st_size for file in (tmp_path / name).glob("*.distcp")) for name in ("pinned", "plain")
+        ]
+        return sizes[0], sizes[1], update(engine, samples, objective)
+
+    def resumed(engine: Any) -> Any:
+        engine.load(tmp_path / "pinned")
+        return update(engine, samples, objective)
+
+    ((size, plain, after),) = run_engine(1, pinned, **OPTIONS)
+    assert size == plain
+    assert run_engine(1, resumed, **OPTIONS) == [after]
