@@ -8,8 +8,8 @@ The last trains low-rank adapters, which one GPU has room for, and sends merged 
 
 Each variant is a separate `dagrl run` with random start weights, on the same GPUs and prompts, one after the other.
 Prints the seconds of the rollout, of the trainer's log-probs, of the update and of a weight sync, the ratio of those in
-bfloat16 to them, and the mean difference of the log-probs of generator and trainer. The last line of the output is
-JSON.
+bfloat16 to them, the step over the physical limit of its stages (`physical_limit`), and the mean difference of the
+log-probs of generator and trainer. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ from typing import Any
 
 from dagrl_run import DagrlRun, of_step, span
 from options import add_backend, add_load, parsed, parser_of
+from physical_limit import Formats, measured_rates, stage_limits
 from pipelines import Load, arguments_of, grpo_pipeline, write_prompt_file
+from ranks import apart
 from reports import Verdict, tell
+
+from dagrl.backends.families.registry import model_shape
+from dagrl.config.schema import ModelSpec
 
 AIM = 1.25
 _START_S = 300.0
@@ -62,8 +67,18 @@ def main() -> None:
         args.only = [_PLAIN]
     load = Load(args.prompts, args.n, args.prompt_tokens, args.response_tokens)
     prompts = write_prompt_file(args.out / "fp8_prompts.parquet", load, args.warmup + args.rounds)
-    rows = {name: _measure(name, args, model, prompts, load) for name in args.only}
+    rates = apart(measured_rates)
+    rows = {}
+    for name in args.only:
+        rows[name] = _measure(name, args, model, prompts, load)
+        limits = stage_limits(model_shape(ModelSpec(path=model)), load, rates, _formats(name))
+        rows[name]["step_over_limit"] = rows[name]["step_s"] * args.gpus / sum(limits.values())
     _report(args, rows)
+
+
+def _formats(name: str) -> Formats:
+    generator, transformer = VARIANTS[name]
+    return Formats("quantization" in generator, "server" in generator, bool(transformer))
 
 
 def _measure(name: str, args: argparse.Namespace, model: Path, prompts: Path, load: Load) -> dict[str, Any]:
@@ -117,11 +132,11 @@ def _pipeline(name: str, args: argparse.Namespace, model: Path, prompts: Path, l
 def _report(args: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> None:
     parts = [f"{part}_s" for part in (*_PARTS, "step")]
     print(f"\n{args.model} on {args.backend}, {args.prompts} x {args.n} of {args.prompt_tokens}/{args.response_tokens}")
-    print(f"{'':18}{''.join(f'{part:>18}' for part in parts)}{'logprob_diff':>14}")
+    print(f"{'':18}{''.join(f'{part:>18}' for part in parts)}{'of limit':>10}{'logprob_diff':>14}")
     plain = rows.get(_PLAIN, {})
     for name, row in rows.items():
-        cells = [_cell(row.get(part), plain.get(part)) for part in parts]
-        print(f"{name:18}{''.join(f'{cell:>18}' for cell in cells)}{row['logprob_diff']:14.5f}")
+        cells = "".join(f"{_cell(row.get(part), plain.get(part)):>18}" for part in parts)
+        print(f"{name:18}{cells}{row['step_over_limit']:10.2f}{row['logprob_diff']:14.5f}")
     verdicts = [
         Verdict(f"{part} in bfloat16 / in fp8 ({name})", plain[part] / rows[name][part], "at least", AIM)
         for name, part in (("rollout", "rollout_s"), ("train", "update_s"))

@@ -6,6 +6,7 @@ import multiprocessing
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from dagrl.backends.backend import RankContext
@@ -32,6 +33,12 @@ def run_ranks(count: int, function: Callable[[int], Any]) -> None:
     failed = [rank for rank in ranks if rank.exitcode]
     if failed:
         raise RuntimeError(f"{failed[0].name} of {count} ended with exit code {failed[0].exitcode}")
+
+
+def apart[Result](function: Callable[[], Result]) -> Result:
+    """Call `function` in a process that then ends, and leaves no memory of a GPU with this one."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function).result()
 
 
 class Meetings:
