@@ -23,6 +23,10 @@ _UNUSABLE = 0.05
 """Share of activations: blocks of torch's allocator that no later tensor fits into. A guess."""
 _LOGIT_CHUNK = 2**27
 """Logits of a chunk if they are never whole; see `dagrl.backends.megatron.engine.logprob`."""
+_CHUNKS_ONCE = 5
+"""Chunks in a product if logits are computed once, overwritten by their gradients (`engine.linear_loss`)."""
+_CHUNKS_TWICE = 2
+"""The same if they are computed again for their gradients, and where there are none."""
 
 
 def trainer_memory(
@@ -122,10 +126,10 @@ class _Rank:
         width = padded_vocab_size(self.shape.vocabulary, tensor) // tensor
         if self.engine.fused_linear_cross_entropy:
             chunk = max(1, _LOGIT_CHUNK // width)
-            # Gradients overwrite logits, two chunks at once, or are beside logits that are computed again.
-            held = min(rows, 2 * chunk) if self.work.sums_over_tokens else 2 * min(rows, chunk)
+            twice = min(rows, _CHUNKS_TWICE * chunk)
+            held = min(rows, _CHUNKS_ONCE * chunk) if self.work.sums_over_tokens else 2 * twice
             gradient = 0 if self.engine.lora else 4 * width * self.shape.hidden
-            return hidden + (held * width * value + gradient if trains else min(rows, chunk) * width * value)
+            return hidden + (held * width * value + gradient if trains else twice * width * value)
         logits = rows * width * value
         return hidden + logits + trains * max(logits, parameters.largest * value)
 
