@@ -22,6 +22,7 @@ from dagrl.backends.hf.engine import HfEngine
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
+from dagrl.ops.agents import play as play_module
 from dagrl.ops.agents.play import AgentFailedError
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.rollout import rollout
@@ -353,16 +354,20 @@ def test_an_agent_goes_on_in_a_later_call(play, engine, monkeypatch) -> None:
 @with_both
 def test_a_reply_goes_on_after_the_tokens_that_were_sampled_before_an_abort(play, engine, monkeypatch) -> None:
     whole = together(play("bots:once", prompts=PROMPTS[:2]))
-    generate = engine.generate
+    generate, both_asked = engine.generate, threading.Barrier(2)
 
     def aborted(requests, sampling):
+        # A request after the first abort would wait for the later call.
+        if len(requests) == 1:
+            both_asked.wait(30)
         for each in generate(requests, sampling):
             begun = {"tokens": each.tokens[:2], "logprobs": each.logprobs[:2], "finish_reason": "abort"}
             yield replace(each, **begun) if len(each.tokens) > 2 else each
 
-    monkeypatch.setattr(engine, "generate", aborted)
-    left, later = pause(play, "bots:once")
-    monkeypatch.setattr(engine, "generate", generate)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "generate", aborted)
+        patched.setattr(play_module, "_GATHER_S", 30.0)
+        left, later = pause(play, "bots:once")
     monkeypatch.setattr(engine, "policy_version", 1)
     masking = later.rollout.model_copy(update={"mask_offpolicy_in_partial_rollout": True})
     nodes = {**later.pipeline.nodes, "rollout": masking}
