@@ -6,7 +6,7 @@ import multiprocessing
 import socket
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import Connection
 from typing import Any
 
 from dagrl.backends.backend import RankContext
@@ -37,8 +37,22 @@ def run_ranks(count: int, function: Callable[[int], Any]) -> None:
 
 def apart[Result](function: Callable[[], Result]) -> Result:
     """Call `function` in a process that then ends, and leaves no memory of a GPU with this one."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function).result()
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(there, function))
+    process.start()
+    there.close()
+    try:
+        found: Result = here.recv()
+    except EOFError:
+        raise RuntimeError(f"{function.__name__} failed in a process of its own; its error is above") from None
+    finally:
+        process.join()
+    return found
+
+
+def _send(connection: Connection, function: Callable[[], Any]) -> None:
+    connection.send(function())
 
 
 class Meetings:

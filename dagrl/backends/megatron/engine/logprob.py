@@ -96,7 +96,7 @@ class Columns:
         """Divide `rows` into parts of at most `at_once` times `chunk_elements`, and of a row at least.
 
         Parts of more than a tile have a power of two of rows: the tiles of a product with [width, hidden size] then
-        occupy nearly all processors of a GPU, where other numbers of rows leave up to half of them without work.
+        occupy nearly all processors of a GPU, where other numbers of rows leave a part of them without work at the end.
         """
         each = max(1, at_once * self.chunk_elements // max(1, self.width))
         if each > _TILE:
