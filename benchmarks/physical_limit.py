@@ -22,7 +22,7 @@ _REPEATS = 20
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of one device."""
+    """Rates of one device."""
 
     matmul: float
     """FLOP/s of a large product in bfloat16, in float32 on a CPU."""
@@ -36,7 +36,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """What is in fp8."""
+    """Parts of a step that are in fp8."""
 
     rollout: bool = False
     """Linear layers of the server."""
@@ -106,7 +106,7 @@ def _read_rate(nbytes: int) -> float:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Of one call, the fastest of many: nothing of a limit is chance."""
+    """Seconds of the fastest of many calls."""
     fastest = float("inf")
     for _ in range(_REPEATS):
         begun = time.perf_counter()
