@@ -66,8 +66,8 @@ def stage_limits(shape: ModelShape, load: Load, rates: Rates, formats: Formats |
     old = _products(flops, rows, predictions, rates, fp8=formats.training)
     prompts = np.full(load.prompts, load.prompt_tokens)
     prefill = _products(flops, prompts, load.prompts, rates, fp8=formats.rollout)
+    # The output layer alone: of the input's embedding, a step reads single rows.
     head = shape.vocabulary * shape.hidden
-    # Of the input's embedding, a step reads single rows.
     linear_bytes = shape.matrices * (1 if formats.rollout else rates.value_bytes)
     token_bytes = shape.layers * shape.cache_values_per_token * (1 if formats.cache else rates.value_bytes)
     matmul = rates.fp8_matmul if formats.rollout else rates.matmul

@@ -40,7 +40,7 @@ def start_server(
     _check_version()
     # Switches of SGLang without arguments: CUDA graphs whose memory can be released, further machines without an HTTP
     # server, a context longer than the model's positions, whose last tokens are not used, and kernels for fp8 compiled
-    # when they are needed instead of for all lengths, which takes some 20 minutes on a new machine.
+    # when they are needed instead of for all lengths, which can take 20 minutes on a new machine.
     os.environ["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = str(int(sleeps))
     os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
