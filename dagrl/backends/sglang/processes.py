@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dagrl.backends.sglang.kernels import compile_ahead
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
 
 def run_scheduler(log_prefix: Path, *args: Any) -> None:
     """SGLang's scheduler, which holds a part of the model; `args` are SGLang's."""
-    server_args, _ports, _gpu, tensor, _context, _moe_data, _expert, stage, copy, *_ = args
+    server_args, _ports, gpu, tensor, _context, _moe_data, _expert, stage, copy, *_ = args
     stages = f"-pp{stage}" if server_args.pp_size > 1 else ""
     copies = f"-dp{copy}" if copy is not None else ""
     _print_to(log_prefix.with_name(f"{log_prefix.name}{copies}{stages}-tp{tensor}.log"))
@@ -27,6 +28,8 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
         _end_with_parent()
         # Until the process ends, because SGLang imports lazily.
         sys.modules["megatron"] = None  # type: ignore[assignment]
+        if gpu == server_args.base_gpu_id:
+            compile_ahead(server_args)
         from sglang.srt.managers.scheduler import run_scheduler_process
 
     run_scheduler_process(*args)

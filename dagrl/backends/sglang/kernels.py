@@ -1,0 +1,78 @@
+"""Compiles SGLang's kernels side by side while a server starts.
+
+SGLang compiles a kernel at its first call: on a machine whose cache has none of them, one after another, about a minute
+before the first CUDA graph. For SGLang 0.5.17, whose functions have no public names. SGLang itself compiles what is not
+compiled here, and waits for what is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+_ROPE_HEADS = (64, 128, 256, 512)
+"""Sizes of attention heads for which SGLang has the fused kernel of rotary embeddings."""
+
+
+def compile_ahead(server_args: Any) -> None:
+    """Begin to compile the kernels of a model on threads; `server_args` are SGLang's. Returns at once."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    import tvm_ffi.cpp  # noqa: F401 (threads should not import)
+    from sglang.kernels.jit.utils import get_jit_cuda_arch
+
+    config = json.loads((Path(server_args.model_path) / "config.json").read_text())
+    # SGLang sets and removes this around each compilation, which threads must not do to each other.
+    os.environ["TVM_FFI_CUDA_ARCH_LIST"] = get_jit_cuda_arch().target_name
+    for kernel in kernels(
+        config.get("text_config", config),
+        ranks=server_args.tp_size // (server_args.dp_size if server_args.enable_dp_attention else 1),
+        dtype=getattr(torch, server_args.dtype, torch.bfloat16),
+        cache_bytes=1 if server_args.kv_cache_dtype.startswith("fp8") else 2,
+    ):
+        threading.Thread(target=_compile, args=(kernel,), daemon=True).start()
+
+
+def kernels(config: Mapping[str, Any], *, ranks: int, dtype: Any, cache_bytes: int) -> list[partial[Any]]:
+    """Calls that compile the kernels of a transformer with rotary embeddings, or load them, by its Hugging Face config.
+
+    `ranks` share the heads of attention; an element of the cache has `cache_bytes`. Empty for latent attention, whose
+    kernels differ.
+    """
+    import torch
+    from sglang.kernels.ops.activation.activation import activation_module
+    from sglang.kernels.ops.attention.clamp_position import _jit_clamp_position_module
+    from sglang.kernels.ops.attention.rope import _jit_fused_rope_module
+    from sglang.kernels.ops.kvcache.kvcache import _jit_kvcache_module
+    from sglang.kernels.ops.layernorm.norm import _jit_qknorm_module
+
+    heads = config.get("num_attention_heads")
+    if not heads or "kv_lora_rank" in config:
+        return []
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    row_bytes = max(1, (config.get("num_key_value_heads") or heads) // ranks) * head_size * cache_bytes
+    found: list[partial[Any]] = [
+        partial(activation_module, dtype),
+        partial(_jit_clamp_position_module, torch.int64),
+        partial(_jit_kvcache_module, row_bytes, row_bytes),
+    ]
+    if head_size in _ROPE_HEADS:
+        rotated = int(head_size * (config.get("partial_rotary_factor") or 1))
+        found.append(partial(_jit_fused_rope_module, True, rotated, dtype, dtype))
+        # Not every model normalizes queries and keys; one compilation in vain takes no longer than the others.
+        found.append(partial(_jit_qknorm_module, head_size, dtype))
+    return found
+
+
+def _compile(kernel: partial[Any]) -> None:
+    # SGLang compiles it again when it needs it, and says what is wrong.
+    with contextlib.suppress(Exception):
+        kernel()
