@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl_run import DagrlRun, of_step, span
-from options import add_backend, add_load, parsed, parser_of
+from options import add_backend, add_load, add_settings, parsed, parser_of
 from physical_limit import Formats, measured_rates, stage_limits
 from pipelines import Load, arguments_of, grpo_pipeline, write_prompt_file
 from ranks import apart
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of each")
     parser.add_argument("--warmup", type=int, default=1, help="steps before that")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of every pipeline")
+    add_settings(parser)
     args, model = parsed(parser, prompts=4, n=2, prompt_tokens=16, response_tokens=16, rounds=1, rows_per_micro_batch=4)
     if args.smoke:
         # CPUs and tiny models have no fp8.

@@ -28,6 +28,11 @@ def add_load(parser: argparse.ArgumentParser, *, prompts: str | None = None) -> 
     parser.add_argument("--rows-per-micro-batch", type=int, default=16)
 
 
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Keys of pipeline files, as `dagrl run` takes them."""
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of every pipeline of dagrl")
+
+
 def add_backend(parser: argparse.ArgumentParser) -> None:
     """The server that generates."""
     parser.add_argument(

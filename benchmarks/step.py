@@ -18,7 +18,7 @@ from typing import Any
 
 from bare_stages import bare_stages
 from dagrl_run import DagrlRun, Event, of_step
-from options import add_load, parsed, parser_of
+from options import add_load, add_settings, parsed, parser_of
 from physical_limit import measured_rates, stage_limits
 from pipelines import Load, grpo_pipeline, server_arguments, write_prompt_file
 from ranks import apart
@@ -63,7 +63,7 @@ def main() -> None:
         mini_batch=args.prompts // MINI_BATCHES,
         tokens_per_micro_batch=args.rows_per_micro_batch * load.row_tokens,
     )
-    with DagrlRun(pipeline, args.out / f"step_{args.mode}_run") as run:
+    with DagrlRun(pipeline, args.out / f"step_{args.mode}_run", *args.set) as run:
         run.wait_for_step(steps, _START_S + steps * _STEP_S)
         measured = [line for line in run.metrics() if args.warmup < line["step"] <= steps]
         events = run.events()
@@ -78,6 +78,7 @@ def _arguments() -> tuple[argparse.Namespace, Path]:
     add_load(parser)
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of the pipeline, and of each stage")
     parser.add_argument("--warmup", type=int, default=1, help="steps before that")
+    add_settings(parser)
     return parsed(parser, prompts=8, n=2, prompt_tokens=16, response_tokens=16, rows_per_micro_batch=4, rounds=2)
 
 
@@ -124,6 +125,7 @@ def _report(
     result = {
         "model": args.model,
         "mode": args.mode,
+        "set": args.set,
         "prompts": load.prompts,
         "n": load.n,
         "prompt_tokens": load.prompt_tokens,

@@ -12,6 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from cases import CASES, Case, dagrl_pipeline, settings_of, verl_arguments, verl_module
 from dagrl_run import DagrlRun
 from inputs import write_inputs
+from options import add_settings
 from phases import medians, ratios, table, verl_steps
 from reports import tell
 
@@ -41,12 +43,13 @@ def main() -> None:
         if name == "verl":
             seconds[name], checks = run_verl(case, model, folder, args.verl_python, args.warmup)
         else:
-            seconds[name] = run_dagrl(case, model, prompts, folder, args.warmup)
+            seconds[name] = run_dagrl(case, model, prompts, folder, args.warmup, args.set)
     print(f"\n{case.name}: {case.model}, {case.load.samples} samples of {case.prompt_tokens}/{case.response_tokens}")
     print(table(seconds))
     result = {
         "case": case.name,
         "settings": {setting.dagrl: setting.value(case) for setting in settings_of(case)},
+        "set": args.set,
         "median_s": seconds,
         "verl_over_dagrl": ratios(seconds),
         "verl": checks,
@@ -62,8 +65,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=("verl", "dagrl"), help="run one of the two; repeatable")
     parser.add_argument("--verl-python", default=sys.executable, help="Python of the environment that has verl")
     parser.add_argument("--mode", choices=("together", "turns"), help="of a case on shared GPUs")
+    parser.add_argument("--gpus", type=int, help="of trainer and servers, or of either where they are apart")
+    parser.add_argument("--rows-per-micro-batch", type=int, help="fewer where GPUs have less memory")
     parser.add_argument("--steps", type=int, help="GRPO steps of each")
     parser.add_argument("--warmup", type=int, default=1, help="steps before the measured ones")
+    add_settings(parser)
     parser.add_argument("--json", type=Path, help="write the results here too")
     parser.add_argument("--smoke", action="store_true", help="a tiny model and little to do: to try the script out")
     return parser.parse_args()
@@ -73,16 +79,18 @@ def _case(args: argparse.Namespace) -> Case:
     case = CASES[args.case]
     if args.smoke:
         case = replace(case, **_SMOKE, rows_per_micro_batch=4, steps=3)
-    if args.steps:
-        case = replace(case, steps=args.steps)
+    given = {name: getattr(args, name) for name in ("gpus", "rows_per_micro_batch", "steps")}
+    case = replace(case, **{name: value for name, value in given.items() if value})
     if args.mode and case.mode != "apart":
         case = replace(case, mode=args.mode)
     return case
 
 
-def run_dagrl(case: Case, model: Path, prompts: Path, folder: Path, warmup: int) -> dict[str, float]:
-    """Median seconds by phase of a `dagrl run`."""
-    with DagrlRun(dagrl_pipeline(case, model, prompts), folder / "dagrl") as run:
+def run_dagrl(
+    case: Case, model: Path, prompts: Path, folder: Path, warmup: int, settings: Sequence[str] = ()
+) -> dict[str, float]:
+    """Median seconds by phase of a `dagrl run`, with further `settings`."""
+    with DagrlRun(dagrl_pipeline(case, model, prompts), folder / "dagrl", *settings) as run:
         run.wait_for_step(case.steps, _START_S + case.steps * _STEP_S)
         steps = [line for line in run.metrics() if 1 <= line["step"] <= case.steps]
     return medians(steps, 1, warmup)
