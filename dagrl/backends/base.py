@@ -194,8 +194,8 @@ class TrainEngine(Engine, Protocol):
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:
         """Write model, optimizer, learning-rate schedule and RNG to `folder`, all ranks together.
 
-        An asynchronous save returns when the state has been copied to the host. It is complete when `finish_save`
-        returns True on every rank. A further save waits for it.
+        An asynchronous save copies the state to the host and writes it while the engine works; what changes the state
+        waits for the copy. It is complete when `finish_save` returns True on every rank. A further save waits for it.
         """
         ...
 

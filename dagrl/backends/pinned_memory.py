@@ -56,9 +56,9 @@ class PinnedCopies:
     """Copies of tensors on a GPU in pinned memory, which is released by `close` and may then not be read."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Allocate and copy, one tensor or more of one GPU; returns when the copies are whole.
+        """Allocate and copy, one tensor or more of one GPU; returns when the copies are whole, in any thread.
 
-        Raises OSError as `add_pinned`.
+        The tensors must have their values already: the copies do not wait for kernels. Raises OSError as `add_pinned`.
         """
         self._device = tensors[0].device
         self.tensors: list[torch.Tensor] = []
@@ -71,18 +71,23 @@ class PinnedCopies:
             places.append((block, end))
             end += _aligned(tensor.nbytes)
         self._blocks: list[torch.Tensor] = []
-        try:
-            add_pinned(self._blocks, block + 1, size)
-        except OSError:
-            self.close()
-            raise
-        self.tensors = [
-            _part(self._blocks[block], start, tensor.nbytes).view(tensor.dtype).view(tensor.shape)
-            for tensor, (block, start) in zip(tensors, places, strict=True)
-        ]
-        for copy, tensor in zip(self.tensors, tensors, strict=True):
-            copy.copy_(tensor, non_blocking=True)
-        torch.cuda.synchronize()
+        # A thread begins on the first GPU.
+        with torch.cuda.device(self._device):
+            try:
+                add_pinned(self._blocks, block + 1, size)
+            except OSError:
+                self.close()
+                raise
+            self.tensors = [
+                _part(self._blocks[block], start, tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+                for tensor, (block, start) in zip(tensors, places, strict=True)
+            ]
+            # Not behind kernels that another thread queues meanwhile.
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for copy, tensor in zip(self.tensors, tensors, strict=True):
+                    copy.copy_(tensor, non_blocking=True)
+            stream.synchronize()
 
     def close(self) -> None:
         """Release the memory, in any thread."""

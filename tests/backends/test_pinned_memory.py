@@ -49,6 +49,9 @@ def driver(monkeypatch: pytest.MonkeyPatch, most: int) -> Driver:
     stand_in = Driver(most)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: stand_in)
     monkeypatch.setattr(torch.cuda, "synchronize", stand_in.wait)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(synchronize=stand_in.wait))
     return stand_in
 
 
@@ -103,7 +106,6 @@ def test_memory_that_the_machine_does_not_have_ends_in_the_same_sentence(monkeyp
 
 def test_copies_have_values_of_their_own_in_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = driver(monkeypatch, most=9)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(pinned_memory, "_COPY_BYTES", MIB)
     tensors = [
         torch.arange(7, dtype=torch.int64),
@@ -130,7 +132,6 @@ def test_copies_have_values_of_their_own_in_few_blocks(monkeypatch: pytest.Monke
 
 def test_copies_that_do_not_fit_leave_nothing_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = driver(monkeypatch, most=1)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(pinned_memory, "_COPY_BYTES", MIB)
     with pytest.raises(OSError, match=r"cannot pin .* check free memory"):
         PinnedCopies([torch.ones(MIB // 4)] * 2)

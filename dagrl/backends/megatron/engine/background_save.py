@@ -52,14 +52,16 @@ class BackgroundWriter:
         self._timeout_s = timeout_s
         self._group: dist.ProcessGroup | None = None
         self._thread: threading.Thread | None = None
+        self._copied = threading.Event()
+        self._copied.set()
         self._folder = Path()
         self._failure: Exception | None = None
 
     def start(self, folder: Path, content: dict[str, Any], *, copy: bool) -> None:
         """Begin to write `content` to the existing `folder`. Collective.
 
-        Waits for an earlier write first. With `copy`, the tensors in `content` may change when this returns, because it
-        has copied them to host memory; otherwise only after `finish`.
+        Waits for an earlier write first. The tensors in `content` may change after `wait_until_copied` if they are to
+        be copied to host memory first (`copy`), otherwise after `finish`.
         """
         self.finish(wait=True)
         if self._group is None:
@@ -75,20 +77,27 @@ class BackgroundWriter:
             content, str(folder), sharded_strategy=strategy, async_sharded_save=True, async_strategy="mcore"
         )
         assert isinstance(request, AsyncRequest) and strategy.writer is not None
-        files, pinned = strategy.writer.write_buckets, None
-        if copy:
-            files, pinned = _copied(files, live)
         self._folder, self._failure = folder, None
-        work = (files, pinned, strategy.writer, strategy.metadata)
+        if copy:
+            self._copied.clear()
+            if torch.cuda.is_available():
+                # The copies would not wait for what the last update has queued.
+                torch.cuda.synchronize()
+        work = (strategy.writer.write_buckets, live if copy else None, strategy.writer, strategy.metadata)
         # A daemon, so that a failing run need not wait for it.
         self._thread = threading.Thread(target=self._run, args=work, name="checkpoint", daemon=True)
         self._thread.start()
 
+    def wait_until_copied(self) -> None:
+        """Wait until the tensors of a state that is copied may change. Raises TimeoutError after the timeout."""
+        if not self._copied.wait(self._timeout_s):
+            raise TimeoutError(f"the state for {self._folder} was not copied to the host within {self._timeout_s:g} s")
+
     def finish(self, *, wait: bool) -> bool:
         """Whether no write is running; with `wait`, blocks until then. Not collective.
 
-        Raises the error of the last write, once: OSError for an error of the disk. Raises TimeoutError after the
-        timeout.
+        Raises the error of the last write, once: OSError for an error of the disk, MemoryError if a rank could not copy
+        its state to the host. Raises TimeoutError after the timeout.
         """
         if self._thread is None:
             return True
@@ -109,37 +118,53 @@ class BackgroundWriter:
             raise self._failure
         return True
 
-    def _run(self, files: Sequence[_File], pinned: PinnedCopies | None, writer: Any, metadata: Any) -> None:
+    def _run(self, files: Sequence[_File], live: set[int] | None, writer: Any, metadata: Any) -> None:
         try:
+            pinned: PinnedCopies | None = None
+            failure: Exception | None = None
             try:
-                self._write(files, writer, metadata)
+                if live is not None:
+                    files, pinned = _copied(files, live)
+            except OSError as error:
+                # Not the disk's; other ranks wait for this one in any case.
+                failure = MemoryError(str(error))
+            finally:
+                self._copied.set()
+            try:
+                self._write(files, failure, writer, metadata)
             finally:
                 if pinned is not None:
                     pinned.close()
-        except Exception as failure:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001
             # Any exception: it would otherwise be lost with the thread, and the state would count as written.
-            self._failure = failure
+            self._failure = error
 
-    def _write(self, files: Sequence[_File], writer: Any, metadata: Any) -> None:
-        """Every rank writes its files, rank 0 collects the results, then writes the metadata."""
-        results = _write_files(files, getattr(writer, "transforms", None))
+    def _write(self, files: Sequence[_File], failure: Exception | None, writer: Any, metadata: Any) -> None:
+        """Every rank writes its files, rank 0 collects the results, then writes the metadata.
+
+        A rank with a `failure` has none, and all raise it.
+        """
+        results = failure or _write_files(files, getattr(writer, "transforms", None))
         all_results = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(results, all_results, dst=0, group=self._group)
-        verdict: list[str | None] = [None]
+        verdict: list[Exception | None] = [None]
         if all_results is not None:
             # A rank that failed sends its exception instead of a list.
             failed = [rank for rank, result in enumerate(all_results) if not isinstance(result, list)]
-            verdict = [f"ranks {failed} could not write: {all_results[failed[0]]}" if failed else None]
-            if not failed:
+            if failed:
+                first: Any = all_results[failed[0]]
+                kind = MemoryError if isinstance(first, MemoryError) else OSError
+                verdict = [kind(f"ranks {failed} could not save their state: {first}")]
+            else:
                 try:
                     writer.finish(metadata, all_results)
                     save_config(CheckpointingConfig(_Strategy.BACKEND), str(self._folder))
                     _write_file_sizes(self._folder)
                 except OSError as error:
-                    verdict = [f"rank 0 could not write: {error}"]
+                    verdict = [OSError(f"rank 0 could not write: {error}")]
         dist.broadcast_object_list(verdict, src=0, group=self._group)
         if verdict[0] is not None:
-            raise OSError(verdict[0])
+            raise verdict[0]
 
 
 class _Strategy(TorchDistSaveShardedStrategy):

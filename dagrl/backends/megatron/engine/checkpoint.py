@@ -50,7 +50,9 @@ class TrainingState:
 def save(
     folder: Path, state: TrainingState, writer: BackgroundWriter, *, policy_version: int, asynchronous: bool
 ) -> None:
-    """Write the state to `folder`, or copy it to the host and let `writer` write it in the background. Collective.
+    """Write the state to `folder`, or let `writer` copy it to the host and write it in the background. Collective.
+
+    The state may change after `writer.wait_until_copied`.
 
     Raises RuntimeError on all ranks if the optimizer has no state yet: Megatron's hybrid optimizer creates its moments
     and float32 weights only in a step.

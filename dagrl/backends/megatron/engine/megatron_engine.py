@@ -145,6 +145,7 @@ class MegatronEngine:
 
         Metrics are means over the whole call, weighted by their counts; ``grad_norm`` is taken before clipping.
         """
+        self._writer.wait_until_copied()
         if begins:
             self._own_training().schedule.step(1)
         with self._at_work(), self._memory.gradients():
@@ -189,6 +190,7 @@ class MegatronEngine:
         The figures are the driver's for the whole device: `held_gib` includes what other processes allocated since this
         engine was built, and both include what they do meanwhile.
         """
+        self._writer.wait_until_copied()
         before = device_gib_used()
         self._memory.sleep(residency)
         # Exporting weights needs the communicators until then.
@@ -220,6 +222,7 @@ class MegatronEngine:
             if self._start_weights is None:
                 yield
                 return
+            self._writer.wait_until_copied()
             with self._start_weights.in_place():
                 yield
 
@@ -237,12 +240,17 @@ class MegatronEngine:
         return exported(self.weight_exporter(bucket_bytes), is_root=torch.distributed.get_rank() == 0)
 
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:
-        """See `TrainEngine.save`. Raises OSError if the state cannot be written."""
+        """See `TrainEngine.save`. Raises OSError if the state cannot be written.
+
+        An asynchronous save is copied to the host meanwhile: whatever changes the state waits for that.
+        """
         training = self._own_training()
         with self._at_work(), self._memory.optimizer():
             checkpoint.save(
                 folder, training, self._writer, policy_version=self.policy_version, asynchronous=asynchronous
             )
+            if self._memory.rests_away:
+                self._writer.wait_until_copied()
 
     def finish_save(self, *, wait: bool) -> bool:
         """See `TrainEngine.finish_save`. Raises OSError if the state could not be written."""
@@ -250,6 +258,7 @@ class MegatronEngine:
 
     def load(self, folder: Path) -> None:
         """See `TrainEngine.load`. Raises FileNotFoundError or ValueError for a folder that cannot be loaded."""
+        self._writer.wait_until_copied()
         with self._at_work(), self._memory.optimizer():
             self.policy_version = checkpoint.load(folder, self._own_training())
 

@@ -47,6 +47,8 @@ class EngineOffloader:
         names at once. Raises ValueError if it cannot be offloaded.
         """
         self._residency = Residency.AWAKE
+        self.rests_away = offload.param or offload.optimizer
+        """Whether contents that are kept leave the device after each use."""
         self._cannot_leave = _needs_its_addresses(chunks)
         if self._cannot_leave and (offload.param or offload.grad or offload.optimizer):
             raise ValueError(f"offload: {self._cannot_leave}; turn one of the two off")

@@ -67,6 +67,75 @@ def test_what_is_written_is_the_state_when_it_was_asked_for(
     assert run_engine(2, second, **options) == [outcome[3] for outcome in outcomes]
 
 
+def test_an_update_waits_until_the_state_is_copied(
+    run_engine: Callable[..., list[Any]], samples: Batch, objective: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "step_1"
+
+    def first(engine: Any) -> tuple[bool, bool, Any]:
+        from dagrl.backends.megatron.engine import background_save
+
+        gate, copied = threading.Event(), background_save._copied
+
+        def held(*args: Any) -> Any:
+            assert gate.wait(60)
+            return copied(*args)
+
+        background_save._copied = held
+        update(engine, samples, objective)
+        engine.save(folder, asynchronous=True)
+        returned_before = not gate.is_set()
+        threading.Timer(0.3, gate.set).start()
+        after = update(engine, samples, objective)
+        waited = gate.is_set()
+        engine.finish_save(wait=True)
+        return returned_before, waited, after
+
+    def second(engine: Any) -> Any:
+        engine.load(folder)
+        return update(engine, samples, objective)
+
+    ((returned_before, waited, after),) = run_engine(1, first, **OPTIONS)
+    assert returned_before and waited
+    assert run_engine(1, second, **OPTIONS) == [after]
+
+
+def test_a_copy_that_hangs_has_a_bound(run_engine, samples: Batch, objective: Any, tmp_path: Path) -> None:
+    def on_rank(engine: Any) -> str:
+        from dagrl.backends.megatron.engine import background_save
+
+        background_save._copied = lambda *_: threading.Event().wait(60)
+        engine._writer._timeout_s = 0.2
+        engine.save(tmp_path / "step_1", asynchronous=True)
+        with pytest.raises(TimeoutError) as caught:
+            update(engine, samples, objective)
+        return str(caught.value)
+
+    message = f"the state for {tmp_path / 'step_1'} was not copied to the host within 0.2 s"
+    assert run_engine(1, on_rank, **OPTIONS) == [message]
+
+
+def test_too_little_memory_for_the_copy_is_a_sentence_on_all(run_engine, tmp_path: Path) -> None:
+    def on_rank(engine: Any) -> str:
+        import torch.distributed as dist
+
+        from dagrl.backends.megatron.engine import background_save
+
+        def refused(*_: Any) -> Any:
+            raise OSError("cannot pin 9.0 GiB of host memory")
+
+        if dist.get_rank() == 1:
+            background_save._copied = refused
+        engine.save(tmp_path / "step_1", asynchronous=True)
+        with pytest.raises(MemoryError) as caught:
+            engine.finish_save(wait=True)
+        return str(caught.value)
+
+    message = "ranks [1] could not save their state: cannot pin 9.0 GiB of host memory"
+    assert run_engine(2, on_rank, parallel={"tensor_model_parallel_size": 2}) == [message] * 2
+    assert not (tmp_path / "step_1" / "files.json").exists()
+
+
 def test_a_second_save_waits_for_the_first(run_engine, samples: Batch, objective: Any, tmp_path: Path) -> None:
     def on_rank(engine: Any) -> bool:
         gate = hold_writes()
@@ -144,7 +213,9 @@ def test_copies_in_pinned_memory_are_written_without_their_neighbours(
 
         update(engine, samples, objective)
         with contextlib.ExitStack() as patches:
-            names = {"cudart": lambda: driver, "synchronize": lambda: None, "device": contextlib.nullcontext}
+            stream = SimpleNamespace(synchronize=lambda: None)
+            names = {"cudart": lambda: driver, "synchronize": lambda: None, "Stream": lambda: stream}
+            names |= dict.fromkeys(("device", "stream"), contextlib.nullcontext)
             patches.enter_context(mock.patch.multiple(torch.cuda, **names))
             patches.enter_context(mock.patch.object(background_save, "_copied", from_gpu))
             engine.save(tmp_path / "pinned", asynchronous=True)
