@@ -32,12 +32,19 @@ def compile_ahead(server_args: Any) -> None:
     config = json.loads((Path(server_args.model_path) / "config.json").read_text())
     # SGLang sets and removes this around each compilation, which threads must not do to each other.
     os.environ["TVM_FFI_CUDA_ARCH_LIST"] = get_jit_cuda_arch().target_name
-    for kernel in kernels(
+    ranks = server_args.tp_size // (server_args.dp_size if server_args.enable_dp_attention else 1)
+    dtype = getattr(torch, server_args.dtype, torch.bfloat16)
+    found = kernels(
         config.get("text_config", config),
-        ranks=server_args.tp_size // (server_args.dp_size if server_args.enable_dp_attention else 1),
-        dtype=getattr(torch, server_args.dtype, torch.bfloat16),
+        ranks=ranks,
+        dtype=dtype,
         cache_bytes=1 if server_args.kv_cache_dtype.startswith("fp8") else 2,
-    ):
+    )
+    if ranks > 1 and not server_args.disable_custom_all_reduce:
+        found += all_reduce_kernels(ranks, dtype)
+    if "quantization_config" in config:
+        found += fp8_kernels(dtype)
+    for kernel in found:
         threading.Thread(target=_compile, args=(kernel,), daemon=True).start()
 
 
@@ -70,6 +77,41 @@ def kernels(config: Mapping[str, Any], *, ranks: int, dtype: Any, cache_bytes: i
         # Not every model normalizes queries and keys; one compilation in vain takes no longer than the others.
         found.append(partial(_jit_qknorm_module, head_size, dtype))
     return found
+
+
+def all_reduce_kernels(ranks: int, dtype: Any) -> list[partial[Any]]:
+    """The same of sums between ranks of a machine."""
+    from sglang.kernels.jit.utils import load_jit
+    from sglang.kernels.ops.communication.all_reduce import get_all_reduce_module
+
+    # SGLang's functions for the last two also register classes, which it does itself.
+    return [
+        partial(get_all_reduce_module, dtype, ranks),
+        partial(
+            load_jit,
+            "communicator",
+            cuda_files=["distributed/communicator.cuh"],
+            cuda_wrappers=[("register_once", "register_communicator")],
+        ),
+        partial(
+            load_jit,
+            "cuda_ipc",
+            extra_ldflags=["-lcuda"],
+            cuda_files=["distributed/ipc.cuh"],
+            cuda_wrappers=[("register_once", "register_ipc_manager")],
+        ),
+    ]
+
+
+def fp8_kernels(dtype: Any) -> list[partial[Any]]:
+    """The same of inputs of linear layers in fp8 with scales of blocks of 128 values."""
+    import torch
+    from sglang.kernels.jit.utils import is_arch_support_pdl
+    from sglang.kernels.ops.quantization.per_token_group_quant import _jit_module
+
+    layout = {"scale_ue8m0": False, "row_major": False, "aligned": True}
+    rest = {"fuse_silu_and_mul": False, "masked_layout": False, "use_pdl": is_arch_support_pdl()}
+    return [partial(_jit_module, dtype, torch.float8_e4m3fn, 128, **layout, **rest)]
 
 
 def _compile(kernel: partial[Any]) -> None:

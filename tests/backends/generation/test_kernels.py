@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 sglang = pytest.importorskip("sglang")
 
-from dagrl.backends.sglang.kernels import kernels  # noqa: E402
+from dagrl.backends.sglang.kernels import all_reduce_kernels, fp8_kernels, kernels  # noqa: E402
 
 QWEN3_8B = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 4096}
 
@@ -19,12 +20,24 @@ def named(config, **options) -> dict[str, tuple]:
     return {kernel.func.__name__: kernel.args for kernel in kernels(config, **options)}
 
 
-@pytest.mark.parametrize("name", named(QWEN3_8B))
-def test_arguments_fit(name: str):
-    [kernel] = [
-        each for each in kernels(QWEN3_8B, ranks=1, dtype=torch.bfloat16, cache_bytes=2) if each.func.__name__ == name
-    ]
-    inspect.signature(kernel.func).bind(*kernel.args)
+def test_arguments_fit():
+    found = kernels(QWEN3_8B, ranks=1, dtype=torch.bfloat16, cache_bytes=2)
+    for kernel in (*found, *all_reduce_kernels(2, torch.bfloat16), *fp8_kernels(torch.bfloat16)):
+        inspect.signature(kernel.func).bind(*kernel.args, **kernel.keywords)
+
+
+def test_sums_between_ranks_are_those_that_sglang_compiles(monkeypatch: pytest.MonkeyPatch):
+    from sglang.kernels.ops.communication import all_reduce
+
+    wanted = []
+    monkeypatch.setattr(
+        all_reduce,
+        "load_jit",
+        lambda *args, **options: wanted.append((args, options)) or SimpleNamespace(register_once=lambda: None),
+    )
+    all_reduce._init_communicator()
+    all_reduce._init_ipc_manager()
+    assert [(kernel.args, kernel.keywords) for kernel in all_reduce_kernels(2, torch.bfloat16)[1:]] == wanted
 
 
 @pytest.mark.parametrize(
