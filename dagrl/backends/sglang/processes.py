@@ -16,6 +16,9 @@ from typing import Any
 from dagrl.backends.sglang.kernels import compile_ahead
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
+FUSED = "fused"
+"""dagrl's `sampling_backend`."""
+
 
 def run_scheduler(log_prefix: Path, *args: Any) -> None:
     """SGLang's scheduler, which holds a part of the model; `args` are SGLang's."""
@@ -31,6 +34,11 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
         if gpu == server_args.base_gpu_id:
             compile_ahead(server_args)
         from sglang.srt.managers.scheduler import run_scheduler_process
+
+        if server_args.sampling_backend == FUSED:
+            from dagrl.backends.sglang.sampler import use_fused_sampler
+
+            use_fused_sampler(server_args)
 
     run_scheduler_process(*args)
 

@@ -158,12 +158,16 @@ def server(engines: Engines, server_backend: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def routing(engines: Engines, server_backend: str, tmp_path: Path) -> Iterator[Any]:
-    """A server that reports the experts of each token: for vLLM the shared one, as a start takes long."""
+def routing(engines: Engines, server_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A server that reports the experts of each token: for vLLM the shared one, as a start takes long.
+
+    SGLang's has dagrl's sampler, whose kernel runs in Triton's interpreter.
+    """
     if server_backend == "vllm":
         yield engines.get("vllm")
         return
-    engine = SERVERS[server_backend](tmp_path, enable_return_routed_experts=True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    engine = SERVERS[server_backend](tmp_path, enable_return_routed_experts=True, sampling_backend="fused")
     yield engine
     engine.close()
 

@@ -1,0 +1,55 @@
+"""A sampler for SGLang that draws tokens and their log-probs in one pass over the vocabulary.
+
+Only for requests without restrictions of what is sampled; SGLang's own does the others. For SGLang 0.5.17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.layers.logprob_processor import LogprobResult
+from sglang.srt.layers.sampler import SGLANG_RETURN_ORIGINAL_LOGPROB, Sampler, register_sampler_backend
+
+from dagrl.backends.sglang.sampling_kernel import sample
+
+
+def use_fused_sampler(server_args: Any) -> None:
+    """Have the model of this process sample with `FusedSampler`, by the name of the backend that does the rest."""
+    rest = "flashinfer" if server_args.device == "cuda" else "pytorch"
+    register_sampler_backend(rest, FusedSampler)
+    server_args.sampling_backend = rest
+
+
+class FusedSampler(Sampler):
+    """SGLang's sampler, except for batches of plain samples."""
+
+    def forward(
+        self,
+        logits_output: Any,
+        sampling_info: Any,
+        return_logprob: bool,
+        top_logprobs_nums: Sequence[int],
+        token_ids_logprobs: Sequence[Any],
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Sampler.forward`."""
+        wants_more = any(top_logprobs_nums or ()) or any(ids is not None for ids in token_ids_logprobs or ())
+        if wants_more or self.enable_deterministic or SGLANG_RETURN_ORIGINAL_LOGPROB or not _is_plain(sampling_info):
+            return super().forward(
+                logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions
+            )
+        logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        tokens, logprobs = sample(logits, sampling_info.temperatures)
+        if return_logprob:
+            LogprobResult(token_logprobs=logprobs).write_output_to(logits_output)
+        self._sync_token_ids_across_tp(tokens, sampling_info)
+        return tokens
+
+
+def _is_plain(info: Any) -> bool:
+    """Whether all rows of a batch are sampled from the whole softmax, by no seeds of their own."""
+    restricted = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
+    special = info.sampling_seed is not None or any(info.return_sampling_masks or ())
+    return not (info.is_all_greedy or restricted or special)

@@ -1,0 +1,65 @@
+"""dagrl's sampler for SGLang. Its kernel runs in Triton's interpreter, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sglang")
+
+TOKENS_AND_LOG_PROBS = """
+import torch
+from dagrl.backends.sglang.sampling_kernel import sample
+
+torch.manual_seed(3)
+logits = torch.randn(5, 5000) * 3
+logits[:, 100:200] = float("-inf")
+temperatures = torch.tensor([[1.0], [0.5], [2.0], [1.0], [0.1]])
+tokens, logprobs = sample(logits, temperatures)
+expected = (logits / temperatures).log_softmax(-1)[torch.arange(5), tokens.long()]
+assert torch.allclose(logprobs, expected, atol=2e-6, rtol=2e-6), (logprobs, expected)
+
+logits = torch.tensor([[0.0, 1.0, -1.0, float("-inf"), 0.5, 2.0, -9.0]])
+drawn, _ = sample(logits.expand(800, -1).contiguous(), torch.full((800, 1), 1.3))
+counts = torch.bincount(drawn.long(), minlength=7)
+assert len(counts) == 7 and counts[3] == 0
+shares = (logits[0] / 1.3).softmax(-1)
+off = (counts / 800 - shares).abs() / (shares * (1 - shares) / 800).sqrt().clamp(min=1e-9)
+assert off.max() < 4, off
+"""
+
+
+def test_tokens_follow_the_softmax_and_log_probs_are_theirs():
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    ran = subprocess.run([sys.executable, "-c", TOKENS_AND_LOG_PROBS], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_kernel_compiles_for_gpus():
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from dagrl.backends.sglang.sampling_kernel import LANES, _sample
+
+    types = {"logits": "*fp32", "temperatures": "*fp32", "seed": "*i64", "tokens": "*i32", "logprobs": "*fp32"}
+    types |= {"vocabulary": "i32", "stride": "i32", "LANES": "constexpr"}
+    source = ASTSource(fn=_sample, signature=types, constexprs={"LANES": LANES})
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8}).asm["cubin"]
+
+
+@pytest.mark.parametrize(("device", "rest"), [("cuda", "flashinfer"), ("cpu", "pytorch")])
+def test_it_stands_for_the_backend_that_does_the_rest(monkeypatch: pytest.MonkeyPatch, device: str, rest: str):
+    from sglang.srt.layers import sampler
+
+    from dagrl.backends.sglang.sampler import FusedSampler, use_fused_sampler
+
+    monkeypatch.setattr(sampler, "_CUSTOM_SAMPLER_FACTORIES", {})
+    arguments = SimpleNamespace(device=device, sampling_backend="fused")
+    use_fused_sampler(arguments)
+    assert arguments.sampling_backend == rest
+    assert {rest: FusedSampler} == sampler._CUSTOM_SAMPLER_FACTORIES
