@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding_bag
 
 from dagrl.backends.megatron.engine.context_parallel import zigzag_index
 from dagrl.data.prefix_tree import PrefixTree
@@ -37,6 +38,10 @@ class PrefixPack(PackedSeqParams):
     keys: torch.Tensor | None = None
     """Keys that the queries attend to, run after run, int64 [K]: indices among the tokens of all context-parallel
     ranks, concatenated."""
+    readers: torch.Tensor | None = None
+    """The same the other way round, int64 [K]: indices in `keys`, in the order of the tokens that they name."""
+    reader_bounds: torch.Tensor | None = None
+    """Where the readers of each token begin and end, int64 [tokens of all ranks + 1]."""
     attention: PackedSeqParams | None = None
     """Bounds of the queries and of `keys`, aligned at the end of each."""
 
@@ -66,6 +71,7 @@ def prefix_pack(
 
     whole = on_device(np.array([0, len(positions)], dtype=np.int32))
     longest = int(positions.max()) + 1
+    read = gathered[np.concatenate(keys)]
     return PrefixPack(
         qkv_format="thd",
         cu_seqlens_q=whole,
@@ -73,7 +79,9 @@ def prefix_pack(
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
         angles=on_device(_angles(positions[held], rank, ranks)),
-        keys=on_device(gathered[np.concatenate(keys)]),
+        keys=on_device(read),
+        readers=on_device(read.argsort(kind="stable")),
+        reader_bounds=on_device(_bounds(np.bincount(read, minlength=len(gathered)), np.int64)),
         attention=PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=on_device(_bounds(queries)),
@@ -110,8 +118,8 @@ def _attended(
     return queries, keys
 
 
-def _bounds(lengths: Sequence[int]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+def _bounds(lengths: Sequence[int] | np.ndarray, dtype: type = np.int32) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
 
 
 def _angles(held: np.ndarray, rank: int, ranks: int) -> np.ndarray:
@@ -169,23 +177,27 @@ def _gather_keys(
         # The backward pass sums the gradients of all ranks' queries.
         both = gather_from_sequence_parallel_region(torch.cat([key, value], dim=-1), group=group)
         key, value = both.split([key.shape[-1], value.shape[-1]], dim=-1)
-    key, value = (_GatheredTokens.apply(tensor, pack.keys) for tensor in (key, value))
+    key, value = (_GatheredTokens.apply(tensor, pack.keys, pack.readers, pack.reader_bounds) for tensor in (key, value))
     return (query, key, value, *rest), {**kwargs, "packed_seq_params": pack.attention, "attn_mask_type": _MaskType()}
 
 
 class _GatheredTokens(torch.autograd.Function):
-    """``tensor.index_select(0, places)``, whose gradient is summed in float32: many runs read a shared prefix."""
+    """``tensor.index_select(0, places)``, whose gradient is the sum over a token's readers, without atomics.
+
+    A bag of embeddings is such a sum. It reads each gradient once and accumulates in float32.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(places)
-        ctx.tokens = len(tensor)
+    def forward(
+        ctx: Any, tensor: torch.Tensor, places: torch.Tensor, readers: torch.Tensor, bounds: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(readers, bounds)
         return tensor.index_select(0, places)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (places,) = ctx.saved_tensors
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        total = torch.zeros((ctx.tokens, *grad.shape[1:]), dtype=wide, device=grad.device)
-        return total.index_add_(0, places, grad.to(wide)).to(grad.dtype), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        readers, bounds = ctx.saved_tensors
+        rows = grad.reshape(len(grad), -1)
+        total = embedding_bag(readers, rows, bounds, mode="sum", include_last_offset=True)
+        return total.view(-1, *grad.shape[1:]), None, None, None
