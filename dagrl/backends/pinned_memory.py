@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,6 +31,8 @@ def add_pinned(blocks: list[torch.Tensor], count: int, nbytes: int) -> None:
     The caller must `unpin` them before dropping them. Raises OSError if the memory is not available; `blocks` then has
     those that were allocated.
     """
+    if count == 0:
+        return
     threads = min(_MOST_THREADS, count, len(os.sched_getaffinity(0)))
     try:
         with ThreadPoolExecutor(threads, "dagrl-pin") as pool:
@@ -53,47 +56,53 @@ def unpin(blocks: list[torch.Tensor]) -> None:
 
 
 class PinnedCopies:
-    """Copies of tensors on a GPU in pinned memory, which is released by `close` and may then not be read."""
+    """Copies of a GPU's tensors in pinned memory, which stays for the next copies until `close`."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Allocate and copy, one tensor or more of one GPU; returns when the copies are whole, in any thread.
+    def __init__(self) -> None:
+        self._blocks: list[torch.Tensor] = []
+        self._block_bytes = 0
 
-        The tensors must have their values already: the copies do not wait for kernels. Raises OSError as `add_pinned`.
+    def take(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies of tensors of one GPU, in their order and in place of earlier ones; whole on return, in any thread.
+
+        The tensors must have their values already: the copies do not wait for kernels. Raises OSError as `add_pinned`,
+        with nothing left.
         """
-        self._device = tensors[0].device
-        self.tensors: list[torch.Tensor] = []
-        """The copies, in the order of the tensors."""
         places, block, end = [], 0, 0
-        size = max([_COPY_BYTES, *(_aligned(tensor.nbytes) for tensor in tensors)])
+        size = max([_COPY_BYTES, self._block_bytes, *(_aligned(tensor.nbytes) for tensor in tensors)])
         for tensor in tensors:
             if end + tensor.nbytes > size:
                 block, end = block + 1, 0
             places.append((block, end))
             end += _aligned(tensor.nbytes)
-        self._blocks: list[torch.Tensor] = []
         # A thread begins on the first GPU.
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(tensors[0].device):
+            if not self._block_bytes:
+                # At interpreter exit the driver does it.
+                weakref.finalize(self, unpin, self._blocks).atexit = False
+            if size > self._block_bytes:
+                self.close()
+                self._block_bytes = size
             try:
-                add_pinned(self._blocks, block + 1, size)
+                add_pinned(self._blocks, max(0, block + 1 - len(self._blocks)), size)
             except OSError:
                 self.close()
                 raise
-            self.tensors = [
+            copies = [
                 _part(self._blocks[block], start, tensor.nbytes).view(tensor.dtype).view(tensor.shape)
                 for tensor, (block, start) in zip(tensors, places, strict=True)
             ]
             # Not behind kernels that another thread queues meanwhile.
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
-                for copy, tensor in zip(self.tensors, tensors, strict=True):
+                for copy, tensor in zip(copies, tensors, strict=True):
                     copy.copy_(tensor, non_blocking=True)
             stream.synchronize()
+        return copies
 
     def close(self) -> None:
-        """Release the memory, in any thread."""
-        self.tensors = []
-        with torch.cuda.device(self._device):
-            unpin(self._blocks)
+        """Release the memory. Copies may then not be read."""
+        unpin(self._blocks)
         self._blocks.clear()
 
 

@@ -41,6 +41,7 @@ class Workload:
     keeps_start_weights: bool = False
     """Whether another engine is its frozen copy."""
     sleeps: bool = False
+    saves_in_background: bool = False
     keeps_weights: bool = False
     """Whether it keeps its weights in a sleep, because no other engine sends them again."""
 
@@ -123,6 +124,7 @@ class PlannedEngine[Spec: EngineSpec]:
             bucket_bytes=max((weight_route(pipeline, name).bucket_bytes for name in receivers), default=0),
             keeps_start_weights=len(ours.engines) > 1 and ours.trained,
             sleeps=ours.sleeps,
+            saves_in_background=pipeline.run.async_save and pipeline.run.save_every is not None and ours.trained,
             keeps_weights=ours.weights_from is None or pipeline.engines[ours.weights_from].sent_adapter is not None,
         )
 

@@ -116,25 +116,43 @@ def test_copies_have_values_of_their_own_in_few_blocks(monkeypatch: pytest.Monke
         torch.full((MIB // 2,), 5, dtype=torch.float32),
         torch.ones(9, dtype=torch.bool),
     ]
-    copies = PinnedCopies(tensors)
+    copies = PinnedCopies()
+    taken = copies.take(tensors)
     assert list(stand_in.pinned.values()) == [3 * MIB] * 3
     assert stand_in.waited
     expected = [tensor.clone() for tensor in tensors]
     for tensor in tensors:
         tensor.zero_()
-    for copy, wanted in zip(copies.tensors, expected, strict=True):
+    for copy, wanted in zip(taken, expected, strict=True):
         torch.testing.assert_close(copy, wanted, rtol=0, atol=0)
         # `torch.save` writes whole storages.
         assert copy.untyped_storage().nbytes() == copy.nbytes
+    del copies
+    assert stand_in.pinned == {}
+
+
+def test_later_copies_are_in_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = driver(monkeypatch, most=9)
+    monkeypatch.setattr(pinned_memory, "_COPY_BYTES", MIB)
+    copies = PinnedCopies()
+    copies.take([torch.ones(MIB // 4)] * 3)
+    blocks = dict(stand_in.pinned)
+    assert [each.sum().item() for each in copies.take([torch.full((MIB // 4,), 2.0)] * 2)] == [MIB / 2] * 2
+    assert stand_in.pinned == blocks and len(blocks) == 3
+    copies.take([torch.ones(MIB // 4)] * 4)
+    assert stand_in.pinned.items() > blocks.items()
+    # A larger tensor needs larger blocks.
+    copies.take([torch.ones(MIB)])
+    assert list(stand_in.pinned.values()) == [4 * MIB]
     copies.close()
-    assert stand_in.pinned == {} and copies.tensors == []
+    assert stand_in.pinned == {}
 
 
 def test_copies_that_do_not_fit_leave_nothing_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = driver(monkeypatch, most=1)
     monkeypatch.setattr(pinned_memory, "_COPY_BYTES", MIB)
     with pytest.raises(OSError, match=r"cannot pin .* check free memory"):
-        PinnedCopies([torch.ones(MIB // 4)] * 2)
+        PinnedCopies().take([torch.ones(MIB // 4)] * 2)
     assert stand_in.pinned == {}
 
 

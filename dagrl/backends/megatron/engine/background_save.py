@@ -52,6 +52,8 @@ class BackgroundWriter:
         self._timeout_s = timeout_s
         self._group: dist.ProcessGroup | None = None
         self._thread: threading.Thread | None = None
+        self._pinned = PinnedCopies()
+        """Copies of the newest state. Allocating takes longer than copying, so the memory stays for the next one."""
         self._copied = threading.Event()
         self._copied.set()
         self._folder = Path()
@@ -120,21 +122,16 @@ class BackgroundWriter:
 
     def _run(self, files: Sequence[_File], live: set[int] | None, writer: Any, metadata: Any) -> None:
         try:
-            pinned: PinnedCopies | None = None
             failure: Exception | None = None
             try:
                 if live is not None:
-                    files, pinned = _copied(files, live)
+                    files = _copied(files, live, self._pinned)
             except OSError as error:
                 # Not the disk's; other ranks wait for this one in any case.
                 failure = MemoryError(str(error))
             finally:
                 self._copied.set()
-            try:
-                self._write(files, failure, writer, metadata)
-            finally:
-                if pinned is not None:
-                    pinned.close()
+            self._write(files, failure, writer, metadata)
         except Exception as error:  # noqa: BLE001
             # Any exception: it would otherwise be lost with the thread, and the state would count as written.
             self._failure = error
@@ -182,26 +179,24 @@ class _Strategy(TorchDistSaveShardedStrategy):
         return super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret, async_strategy)
 
 
-def _copied(files: Sequence[_File], live: set[int]) -> tuple[list[_File], PinnedCopies | None]:
-    """The files with copies of all tensors in host memory, and the copies of those on a GPU, to be closed.
+def _copied(files: Sequence[_File], live: set[int], pinned: PinnedCopies) -> list[_File]:
+    """The files with copies of all tensors in host memory, `pinned` for those on a GPU.
 
     Megatron's own copies would be pinned by the driver, at a tenth of the speed. Views on the host it has copied
     already, but not whole tensors: those `live` ones (by address of their storage) would change while they are written.
     """
     on_gpu = [tensor for *_, (_, tensors) in files for _, tensor in tensors if tensor.is_cuda]
-    pinned = PinnedCopies(on_gpu) if on_gpu else None
-    copies = iter(pinned.tensors if pinned is not None else ())
+    copies = iter(pinned.take(on_gpu) if on_gpu else ())
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_cuda:
             return next(copies)
         return tensor.clone() if tensor.untyped_storage().data_ptr() in live else tensor
 
-    copied: list[_File] = [
+    return [
         (path, name, (objects, [(item, copy(tensor)) for item, tensor in tensors]))
         for path, name, (objects, tensors) in files
     ]
-    return copied, pinned
 
 
 def _write_files(files: Sequence[_File], transforms: Any) -> list[Any] | Exception:

@@ -167,7 +167,9 @@ class _Rank:
         waiting += states.optimizer if self.work.sleeps or offload.optimizer else 0
         # Without its adapters the model is that of the start.
         keeps_start = self.work.keeps_start_weights and self.engine.lora is None
-        return waiting + states.on_host + (states.weights if keeps_start else 0)
+        # Copies for the disk, beside those of a sleep.
+        copied = states.trained + states.optimizer if self.work.saves_in_background else 0
+        return waiting + copied + states.on_host + (states.weights if keeps_start else 0)
 
 
 def _of_pass(activations: int, logits: int) -> dict[Kind, int]:
