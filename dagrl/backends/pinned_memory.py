@@ -56,7 +56,7 @@ def unpin(blocks: list[torch.Tensor]) -> None:
 
 
 class PinnedCopies:
-    """Copies of a GPU's tensors in pinned memory, which stays for the next copies until `close`."""
+    """Copies of a GPU's tensors in pinned memory, which stays for the next copies."""
 
     def __init__(self) -> None:
         self._blocks: list[torch.Tensor] = []
@@ -81,12 +81,12 @@ class PinnedCopies:
                 # At interpreter exit the driver does it.
                 weakref.finalize(self, unpin, self._blocks).atexit = False
             if size > self._block_bytes:
-                self.close()
+                self._release()
                 self._block_bytes = size
             try:
                 add_pinned(self._blocks, max(0, block + 1 - len(self._blocks)), size)
             except OSError:
-                self.close()
+                self._release()
                 raise
             copies = [
                 _part(self._blocks[block], start, tensor.nbytes).view(tensor.dtype).view(tensor.shape)
@@ -100,8 +100,7 @@ class PinnedCopies:
             stream.synchronize()
         return copies
 
-    def close(self) -> None:
-        """Release the memory. Copies may then not be read."""
+    def _release(self) -> None:
         unpin(self._blocks)
         self._blocks.clear()
 

@@ -87,7 +87,8 @@ def _take(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Add a column to each lane."""
     values = tl.load(logits + columns, mask=columns < vocabulary, other=_LOW).to(tl.float32) * scale
-    values = tl.maximum(values, _LOW)
+    # Not by a maximum, which would drop what is not a number: log-probs of such a row are not numbers either.
+    values = tl.where(values < _LOW, _LOW, values)
     higher = tl.maximum(highest, values)
     total = total * tl.exp(highest - higher) + tl.exp(values - higher)
     uniform = ((bits & 0x7FFFFFFF).to(tl.float32) + 0.5) * _UNIT

@@ -1,4 +1,4 @@
-"""dagrl's sampler for SGLang. Its kernel runs in Triton's interpreter, in a process of its own."""
+"""Tests dagrl's sampler for SGLang without a GPU. Triton interprets the kernel, in a subprocess."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ assert len(counts) == 7 and counts[3] == 0
 shares = (logits[0] / 1.3).softmax(-1)
 off = (counts / 800 - shares).abs() / (shares * (1 - shares) / 800).sqrt().clamp(min=1e-9)
 assert off.max() < 4, off
+
+logits[0, 4] = float("nan")
+_, logprobs = sample(logits, torch.ones(1, 1))
+assert logprobs.isnan().all()
 """
 
 
@@ -50,6 +54,50 @@ def test_the_kernel_compiles_for_gpus():
     types |= {"vocabulary": "i32", "stride": "i32", "LANES": "constexpr"}
     source = ASTSource(fn=_sample, signature=types, constexprs={"LANES": LANES})
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8}).asm["cubin"]
+
+
+PLAIN = {
+    "temperatures": None,
+    "is_all_greedy": False,
+    "need_top_p_sampling": False,
+    "need_top_k_sampling": False,
+    "need_min_p_sampling": False,
+    "sampling_seed": None,
+    "return_sampling_masks": [False, False],
+    "has_custom_logit_processor": False,
+    "grammars": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("info", "wanted", "is_fused"),
+    [
+        ({}, {}, True),
+        ({"is_all_greedy": True}, {}, False),
+        ({"need_top_p_sampling": True}, {}, False),
+        ({"need_top_k_sampling": True}, {}, False),
+        ({"need_min_p_sampling": True}, {}, False),
+        ({"sampling_seed": "seeds"}, {}, False),
+        ({"return_sampling_masks": [False, True]}, {}, False),
+        ({}, {"top_logprobs_nums": [0, 2]}, False),
+        ({}, {"token_ids_logprobs": [None, [1]]}, False),
+    ],
+)
+def test_only_plain_samples_are_fused(monkeypatch: pytest.MonkeyPatch, info: dict, wanted: dict, is_fused: bool):
+    from sglang.srt.layers.sampler import Sampler
+
+    from dagrl.backends.sglang import sampler
+
+    monkeypatch.setattr(sampler, "sample", lambda logits, temperatures: ("fused", "log-probs"))
+    monkeypatch.setattr(Sampler, "forward", lambda *_: "SGLang's")
+    monkeypatch.setattr(Sampler, "_preprocess_logits", lambda self, logits, info: logits)
+    fused = object.__new__(sampler.FusedSampler)
+    fused.__dict__["enable_deterministic"] = False
+    output = SimpleNamespace(next_token_logits="logits", next_token_logprobs=None)
+    asked = {"top_logprobs_nums": [0, 0], "token_ids_logprobs": [None, None]} | wanted
+    tokens = fused.forward(output, SimpleNamespace(**(PLAIN | info)), True, positions=None, **asked)
+    assert tokens == ("fused" if is_fused else "SGLang's")
+    assert output.next_token_logprobs == ("log-probs" if is_fused else None)
 
 
 @pytest.mark.parametrize(("device", "rest"), [("cuda", "flashinfer"), ("cpu", "pytorch")])

@@ -81,10 +81,10 @@ class BackgroundWriter:
         assert isinstance(request, AsyncRequest) and strategy.writer is not None
         self._folder, self._failure = folder, None
         if copy:
-            self._copied.clear()
             if torch.cuda.is_available():
                 # The copies would not wait for what the last update has queued.
                 torch.cuda.synchronize()
+            self._copied.clear()
         work = (strategy.writer.write_buckets, live if copy else None, strategy.writer, strategy.metadata)
         # A daemon, so that a failing run need not wait for it.
         self._thread = threading.Thread(target=self._run, args=work, name="checkpoint", daemon=True)
