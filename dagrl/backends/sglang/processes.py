@@ -16,11 +16,8 @@ from typing import Any
 from dagrl.backends.sglang.kernels import compile_ahead
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
-FUSED = "fused"
-"""dagrl's `sampling_backend`."""
 
-
-def run_scheduler(log_prefix: Path, *args: Any) -> None:
+def run_scheduler(log_prefix: Path, fused_sampler: bool, *args: Any) -> None:
     """SGLang's scheduler, which holds a part of the model; `args` are SGLang's."""
     server_args, _ports, gpu, tensor, _context, _moe_data, _expert, stage, copy, *_ = args
     stages = f"-pp{stage}" if server_args.pp_size > 1 else ""
@@ -35,7 +32,7 @@ def run_scheduler(log_prefix: Path, *args: Any) -> None:
             compile_ahead(server_args)
         from sglang.srt.managers.scheduler import run_scheduler_process
 
-        if server_args.sampling_backend == FUSED:
+        if fused_sampler:
             from dagrl.backends.sglang.sampler import use_fused_sampler
 
             use_fused_sampler(server_args)

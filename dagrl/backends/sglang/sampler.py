@@ -16,10 +16,8 @@ from dagrl.backends.sglang.sampling_kernel import sample
 
 
 def use_fused_sampler(server_args: Any) -> None:
-    """Have the model of this process sample with `FusedSampler`, by the name of the backend that does the rest."""
-    rest = "flashinfer" if server_args.device == "cuda" else "pytorch"
-    register_sampler_backend(rest, FusedSampler)
-    server_args.sampling_backend = rest
+    """Have the model of this process sample with `FusedSampler`, in the name of the backend that does the rest."""
+    register_sampler_backend(server_args.sampling_backend, FusedSampler)
 
 
 class FusedSampler(Sampler):

@@ -35,6 +35,8 @@ _CODE = " " * 4
 """Indentation of the lines below a frame of a traceback."""
 _STACKS = "-stacks.log"
 """Suffix of the file with the worker's thread stacks at the time a process failed."""
+_FUSED = "fused"
+"""The `sampling_backend` that is dagrl's. ServerArgs does not have it, and would replace it on a CPU."""
 _END_S = 10.0
 """Timeout for the loop to stop after its processes have ended."""
 
@@ -56,6 +58,9 @@ class ServerProcess:
         """
         self._name = name
         self._arguments = dict(arguments)
+        self._fused_sampler = self._arguments.get("sampling_backend") == _FUSED
+        if self._fused_sampler:
+            del self._arguments["sampling_backend"]
         self._log_prefix = log_prefix
         self._failure: ServerError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -115,7 +120,7 @@ class ServerProcess:
         try:
             # For a model that sees, it imports all models of SGLang, the debugging tool among them.
             with without_megatron():
-                engine = _engine_class(self._log_prefix, self._note_processes)(**self._arguments)
+                engine = _engine_class(self._log_prefix, self._fused_sampler, self._note_processes)(**self._arguments)
         except BaseException as failure:  # noqa: BLE001 - raised in the thread that waits for the start
             self._started.set_exception(failure)
             return
@@ -210,14 +215,14 @@ def telling_lines(log: str) -> list[str]:
     return told
 
 
-def _engine_class(log_prefix: Path, note_processes: Callable[[Sequence[Any]], None]) -> Any:
+def _engine_class(log_prefix: Path, fused_sampler: bool, note_processes: Callable[[Sequence[Any]], None]) -> Any:
     """SGLang's Engine class, changed to log to files and to report its processes."""
     import_transformers()
     with without_megatron(), without_packages(*UNUSED):
         from sglang.srt.entrypoints.engine import Engine
 
     class _Engine(Engine):
-        run_scheduler_process_func = staticmethod(partial(run_scheduler, log_prefix))
+        run_scheduler_process_func = staticmethod(partial(run_scheduler, log_prefix, fused_sampler))
 
         @classmethod
         def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from dagrl.backends.serving.client import ServerError
+from dagrl.backends.sglang import server
 
 pytest.importorskip("sglang")
 
@@ -100,14 +105,32 @@ def test_only_plain_samples_are_fused(monkeypatch: pytest.MonkeyPatch, info: dic
     assert output.next_token_logprobs == ("log-probs" if is_fused else None)
 
 
-@pytest.mark.parametrize(("device", "rest"), [("cuda", "flashinfer"), ("cpu", "pytorch")])
-def test_it_stands_for_the_backend_that_does_the_rest(monkeypatch: pytest.MonkeyPatch, device: str, rest: str):
+@pytest.mark.parametrize("rest", ["flashinfer", "pytorch"])
+def test_it_stands_for_the_backend_that_does_the_rest(monkeypatch: pytest.MonkeyPatch, rest: str):
     from sglang.srt.layers import sampler
 
     from dagrl.backends.sglang.sampler import FusedSampler, use_fused_sampler
 
     monkeypatch.setattr(sampler, "_CUSTOM_SAMPLER_FACTORIES", {})
-    arguments = SimpleNamespace(device=device, sampling_backend="fused")
-    use_fused_sampler(arguments)
-    assert arguments.sampling_backend == rest
+    use_fused_sampler(SimpleNamespace(sampling_backend=rest))
     assert {rest: FusedSampler} == sampler._CUSTOM_SAMPLER_FACTORIES
+
+
+@pytest.mark.parametrize(("given", "is_fused"), [("fused", True), ("pytorch", False)])
+def test_a_server_has_it_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, is_fused: bool):
+    """ServerArgs does not have the name, and would replace it on a CPU."""
+    made, engine_class = [], server._engine_class
+
+    def refuse(*args: Any) -> Any:
+        schedule = engine_class(*args).run_scheduler_process_func
+
+        def engine(**arguments: Any) -> None:
+            made.append((schedule.args[1], arguments))
+            raise ValueError("enough is known")
+
+        return engine
+
+    monkeypatch.setattr(server, "_engine_class", refuse)
+    with pytest.raises(ServerError, match="enough is known"):
+        server.ServerProcess("generator/0", {"sampling_backend": given, "tp_size": 1}, tmp_path / "log", 60)
+    assert made == [(is_fused, {"tp_size": 1} if is_fused else {"sampling_backend": given, "tp_size": 1})]
