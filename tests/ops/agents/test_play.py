@@ -289,7 +289,7 @@ def test_an_agent_without_turns_left_has_failed_the_task(play) -> None:
 
 @with_both
 def test_a_slow_agent_is_stopped(play) -> None:
-    (output,) = play({"function": "bots:sleeps", "timeout_s": 6.0}, prompts=PROMPTS[:2])
+    (output,) = play({"function": "bots:sleeps", "timeout_s": 12.0}, prompts=PROMPTS[:2])
     assert output.stats["agent/failed_fraction"].mean == 1
     batch = together([output])
     assert (batch["response_mask"].values == 0).all() and len(batch["response_mask"].values) > 2
@@ -396,11 +396,11 @@ def test_an_agent_that_no_worker_has_any_more_begins_anew(play) -> None:
 
 
 def test_time_that_an_agent_is_paused_is_not_its_own(play) -> None:
-    agent = {"function": "bots:pauses", "timeout_s": 5.0}
-    _, later = pause(play, agent, tokens=20)
-    time.sleep(5.0)
+    paused_s, begun = 0.5, time.monotonic()
+    _, later = pause(play, "bots:pauses", tokens=20)
+    time.sleep(paused_s)
     output = go_on(play, later)
-    assert output.stats["agent/failed_fraction"].mean == 0 and output.stats["agent/seconds"].high < 5.0
+    assert output.stats["agent/seconds"].high <= time.monotonic() - begun - paused_s
 
 
 def test_a_group_that_a_full_step_did_not_take_is_passed_on_as_it_is(play) -> None:
