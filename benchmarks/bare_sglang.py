@@ -5,6 +5,7 @@ Its arguments are those that dagrl gives its own servers.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -35,24 +36,45 @@ class BareServer:
     def generate(self, prompts: list[str], load: Load, *, logprobs: bool = True) -> float:
         """Seconds to answer these prompts, a token for each letter. Log-probs are part of what training needs."""
         begun = time.perf_counter()
-        answers = self._engine.generate(
-            input_ids=[list(prompt.encode()) for prompt in prompts],
-            sampling_params={
-                "n": load.n,
-                "temperature": 1.0,
-                "max_new_tokens": load.response_tokens,
-                "ignore_eos": True,
-            },
-            return_logprob=logprobs,
-        )
+        answers = self._engine.generate(**_requests(prompts, load), return_logprob=logprobs)
         seconds = time.perf_counter() - begun
         sampled = sum(len(answer["output_ids"]) for answer in answers)
         assert sampled == len(prompts) * load.n * load.response_tokens, sampled
         return seconds
 
+    def profile(self, prompts: list[str], load: Load, folder: Path, *, after_s: float, steps: int) -> None:
+        """Answer these prompts, and write a Chrome trace of `steps` forward passes, `after_s` after the start."""
+
+        async def both() -> None:
+            generating = asyncio.ensure_future(
+                self._engine.async_generate(**_requests(prompts, load), return_logprob=True)
+            )
+            await asyncio.sleep(after_s)
+            await self._engine.tokenizer_manager.start_profile(
+                ProfileReq(
+                    output_dir=str(folder),
+                    num_steps=steps,
+                    activities=["GPU" if torch.cuda.is_available() else "CPU"],
+                    with_stack=False,
+                    record_shapes=False,
+                )
+            )
+            if generating.done():
+                raise RuntimeError("all responses had ended before the profile; give more --response-tokens")
+            await generating
+
+        from sglang.srt.managers.io_struct import ProfileReq
+
+        self._engine.loop.run_until_complete(both())
+
     def close(self) -> None:
         """End its processes, and with them all others that this process has started: SGLang's way."""
         self._engine.shutdown()
+
+
+def _requests(prompts: list[str], load: Load) -> dict[str, Any]:
+    sampling = {"n": load.n, "temperature": 1.0, "max_new_tokens": load.response_tokens, "ignore_eos": True}
+    return {"input_ids": [list(prompt.encode()) for prompt in prompts], "sampling_params": sampling}
 
 
 def _share() -> ServerShare:

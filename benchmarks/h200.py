@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 HELPERS = "tests/helpers"
 NOISE = ("warn", "it/s]", "__array")
 VERDICTS = ("ok  ", "NOT ")
-SUITES = ("rollout", "trainer", "plan", "lora", "models", "agents", "fp8", "why")
+SUITES = ("rollout", "trainer", "plan", "lora", "models", "agents", "fp8", "speed", "why")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ def parts(suite: str, gpus: int, out: Path, weights: Path) -> list[Part]:
         "models": model_parts,
         "agents": agent_parts,
         "fp8": fp8_parts,
+        "speed": speed_parts,
         "why": why_parts,
     }
     found = of_suite[suite](gpus, out, weights)
@@ -179,6 +180,39 @@ def fp8_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         measured("fp8_1.7b_rollout", *small, "rollout", "cache"),
         measured("fp8_1.7b_train", *small, "train", "train_tensorwise", "train_delayed"),
         measured("fp8_1.7b_vllm", "--backend", "vllm", *small, "rollout", "cache"),
+    ]
+    return [part for part in found if part.gpus <= gpus]
+
+
+def speed_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
+    """Whole steps: their saves, settings that make them faster, longer responses, and the same beside verl."""
+
+    def measured(name: str, limit_s: int, *command: str, needs: int = 1) -> Part:
+        files = ("--out", str(out / name), "--weights", str(weights), "--json", str(out / f"{name}.json"))
+        return Part(name, (f"benchmarks/{command[0]}", *command[1:], *files), limit_s, tail=25, gpus=needs)
+
+    def step(name: str, *options: str) -> Part:
+        return measured(f"step_{name}", 400, "step.py", "--mode", "together", *options)
+
+    def of_length(response_tokens: int) -> Part:
+        """As many tokens a step for each length."""
+        rows = 16 * 768 // (256 + response_tokens)
+        load = ("--prompts", str(128 * 512 // response_tokens), "--response-tokens", str(response_tokens))
+        return step(f"of_{response_tokens}", *load, "--rows-per-micro-batch", str(max(1, rows)))
+
+    def beside_verl(case: str, limit_s: int, *options: str) -> Part:
+        return measured(f"verl_{case}", limit_s, "peers/verl/compare.py", "--case", case, *options, needs=2)
+
+    fused, shared = "engines.generator.server.sampling_backend=fused", "engines.actor.prefix_sharing=true"
+    found = [
+        measured("checkpoint_1.7b", 240, "checkpoint.py", "--model", "1.7b"),
+        step("fused", "--set", fused),
+        step("fused_shared", "--set", fused, shared),
+        step("saves", "--set", "run.save_every=2", "run.async_save=true"),
+        beside_verl("one_step_off", 560),
+        beside_verl("8b_tp2", 590, "--set", fused),
+        *(measured(f"decode_profile_{model}", 400, "decode_profile.py", "--model", model) for model in ("8b", "1.7b")),
+        *(of_length(response_tokens) for response_tokens in (512, 2048, 8192, 16384)),
     ]
     return [part for part in found if part.gpus <= gpus]
 

@@ -10,7 +10,7 @@ def h200(benchmark_module):
     return benchmark_module("h200")
 
 
-@pytest.mark.parametrize("suite", ["trainer", "rollout", "plan", "lora", "models", "agents", "fp8", "why"])
+@pytest.mark.parametrize("suite", ["trainer", "rollout", "plan", "lora", "models", "agents", "fp8", "speed", "why"])
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_what_is_planned_exists_and_fits(h200, suite: str, gpus: int, tmp_path: Path) -> None:
     parts = h200.parts(suite, gpus, tmp_path, tmp_path)
