@@ -97,7 +97,7 @@ class Case:
     steps: int = 150
     """Steps after which it has failed to learn."""
     template: str = "tiny_grpo"
-    """``tiny_images``: say the digit in a picture."""
+    """``tiny_images``: say the digit in a picture; ``tiny_agent``: a function asks through the OpenAI endpoint."""
     rollout_fp8: bool = False
     """Whether the generator's weights are in fp8."""
     train_fp8: bool = False
@@ -158,6 +158,8 @@ CASES = {
     "one_gpu_colocated_fp8_rollout": _FP8,
     "one_gpu_colocated_fp8_rollout_vllm": replace(_FP8, backend="vllm"),
     "one_gpu_colocated_fp8": replace(_FP8, train_fp8=True),
+    # A fourth of the samples of a step.
+    "one_gpu_colocated_agent": Case(1, template="tiny_agent", steps=300),
     # Models that megatron-bridge builds.
     "one_gpu_colocated_glm4_moe": Case(1, model=_GLM),
     "one_gpu_colocated_gemma3": Case(1, model=_GEMMA),

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 80
 ADAPTER_STEPS = 250
 IMAGE_STEPS = 150
-"""Adapters learn later, and so does a vision tower."""
+"""Adapters learn later, and so do a vision tower and what has fewer samples."""
 _LIMIT_S = 500.0
 """For all of its steps, about a second each, while other tests have the same GPUs."""
 CASES = (
@@ -34,6 +34,7 @@ CASES = (
     "one_gpu_colocated_fp8_rollout",
     "one_gpu_colocated_fp8_rollout_vllm",
     "one_gpu_colocated_fp8",
+    "one_gpu_colocated_agent",
     "one_gpu_colocated_glm4_moe",
     "one_gpu_colocated_gemma3",
     "two_gpus_colocated_images_tp2_to_tp1",
@@ -52,7 +53,7 @@ CASES = (
 
 
 def steps_of(name: str) -> int:
-    return ADAPTER_STEPS if "lora" in name else IMAGE_STEPS if "images" in name else STEPS
+    return ADAPTER_STEPS if "lora" in name else IMAGE_STEPS if "images" in name or "agent" in name else STEPS
 
 
 @pytest.fixture(scope="module")
