@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 
+@pytest.mark.soak
 def test_a_planted_straggler_is_found_and_the_advice_about_it_holds(
     benchmark_module: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:

@@ -41,10 +41,12 @@ async def solve(client, row):
 
 
 def test_the_official_client_trains_the_demos_task(lab, tmp_path: Path) -> None:
-    run = lab.start(TEMPLATE, tmp_path / "run", "run.save_every=null", "track=[console]")
+    short = ("run.steps=60", "run.validate_every=60", "run.save_every=null", "track=[console]")
+    run = lab.start(TEMPLATE, tmp_path / "run", *short)
     assert run.wait() == 0, run.output
     metrics = run.metrics()
-    assert max(line["val/reward/mean"] for line in metrics if "val/reward/mean" in line) > 0.9
+    # Of 25 sums, the first weights know none and those of step 100 nearly all.
+    assert metrics[-1]["val/reward/mean"] > 0.7
     for line in metrics[1:]:
         # The trainer's log-probs of what the client was told are the generator's.
         assert line["mismatch/logprob_diff/max"] < 1e-4

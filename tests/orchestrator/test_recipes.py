@@ -32,7 +32,7 @@ SIGNS: dict[str, set[str]] = {
     "grpo_moe": set(),
 }
 """Recipe -> those of the metrics above that it has."""
-IN_CI = ("reinforce_pp", "remax", "grpo_moe")
+IN_CI = ("remax", "grpo_moe")
 """The others differ from these, and from those with tests of their own, in formulas alone."""
 IN_ONE_FILE = ("ppo", "dapo", "remax")
 """Recipes with nodes or engines that `tiny.yaml` cannot know of: they have a `tiny_NAME.yaml`."""
