@@ -158,8 +158,7 @@ CASES = {
     "one_gpu_colocated_fp8_rollout": _FP8,
     "one_gpu_colocated_fp8_rollout_vllm": replace(_FP8, backend="vllm"),
     "one_gpu_colocated_fp8": replace(_FP8, train_fp8=True),
-    # A fourth of the samples of a step.
-    "one_gpu_colocated_agent": Case(1, template="tiny_agent", steps=300),
+    "one_gpu_colocated_agent": Case(1, template="tiny_agent"),
     # Models that megatron-bridge builds.
     "one_gpu_colocated_glm4_moe": Case(1, model=_GLM),
     "one_gpu_colocated_gemma3": Case(1, model=_GEMMA),
@@ -184,6 +183,11 @@ ALIKE = ("one_gpu_colocated", "two_gpus_apart")
 """Cases whose first steps must be the same."""
 REPLAYED = ("two_gpus_colocated_experts_ep2_to_ep2_replayed", "two_gpus_colocated_experts_ep2_to_ep2")
 """A mixture with its routes replayed and without: no token goes through other weights in the former."""
+_OF_TEMPLATE: dict[str, dict[str, Any]] = {
+    "tiny_images": {"data": {"min_pixels": 56 * 56}},
+    # As many samples as the others.
+    "tiny_agent": {"data": {"prompts_per_step": 32}, "nodes": {"rollout": {"n": 32}}},
+}
 _LARGEST = "mismatch/logprob_diff/max"
 
 
@@ -209,7 +213,7 @@ def pipeline(name: str, steps: int) -> dict[str, Any]:
         "extends": str(_TEMPLATES / f"{case.template}.yaml"),
         "name": name.replace("_", "-"),
         "model": {"init": case.model},
-        "data": {"min_pixels": 56 * 56} if case.template == "tiny_images" else {},
+        **_OF_TEMPLATE.get(case.template, {}),
         "groups": groups,
         "engines": {
             "actor": {

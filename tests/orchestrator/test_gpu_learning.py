@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 80
 ADAPTER_STEPS = 250
 IMAGE_STEPS = 150
-"""Adapters learn later, and so do a vision tower and what has fewer samples."""
+"""Adapters learn later, and so does a vision tower."""
 _LIMIT_S = 500.0
 """For all of its steps, about a second each, while other tests have the same GPUs."""
 CASES = (
@@ -53,7 +53,7 @@ CASES = (
 
 
 def steps_of(name: str) -> int:
-    return ADAPTER_STEPS if "lora" in name else IMAGE_STEPS if "images" in name or "agent" in name else STEPS
+    return ADAPTER_STEPS if "lora" in name else IMAGE_STEPS if "images" in name else STEPS
 
 
 @pytest.fixture(scope="module")
