@@ -20,17 +20,18 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_silent_server_is_waited_for_until_the_timeout(server, server_backend, requests, monkeypatch) -> None:
-    monkeypatch.setattr("dagrl.backends.serving.engine._POLL_S", 0.1)
-    monkeypatch.setattr(server, "_timeout_s", 1.0)
     process = engine_process(server_backend)
-    process.suspend()
-    try:
-        with pytest.raises(ServerLostError, match="the server has not responded for 1 s"):
-            complete(server, requests, GREEDY)
-        with pytest.raises(ServerLostError, match="the server has not responded for 1 s"):
-            server.start_generating(requests, GREEDY, lambda _: None).result(timeout=30)
-    finally:
-        process.resume()
+    with monkeypatch.context() as patch:
+        patch.setattr("dagrl.backends.serving.engine._POLL_S", 0.1)
+        patch.setattr(server, "_timeout_s", 1.0)
+        process.suspend()
+        try:
+            with pytest.raises(ServerLostError, match="the server has not responded for 1 s"):
+                complete(server, requests, GREEDY)
+            with pytest.raises(ServerLostError, match="the server has not responded for 1 s"):
+                server.start_generating(requests, GREEDY, lambda _: None).result(timeout=30)
+        finally:
+            process.resume()
     assert complete(server, requests, GREEDY)[0].finish_reason != "abort"
 
 
