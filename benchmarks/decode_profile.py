@@ -2,10 +2,10 @@
 
     python benchmarks/decode_profile.py --out FOLDER --model 8b [--only bf16 rollout cache] [--server page_size=128]
 
-All responses decode at once behind prompts of ``--prompt-tokens``. Each variant has a server of its own, one after the
-other, with the arguments that dagrl gives it and random weights, and SGLang's profiler records some steps. Prints the
-time between two steps, how long the GPU works in it, and the milliseconds of each kernel. The traces stay in FOLDER, to
-be looked at in Perfetto. The last line of the output is JSON.
+The script starts one server for each variant, one after the other, with dagrl's arguments and random weights. A server
+decodes all responses in one batch, and SGLang's profiler records some steps. Prints the milliseconds of a step, of the
+time in which a kernel runs, and of each kernel. FOLDER keeps the traces, which Perfetto opens. The last line of the
+output is JSON.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _SHOWN = 24
 _SERVED = ("bf16", "rollout", "cache")
 _TEMPLATE = re.compile(r"<.*|\(.*")
 _SHORT = 70
+_GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def main() -> None:
@@ -75,7 +76,8 @@ def _profiled(name: str, model: Path, load: Load, given: dict[str, Any], traces:
             prefill_s = bare.generate(list(prompts), replace(load, response_tokens=1))
         bare.profile(list(last), load, traces, after_s=2 * prefill_s, steps=STEPS)
         bare.close()
-    (trace,) = traces.glob("*.trace.json.gz")
+    # An earlier call may have left others.
+    trace = max(traces.glob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
     with gzip.open(trace) as file:
         return kernel_times(json.load(file)["traceEvents"], STEPS)
 
@@ -85,11 +87,8 @@ def kernel_times(events: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]
 
     `events` are those of a Chrome trace. Where no GPU worked they are the operators of a CPU.
     """
-    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    found = [each for each in events if each.get("cat") in kinds] or [
-        each for each in events if each.get("cat") == "cpu_op"
-    ]
-    found.sort(key=lambda each: each["ts"])
+    on_gpu = [each for each in events if each.get("cat") in _GPU_KINDS]
+    found = sorted(on_gpu or [each for each in events if each.get("cat") == "cpu_op"], key=lambda each: each["ts"])
     busy, end = 0.0, found[0]["ts"]
     times: Counter[str] = Counter()
     for each in found:
@@ -110,7 +109,7 @@ def _short(name: str) -> str:
 def _report(args: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> None:
     print(f"\n{args.model}, {args.prompts} x {args.n} responses behind {args.prompt_tokens} tokens, milliseconds")
     print(f"{'':{_SHORT}}{''.join(f'{name:>10}' for name in rows)}")
-    for title, field in (("between two steps", "step_ms"), ("the device works", "busy_ms")):
+    for title, field in (("a step", "step_ms"), ("of it, a kernel runs", "busy_ms")):
         print(f"{title:{_SHORT}}{''.join(f'{row[field]:10.3f}' for row in rows.values())}")
     most: Counter[str] = Counter()
     for row in rows.values():

@@ -396,7 +396,7 @@ def test_an_agent_that_no_worker_has_any_more_begins_anew(play) -> None:
 
 
 def test_time_that_an_agent_is_paused_is_not_its_own(play) -> None:
-    paused_s, begun = 0.5, time.monotonic()
+    paused_s, begun = 3.0, time.monotonic()
     _, later = pause(play, "bots:pauses", tokens=20)
     time.sleep(paused_s)
     output = go_on(play, later)
