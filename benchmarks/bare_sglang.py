@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from pipelines import Load
 
-from dagrl.backends.sglang.args import server_arguments
+from dagrl.backends.sglang.args import FUSED, server_arguments
 from dagrl.backends.sglang.layout import KEPT_BACK
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
@@ -24,13 +25,20 @@ from dagrl.backends.sglang.share import ServerShare
 class BareServer:
     """One SGLang engine; its schedulers are processes of their own, so scripts that make one guard ``__main__``."""
 
-    def __init__(self, model: Path, server: dict[str, Any]) -> None:
+    def __init__(self, model: Path, server: dict[str, Any], *, with_weights: bool = True) -> None:
+        """Start it with random weights, or with those of `model`."""
         import sglang
 
+        # As dagrl's servers: not for all lengths at once.
+        os.environ.setdefault("SGLANG_JIT_DEEPGEMM_PRECOMPILE", "0")
         spec = SglangEngineSpec(backend="sglang", group="bare", server=server)
         # The context that SGLang gives the model by itself.
         positions = json.loads((model / "config.json").read_text())["max_position_embeddings"] - KEPT_BACK
         arguments = server_arguments(spec, _share(), model, positions=positions, seed=0, sleeps=False)
+        if arguments.get("sampling_backend") == FUSED:
+            del arguments["sampling_backend"]
+        if not with_weights:
+            arguments["load_format"] = "dummy"
         self._engine = sglang.Engine(**arguments)
 
     def generate(self, prompts: list[str], load: Load, *, logprobs: bool = True) -> float:

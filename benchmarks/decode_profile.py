@@ -68,8 +68,7 @@ def _profiled(name: str, model: Path, load: Load, given: dict[str, Any], traces:
     with tempfile.TemporaryDirectory() as scratch:
         if "quantization" in section:
             model = model_folder(ModelSpec(path=model), Path(scratch), seed=0, with_weights=False, fp8=BlockFp8())
-            server["load_format"] = "dummy"
-        bare = BareServer(model, server)
+        bare = BareServer(model, server, with_weights="quantization" not in section)
         first, second, last = itertools.batched(prompt_texts(load, 3), load.prompts)
         # The first call compiles what is left to compile, the second tells when all rows decode.
         for prompts in (first, second):

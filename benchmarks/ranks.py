@@ -45,7 +45,7 @@ def apart[Result](function: Callable[[], Result]) -> Result:
     try:
         found: Result = here.recv()
     except EOFError:
-        raise RuntimeError(f"{function.__name__} failed in its process; see the error above") from None
+        raise RuntimeError("a measurement failed in its process; see the error above") from None
     finally:
         process.join()
     return found

@@ -179,22 +179,20 @@ def speed_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         """As many tokens a step for each length."""
         rows = 16 * 768 // (256 + response_tokens)
         load = ("--prompts", str(128 * 512 // response_tokens), "--response-tokens", str(response_tokens))
-        return step(f"of_{response_tokens}", *load, "--rows-per-micro-batch", str(max(1, rows)))
+        return step(f"of_{response_tokens}", "--without-bare", *load, "--rows-per-micro-batch", str(max(1, rows)))
 
     def beside_verl(case: str) -> list[Part]:
         """A part for each framework, as both together take more than ten minutes."""
         command = ("peers/verl/compare.py", "--case", case, "--only")
         return [measured(f"{name}_{case}", 590, *command, name, needs=2) for name in ("verl", "dagrl")]
 
-    fused, shared = "engines.generator.server.sampling_backend=fused", "engines.actor.prefix_sharing=true"
     found = [
         # What needs two GPUs would never find both free behind what needs one.
         *beside_verl("one_step_off"),
         *beside_verl("8b_tp2"),
         measured("checkpoint_1.7b", 240, "checkpoint.py", "--model", "1.7b"),
-        step("fused", "--set", fused),
-        step("fused_shared", "--set", fused, shared),
-        step("saves", "--set", "run.save_every=2", "run.async_save=true"),
+        step("shared", "--set", "engines.actor.prefix_sharing=true"),
+        step("saves", "--without-bare", "--set", "run.save_every=2", "run.async_save=true"),
         *(measured(f"decode_profile_{model}", 400, "decode_profile.py", "--model", model) for model in ("8b", "1.7b")),
         *(of_length(response_tokens) for response_tokens in (512, 2048, 8192, 16384)),
     ]

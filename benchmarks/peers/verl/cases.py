@@ -222,6 +222,7 @@ def verl_arguments(case: Case, model: Path, folder: Path) -> list[str]:
         del fixed["model_engine"]  # the configuration of this trainer has it
         fixed |= {
             "hydra.searchpath": "[pkg://verl.trainer.config]",
+            "actor_rollout_ref.hybrid_engine": False,
             "rollout.nnodes": 1,
             "rollout.n_gpus_per_node": case.gpus,
             # Old log-probs by the trainer, as in dagrl, not those of the server.

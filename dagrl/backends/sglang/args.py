@@ -17,11 +17,15 @@ WEIGHT_LOADER = "dagrl.backends.sglang.loader.update_weights"
 ADAPTER_LOADER = "dagrl.backends.sglang.loader.update_adapters"
 """The same for an update of low-rank adapters."""
 
+FUSED = "fused"
+"""The `sampling_backend` that is dagrl's. ServerArgs does not have it, and would replace it on a CPU."""
+
 _DEFAULTS: dict[str, Any] = {"log_level": "warning"}
 _GPU_DEFAULTS: dict[str, Any] = {
     "dtype": "bfloat16",
     # Capturing prefill graphs adds a minute to each start, and a rollout is mostly decoding.
     "cuda_graph_backend_prefill": "disabled",
+    "sampling_backend": FUSED,
 }
 _SLEEPER_DEFAULTS: dict[str, Any] = {"mem_fraction_static": SLEEPER_FRACTION}
 _CPU_DEFAULTS: dict[str, Any] = {

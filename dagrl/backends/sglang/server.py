@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from dagrl.backends.serving.client import ServerError, ServerLostError
+from dagrl.backends.sglang.args import FUSED
 from dagrl.backends.sglang.processes import run_scheduler, without_megatron
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
@@ -35,8 +36,6 @@ _CODE = " " * 4
 """Indentation of the lines below a frame of a traceback."""
 _STACKS = "-stacks.log"
 """Suffix of the file with the worker's thread stacks at the time a process failed."""
-_FUSED = "fused"
-"""The `sampling_backend` that is dagrl's. ServerArgs does not have it, and would replace it on a CPU."""
 _END_S = 10.0
 """Timeout for the loop to stop after its processes have ended."""
 
@@ -58,7 +57,7 @@ class ServerProcess:
         """
         self._name = name
         self._arguments = dict(arguments)
-        self._fused_sampler = self._arguments.get("sampling_backend") == _FUSED
+        self._fused_sampler = self._arguments.get("sampling_backend") == FUSED
         if self._fused_sampler:
             del self._arguments["sampling_backend"]
         self._log_prefix = log_prefix

@@ -70,6 +70,8 @@ def test_the_file_has_its_way_with_defaults():
     assert "attention_backend" not in on_gpu, "SGLang knows which suits the GPU"
     on_cpu = told(gpus=())
     assert (on_cpu["dtype"], on_cpu["attention_backend"], on_cpu["device"]) == ("float32", "torch_native", "cpu")
+    assert (on_gpu["sampling_backend"], on_cpu["sampling_backend"]) == ("fused", "pytorch")
+    assert told(server={"sampling_backend": "flashinfer"})["sampling_backend"] == "flashinfer"
     assert told(server={"dtype": "float16", "log_level": "info"})["dtype"] == "float16"
     assert told(gpus=(), server={"max_total_tokens": 99})["max_total_tokens"] == 99
 
