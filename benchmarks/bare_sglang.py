@@ -25,8 +25,8 @@ from dagrl.backends.sglang.share import ServerShare
 class BareServer:
     """One SGLang engine; its schedulers are processes of their own, so scripts that make one guard ``__main__``."""
 
-    def __init__(self, model: Path, server: dict[str, Any], *, with_weights: bool = True) -> None:
-        """Start it with random weights, or with those of `model`."""
+    def __init__(self, model: Path, server: dict[str, Any], **more: Any) -> None:
+        """Start it with the fields that dagrl has for servers, and `more` of SGLang's."""
         import sglang
 
         # As dagrl's servers: not for all lengths at once.
@@ -37,9 +37,7 @@ class BareServer:
         arguments = server_arguments(spec, _share(), model, positions=positions, seed=0, sleeps=False)
         if arguments.get("sampling_backend") == FUSED:
             del arguments["sampling_backend"]
-        if not with_weights:
-            arguments["load_format"] = "dummy"
-        self._engine = sglang.Engine(**arguments)
+        self._engine = sglang.Engine(**(arguments | more))
 
     def generate(self, prompts: list[str], load: Load, *, logprobs: bool = True) -> float:
         """Seconds to answer these prompts, a token for each letter. Log-probs are part of what training needs."""

@@ -64,11 +64,13 @@ def main() -> None:
 def _profiled(name: str, model: Path, load: Load, given: dict[str, Any], traces: Path) -> dict[str, Any]:
     """Milliseconds of a step, in all and of each kernel."""
     section = VARIANTS[name][0]
-    server = server_arguments(load) | section.get("server", {}) | given
+    server = server_arguments(load) | section.get("server", {})
     with tempfile.TemporaryDirectory() as scratch:
+        weights = {}
         if "quantization" in section:
+            weights = {"load_format": "dummy"}
             model = model_folder(ModelSpec(path=model), Path(scratch), seed=0, with_weights=False, fp8=BlockFp8())
-        bare = BareServer(model, server, with_weights="quantization" not in section)
+        bare = BareServer(model, server, **weights, **given)
         first, second, last = itertools.batched(prompt_texts(load, 3), load.prompts)
         # The first call compiles what is left to compile, the second tells when all rows decode.
         for prompts in (first, second):
