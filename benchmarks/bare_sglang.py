@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from pipelines import Load
 
-from dagrl.backends.sglang.args import FUSED, server_arguments
-from dagrl.backends.sglang.layout import KEPT_BACK
+from dagrl.backends.sglang.args import server_arguments
+from dagrl.backends.sglang.layout import FUSED, KEPT_BACK
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
 

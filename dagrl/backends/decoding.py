@@ -17,12 +17,12 @@ from dagrl.backends.families.flops import ModelFlops, model_flops
 from dagrl.backends.families.shape import ModelShape
 
 _BYTES = 2
-_SAMPLING_PASSES = 6
-"""Times that float32 logits are read or written for tokens and their log-probs."""
+TORCH_PASSES = 21
+"""Times that torch's functions, a dozen, read or write float32 logits for tokens and their log-probs. This and the next
+three are fitted to the rollouts of tests/planner/cost/test_measured.py, of 16 to 512 responses at a time."""
 _STEP_S = 1.1e-3
-"""Seconds of the host between two steps that the GPU waits for. This and the next two are fitted to the rollouts of
-tests/planner/cost/test_measured.py, of 64 to 512 responses at a time."""
-RESPONSE_S = 7e-6
+"""Seconds of the host between two steps that the GPU waits for."""
+RESPONSE_S = 4.8e-6
 """Seconds of the host for each response in a step, with its log-prob on SGLang's servers."""
 _SHARED_PROMPT_SHARE = 0.75
 """Share of a prompt's keys and values that is read if several responses share it: partly, the GPU's cache has them."""
@@ -109,6 +109,8 @@ class Server:
     """Whether responses to one prompt read it once, from a radix cache."""
     response_s: float = RESPONSE_S
     """Seconds of the host for each response in a step."""
+    sampling_passes: float = TORCH_PASSES
+    """Times that logits are read or written for tokens and their log-probs."""
     fp8: bool = False
     """Whether linear layers have weights of one byte, and multiply in fp8."""
     cache_bytes: float = _BYTES
@@ -126,7 +128,7 @@ class Server:
         parts = 1 if shape.latent else min(self.tensor, shape.key_value_heads)
         values = running * context * shape.cache_values_per_token * shape.layers
         cached = values * self.cache_bytes / (parts * self.stages)
-        drawn = running * shape.vocabulary * 4 * _SAMPLING_PASSES / device.decode_memory
+        drawn = running * shape.vocabulary * 4 * self.sampling_passes / device.decode_memory
         # If a product takes about as long as its weights are read, neither hides the other: 8B with 128 responses.
         seconds = math.hypot(read, multiplied) + cached / device.decode_memory
         seconds = self.stages * seconds + drawn  # A token passes all stages before the next begins.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.sglang.adapters import LAYERS
-from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, KEPT_BACK, LARGEST_GRAPH, SLEEPER_FRACTION
+from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, FUSED, KEPT_BACK, LARGEST_GRAPH, SLEEPER_FRACTION
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema.engine import SentAdapter
@@ -16,9 +16,6 @@ WEIGHT_LOADER = "dagrl.backends.sglang.loader.update_weights"
 """Function that SGLang calls in its processes for an update."""
 ADAPTER_LOADER = "dagrl.backends.sglang.loader.update_adapters"
 """The same for an update of low-rank adapters."""
-
-FUSED = "fused"
-"""The `sampling_backend` that is dagrl's. ServerArgs does not have it, and would replace it on a CPU."""
 
 _DEFAULTS: dict[str, Any] = {"log_level": "warning"}
 _GPU_DEFAULTS: dict[str, Any] = {

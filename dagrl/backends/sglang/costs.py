@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import cached_property
 
 from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts
-from dagrl.backends.decoding import Server
+from dagrl.backends.decoding import TORCH_PASSES, Server
 from dagrl.backends.planned_engine import PlannedEngine, Workload
-from dagrl.backends.sglang.layout import LARGEST_GRAPH, gpus_per_server
+from dagrl.backends.sglang.layout import FUSED, LARGEST_GRAPH, gpus_per_server
 from dagrl.backends.sglang.memory import cache_tokens, cache_value_bytes, server_memory
 from dagrl.backends.sglang.section import SglangEngineSpec
 
 _MOST_RUNNING = 2048
+OWN_PASSES = 1
+"""Times that dagrl's sampler reads the logits of a step."""
 
 
 class SglangCosts(EngineCosts):
@@ -45,4 +47,5 @@ class SglangCosts(EngineCosts):
             cache_tokens=max(1, cache_tokens(shape, engine.spec, memory, on_gpu=engine.gpu is not None)),
             largest_graph=0 if fields.get("disable_cuda_graph") else graph,
             shares_prompts=not fields.get("disable_radix_cache"),
+            sampling_passes=OWN_PASSES if fields.get("sampling_backend", FUSED) == FUSED else TORCH_PASSES,
         )

@@ -21,6 +21,9 @@ KEPT_BACK = 8
 """Tokens at the end of a context and of a cache that SGLang does not use: it rejects a request that begins within six
 of the end, as a resumed response may, and ends those that come within two."""
 
+FUSED = "fused"
+"""The `sampling_backend` that is dagrl's. ServerArgs does not have it, and would replace it on a CPU."""
+
 ROUTED_EXPERTS = "enable_return_routed_experts"
 """Field of ServerArgs that has servers return the experts that tokens were routed to."""
 

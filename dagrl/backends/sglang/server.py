@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from dagrl.backends.serving.client import ServerError, ServerLostError
-from dagrl.backends.sglang.args import FUSED
+from dagrl.backends.sglang.layout import FUSED
 from dagrl.backends.sglang.processes import run_scheduler, without_megatron
 from dagrl.imports import UNUSED, import_transformers, without_packages
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagrl.backends.costs import PlannedBatch, server_sleep_seconds, server_wake_seconds
-from dagrl.backends.decoding import RESPONSE_S, Generation, Lengths, Server, shard_ends
+from dagrl.backends.decoding import Generation, Lengths, Server, shard_ends
 from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
@@ -16,7 +17,8 @@ from dagrl.backends.megatron.planning.costs import trainer_down_seconds, trainer
 from dagrl.backends.megatron.planning.optimizer import STATE_BYTES
 from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
-from dagrl.backends.vllm.costs import LOGPROB_S, TOKEN_S
+from dagrl.backends.sglang.costs import OWN_PASSES
+from dagrl.backends.vllm.costs import LOGPROB_S, SAMPLING_PASSES, TOKEN_S
 from dagrl.models.gpus import gpu_named
 from dagrl.planner.cost.costs import PipelineCosts, sync_seconds
 from dagrl.planner.cost.estimate import estimate_step
@@ -67,16 +69,20 @@ def rows(passes: Passes, micro_batches: int, tokens: int) -> PlannedBatch:
     return PlannedBatch(passes.replicas * micro_batches * tokens / 2048, Lengths(1, 2047, 2047), tokens)
 
 
-def rollout(
-    shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths, response_s: float = RESPONSE_S
-) -> float:
-    server = Server(shape, H200, tensor=tensor, per_node=4, cache_tokens=1e6, response_s=response_s)
+def rollout(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths, **costs: float) -> float:
+    server = Server(shape, H200, tensor=tensor, per_node=4, cache_tokens=1e6, **costs)
     return shard_ends(server, Generation(prompts, n, lengths))[-1]
 
 
 def rollout_on_vllm(*, logprobs: bool = True) -> float:
     seconds = TOKEN_S if logprobs else TOKEN_S - LOGPROB_S
-    return rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512), seconds)
+    costs = {"response_s": seconds, "sampling_passes": SAMPLING_PASSES}
+    return rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512), **costs)
+
+
+def rollout_on_sglang(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths) -> float:
+    """With dagrl's sampler, as today."""
+    return rollout(shape, tensor, prompts, n, lengths, sampling_passes=OWN_PASSES)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +112,16 @@ def rollout_on_vllm(*, logprobs: bool = True) -> float:
         pytest.param(lambda: rollout(BILLIONS_1_7, 1, 32, 4, Lengths(256, 768, 768)), 4.25, id="1.7B, 128 at a time"),
         pytest.param(lambda: rollout(BILLIONS_1_7, 2, 64, 4, Lengths(256, 768, 768)), 5.27, id="1.7B, TP2"),
         pytest.param(lambda: rollout(BILLIONS_8, 1, 32, 4, Lengths(256, 768, 768)), 7.87, id="8B, 128 at a time"),
+        # With dagrl's sampler, 2026-11-26; those above had SGLang's.
+        *(
+            pytest.param(partial(rollout_on_sglang, *load), measured, id=name)
+            for name, load, measured in (
+                ("1.7B, own sampler", (BILLIONS_1_7, 1, 128, 4, Lengths(256, 512, 512)), 6.72),
+                ("8B, TP2, own sampler", (BILLIONS_8, 2, 128, 4, Lengths(256, 512, 512)), 8.77),
+                ("1.7B, 32 of 8192 tokens", (BILLIONS_1_7, 1, 8, 4, Lengths(256, 8192, 8192)), 48.6),
+                ("1.7B, 16 of 16384 tokens", (BILLIONS_1_7, 1, 4, 4, Lengths(256, 16384, 16384)), 92.4),
+            )
+        ),
         # vLLM, 2026-11-24: the node of a pipeline, and bare.
         pytest.param(lambda: rollout_on_vllm(), 9.64, id="1.7B on vLLM"),
         pytest.param(lambda: rollout_on_vllm(), 10.04, id="1.7B on vLLM, bare"),
