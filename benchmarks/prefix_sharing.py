@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from kernel_tables import write_kernels
 from options import add_load, parsed, parser_of
 from ranks import Meetings, run_ranks
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--context-parallel", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", type=Path, help="write the kernels of log-probs and updates to this folder")
     parser.set_defaults(n=8, prompts=16, prompt_tokens=4096)
     args, model = parsed(parser, prompts=2, n=4, prompt_tokens=48, response_tokens=8, rounds=2)
     found = args.out / "prefix_sharing.json"
@@ -81,6 +83,9 @@ def _on_rank(meetings: Meetings, args: Any, model: Path, found: Path, rank: int)
     def logprob(budget: int) -> np.ndarray:
         return engine.logprobs(batch, temperature=1.0, tokens_per_micro_batch=budget).values
 
+    def update() -> float:
+        return engine.update([batch], objective, tokens_per_micro_batch=budget)["grad_norm"].mean
+
     for number in range(args.rounds + 1):
         for side, packed in models.items():
             engine._model = packed
@@ -89,13 +94,18 @@ def _on_rank(meetings: Meetings, args: Any, model: Path, found: Path, rank: int)
             begun = time.perf_counter()
             logprobs[side] = logprob(budget)
             between = time.perf_counter()
-            norms[side] = engine.update([batch], objective, tokens_per_micro_batch=budget)["grad_norm"].mean
+            norms[side] = update()
             _synchronize()
             if number:
                 seconds.setdefault((side, "logprob"), []).append(between - begun)
                 seconds.setdefault((side, "update"), []).append(time.perf_counter() - between)
             if torch.cuda.is_available():
                 peaks[side] = torch.cuda.max_memory_allocated() / 2**30
+    if args.profile is not None:
+        for side, packed in models.items():
+            engine._model = packed
+            write_kernels(f"logprob {side}", partial(logprob, budget), args.profile)
+            write_kernels(f"update {side}", update, args.profile)
     engine._model = models["whole"]
     packed_otherwise = logprob(budget // 2) if args.rows_per_micro_batch > 1 else logprobs["whole"]
     if rank == 0:

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from kernel_tables import write_kernels
 from ranks import Meetings, run_ranks
 from workload import MODELS, Workload, write_model
 
@@ -277,22 +278,7 @@ def _measure(steps: Steps, options: Options, results: Results) -> None:
                 results.peak[name] = max(results.peak.get(name, 0), peak)
     if options.profile is not None:
         for name, step in steps.items():
-            _profile(name, step, options.profile)
-
-
-def _profile(name: str, step: Callable[[], float], folder: Path) -> None:
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-    with profile(activities=activities) as profiled:
-        step()
-        _synchronize()
-    if torch.distributed.get_rank() > 0:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    table = profiled.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=90)
-    (folder / f"{name.replace(' ', '_')}.txt").write_text(table)
+            write_kernels(name, step, options.profile)
 
 
 def _report(options: Options, results: Results, json_file: Path | None) -> None:

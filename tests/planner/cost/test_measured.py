@@ -64,6 +64,14 @@ def train_step(shape: ModelShape, tensor: int, micro_batches: int, tokens: int, 
     return passes.train(rows(passes, micro_batches, tokens)) + passes.optimizer_step()
 
 
+def shared(n: int, groups: int, lengths: Lengths, budget: int, *, trains: int = 0) -> float:
+    """Log-probs of 1.7B with `prefix_sharing`, or an update of so many optimizer steps."""
+    spec = MegatronEngineSpec(backend="megatron", group="gpu", prefix_sharing=True)
+    passes = Passes(BILLIONS_1_7, spec, 1, 1, H200)
+    batch = PlannedBatch(n * groups / max(1, trains), lengths, budget, per_prompt=n)
+    return trains * (passes.train(batch) + passes.optimizer_step()) if trains else passes.forward(batch)
+
+
 def rows(passes: Passes, micro_batches: int, tokens: int) -> PlannedBatch:
     """So many micro-batches of each replica."""
     return PlannedBatch(passes.replicas * micro_batches * tokens / 2048, Lengths(1, 2047, 2047), tokens)
@@ -102,6 +110,11 @@ def rollout_on_sglang(shape: ModelShape, tensor: int, prompts: int, n: int, leng
         pytest.param(
             lambda: train_step(SIX_LAYERS, 1, 4, 16384, 2), 1.978, id="train step of six layers of 30B-A3B, EP2"
         ),
+        # Shared prompts, 2026-11-26: "Beside verl", and prefix_sharing.py on an H200.
+        pytest.param(lambda: shared(4, 128, Lengths(256, 512, 512), 12288), 2.23, id="log-probs, shared"),
+        pytest.param(lambda: shared(4, 128, Lengths(256, 512, 512), 12288, trains=2), 6.79, id="update, shared"),
+        pytest.param(lambda: shared(8, 8, Lengths(4096, 512, 512), 18432), 0.559, id="log-probs, long prompts"),
+        pytest.param(lambda: shared(8, 8, Lengths(4096, 512, 512), 18432, trains=1), 1.858, id="update, long prompts"),
         # "SGLang": the node of a pipeline on one GPU, and a whole server's share of four GPUs.
         pytest.param(lambda: rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512)), 9.30, id="rollout of 1.7B"),
         pytest.param(lambda: rollout(BILLIONS_8, 2, 8, 8, Lengths(1024, 2048, 2048)), 13.7, id="rollout of 8B, TP2"),

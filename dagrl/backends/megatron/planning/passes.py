@@ -44,6 +44,9 @@ _BEGIN_STEP_S = 3e-3
 _HOST_ADAM_BYTES_PER_S = 30e9
 """Rate of torch's Adam on a host, for each GPU; an order of magnitude, not measured."""
 _HOST_ADAM_BYTES = 28
+_SHARING = Seconds(0.28e-3, 0.55e-3)
+"""What a layer with `prefix_sharing` takes longer for a micro-batch on a GPU, beside the work that it saves: fitted to
+steps of 1.7B (RESULTS.md, "Beside verl"), where it goes has not been looked into."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,8 @@ class Passes:
     def _of_stages(self, pack: Pack, *, logits_again: bool = False) -> list[Seconds]:
         """Return the seconds of each pipeline stage for one micro-batch; `logits_again`: in the backward pass."""
         kinds = {self.shape.is_mixture(layer): layer for layer in self.shape.positions}
-        each = {kind: self._seconds.of(pack, layer) for kind, layer in kinds.items()}
+        added = _SHARING if self.spec.prefix_sharing and self.device.is_gpu else Seconds(0.0, 0.0)
+        each = {kind: self._seconds.of(pack, layer) + added for kind, layer in kinds.items()}
         found = []
         for stage in self._stages:
             total = self._head(pack, logits_again) if stage.is_last else Seconds(0.0, 0.0)
