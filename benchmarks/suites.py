@@ -179,13 +179,21 @@ def speed_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         """As many tokens a step for each length."""
         rows = 16 * 768 // (256 + response_tokens)
         load = ("--prompts", str(128 * 512 // response_tokens), "--response-tokens", str(response_tokens))
-        return step(f"of_{response_tokens}", "--without-bare", *load, "--rows-per-micro-batch", str(max(1, rows)))
+        # A step takes a minute with 8192 tokens and two with 16384.
+        rounds = ("--rounds", "3" if response_tokens < 8192 else "1")
+        return step(
+            f"of_{response_tokens}", "--without-bare", *load, *rounds, "--rows-per-micro-batch", str(max(1, rows))
+        )
+
+    def decoding(name: str, *options: str) -> Part:
+        return measured(f"decode_{name}", 300, "decode_profile.py", "--model", "8b", *options)
 
     def beside_verl(case: str) -> list[Part]:
         """A part for each framework, as both together take more than ten minutes."""
         command = ("peers/verl/compare.py", "--case", case, "--only")
         return [measured(f"{name}_{case}", 590, *command, name, needs=2) for name in ("verl", "dagrl")]
 
+    kernels = str(out / "prefix_kernels")
     found = [
         # What needs two GPUs would never find both free behind what needs one.
         *beside_verl("one_step_off"),
@@ -193,7 +201,16 @@ def speed_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         measured("checkpoint_1.7b", 240, "checkpoint.py", "--model", "1.7b"),
         step("shared", "--set", "engines.actor.prefix_sharing=true"),
         step("saves", "--without-bare", "--set", "run.save_every=2", "run.async_save=true"),
-        *(measured(f"decode_profile_{model}", 400, "decode_profile.py", "--model", model) for model in ("8b", "1.7b")),
+        decoding("1.7b", "--model", "1.7b", "--only", "bf16"),
+        decoding("512_rows", "--only", "bf16", "cache"),
+        decoding("128_rows", "--only", "bf16", "cache", "--prompts", "32"),
+        decoding("pages", "--only", "cache", "--server", "page_size=128"),
+        decoding("flashinfer", "--only", "cache", "--server", "attention_backend=flashinfer"),
+        decoding("by_channel", "--only", "bf16", "--server", "quantization=w8a8_fp8"),
+        measured(
+            "prefix_kernels", 200, "prefix_sharing.py", "--prompt-tokens", "256", "--n", "4", "--profile", kernels
+        ),
+        step("16_responses", "--without-bare", "--prompts", "32", "--n", "16"),
         *(of_length(response_tokens) for response_tokens in (512, 2048, 8192, 16384)),
     ]
     return [part for part in found if part.gpus <= gpus]
