@@ -99,34 +99,44 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
     if told := small_shared_memory():
         note(told)
     note("starting Ray on this machine")
-    with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
-        try:
+    for again in (True, False):
+        with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
             try:
-                with keep_signals_from_ray(), fewer_processes():
-                    ray.init(
-                        address="local",
-                        num_cpus=max(os.cpu_count() or 1, slots),
-                        include_dashboard=False,
-                        object_store_memory=object_store_bytes(),
-                        _temp_dir=str(folder),
-                        log_to_driver=False,
-                        logging_level="ERROR",
-                        namespace="dagrl",
-                    )
-            except Exception as error:
-                # Ray has no exception type for processes that do not start in time.
-                raise WorkerLostError(
-                    f"Ray did not start on this machine: {error}",
-                    hint=f"is it overloaded, or full ({folder.parent}, /dev/shm)?",
-                ) from error
-            watch()
-            yield
-        finally:
-            # Everything from here on has a timeout, and an interrupt would leave processes behind.
-            with ignore_signals():
-                watch()
-                ray.shutdown()
-                keep_worker_logs(folder, logs)
+                try:
+                    _start(ray, slots, folder)
+                except Exception as error:
+                    # Ray has no exception type for processes that do not start in time, half a minute. What it has read
+                    # from the disk is in memory the next time.
+                    if not again:
+                        raise WorkerLostError(
+                            f"Ray did not start on this machine, twice: {error}",
+                            hint=f"is it overloaded, or full ({folder.parent}, /dev/shm)?",
+                        ) from error
+                    note(f"Ray did not start, and is started once more: {error}")
+                else:
+                    watch()
+                    yield
+                    return
+            finally:
+                # Everything from here on has a timeout, and an interrupt would leave processes behind.
+                with ignore_signals():
+                    watch()
+                    ray.shutdown()
+                    keep_worker_logs(folder, logs)
+
+
+def _start(ray: ModuleType, slots: int, folder: Path) -> None:
+    with keep_signals_from_ray(), fewer_processes():
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, slots),
+            include_dashboard=False,
+            object_store_memory=object_store_bytes(),
+            _temp_dir=str(folder),
+            log_to_driver=False,
+            logging_level="ERROR",
+            namespace="dagrl",
+        )
 
 
 def _check_memory(slots: int, host_workers: int) -> None:

@@ -111,3 +111,46 @@ def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_start
         _check_memory(1_000_000, 1)
     with pytest.raises(RunError, match="each of 1 CPU slots and 4096000 host workers"):
         _check_memory(1, 4_096_000)
+
+
+LATE_ONCE = """
+import sys
+from pathlib import Path
+
+import ray
+from ray._private.node import Node
+
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.workers.cluster import reaper
+from dagrl.workers.cluster.ray_cluster import cluster
+
+start, folders = Node.start_ray_processes, []
+
+
+def late_at_first(node):
+    folders.append(node.get_session_dir_path())
+    if len(folders) == 1:
+        # Its control store runs already.
+        assert reaper.started_with(folders[0]), "nothing has started yet"
+        raise Exception("the current node timed out during startup")
+    start(node)
+
+
+Node.start_ray_processes = late_at_first
+pipeline = load_pipeline(Path(sys.argv[1])).pipeline
+with cluster(pipeline, Path(sys.argv[2]), print) as connected:
+    assert not reaper.started_with(folders[0]), "processes of the first are left"
+    print(connected.get(connected.remote(lambda: "it works").remote()))
+"""
+
+
+def test_a_ray_that_starts_too_late_is_started_once_more(lab, tmp_path) -> None:
+    file = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+        "RAY_ADDRESS": "local"
+    }
+    command = [sys.executable, "-c", LATE_ONCE, str(file), str(tmp_path / "logs")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert ran.returncode == 0, ran.stderr
+    assert "Ray did not start, and is started once more: the current node timed out" in ran.stdout
+    assert ran.stdout.endswith("it works\n")
