@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagrl.backends.changes import Ladder, LayoutChoice, Room, general_ladders
+from dagrl.backends.changes import Change, Ladder, LayoutChoice, Room, general_ladders
 from dagrl.backends.costs import EngineCosts
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.sizes import ModelSizes
@@ -175,6 +175,10 @@ class Backend(ABC):
     def changes(self, engine: PlannedEngine[Any], room: Room) -> Iterable[Ladder]:
         """Yield ways to make it take less memory, those that cost the least time first."""
         return general_ladders(engine)
+
+    def savings(self, engine: PlannedEngine[Any]) -> Iterable[Change]:
+        """Yield changes that may save time and leave what is computed as it is."""
+        return ()
 
     def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
         """Whether ranks that must share a machine do so on a group of several machines."""

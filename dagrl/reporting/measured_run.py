@@ -43,7 +43,7 @@ def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
     measured = seconds_of_step(plan, [each for each in activities_of(run.record()) if each.step in chosen])
     windows = [window for step in steps if (window := run.commit_interval(step)) is not None]
     step_s = median(window.end - window.start for window in windows)
-    lengths = _lengths(run, pipeline, chosen)
+    lengths = lengths_of_run(run, pipeline, chosen)
     costs = PipelineCosts(pipeline, plan, model_shape(pipeline.model), gpu, lengths)
     estimated = seconds_of_step(plan, steady_activities(plan, costs))
     calibration = calibrate(plan, estimated, measured)
@@ -56,7 +56,7 @@ def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
     )  # fmt: skip
 
 
-def _lengths(run: RunReader, pipeline: Pipeline, steps: Container[int]) -> Assumed:
+def lengths_of_run(run: RunReader, pipeline: Pipeline, steps: Container[int]) -> Assumed:
     """Mean tokens of prompts and responses; None where several rollouts, or prompts that were left out, blur them."""
     if len(rollouts(pipeline)) != 1 or is_offline(pipeline):
         return Assumed()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
-from dagrl.backends.changes import Ladder, Room
+from dagrl.backends.changes import Change, Ladder, Room
 from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.field_rules import check_field_rules
@@ -19,6 +19,7 @@ from dagrl.backends.megatron.options import check_learning_rate, check_options
 from dagrl.backends.megatron.planning.costs import MegatronCosts
 from dagrl.backends.megatron.planning.layouts import ANY_LAYOUT, MegatronLayout, ladders, layouts
 from dagrl.backends.megatron.planning.memory import trainer_memory
+from dagrl.backends.megatron.prefix_rules import shared_prompts
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import CONFIG, LATEST
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
@@ -128,6 +129,9 @@ class MegatronBackend(Backend):
 
     def changes(self, engine: PlannedEngine[MegatronEngineSpec], room: Room) -> Iterable[Ladder]:
         return ladders(engine, room)
+
+    def savings(self, engine: PlannedEngine[MegatronEngineSpec]) -> Iterable[Change]:
+        return shared_prompts(engine)
 
     def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
         assert isinstance(engine, MegatronEngineSpec)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.megatron.lora_rules import BRIDGE_INSTALL, has_bridge
+from dagrl.backends.megatron.prefix_rules import check_prefix_sharing
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import check_folder, newest_checkpoint
 from dagrl.backends.megatron.vision_rules import check_vision
@@ -31,8 +32,7 @@ def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
         _check_registered_buffers(check)
     if engine.router_replay:
         _check_router_replay(check)
-    if engine.prefix_sharing:
-        _check_prefix_sharing(check)
+    check_prefix_sharing(check)
     check_vision(check)
 
 
@@ -102,24 +102,6 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
         if wants_routed_experts(pipeline, name) and not other.reports_routed_experts:
             message = f"`{name}`, a {other.backend} engine, does not tell where it routes tokens; sample with another"
             findings.error(place, message, depends_on=[place, ("engines", name)])
-
-
-def _check_prefix_sharing(check: EngineCheck[MegatronEngineSpec]) -> None:
-    engine, sizes, place = check.engine, check.sizes, (*check.place, "prefix_sharing")
-    depends: Place = ("model",)
-    message = ""
-    if engine.frozen_copy_of is not None:
-        message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and take it out here"
-        depends = ("engines", engine.frozen_copy_of)
-    elif sizes.bridged:
-        message = f"models of type {sizes.family} have attention that does not share prefixes; take it out"
-    elif sizes.sees:
-        message = "positions among images are three-dimensional, and not shared; take it out"
-    elif engine.router_replay:
-        message = "router_replay sends the tokens of each row where its own routes say; take one of the two out"
-        depends = (*check.place, "router_replay")
-    if message:
-        check.findings.error(place, message, depends_on=[depends])
 
 
 def _check_bridge(check: EngineCheck[MegatronEngineSpec]) -> None:

@@ -73,6 +73,10 @@ class OffloadSpec(Section):
     """Optimizer states and float32 weights, except during the optimizer's step."""
 
 
+SHORTEST_SHARED = 16
+"""Tokens from which `prefix_sharing` shares a prefix: below, another run costs as much as it saves."""
+
+
 class MegatronEngineSpec(EngineSpec):
     """A Megatron-core model: trains, and computes log-probs."""
 

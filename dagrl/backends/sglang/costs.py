@@ -34,6 +34,7 @@ class SglangCosts(EngineCosts):
         stages = int(fields.get("pp_size", 1))
         running = fields.get("max_running_requests")
         graph = int(fields.get("cuda_graph_max_bs_decode") or min(running or LARGEST_GRAPH, LARGEST_GRAPH))
+        own = engine.gpu is not None and fields.get("sampling_backend", FUSED) == FUSED
         memory = server_memory(shape, engine.spec, engine.gpu, Workload(sleeps=engine.executor.sleeps))
         return Server(
             shape,
@@ -47,5 +48,5 @@ class SglangCosts(EngineCosts):
             cache_tokens=max(1, cache_tokens(shape, engine.spec, memory, on_gpu=engine.gpu is not None)),
             largest_graph=0 if fields.get("disable_cuda_graph") else graph,
             shares_prompts=not fields.get("disable_radix_cache"),
-            sampling_passes=OWN_PASSES if fields.get("sampling_backend", FUSED) == FUSED else TORCH_PASSES,
+            sampling_passes=OWN_PASSES if own else TORCH_PASSES,
         )

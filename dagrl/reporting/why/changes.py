@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dagrl.backends.changes import Change as RoomChange
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.fit import fit, with_sleep_decided
-from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, UpdateNode
+from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.registry import backend_of
+from dagrl.config.schema import JudgeNode, PackingNode, Pipeline, RewardNode, UpdateNode
 from dagrl.graph.dag import Graph
 from dagrl.graph.rollouts import rollouts
 from dagrl.graph.updates import hindrance
@@ -123,40 +126,69 @@ def changes_by_size(pipeline: Pipeline, graph: Graph, lengths: Assumed) -> Itera
         return
     if shape is None or any(not group.is_cpu and not group.gpu for group in pipeline.groups.values()):
         return
-    plan = make_plan(pipeline, graph)
-    yield from _awake(pipeline, plan, shape)
-    yield from _micro_batches(pipeline, graph, plan, shape, lengths)
+    known = _Known(pipeline, graph, make_plan(pipeline, graph), shape, lengths)
+    yield from known.awake()
+    yield from known.savings()
+    yield from known.micro_batches()
 
 
-def _awake(pipeline: Pipeline, plan: Plan, shape: ModelShape) -> Iterator[Change]:
-    """Engines stay on the GPUs that they take turns on, where all of them fit."""
-    decided = with_sleep_decided(fit(pipeline, plan, shape=shape)).pipeline
-    stay = [name for name, engine in decided.engines.items() if engine.sleep != pipeline.engines[name].sleep]
-    if stay:
-        overrides = tuple(f"engines.{name}.sleep=false" for name in stay)
-        yield Change(overrides, "the GPUs have room for all engines at once, by the cost model")
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A pipeline for which the cost model has all sizes."""
 
+    pipeline: Pipeline
+    graph: Graph
+    plan: Plan
+    shape: ModelShape
+    lengths: Assumed
 
-def _micro_batches(
-    pipeline: Pipeline, graph: Graph, plan: Plan, shape: ModelShape, lengths: Assumed
-) -> Iterator[Change]:
-    """Twice the tokens of a micro-batch where the GPUs have room, and half: the cost model says by how much."""
-    on_cpu = any(group.is_cpu for group in pipeline.groups.values())
-    for task in plan.tasks:
-        node = pipeline.nodes.get(task.name)
-        tokens = getattr(node, "tokens_per_micro_batch", None)
-        if tokens is None:
-            continue
-        run = Run(1, task.name, tuple(range(plan.shards)))
-        now = PipelineCosts(pipeline, plan, shape, assumed=lengths).seconds(run)
-        for wanted in (2 * tokens, tokens // 2):
-            other = changed(pipeline, RoomChange({("nodes", task.name, "tokens_per_micro_batch"): wanted}))
-            if fit(other, make_plan(other, graph), shape=shape).problems:
+    def awake(self) -> Iterator[Change]:
+        """Engines stay on the GPUs that they take turns on, where all of them fit."""
+        engines = self.pipeline.engines
+        decided = with_sleep_decided(fit(self.pipeline, self.plan, shape=self.shape)).pipeline.engines
+        stay = [name for name, engine in decided.items() if engine.sleep != engines[name].sleep]
+        if stay:
+            overrides = tuple(f"engines.{name}.sleep=false" for name in stay)
+            yield Change(overrides, "the GPUs have room for all engines at once, by the cost model")
+
+    def savings(self) -> Iterator[Change]:
+        """What an engine's backend could leave out."""
+        what = "what rows begin with is computed once for all of them, by the cost model"
+        for name, executor in self.plan.executors.items():
+            if executor.group is None:
                 continue
-            factor = PipelineCosts(other, make_plan(other, graph), shape, assumed=lengths).seconds(run) / now
+            engine = PlannedEngine[Any](self.pipeline, self.plan, name, self.shape, None)
+            tasks = [task for task, _ in self._packing if self.plan.task(task).executor == name]
+            for change in backend_of(engine.spec).savings(engine):
+                yield from self._modelled(change, what, tasks)
+
+    def micro_batches(self) -> Iterator[Change]:
+        """Twice the tokens of a micro-batch, and half."""
+        for task, node in self._packing:
+            for wanted in (2 * node.tokens_per_micro_batch, node.tokens_per_micro_batch // 2):
+                change = RoomChange({("nodes", task, "tokens_per_micro_batch"): wanted})
+                yield from self._modelled(change, "another micro-batch, by the cost model", [task])
+
+    @property
+    def _packing(self) -> Iterator[tuple[str, PackingNode]]:
+        for task in self.plan.tasks:
+            node = self.pipeline.nodes.get(task.name)
+            if isinstance(node, PackingNode):
+                yield task.name, node
+
+    def _modelled(self, change: RoomChange, what: str, tasks: Sequence[str]) -> Iterator[Change]:
+        """The change, if the GPUs have room for it; the cost model says by how much it changes `tasks`."""
+        other = changed(self.pipeline, change)
+        plan = make_plan(other, self.graph)
+        if fit(other, plan, shape=self.shape).problems:
+            return
+        before = PipelineCosts(self.pipeline, self.plan, self.shape, assumed=self.lengths)
+        after = PipelineCosts(other, plan, self.shape, assumed=self.lengths)
+        on_cpu = any(group.is_cpu for group in self.pipeline.groups.values())
+        scales = []
+        for task in tasks:
+            run = Run(1, task, tuple(range(self.plan.shards)))
+            factor = after.seconds(run) / before.seconds(run)
             off = (_MODEL_IS_OFF_ON_CPU if on_cpu else _MODEL_IS_OFF) * abs(1 - factor)
-            yield Change(
-                (f"nodes.{task.name}.tokens_per_micro_batch={wanted}",),
-                "another micro-batch, by the cost model",
-                (Scale(task.name, factor, factor - off, factor + off),),
-            )
+            scales.append(Scale(task, factor, factor - off, factor + off))
+        yield Change(tuple(change.overrides()), what, tuple(scales))

@@ -16,6 +16,7 @@ from dagrl.config.schema import Pipeline
 from dagrl.graph.rollouts import rollouts
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.reporting.html_report import open_run
+from dagrl.reporting.measured_run import lengths_of_run
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_report import activities_of
 from dagrl.reporting.usual_steps import usual_steps
@@ -150,7 +151,8 @@ def _straggling(run: RunReader, plan: Plan, paths: dict[int, list[Part]]) -> dic
 def _lengths(run: RunReader, pipeline: Pipeline, steps: dict[int, Any]) -> Assumed:
     mean = _mean_of(run, "response_tokens/mean", steps)
     limit = max((node.sampling.max_new_tokens for node in rollouts(pipeline).values()), default=0)
-    return Assumed(response_tokens=mean if mean and mean <= limit else None)
+    prompt = lengths_of_run(run, pipeline, steps).prompt_tokens
+    return Assumed(prompt, mean if mean and mean <= limit else None)
 
 
 def _mean_of(run: RunReader, name: str, steps: dict[int, Any]) -> float | None:

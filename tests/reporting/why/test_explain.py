@@ -127,3 +127,26 @@ def test_engines_that_take_turns_on_roomy_gpus_stay_awake(tmp_path: Path) -> Non
     # Both sleep and wake once a step, but the generator sleeps while the trainer wakes.
     explained = explain(folder)
     assert 2.0 < gain(explained, key) * explained.usual_step_s <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "advised"),
+    [([], True), (["nodes.rollout.n=1"], False), (["data.max_prompt_tokens=16"], False)],
+)
+def test_long_prompts_of_several_responses_are_shared(tmp_path: Path, overrides: list[str], advised: bool) -> None:
+    sizes = {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 8, "num_attention_heads": 16}
+    sizes |= {"head_dim": 128, "max_position_embeddings": 8192}
+    model = [f"model.init.{name}={size}" for name, size in sizes.items()]
+    nodes = [f"nodes.{name}.tokens_per_micro_batch=16384" for name in ("ref", "update")]
+    rows = ["data.max_prompt_tokens=4096", "nodes.rollout.n=8", "nodes.rollout.sampling.max_new_tokens=512"]
+    costs = CostTable({"rollout": 2.0, "reward": 0.1, "ref": 3.0, "update": 6.0}, sync=0.1, save=8.0)
+    gpus = ["groups.train={gpus_per_node: 1, gpu: H100}", "groups.rollout={gpus_per_node: 1, gpu: H100}"]
+    server = ["engines.generator.backend=sglang", "engines.generator.max_batch_size=null"]
+    folder = run_of(tmp_path / "run", *gpus, *server, *model, *nodes, *rows, *overrides, costs=costs)
+    found = {each.key: each for each in explain(folder).advice}
+    if not advised:
+        assert "engines.actor.prefix_sharing=true" not in found
+        return
+    # 2048 + 8 x 256 tokens instead of 8 x 2304, in all but attention.
+    advice = found["engines.actor.prefix_sharing=true"]
+    assert 0.5 < advice.gain < 0.75 and 0.3 < advice.least < advice.gain < advice.most

@@ -25,15 +25,13 @@ from dagrl.backends.megatron.engine.micro_batch import MicroBatch, Packing
 from dagrl.backends.megatron.engine.moe_losses import MoeLosses
 from dagrl.backends.megatron.engine.output import OutputReader, read
 from dagrl.backends.megatron.engine.router_replay import RouterReplay
+from dagrl.backends.megatron.section import SHORTEST_SHARED
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.data.tally import read_tallies
 from dagrl.models.images import ImageSettings
 
 Head = Literal["lm", "value", "reward"]
-
-_SHARED_PREFIX = 16
-"""Tokens from which rows share a prefix: below, another run costs as much as it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class PackedModel:
             at_row_end=self.head == "reward",
             vision=self.vision,
             embeds=parallel_state.is_pipeline_first_stage(),
-            shared_prefix=max(_SHARED_PREFIX, 3 * self.alignment) if self.shares_prefixes else None,
+            shared_prefix=max(SHORTEST_SHARED, 3 * self.alignment) if self.shares_prefixes else None,
         )
         bins = packing.bins(batch, budget, whole_groups=whole_groups)
         count = self._agree_on_count(len(bins))

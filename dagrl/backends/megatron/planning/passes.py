@@ -26,7 +26,7 @@ from dagrl.backends.megatron.planning.stages import (
     replicas_of_parameters,
     stages_of,
 )
-from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.section import SHORTEST_SHARED, MegatronEngineSpec
 
 _BEGIN_S = 10e-3
 """To pack a batch, agree on its micro-batches and return the result."""
@@ -98,9 +98,9 @@ class Passes:
         alignment = self.spec.parallel.row_alignment
         row: float = math.ceil(batch.lengths.row / alignment) * alignment
         square = batch.lengths.mean_square
-        if self.spec.prefix_sharing:
+        prompt = batch.lengths.prompt
+        if self.spec.prefix_sharing and prompt >= SHORTEST_SHARED:
             # As many rows share a prompt as a micro-batch has room for.
-            prompt = batch.lengths.prompt
             sharing = min(batch.per_prompt, max(1, int((batch.budget - prompt) // (row - prompt))))
             saved = 1 - 1 / sharing
             row, square = row - saved * prompt, square - saved * prompt**2

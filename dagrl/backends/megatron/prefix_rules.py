@@ -1,0 +1,43 @@
+"""`prefix_sharing` of an engine: what it does not go with, and where it may save time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.changes import Change
+from dagrl.backends.families.sizes import ModelSizes, sizes_of
+from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.config.errors import Place
+from dagrl.models.hf_config import read_config
+
+
+def check_prefix_sharing(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report an engine that cannot have it."""
+    if check.engine.prefix_sharing and (found := _obstacle(check.engine, check.sizes, check.place)) is not None:
+        message, depends = found
+        check.findings.error((*check.place, "prefix_sharing"), message, depends_on=[depends])
+
+
+def shared_prompts(engine: PlannedEngine[MegatronEngineSpec]) -> Iterator[Change]:
+    """Yield the change that turns it on, where rows share prompts and the engine can have it."""
+    spec, place = engine.spec, ("engines", engine.name)
+    sizes = sizes_of(read_config(engine.pipeline.model_of(engine.name)))
+    if not spec.prefix_sharing and engine.plan.samples_per_prompt > 1 and _obstacle(spec, sizes, place) is None:
+        yield Change({(*place, "prefix_sharing"): True})
+
+
+def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tuple[str, Place] | None:
+    """What is in its way, and the place of that."""
+    if engine.frozen_copy_of is not None:
+        message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and take it out here"
+        return message, ("engines", engine.frozen_copy_of)
+    if sizes.bridged:
+        return f"models of type {sizes.family} have attention that does not share prefixes; take it out", ("model",)
+    if sizes.sees:
+        return "positions among images are three-dimensional, and not shared; take it out", ("model",)
+    if engine.router_replay:
+        message = "router_replay sends the tokens of each row where its own routes say; take one of the two out"
+        return message, (*place, "router_replay")
+    return None
