@@ -151,6 +151,9 @@ def fp8_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
     def measured(name: str, *options: str, needs: int = 1) -> Part:
         return _in_a_folder(name, 590, "fp8.py", *options, out=out, weights=weights, gpus=needs)
 
+    # Adapters in the trainer, for which one GPU has room.
+    adapters = ("--rows-per-micro-batch", "4", "--set", "engines.actor.lora.rank=32")
+    on_one = ("--model", "8b", "--only", "bf16", "cache", "--rounds", "2", *adapters)
     small = ("--model", "1.7b", "--only", "bf16")
     large = ("--model", "8b", "--gpus", "2", "--tensor-parallel", "2", "--only", "bf16")
     found = [
@@ -159,6 +162,8 @@ def fp8_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         measured("fp8_8b_rollout", *large, "rollout", "cache", needs=2),
         measured("fp8_8b_train", *large, "train", "all", needs=2),
         measured("fp8_8b_vllm", "--backend", "vllm", *large, "rollout", "cache", needs=2),
+        measured("fp8_8b_512_rows", *on_one),
+        measured("fp8_8b_64_rows", *on_one, "--prompts", "16"),
         measured("fp8_1.7b_rollout", *small, "rollout", "cache"),
         measured("fp8_1.7b_train", *small, "train", "train_tensorwise", "train_delayed"),
         measured("fp8_1.7b_vllm", "--backend", "vllm", *small, "rollout", "cache"),
