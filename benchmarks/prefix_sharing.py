@@ -114,22 +114,20 @@ def _on_rank(meetings: Meetings, args: Any, model: Path, found: Path, rank: int)
             side: {kind: tokens / statistics.median(seconds[side, kind]) for kind in ("logprob", "update")}
             for side in models
         }
-        differences = np.abs(logprobs["shared"] - logprobs["whole"])
-        packed_differences = np.abs(packed_otherwise - logprobs["whole"])
-        found.write_text(
-            json.dumps(
-                {
-                    **rates,
-                    "differs": float(differences.max()),
-                    "mean": float(differences.mean()),
-                    "packed_differs": float(packed_differences.max()),
-                    "packed_mean": float(packed_differences.mean()),
-                    "grad_norm": norms,
-                    "peak_gib": peaks,
-                }
-            )
-        )
+        results = {**rates, **_differences(logprobs, packed_otherwise), "grad_norm": norms, "peak_gib": peaks}
+        found.write_text(json.dumps(results))
     engine.close()
+
+
+def _differences(logprobs: dict[str, np.ndarray], packed_otherwise: np.ndarray) -> dict[str, float]:
+    """How far log-probs are from those of whole rows, and those of whole rows in other packs."""
+    shared, packed = (np.abs(each - logprobs["whole"]) for each in (logprobs["shared"], packed_otherwise))
+    return {
+        "differs": float(shared.max()),
+        "mean": float(shared.mean()),
+        "packed_differs": float(packed.max()),
+        "packed_mean": float(packed.mean()),
+    }
 
 
 def _synchronize() -> None:

@@ -1,4 +1,4 @@
-"""What is run on GPUs: commands with their time limits, for the number of GPUs that a host has. `h200.py` runs them."""
+"""Lists the commands that `h200.py` runs on GPUs, with their time limits, by suite and number of GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Part:
 
 
 def parts(suite: str, gpus: int, out: Path, weights: Path) -> list[Part]:
-    """What is run on a host with that many GPUs, in the order of importance."""
+    """Return the parts of a suite for a host with that many GPUs, the most important first."""
     of_suite = {
         "rollout": rollout_parts,
         "trainer": trainer_parts,
@@ -222,7 +222,7 @@ def speed_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
 
 
 def _in_a_folder(name: str, limit_s: int, *command: str, out: Path, weights: Path, gpus: int) -> Part:
-    """A script of benchmarks/ that has a folder of its own in `out`."""
+    """Return a part that runs a script of benchmarks/ and writes to a subfolder of `out`."""
     files = ("--out", str(out / name), "--weights", str(weights), "--json", str(out / f"{name}.json"))
     return Part(name, (f"benchmarks/{command[0]}", *command[1:], *files), limit_s, tail=25, gpus=gpus)
 
@@ -242,7 +242,7 @@ def why_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
 
 
 def plan_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
-    """What plans say against what runs take, a part for each layout. On 4 GPUs they are two calls of up to 10 minutes:
+    """Compare plans with runs, a part for each layout. On 4 GPUs they are two calls of up to 10 minutes:
     ``--only plan_1.7b plan_8b4`` and ``--only plan_8b_``, with one folder.
     """
     from plan_accuracy import CASES

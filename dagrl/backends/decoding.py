@@ -23,7 +23,7 @@ three are fitted to the rollouts of tests/planner/cost/test_measured.py, of 16 t
 _STEP_S = 1.1e-3
 """Seconds of the host between two steps that the GPU waits for."""
 RESPONSE_S = 4.8e-6
-"""Seconds of the host for each response in a step, with its log-prob on SGLang's servers."""
+"""Seconds of the host for each response in a step, with its log-prob."""
 _SHARED_PROMPT_SHARE = 0.75
 """Share of a prompt's keys and values that is read if several responses share it: partly, the GPU's cache has them."""
 _REDUCTION_S = 10e-6

@@ -82,7 +82,7 @@ def planned(benchmark_module, tmp_path_factory) -> Callable[..., dict[str, float
             on_gpus.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
             pipeline = accuracy.pipeline_of(name, case, folder, folder / "prompts.parquet")
             pipeline["engines"]["actor"]["keep_communicators"] = keeps
-            # The runs were before dagrl had a sampler of its own.
+            # These runs used SGLang's sampler.
             pipeline["engines"]["generator"].setdefault("server", {})["sampling_backend"] = "flashinfer"
             file.write_text(json.dumps(pipeline))
         told = accuracy.planned_figures(report(file, ()), case.load)

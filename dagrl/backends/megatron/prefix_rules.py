@@ -1,4 +1,4 @@
-"""`prefix_sharing` of an engine: what it does not go with, and where it may save time."""
+"""Rules for `prefix_sharing` of an engine: what excludes it, and where it may save time."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from dagrl.models.hf_config import read_config
 
 
 def check_prefix_sharing(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report an engine that cannot have it."""
+    """Report an engine that sets it and cannot have it."""
     if check.engine.prefix_sharing and (found := _obstacle(check.engine, check.sizes, check.place)) is not None:
         message, depends = found
         check.findings.error((*check.place, "prefix_sharing"), message, depends_on=[depends])
 
 
 def shared_prompts(engine: PlannedEngine[MegatronEngineSpec]) -> Iterator[Change]:
-    """Yield the change that turns it on, where rows share prompts and the engine can have it."""
+    """Yield the change that sets it, if rows share prompts and the engine can have it."""
     spec, place = engine.spec, ("engines", engine.name)
+    if spec.prefix_sharing or engine.plan.samples_per_prompt == 1:
+        return
     sizes = sizes_of(read_config(engine.pipeline.model_of(engine.name)))
-    if not spec.prefix_sharing and engine.plan.samples_per_prompt > 1 and _obstacle(spec, sizes, place) is None:
+    if _obstacle(spec, sizes, place) is None:
         yield Change({(*place, "prefix_sharing"): True})
 
 
 def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tuple[str, Place] | None:
-    """What is in its way, and the place of that."""
+    """Return why the engine cannot have it, and the place of the cause; None if it can."""
     if engine.frozen_copy_of is not None:
         message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and take it out here"
         return message, ("engines", engine.frozen_copy_of)

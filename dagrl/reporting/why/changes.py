@@ -152,7 +152,7 @@ class _Known:
             yield Change(overrides, "the GPUs have room for all engines at once, by the cost model")
 
     def savings(self) -> Iterator[Change]:
-        """What an engine's backend could leave out."""
+        """Yield the changes with which backends compute less."""
         what = "what rows begin with is computed once for all of them, by the cost model"
         for name, executor in self.plan.executors.items():
             if executor.group is None:

@@ -45,8 +45,8 @@ _HOST_ADAM_BYTES_PER_S = 30e9
 """Rate of torch's Adam on a host, for each GPU; an order of magnitude, not measured."""
 _HOST_ADAM_BYTES = 28
 _SHARING = Seconds(0.28e-3, 0.55e-3)
-"""What a layer with `prefix_sharing` takes longer for a micro-batch on a GPU, beside the work that it saves: fitted to
-steps of 1.7B (RESULTS.md, "Beside verl"), where it goes has not been looked into."""
+"""Seconds that `prefix_sharing` adds to a layer for each micro-batch on a GPU. Fitted to steps of 1.7B (RESULTS.md,
+"Beside verl"); the cause is not known."""
 
 
 @dataclass(frozen=True)
