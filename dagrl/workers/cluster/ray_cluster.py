@@ -14,9 +14,9 @@ from types import ModuleType
 from dagrl.config.schema import Pipeline
 from dagrl.scheduler.machines import Machine, MisfitError, assign_machines
 from dagrl.workers.cluster import reaper
+from dagrl.workers.cluster.quick_start import quick_start
 from dagrl.workers.cluster.session import (
     RAY_VARIABLES,
-    fewer_processes,
     keep_worker_logs,
     object_store_bytes,
     session_folder,
@@ -126,7 +126,7 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
 
 
 def _start(ray: ModuleType, slots: int, folder: Path) -> None:
-    with keep_signals_from_ray(), fewer_processes():
+    with keep_signals_from_ray(), quick_start():
         ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, slots),

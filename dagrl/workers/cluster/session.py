@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from dagrl.workers.cluster import reaper
@@ -25,6 +24,8 @@ RAY_VARIABLES = {
     # By default Ray's processes log their counters each minute, 115 MB a day. With -1 the control store prints them
     # without a pause.
     "RAY_event_stats_print_interval_ms": "3600000",
+    # Ray's agent has so long to start. The default, 30 seconds, is too short for a busy machine.
+    "RAY_agent_register_timeout_ms": "120000",
     # Ray's default is 15: beside any other busy process the workers, which do all of the work, would hardly run.
     "RAY_worker_niceness": "0",
 }
@@ -87,22 +88,6 @@ def watched(folder: Path, epitaph: str) -> Iterator[Callable[[], None]]:
             tell.write(f"{reaper.CLEAN}\n")
             tell.close()
         watcher.wait(timeout=10)
-
-
-@contextmanager
-def fewer_processes() -> Iterator[None]:
-    """Within the context `ray.init` starts neither autoscaler nor log monitor, which saves a second of CPU time.
-
-    `ray start` has switches for them; `ray.init` does not pass them on.
-    """
-    from ray._private import parameter
-
-    whole = parameter.RayParams
-    parameter.RayParams = partial(whole, no_monitor=True, include_log_monitor=False)
-    try:
-        yield
-    finally:
-        parameter.RayParams = whole
 
 
 def object_store_bytes() -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from dagrl.workers.cluster.ray_cluster import _check_memory
-from dagrl.workers.cluster.session import fewer_processes
 from dagrl.workers.errors import RunError
 
 pytestmark = pytest.mark.slow
@@ -94,16 +93,6 @@ def test_an_address_where_nobody_answers_is_named(lab, tmp_path):
     assert "Traceback" not in run.output
 
 
-def test_a_ray_of_our_own_has_no_processes_that_nobody_needs() -> None:
-    from ray._private import parameter
-
-    whole = parameter.RayParams
-    with fewer_processes():
-        asked = parameter.RayParams(num_cpus=2)
-    assert asked.no_monitor and asked.include_log_monitor is False and asked.num_cpus == 2
-    assert parameter.RayParams is whole
-
-
 def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_starts() -> None:
     _check_memory(4, 1)
     asked = r"each of 1000000 CPU slots and 1 host workers .* take at least 100000 GiB of memory, and \d+ GiB are free"
@@ -114,7 +103,11 @@ def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_start
 
 
 LATE_ONCE = """
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import ray
@@ -124,7 +117,7 @@ from dagrl.config.loading.loader import load_pipeline
 from dagrl.workers.cluster import reaper
 from dagrl.workers.cluster.ray_cluster import cluster
 
-start, folders = Node.start_ray_processes, []
+start, folders, stopped = Node.start_ray_processes, [], []
 
 
 def late_at_first(node):
@@ -133,7 +126,27 @@ def late_at_first(node):
         # Its control store runs already.
         assert reaper.started_with(folders[0]), "nothing has started yet"
         raise Exception("the current node timed out during startup")
+    threading.Thread(target=stop_the_agent, daemon=True).start()
     start(node)
+
+
+def command_lines():
+    for pid in reaper.descendants(os.getpid()):
+        try:
+            yield pid, Path(f"/proc/{pid}/cmdline").read_text().split(chr(0))
+        except OSError:
+            pass
+
+
+def stop_the_agent():
+    # Busy machines are as slow as that.
+    while not stopped:
+        for pid, words in command_lines():
+            if any(word.endswith("dashboard/agent.py") for word in words):
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+                break
+        time.sleep(0.01)
 
 
 Node.start_ray_processes = late_at_first
@@ -141,10 +154,16 @@ pipeline = load_pipeline(Path(sys.argv[1])).pipeline
 with cluster(pipeline, Path(sys.argv[2]), print) as connected:
     assert not reaper.started_with(folders[0]), "processes of the first are left"
     print(connected.get(connected.remote(lambda: "it works").remote()))
+    programs = " ".join(word for _, words in command_lines() for word in words[:4])
+    assert "gcs_server" in programs, programs
+    assert not any(name in programs for name in ("dashboard/dashboard.py", "log_monitor.py", "monitor.py")), programs
+    print("while an agent was stopped:", len(stopped))
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
 """
 
 
-def test_a_ray_that_starts_too_late_is_started_once_more(lab, tmp_path) -> None:
+def test_a_ray_that_starts_too_late_is_started_once_more_and_waits_for_no_agent(lab, tmp_path) -> None:
     file = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
         "RAY_ADDRESS": "local"
@@ -153,4 +172,4 @@ def test_a_ray_that_starts_too_late_is_started_once_more(lab, tmp_path) -> None:
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert ran.returncode == 0, ran.stderr
     assert "Ray did not start, and is started once more: the current node timed out" in ran.stdout
-    assert ran.stdout.endswith("it works\n")
+    assert ran.stdout.endswith("it works\nwhile an agent was stopped: 1\n")

@@ -1,0 +1,52 @@
+"""Starts the processes of Ray that a run needs, without waiting for the others."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+_NO_PORT = -1
+"""Ray's own dashboard agents report this for what they do not serve."""
+
+
+@contextmanager
+def quick_start() -> Iterator[None]:
+    """Within the context, `ray.init` starts a Ray without autoscaler, log monitor and dashboard.
+
+    Each would take a second of CPU time. `ray start` has switches for some; `ray.init` does not pass them on.
+
+    Ray's raylet waits for the ports of two agents that it starts, and ends after 15 seconds, for which there is no
+    option: a busy machine takes longer to import them. Here it is told the ports, and waits for neither.
+    """
+    from ray import _raylet
+    from ray._private import node, parameter, services
+
+    raylet: Any = _raylet  # compiled: its functions are unknown to a type checker
+    parameters, start, start_server = parameter.RayParams, node.Node.start_ray_processes, services.start_api_server
+    ports = raylet.METRICS_AGENT_PORT_NAME, raylet.METRICS_EXPORT_PORT_NAME, raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME
+
+    def start_ray_processes(self: Any) -> None:
+        for name in ports:
+            raylet.persist_port(self.get_session_dir_path(), self.node_id, name, _NO_PORT)
+        start(self)
+
+    parameter.RayParams = partial(
+        parameters, no_monitor=True, include_log_monitor=False, runtime_env_agent_port=_free_port()
+    )
+    node.Node.start_ray_processes = start_ray_processes
+    services.start_api_server = lambda *_, **__: ("", None)  # address and process
+    try:
+        yield
+    finally:
+        parameter.RayParams, node.Node.start_ray_processes = parameters, start
+        services.start_api_server = start_server
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
