@@ -26,6 +26,8 @@ RAY_VARIABLES = {
     "RAY_event_stats_print_interval_ms": "3600000",
     # Ray's agent has so long to start. The default, 30 seconds, is too short for a busy machine.
     "RAY_agent_register_timeout_ms": "120000",
+    # A worker's process begins when it is asked for. By default Ray also starts one for each core.
+    "RAY_prestart_worker_first_driver": "0",
     # Ray's default is 15: beside any other busy process the workers, which do all of the work, would hardly run.
     "RAY_worker_niceness": "0",
 }
