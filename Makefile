@@ -50,9 +50,9 @@ RUNS := tests/orchestrator tests/workers tests/launcher tests/doctor
 # Whole runs, in two halves that take about as long.
 MORE_RUNS := $(wildcard tests/orchestrator/test_recipes.py tests/orchestrator/test_[s-z]*.py)
 
-# Whole runs wait for their processes much of the time: the other tests run beside them.
+# Whole runs wait for their processes some of the time: the other tests run beside them. A fourth job would only slow all.
 test: setup vllm lint
-	@$(MAKE) --no-print-directory --jobs 4 --output-sync=target test-runs test-parts test-backends test-more-runs
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-runs test-more-runs test-parts test-backends
 
 test-runs: setup
 	$(BIN)/pytest $(RUNS) $(addprefix --ignore=,$(MORE_RUNS))

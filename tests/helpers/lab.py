@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-RUN_TIMEOUT_S = 240
+RUN_TIMEOUT_S = 600
 _MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/")
 
 REWARDS = '''
@@ -82,7 +82,7 @@ def tiny_pipeline() -> dict[str, Any]:
             "update": {"op": "update", "engine": "actor", "mini_batch": 4, "loss": {"kl_coef": 0.01}},
         },
         "schedule": {"shards_per_step": 2},
-        "run": {"steps": 6, "seed": 3, "save_every": 2, "validate_every": 3, "start_timeout_s": 200},
+        "run": {"steps": 6, "seed": 3, "save_every": 2, "validate_every": 3, "start_timeout_s": 500},
         "track": ["console"],
     }
 

@@ -23,7 +23,7 @@ def pipeline(lab):
     tiny["groups"] = {"both": {"nodes": 2, "cpus_per_node": 1}}
     for engine in ("actor", "generator"):
         tiny["engines"][engine]["group"] = "both"
-    tiny["run"] = {"steps": 3, "seed": 3, "start_timeout_s": 200}
+    tiny["run"] = {"steps": 3, "seed": 3, "start_timeout_s": 500}
     return tiny
 
 

@@ -41,12 +41,12 @@ async def solve(client, row):
 
 
 def test_the_official_client_trains_the_demos_task(lab, tmp_path: Path) -> None:
-    short = ("run.steps=60", "run.validate_every=60", "run.save_every=null", "track=[console]")
+    short = ("run.steps=24", "run.validate_every=24", "run.save_every=null", "track=[console]")
     run = lab.start(TEMPLATE, tmp_path / "run", *short)
     assert run.wait() == 0, run.output
     metrics = run.metrics()
-    # Validation has 25 sums. The template's 100 steps reach 0.9.
-    assert metrics[-1]["val/reward/mean"] > 0.7
+    # Of 25 sums. The template's 100 steps reach 0.9.
+    assert metrics[0]["val/reward/mean"] < 0.1 and metrics[-1]["val/reward/mean"] > 0.2
     for line in metrics[1:]:
         # The trainer's log-probs of what the client was told are the generator's.
         assert line["mismatch/logprob_diff/max"] < 1e-4
@@ -65,7 +65,8 @@ def test_a_framework_and_processes_that_are_killed(lab, tmp_path: Path) -> None:
     for name, node in nodes.items():
         if node["op"] in ("logprob", "advantage", "update"):
             nodes[name]["read_from"] = ["rollout"]
-    pipeline["data"]["prompts_per_step"] = 4
+    pipeline["data"]["prompts_per_step"] = 2
+    nodes["update"]["mini_batch"] = 2
     pipeline["run"] = {"steps": 2, "seed": 3}
     path = lab.write_pipeline(tmp_path, pipeline)
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -76,9 +77,9 @@ def test_a_framework_and_processes_that_are_killed(lab, tmp_path: Path) -> None:
         assert line["framework/agent/requests"] == 2 and line["framework/agent/failed_fraction"] == 0
         assert line["agent/length"] > 0 and line["mismatch/logprob_diff/max"] < 1e-4
         table = pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pydict()
-        assert table["sample_id"] == list(range(16)), "each row once"
+        assert table["sample_id"] == list(range(8)), "each row once"
         failed = {row for row, reason in enumerate(table["finish_reason"]) if reason == "error"}
-        assert {row for row in range(16) if table["excluded"][row]} == failed
-        assert set(range(1, 16, 4)) <= failed <= {row for row in range(16) if row % 4 in (1, 2)}
-        assert line["agent/failed_fraction"] == len(failed) / 16
-        assert all(table["output"][row].startswith("said ") for row in range(16) if row not in failed)
+        assert {row for row in range(8) if table["excluded"][row]} == failed
+        assert set(range(1, 8, 4)) <= failed <= {row for row in range(8) if row % 4 in (1, 2)}
+        assert line["agent/failed_fraction"] == len(failed) / 8
+        assert all(table["output"][row].startswith("said ") for row in range(8) if row not in failed)

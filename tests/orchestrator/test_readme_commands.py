@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SHELL = re.compile(r"(?:\w+=\S+ )*(?:dagrl|python|make|source|hf|sbatch|nsys|docker|pip|ray|git) .*")
-RUN_TIMEOUT_S = 240
+RUN_TIMEOUT_S = 600
 
 
 def commands(page: Path) -> list[str]:

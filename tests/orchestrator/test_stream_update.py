@@ -18,7 +18,7 @@ def runs(lab, tmp_path_factory):
     pipeline["nodes"]["rollout"]["sampling"] = {"max_new_tokens": 24, "ignore_eos": True}
     pipeline["nodes"]["reward"]["fn"] = "rewards:even"
     pipeline["schedule"] = {"shards_per_step": 4}
-    pipeline["run"] = {"steps": 3, "seed": 3, "start_timeout_s": 200}
+    pipeline["run"] = {"steps": 3, "seed": 3, "start_timeout_s": 500}
     path = lab.write_pipeline(folder, pipeline)
     found = {}
     for streams in (False, True):
