@@ -10,6 +10,8 @@ import json
 import select
 import sys
 
+from dagrl.workers.cluster.quick_start import quick_start
+
 _PAUSE_S = 0.5
 _HEALTH = {"health_check_period_ms": 3000, "health_check_timeout_ms": 5000, "health_check_failure_threshold": 3}
 """Ray declares a disconnected machine dead after about 25 s, instead of more than a minute."""
@@ -19,15 +21,16 @@ def main() -> None:
     """Run until stdin closes."""
     import ray
 
-    context = ray.init(
-        address="local",
-        _system_config=_HEALTH,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        namespace="dagrl",
-        **json.loads(sys.argv[1]),
-    )
+    with quick_start():
+        context = ray.init(
+            address="local",
+            _system_config=_HEALTH,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            namespace="dagrl",
+            **json.loads(sys.argv[1]),
+        )
     print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
     known: list[str] = []
     while not select.select([sys.stdin], [], [], _PAUSE_S)[0]:

@@ -56,7 +56,7 @@ class RayNode:
         await self._start(HEAD, ["dagrl.launcher.ray_head", json.dumps(options)], stdout=asyncio.subprocess.PIPE)
 
     async def start_member(self, head: str) -> None:
-        """Join the Ray cluster of this head."""
+        """Join the Ray cluster of this head (see ``ray_member.py``)."""
         options = {
             "address": head,
             "node-ip-address": self._address,
@@ -67,7 +67,7 @@ class RayNode:
             "include-log-monitor": "false",
         }
         arguments = [f"--{name}={value}" for name, value in options.items()]
-        await self._start(MEMBER, ["ray.scripts.scripts", "start", "--block", *arguments])
+        await self._start(MEMBER, ["dagrl.launcher.ray_member", *arguments])
 
     async def start_driver(self, head: str, arguments: list[str]) -> asyncio.subprocess.Process:
         """Start `dagrl run`, which prints to the terminal."""

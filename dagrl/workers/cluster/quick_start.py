@@ -14,7 +14,7 @@ _NO_PORT = -1
 
 @contextmanager
 def quick_start() -> Iterator[None]:
-    """Within the context, `ray.init` starts a Ray without autoscaler, log monitor and dashboard.
+    """Within the context, Ray starts on this machine without autoscaler, log monitor and dashboard.
 
     Each would take a second of CPU time. `ray start` has switches for some; `ray.init` does not pass them on.
 
@@ -31,11 +31,10 @@ def quick_start() -> Iterator[None]:
     def start_ray_processes(self: Any) -> None:
         for name in ports:
             raylet.persist_port(self.get_session_dir_path(), self.node_id, name, _NO_PORT)
+        self._ray_params.runtime_env_agent_port = _free_port()
         start(self)
 
-    parameter.RayParams = partial(
-        parameters, no_monitor=True, include_log_monitor=False, runtime_env_agent_port=_free_port()
-    )
+    parameter.RayParams = partial(parameters, no_monitor=True, include_log_monitor=False)
     node.Node.start_ray_processes = start_ray_processes
     services.start_api_server = lambda *_, **__: ("", None)  # address and process
     try:
