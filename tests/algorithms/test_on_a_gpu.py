@@ -19,6 +19,6 @@ def elsewhere() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_an_objective_stays_on_the_device_and_does_not_wait_for_it(name: str, elsewhere: ProcessPoolExecutor) -> None:
-    loss, metrics = elsewhere.submit(tensors_of, name).result(timeout=120)
+    loss, metrics = elsewhere.submit(tensors_of, name).result(timeout=300)
     assert loss == ("cuda", loss[1], (), True)
     assert {each[:3] for each in metrics} == {("cuda", torch.float64, (5,))}

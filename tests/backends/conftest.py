@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagrl.config.schema import ModelSpec
     from dagrl.data.batch import Batch
 
-TIMEOUT_S = 90.0
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="session", params=DENSE)

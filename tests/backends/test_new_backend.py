@@ -77,7 +77,7 @@ def test_one_that_cannot_be_imported_is_an_error_where_it_is_used(tmp_path: Path
 
     def call(*overrides: str) -> subprocess.CompletedProcess[str]:
         variables = os.environ | {"PYTHONPATH": str(tmp_path)}
-        return subprocess.run([*command, *overrides], env=variables, capture_output=True, text=True, timeout=60)
+        return subprocess.run([*command, *overrides], env=variables, capture_output=True, text=True, timeout=240)
 
     assert call().returncode == 0
     wrong = call("engines.generator.backend=torn")

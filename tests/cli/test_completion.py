@@ -74,5 +74,5 @@ def test_engines_of_a_run(proposed, tmp_path: Path) -> None:
 def test_a_script_is_printed_for_a_shell(shell: str) -> None:
     variables = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     command = [sys.executable, "-m", "dagrl", "--show-completion", shell]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and "_DAGRL_COMPLETE" in done.stdout

@@ -46,7 +46,7 @@ def test_packages_that_cannot_be_imported_are_lines_not_tracebacks(tmp_path: Pat
         env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (1, "")
     assert "torch                  cannot be imported: ImportError: not here" in done.stdout

@@ -32,7 +32,7 @@ def test_a_project_validates_and_tests_its_reward(tmp_path: Path, monkeypatch, c
     assert json.loads(capsys.readouterr().out)["pipeline"] == "my-sums"
     assert 'reward: {fn: "rewards:score"}' in (project / "pipeline.yaml").read_text()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    tested = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60)
+    tested = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=240)
     assert tested.returncode == 0 and "6 passed" in tested.stdout, tested.stdout
 
 

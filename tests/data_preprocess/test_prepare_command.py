@@ -123,7 +123,7 @@ def test_a_run_killed_while_writing_leaves_the_old_files_and_the_next_clears_up(
 ) -> None:
     out = tmp_path / "out"
     process, command = half_way
-    busy = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    busy = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert busy.returncode == 1
     assert (
         busy.stderr == f"gsm8k.py: another run is writing to {out}; wait for its end, or choose another --local_dir\n"
@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_the_old_files_and_nothing_else(half_way, tmp_path: Path) 
     out = tmp_path / "out"
     process, _ = half_way
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     assert (process.returncode, said) == (130, "gsm8k.py: stopped; nothing was written\n")
     assert files(out) == ["report.json", "test.parquet", "train.parquet"]
     assert pq.read_metadata(out / "test.parquet").num_rows == 1

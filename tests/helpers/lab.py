@@ -160,7 +160,7 @@ class Run:
 
     def left_behind(self) -> list[str]:
         """What is left of the run after a moment to end: processes that use its temporary folder, and what is in it."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while (left := [*self._processes(), *map(str, self.temporary.iterdir())]) and time.monotonic() < deadline:
             time.sleep(0.1)
         return left

@@ -176,7 +176,7 @@ def test_a_pod_of_kubeflow_calls_dagrl_with_its_rank(cluster):
             [*container["command"], *container["args"]],
             env={"PATH": f"{seen.parent / 'bin'}:/usr/bin:/bin", "SEEN": str(seen), "RANK": "0", "WORLD_SIZE": "4"}
             | given,
-            timeout=30,
+            timeout=120,
         )
         assert done.returncode == (0 if rank else 3)
         said, arguments = seen_by(seen, rank)
@@ -196,5 +196,5 @@ def test_a_ray_job_runs_the_pipeline_in_its_cluster():
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
 def test_shell_scripts_have_no_traps():
-    done = subprocess.run(["shellcheck", *LAUNCH.glob("*.sh")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["shellcheck", *LAUNCH.glob("*.sh")], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout

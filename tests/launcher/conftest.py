@@ -21,7 +21,7 @@ _NETWORKS = count(1)
 
 
 def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=100)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Host:
 
     def processes(self) -> list[str]:
         """What runs here."""
-        listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=20)
+        listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=100)
         return listed.stdout.split()
 
     def left_behind(self) -> list[str]:
@@ -103,9 +103,9 @@ class Network:
                     os.kill(int(pid), signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-            subprocess.run(["ip", "netns", "del", host.namespace], check=False, capture_output=True, timeout=20)
+            subprocess.run(["ip", "netns", "del", host.namespace], check=False, capture_output=True, timeout=100)
             shutil.rmtree(host.temporary, ignore_errors=True)
-        subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True, timeout=20)
+        subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True, timeout=100)
 
 
 class Job:
@@ -176,7 +176,7 @@ def namespaces() -> None:
     if shutil.which("ip") is None:
         pytest.skip("needs `ip` (iproute2)")
     trial = f"dn{os.getpid()}try"
-    made = subprocess.run(["ip", "netns", "add", trial], capture_output=True, text=True, timeout=20)
+    made = subprocess.run(["ip", "netns", "add", trial], capture_output=True, text=True, timeout=100)
     if made.returncode:
         pytest.skip(f"needs network namespaces: {made.stderr.strip()}")
     ip("netns", "del", trial)

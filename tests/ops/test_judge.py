@@ -87,7 +87,7 @@ class TestOverAnEndpoint:
         assert "Task system: Add.\n\nuser: 1+1= of" in chat_server.requests[0].body["messages"][0]["content"]
 
     def test_questions_of_all_shards_are_asked_at_once(self, bench, chat_server) -> None:
-        everybody = threading.Barrier(4, timeout=20)
+        everybody = threading.Barrier(4, timeout=100)
         chat_server.reply = lambda body: str(everybody.wait() * 0 + 1)
         parts = [part_of(bench, ["2", "3"]), part_of(bench, ["2", "3"], 1, 12)]
         outputs = judge(parts, bench.context("reward", nodes=at(chat_server, concurrency=4)))

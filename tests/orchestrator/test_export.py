@@ -97,7 +97,7 @@ def test_there_and_back_in_processes_of_their_own(run: Path, tmp_path: Path) -> 
 
     def dagrl(*arguments: str) -> str:
         command = [sys.executable, "-m", "dagrl.cli", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
@@ -194,7 +194,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path) -
 
     def refusal(*arguments: str) -> str:
         command = [*limited, *arguments, "-o", str(tmp_path / "out" / "there")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stdout) == (1, ""), done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
         assert not any((tmp_path / "out").iterdir())

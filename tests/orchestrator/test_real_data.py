@@ -21,7 +21,7 @@ def gsm8k_run(lab, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gsm8k")
     originals = ORIGINALS if ORIGINALS.is_dir() else _a_handful_of_rows(folder / "originals")
     command = [sys.executable, "data_preprocess/gsm8k.py", "--local_dir", folder, "--source", originals]
-    subprocess.run([str(each) for each in command], check=True, cwd=REPOSITORY, timeout=120)
+    subprocess.run([str(each) for each in command], check=True, cwd=REPOSITORY, timeout=300)
     run = lab.start(
         REPOSITORY / "dag_templates" / "tiny_gsm8k.yaml",
         folder / "run",

@@ -347,13 +347,13 @@ def test_only_this_machine_is_answered(live: tuple[Path, int]) -> None:
     _, port = live
 
     def status(path: str, host: str = f"127.0.0.1:{port}", method: str = "GET") -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
         connection.request(method, path, headers={"Host": host})
         answer = connection.getresponse()
         answer.read()
         return answer.status
 
-    with urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/", timeout=240) as answer:
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     assert status("/api/0/overview") == 200 and status("/", f"localhost:{port}") == 200
     # Another site that resolves its name to this machine.

@@ -59,7 +59,7 @@ def test_a_batched_function_is_called_once_with_lists() -> None:
 
 
 def test_several_samples_may_be_scored_at_once() -> None:
-    everyone = threading.Barrier(3, timeout=30)
+    everyone = threading.Barrier(3, timeout=120)
 
     @dagrl.reward(concurrency=3)
     def together(response: str) -> float:

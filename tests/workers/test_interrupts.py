@@ -97,7 +97,7 @@ class Process:
 
     def rest(self) -> str:
         """All that it still says, when its input is over."""
-        return self._process.communicate(timeout=30)[0]
+        return self._process.communicate(timeout=120)[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -171,6 +171,6 @@ def test_what_is_said_to_a_terminal_that_is_gone_is_no_error(tmp_path) -> None:
     assert b"ready" in os.read(ours, 1000)
     os.close(ours)
     process.send_signal(signal.SIGHUP)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert (errors, process.returncode) == (b"", 0)
     assert (tmp_path / "reached").exists()

@@ -258,13 +258,13 @@ class Worker:
 
 command = {python_of(pipeline(tool="nsys"), "actor", 0, tmp_path)!r}
 worker = Worker.options(runtime_env={{"py_executable": command}}).remote()
-print(ray.get(worker.twice.remote(21), timeout=60))
+print(ray.get(worker.twice.remote(21), timeout=240))
 """
     said = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={"PATH": f"{nsys}:/usr/bin:/bin", "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"},
     )
     assert said.stdout.strip() == "42", said.stderr

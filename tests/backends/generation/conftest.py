@@ -50,7 +50,7 @@ RANKS = RankContext(rank=0, world_size=1, master_addr="127.0.0.1", master_port=0
 REQUESTS_AT_ONCE = 8
 
 
-def start_sglang(logs: Path, start_timeout_s: float = 200.0, **server: object) -> Any:
+def start_sglang(logs: Path, start_timeout_s: float = 600.0, **server: object) -> Any:
     from dagrl.backends.sglang.engine import SglangEngine
     from dagrl.backends.sglang.section import SglangEngineSpec
     from dagrl.backends.sglang.share import ServerShare
@@ -63,7 +63,7 @@ def start_sglang(logs: Path, start_timeout_s: float = 200.0, **server: object) -
     return SglangEngine(MODEL, spec, RANKS, share, sleeps=True)
 
 
-def start_vllm(logs: Path, start_timeout_s: float = 200.0, model: ModelSpec = MODEL, **server: object) -> Any:
+def start_vllm(logs: Path, start_timeout_s: float = 600.0, model: ModelSpec = MODEL, **server: object) -> Any:
     from dagrl.backends.vllm.engine import VllmEngine
     from dagrl.backends.vllm.fields import VllmFields
     from dagrl.backends.vllm.section import VllmEngineSpec

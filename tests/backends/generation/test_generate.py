@@ -106,7 +106,7 @@ def test_calls_from_several_threads_share_the_engine(engine, requests) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=240)
     assert found == dict.fromkeys(range(3), alone)
 
 

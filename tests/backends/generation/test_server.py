@@ -37,7 +37,7 @@ def during(
         assert time.monotonic() < deadline, "no tokens"
         time.sleep(0.005)
     act()
-    thread.join(timeout=120)
+    thread.join(timeout=300)
     assert len(done) == len(requests)
     return done
 
@@ -64,7 +64,7 @@ def test_a_response_without_tokens_left_ends_at_once(server, requests) -> None:
 
 def test_completions_arrive_without_a_thread_that_waits(server, requests) -> None:
     found: list[Completion] = []
-    server.start_generating(requests, GREEDY, found.append).result(timeout=60)
+    server.start_generating(requests, GREEDY, found.append).result(timeout=240)
     by_index = sorted(found, key=lambda completion: completion.index)
     expected = complete(server, requests, GREEDY)
     assert [each.tokens.tolist() for each in by_index] == [each.tokens.tolist() for each in expected]
@@ -202,4 +202,4 @@ def taken(engine: Any, sender: WeightSender, version: int) -> SendReport:
     try:
         return sender.send(version, [1], passes=2)
     finally:
-        engine_takes.join(timeout=30)
+        engine_takes.join(timeout=120)

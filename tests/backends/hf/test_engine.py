@@ -325,5 +325,5 @@ def test_calls_from_several_threads_draw_what_they_would_alone(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=240)
     assert said == dict.fromkeys(range(4), alone)

@@ -104,7 +104,7 @@ def play() -> Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], None]:
     async def acted(act: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
         await act(Scene())
 
-    return lambda act: asyncio.run(asyncio.wait_for(acted(act), timeout=20))
+    return lambda act: asyncio.run(asyncio.wait_for(acted(act), timeout=100))
 
 
 def test_a_request_says_what_the_node_says(play) -> None:

@@ -52,7 +52,7 @@ def dagrl(tmp_path: Path, hub: HubServer) -> Callable[..., subprocess.CompletedP
         }
         hub.downloads.clear()
         command = [sys.executable, "-m", "dagrl.cli", *arguments]
-        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
 
     return call
 
@@ -151,7 +151,7 @@ print(download(load_pipeline({path!r}).pipeline))
 
     def download() -> list[str]:
         hub.downloads.clear()
-        subprocess.run([sys.executable, "-c", fetch], env=variables, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", fetch], env=variables, check=True, timeout=240)
         return list(hub.downloads)
 
     assert download() == ["model.safetensors"]

@@ -383,7 +383,7 @@ def is_running(process: str) -> bool:
 
 def dagrl(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from dagrl.cli import main; raise SystemExit(main())", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **options)
 
 
 def test_the_commands_say_it_in_one_line_and_exit_2(project, module):

@@ -21,7 +21,7 @@ def words_of(path, text, arguments=(), variables=None):
 
 def bash_words(text, arguments=()):
     text = "run() { printf '%s\\0' CALL \"$@\"; }\n" + text
-    done = subprocess.run([BASH, "-c", text, "script", *arguments], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([BASH, "-c", text, "script", *arguments], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     calls = []
     for word in done.stdout.split("\0")[:-1]:

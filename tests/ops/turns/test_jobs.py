@@ -18,7 +18,7 @@ class Bench:
         self.jobs = Jobs(self.ended.put, max_running=max_running, timeout_s=timeout_s)
 
     def next(self) -> Done:
-        done = self.ended.get(timeout=30)
+        done = self.ended.get(timeout=120)
         assert self.jobs.settle(done)
         return done
 
@@ -80,5 +80,5 @@ def test_what_takes_too_long_is_over_makes_room_and_is_not_heard_any_more() -> N
     done = bench.next()
     assert (done.job, done.result) == (after, "after")
     gate.set()
-    assert not bench.jobs.settle(bench.ended.get(timeout=30)), "it came too late"
+    assert not bench.jobs.settle(bench.ended.get(timeout=120)), "it came too late"
     assert bench.jobs.left_s() is None

@@ -35,7 +35,7 @@ def running_ray(tmp_path_factory):
         time.sleep(0.5)
     yield address
     process.terminate()
-    process.wait(timeout=60)
+    process.wait(timeout=240)
 
 
 def test_a_running_ray_is_joined_and_left_as_it_was(lab, running_ray, tmp_path):
@@ -63,14 +63,14 @@ print(sum(each.job_id.hex() != own for each in state._get_all_task_events()))
 """
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     command = [sys.executable, "-c", program]
-    return int(subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=True).stdout)
+    return int(subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=True).stdout)
 
 
 def status(address: str) -> str:
     """What `ray status` says."""
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     command = [RAY, "status", f"--address={address}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment).stdout
 
 
 def test_a_pipeline_that_asks_for_more_than_there_is_says_so(lab, running_ray, tmp_path):

@@ -102,14 +102,14 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(folder, spawned) -> Non
 
 
 def test_a_driver_that_has_cleaned_up_by_itself_is_believed(folder, watcher, sleeper) -> None:
-    output, _ = watcher.communicate(f"{folder}\n{reaper.identity(sleeper.pid)}\n{reaper.CLEAN}\n", timeout=20)
+    output, _ = watcher.communicate(f"{folder}\n{reaper.identity(sleeper.pid)}\n{reaper.CLEAN}\n", timeout=100)
     assert (watcher.returncode, output) == (0, "")
     assert (folder / "logs" / "raylet.out").exists()
     assert running(sleeper.pid)
 
 
 def test_a_driver_killed_before_it_had_processes_leaves_no_folder(folder, watcher) -> None:
-    output, _ = watcher.communicate(f"{folder}\n", timeout=20)
+    output, _ = watcher.communicate(f"{folder}\n", timeout=100)
     assert (watcher.returncode, output) == (0, reaper.EPITAPH + "\n")
     assert not folder.exists()
 
@@ -119,13 +119,13 @@ def test_a_process_with_a_log_in_the_folder_ends_with_the_driver(folder, watcher
     with (folder / "logs" / "agent.log").open("w") as log:
         agent = subprocess.Popen(["sleep", "1000"], stdout=log)
     with agent:
-        watcher.communicate(f"{folder}\n", timeout=20)
-        assert agent.wait(timeout=20) == -signal.SIGKILL
+        watcher.communicate(f"{folder}\n", timeout=100)
+        assert agent.wait(timeout=100) == -signal.SIGKILL
     assert not folder.exists()
 
 
 def test_a_driver_killed_before_its_first_word_leaves_no_complaint(watcher) -> None:
-    output, _ = watcher.communicate("", timeout=20)
+    output, _ = watcher.communicate("", timeout=100)
     assert (watcher.returncode, output) == (0, "")
 
 
@@ -133,7 +133,7 @@ def test_processes_that_end_before_the_driver_are_no_trouble(folder, watcher) ->
     gone = subprocess.Popen(["true"])
     identity = reaper.identity(gone.pid)
     gone.wait()
-    output, _ = watcher.communicate(f"{folder}\n{identity}\n", timeout=20)
+    output, _ = watcher.communicate(f"{folder}\n{identity}\n", timeout=100)
     assert (watcher.returncode, output) == (0, reaper.EPITAPH + "\n")
     assert not folder.exists()
 
@@ -147,8 +147,8 @@ def test_the_reaper_outlives_the_signals_that_end_its_driver(folder, watcher, sl
 
     wait_until(ignored, "the reaper ignores the signal")
     watcher.send_signal(number)
-    watcher.communicate(f"{folder}\n{reaper.identity(sleeper.pid)}\n", timeout=20)
-    assert sleeper.wait(timeout=20) == -signal.SIGKILL
+    watcher.communicate(f"{folder}\n{reaper.identity(sleeper.pid)}\n", timeout=100)
+    assert sleeper.wait(timeout=100) == -signal.SIGKILL
     assert not folder.exists()
 
 
@@ -160,14 +160,14 @@ def test_a_number_used_again_by_another_process_is_spared(sleeper) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         sleeper.wait(timeout=0.2)
     reaper.end([identity])
-    assert sleeper.wait(timeout=20) == -signal.SIGKILL
+    assert sleeper.wait(timeout=100) == -signal.SIGKILL
 
 
 def test_descendants_of_a_number_used_again_are_spared(folder, watcher) -> None:
     with subprocess.Popen(["bash", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         child = int(other.stdout.readline())
-        watcher.communicate(f"{folder}\n{other.pid}:1\n", timeout=20)
+        watcher.communicate(f"{folder}\n{other.pid}:1\n", timeout=100)
         assert not folder.exists()
         spared = running(child)
         other.kill()

@@ -40,7 +40,7 @@ def test_neither_loop_nor_process_waits_for_one_that_does_not_return() -> None:
         "        print('late')\n"
         "asyncio.run(main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
 
 

@@ -59,7 +59,7 @@ async def follow(ending):
     except ray.exceptions.RayError as error:
         failure = type(getattr(error, "cause", None) or error).__name__
     reader = ray.remote(Teller).remote()
-    assert ray.get(reader.first_numbers.remote([columns for columns, _ in pairs]), timeout=30) == [0, 1, 2]
+    assert ray.get(reader.first_numbers.remote([columns for columns, _ in pairs]), timeout=120) == [0, 1, 2]
     with open(output, "a") as told:
         print(f"{ending}: {[number for _, number in pairs]} {failure}", file=told)
 
@@ -79,7 +79,7 @@ def test_columns_outlive_their_worker_and_the_end_of_a_stream_is_told_from_a_fai
     told = tmp_path / "told"
     environment = os.environ | RAY_VARIABLES
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, told], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", PROGRAM, told], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert told.read_text().splitlines() == [
