@@ -37,16 +37,16 @@ ENDS = [
     ("if os.fork(): os._exit(5)\ntime.sleep(60)", "ends the process with exit code 5"),
 ]
 HANGS = [
-    ("time.sleep(1e9)", "takes more than 1 s at {m}:2; do such work when the function is called"),
-    ("while True: pass", "takes more than 1 s at {m}:2"),
-    ("import threading; threading.Event().wait()", "takes more than 1 s at {m}:2"),
-    ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", "takes more than 1 s at {m}:2"),
-    ("import signal; signal.signal(signal.SIGABRT, signal.SIG_IGN); time.sleep(99)", "takes more than 1 s;"),
-    ("os.kill(os.getpid(), 19)", "takes more than 1 s"),
-    ("sum(range(10**12))", "takes more than 1 s at {m}:2"),
-    ("import re; re.match('(a+)+$', 'a' * 60 + 'b')", "takes more than 1 s at {m}:2"),
-    ("r, w = os.pipe(); os.read(r, 1)", "takes more than 1 s at {m}:2"),
-    ("os.closerange(3, 65536); time.sleep(99)", "takes more than 1 s"),
+    ("time.sleep(1e9)", "takes more than 3 s at {m}:2; do such work when the function is called"),
+    ("while True: pass", "takes more than 3 s at {m}:2"),
+    ("import threading; threading.Event().wait()", "takes more than 3 s at {m}:2"),
+    ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", "takes more than 3 s at {m}:2"),
+    ("import signal; signal.signal(signal.SIGABRT, signal.SIG_IGN); time.sleep(99)", "takes more than 3 s;"),
+    ("os.kill(os.getpid(), 19)", "takes more than 3 s"),
+    ("sum(range(10**12))", "takes more than 3 s at {m}:2"),
+    ("import re; re.match('(a+)+$', 'a' * 60 + 'b')", "takes more than 3 s at {m}:2"),
+    ("r, w = os.pipe(); os.read(r, 1)", "takes more than 3 s at {m}:2"),
+    ("os.closerange(3, 65536); time.sleep(99)", "takes more than 3 s"),
 ]
 RAISES = [
     ("raise BaseException('out')", "fails at {m}:2: BaseException: out; fix the module"),
@@ -121,7 +121,7 @@ def assert_told(project, path, wanted, *, seconds=20.0):
         project.assert_problem(
             path, "nodes.reward.fn", wanted.format(m=project.folder.resolve() / "m.py", folder=project.folder.resolve())
         )
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(("source", "wanted"), [*ENDS, *RAISES, *WRONG_FUNCTIONS])
@@ -131,7 +131,7 @@ def test_what_a_module_does_when_imported_is_one_sentence(project, module, sourc
 
 @pytest.mark.parametrize(("source", "wanted"), HANGS)
 def test_a_module_that_does_not_come_back_is_one_sentence(project, module, source, wanted):
-    assert_told(project, module(f"{source}\n{GOOD}"), wanted, seconds=1.0)
+    assert_told(project, module(f"{source}\n{GOOD}"), wanted, seconds=3.0)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_what_a_module_changes_stays_in_the_child(project, module, source, capfd
     before = (Path.cwd(), list(sys.path), dict(os.environ), sys.getrecursionlimit(), sys.stdout, open)
     begun = time.monotonic()
     check_file(path)
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 60
     assert (Path.cwd(), list(sys.path), dict(os.environ), sys.getrecursionlimit(), sys.stdout, open) == before
     assert "m" not in sys.modules
     assert capfd.readouterr() == ("", "")
