@@ -50,7 +50,7 @@ RUNS := tests/orchestrator tests/workers tests/launcher tests/doctor
 # Whole runs, in two halves that take about as long.
 MORE_RUNS := $(wildcard tests/orchestrator/test_recipes.py tests/orchestrator/test_[s-z]*.py)
 
-# Whole runs wait for their processes some of the time: the other tests run beside them. A fourth job would only slow all.
+# Whole runs wait for their processes some of the time: the other tests run beside them. Three jobs keep two cores busy.
 test: setup vllm lint
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-runs test-more-runs test-parts test-backends
 

@@ -16,7 +16,7 @@ _NO_PORT = -1
 def quick_start() -> Iterator[None]:
     """Within the context, Ray starts on this machine without autoscaler, log monitor and dashboard.
 
-    Each would take a second of CPU time. `ray start` has switches for some; `ray.init` does not pass them on.
+    That saves two seconds of CPU time. `ray start` has switches for some; `ray.init` does not pass them on.
 
     Ray's raylet waits for the ports of two agents that it starts, and ends after 15 seconds, for which there is no
     option: a busy machine takes longer to import them. Here it is told the ports, and waits for neither.

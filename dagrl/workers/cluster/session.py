@@ -24,7 +24,7 @@ RAY_VARIABLES = {
     # By default Ray's processes log their counters each minute, 115 MB a day. With -1 the control store prints them
     # without a pause.
     "RAY_event_stats_print_interval_ms": "3600000",
-    # Ray's agent has so long to start. The default, 30 seconds, is too short for a busy machine.
+    # Ray ends if an agent has not answered by then. The default is 30 seconds; a busy machine can need more.
     "RAY_agent_register_timeout_ms": "120000",
     # A worker's process begins when it is asked for. By default Ray also starts one for each core.
     "RAY_prestart_worker_first_driver": "0",
