@@ -20,6 +20,9 @@ import torch
 
 _GIB = 2**30
 _COPY_BYTES = 2**28
+_PIECE_BYTES = 2**25
+"""Bytes that are copied before the next begin. Other processes' copies from the same GPU, such as the tokens that a
+server has sampled, wait for whatever is queued before them: 0.6 ms in place of seconds."""
 _ALIGNMENT = 256
 _MOST_THREADS = 16
 """Threads wait for memory rather than for cores; each GPU of a machine has a process that allocates."""
@@ -92,17 +95,29 @@ class PinnedCopies:
                 _part(self._blocks[block], start, tensor.nbytes).view(tensor.dtype).view(tensor.shape)
                 for tensor, (block, start) in zip(tensors, places, strict=True)
             ]
-            # Not behind kernels that another thread queues meanwhile.
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                for copy, tensor in zip(copies, tensors, strict=True):
-                    copy.copy_(tensor, non_blocking=True)
-            stream.synchronize()
+            _copy_in_pieces(copies, tensors)
         return copies
 
     def _release(self) -> None:
         unpin(self._blocks)
         self._blocks.clear()
+
+
+def _copy_in_pieces(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    # Not behind kernels that another thread queues meanwhile.
+    stream = torch.cuda.Stream()
+    queued = 0
+    with torch.cuda.stream(stream):
+        for copy, tensor in zip(copies, tensors, strict=True):
+            each = max(1, _PIECE_BYTES // tensor.element_size())
+            # A copy of a tensor that is not contiguous makes one that is on the GPU first.
+            for into, piece in zip(copy.view(-1).split(each), tensor.reshape(-1).split(each), strict=True):
+                into.copy_(piece, non_blocking=True)
+                queued += piece.nbytes
+                if queued >= _PIECE_BYTES:
+                    stream.synchronize()
+                    queued = 0
+    stream.synchronize()
 
 
 def _part(block: torch.Tensor, start: int, nbytes: int) -> torch.Tensor:

@@ -25,10 +25,10 @@ class Driver:
     def __init__(self, most: int) -> None:
         self.most = most
         self.pinned: dict[int, int] = {}
-        self.waited = False
+        self.waits = 0
 
     def wait(self) -> None:
-        self.waited = True
+        self.waits += 1
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
         if len(self.pinned) == self.most:
@@ -37,7 +37,7 @@ class Driver:
         return 0
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        assert self.waited, "copies may be under way"
+        assert self.waits, "copies may be under way"
         del self.pinned[address]
         return 0
 
@@ -107,6 +107,7 @@ def test_memory_that_the_machine_does_not_have_ends_in_the_same_sentence(monkeyp
 def test_copies_have_values_of_their_own_in_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = driver(monkeypatch, most=9)
     monkeypatch.setattr(pinned_memory, "_COPY_BYTES", MIB)
+    monkeypatch.setattr(pinned_memory, "_PIECE_BYTES", MIB)
     tensors = [
         torch.arange(7, dtype=torch.int64),
         torch.tensor(2.5),
@@ -119,7 +120,7 @@ def test_copies_have_values_of_their_own_in_few_blocks(monkeypatch: pytest.Monke
     copies = PinnedCopies()
     taken = copies.take(tensors)
     assert list(stand_in.pinned.values()) == [3 * MIB] * 3
-    assert stand_in.waited
+    assert stand_in.waits == 1 + 3 + 2 + 1, "before memory is taken, after each piece, at the end"
     expected = [tensor.clone() for tensor in tensors]
     for tensor in tensors:
         tensor.zero_()
@@ -168,7 +169,7 @@ def test_room_on_the_host_is_given_back_with_its_owner(monkeypatch: pytest.Monke
     assert list(stand_in.pinned.values()) == [MIB] * 3
     assert sum(len(there) for _, there in host.pieces(contents)) == 2 * MIB - 99
     assert len(stand_in.pinned) == 3
-    assert not stand_in.waited
+    assert not stand_in.waits
     del host
     assert stand_in.pinned == {}
 
