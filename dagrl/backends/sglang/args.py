@@ -62,6 +62,8 @@ def server_arguments(
     given = defaults | (_adapter_arguments(adapter, on_gpus) if adapter is not None else {}) | spec.server
     if on_gpus and not any(field.startswith(("cuda_graph_bs", "cuda_graph_max_bs")) for field in spec.server):
         given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or LARGEST_GRAPH, LARGEST_GRAPH)
+    if spec.page_size > 1:
+        given["page_size"] = spec.page_size
     return given | {
         "model_path": str(folder),
         # Samples may use the context of the file, or of the model, in full.

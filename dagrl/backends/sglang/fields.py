@@ -31,6 +31,7 @@ class ServerFields(LibraryFields):
     chunked_prefill_size: Annotated[int, Field(ge=-1)] = UNSET
     max_prefill_tokens: PositiveInt = UNSET
     page_size: PositiveInt = UNSET
+    """Default: 1, or 64 with ``quantization`` and a cache in fp8."""
     disable_radix_cache: bool = UNSET
     disable_overlap_schedule: bool = UNSET
     tp_size: PositiveInt = UNSET

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from dagrl.backends.serving.section import ServerSpec
 from dagrl.backends.sglang.fields import ServerFields
-from dagrl.backends.sglang.layout import gpus_per_server, server_slots
+from dagrl.backends.sglang.layout import FP8_PAGE, gpus_per_server, server_slots
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema.library_fields import GivenFields, add_extra
@@ -36,6 +36,12 @@ class SglangEngineSpec(ServerSpec):
     replicas_are_servers: ClassVar = True
     takes_images: ClassVar = True
     reports_routed_experts: ClassVar = True
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page of the cache. Models that cannot have larger ones are not served in fp8."""
+        in_fp8 = self.taken_fp8 is not None and str(self.server.get("kv_cache_dtype")).startswith("fp8")
+        return int(self.server.get("page_size", FP8_PAGE if in_fp8 else 1))
 
     def layout(self, group: GroupSpec) -> list[Coordinates]:
         """One replica for each server; SGLang itself splits the model over its slots."""

@@ -162,7 +162,7 @@ class _Server:
         context, cache = self._given.get("context_length"), self._given.get("max_total_tokens")
         if cache is None and self._group is not None and self._group.is_cpu:
             cache = CPU_CACHE_TOKENS
-        page = self._given.get("page_size", 1)
+        page = self._engine.page_size
         for longest, what, depends in self._longest():
             if model.family in _WITHOUT_WINDOWS and model.window and longest > model.window.value:
                 message = (

@@ -16,6 +16,7 @@ from dagrl.config.schema.engine import SentAdapter
 def told(
     *,
     server=None,
+    quantization=None,
     extra=None,
     gpus=("0",),
     seed=1,
@@ -30,6 +31,7 @@ def told(
         backend="sglang",
         group="rollout",
         weights_from=weights_from,
+        quantization=quantization,
         server=server or {},
         extra={"server": extra or {}},
     )
@@ -48,6 +50,14 @@ def test_weights_that_come_from_another_engine_are_not_read():
     assert told(extra={"load_format": "auto"})["load_format"] == "dummy"
     assert told(weights_from=None)["load_format"] == "auto"
     assert told(weights_from=None, extra={"load_format": "presharded"})["load_format"] == "presharded"
+
+
+def test_a_cache_in_fp8_has_larger_pages():
+    in_fp8 = {"kv_cache_dtype": "fp8_e4m3"}
+    assert told(server=in_fp8, quantization="fp8")["page_size"] == 64
+    assert told(server=in_fp8 | {"page_size": 16}, quantization="fp8")["page_size"] == 16
+    # Models that cannot have pages may have such a cache.
+    assert "page_size" not in told(server=in_fp8) and "page_size" not in told(quantization="fp8")
 
 
 def test_a_server_that_takes_adapters_reads_and_keeps_the_models_weights():
