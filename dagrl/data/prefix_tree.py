@@ -78,18 +78,12 @@ class GrowingTree:
 
     def growth(self, tokens: np.ndarray) -> int:
         """Tokens by which a sequence would make the tree larger."""
-        kept, cut = self._shared(tokens)
-        start = sum(len(self._tokens[run]) for run in self._path[:kept])
-        more = self._padded(len(tokens) - start - cut)
-        if cut:
-            length = len(self._tokens[self._path[kept]])
-            more += self._padded(cut) + self._padded(length - cut) - self._padded(length)
-        return more
+        return self._growth(len(tokens), *self._shared(tokens))
 
     def insert(self, tokens: np.ndarray) -> int:
         """Insert a sequence; returns the run at which it ends."""
-        self.size += self.growth(tokens)
         kept, cut = self._shared(tokens)
+        self.size += self._growth(len(tokens), kept, cut)
         path = self._path[:kept]
         if cut:
             path.append(self._split(self._path[kept], cut))
@@ -98,6 +92,15 @@ class GrowingTree:
             path.append(self._add(tokens[start:], path[-1] if path else -1))
         self._path, self._newest = path, tokens
         return path[-1]
+
+    def _growth(self, length: int, kept: int, cut: int) -> int:
+        """The same for a sequence of that length, with what `_shared` says of it."""
+        start = sum(len(self._tokens[run]) for run in self._path[:kept])
+        more = self._padded(length - start - cut)
+        if cut:
+            whole = len(self._tokens[self._path[kept]])
+            more += self._padded(cut) + self._padded(whole - cut) - self._padded(whole)
+        return more
 
     def _shared(self, tokens: np.ndarray) -> tuple[int, int]:
         """Runs of the newest sequence that another one shares, and tokens of the run after them, where it is cut."""

@@ -13,7 +13,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from dagrl.backends.megatron.engine.context_parallel import counting, zigzag_index
-from dagrl.backends.megatron.engine.prefix_sharing import prefix_pack
+from dagrl.backends.megatron.engine.prefix_sharing import prefix_pack, to_device
 from dagrl.backends.megatron.engine.vision import PackedImages, packed_images, seen
 from dagrl.data.batch import Batch
 from dagrl.data.packing import pack, pack_shared
@@ -42,7 +42,7 @@ class Repeats:
         place = local[output]
         position = np.argsort(place, kind="stable")[(place < 0).sum() :]
         bounds = np.searchsorted(place[position], np.arange(len(own) + 1))
-        on_device = partial(_on_device, device=device)
+        on_device = partial(to_device, device=device)
         return Repeats(on_device(output), on_device(position), on_device(place[position]), bounds)
 
     def of_part(self, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,11 +194,11 @@ class Packing:
         wanted, targets, repeats = _joined(read), _joined(followers), None
         if layout.tree:
             # Rows that share a token share what is read there.
-            (wanted, targets), repeats = np.unique(np.stack([wanted, targets]), axis=1, return_inverse=True)
+            wanted, targets, repeats = _distinct(wanted, targets)
         reading, own = _held_places(wanted, held, len(token_ids))
         positions = self._positions(batch, rows, layout, padded)
 
-        on_device = partial(_on_device, device=device)
+        on_device = partial(to_device, device=device)
         return MicroBatch(
             rows=rows,
             tokens=len(token_ids),
@@ -281,12 +281,16 @@ class _PackLayout:
         return _PackLayout(padded, [np.concatenate([runs[run] for run in path]) for path in paths], first, tree)
 
 
-def _on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-
-
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def _distinct(places: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The places and targets of the distinct pairs, ascending, and which of them each pair is."""
+    # As single numbers they are sorted many times faster than as columns.
+    base = int(targets.max(initial=0)) + 1
+    pairs, inverse = np.unique(places * base + targets, return_inverse=True)
+    return *np.divmod(pairs, base), inverse
 
 
 def _tokens(batch: Batch, row: int) -> np.ndarray:
