@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 
 from dagrl.backends.base import Objective, ResponseTokens, ValueTokens
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch
+from dagrl.backends.megatron.engine.transfer import to_device
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
 from dagrl.data.tally import Tallies
@@ -51,14 +52,11 @@ class GlobalLoss:
         return GlobalLoss(objective, batch, normalized, summed, of_values)
 
     def of(self, micro_batch: MicroBatch, token_loss: TokenLoss | None = None) -> MicroBatchLoss:
-        """The loss function for a micro-batch; with `token_loss`, its gradient is that of the output's last row.
-
-        Copies the columns to the device now, before the model runs: a later copy would wait for all queued kernels.
-        """
+        """The loss function for a micro-batch; with `token_loss`, its gradient is that of the output's last row."""
         device = micro_batch.row.device
 
         def on_device(column: Column) -> torch.Tensor:
-            return torch.from_numpy(column.take(micro_batch.rows).values).to(device, non_blocking=True)
+            return to_device(column.take(micro_batch.rows).values, device)
 
         weight = on_device(self.weights)
         # A rank without rows may lack the columns.

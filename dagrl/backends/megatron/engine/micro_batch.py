@@ -13,7 +13,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from dagrl.backends.megatron.engine.context_parallel import counting, zigzag_index
-from dagrl.backends.megatron.engine.prefix_sharing import prefix_pack, to_device
+from dagrl.backends.megatron.engine.prefix_sharing import prefix_pack
+from dagrl.backends.megatron.engine.transfer import to_device
 from dagrl.backends.megatron.engine.vision import PackedImages, packed_images, seen
 from dagrl.data.batch import Batch
 from dagrl.data.packing import pack, pack_shared
@@ -313,7 +314,7 @@ def _held_places(places: np.ndarray, held: np.ndarray, tokens: int) -> tuple[np.
 
 def _sequences(padded: np.ndarray, device: torch.device) -> PackedSeqParams:
     # Padding belongs to its row: attention is causal, so the row's tokens never attend to it.
-    bounds = torch.tensor([0, *np.cumsum(padded)], dtype=torch.int32, device=device)
+    bounds = to_device(np.concatenate([[0], np.cumsum(padded)]).astype(np.int32), device)
     longest = int(padded.max())
     return PackedSeqParams(
         qkv_format="thd",

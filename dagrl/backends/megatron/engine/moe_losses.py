@@ -14,7 +14,6 @@ from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
 
-from dagrl.backends.megatron.engine.micro_batch import MicroBatch
 from dagrl.data.stats import Stat
 
 _TRACKED = {
@@ -33,8 +32,10 @@ class MoeLosses:
         self._micro_batches = 0
 
     @contextmanager
-    def scaled_by(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
+    def scaled_by(self, tokens_of: Sequence[int]) -> Iterator[None]:
         """Context in which each micro-batch's loss is weighted by its share of all ranks' tokens with padding.
+
+        `tokens_of` are those of each micro-batch.
 
         Megatron multiplies the loss by the micro-batch's tokens, to divide all gradients by those of the global batch
         at the end. Here other gradients have been divided already, so this loss must be too.
@@ -42,8 +43,8 @@ class MoeLosses:
         if not self._names:
             yield
             return
-        self._micro_batches = len(micro_batches)
-        tokens = torch.tensor(float(sum(each.tokens for each in micro_batches)), device=torch.cuda.current_device())
+        self._micro_batches = len(tokens_of)
+        tokens = torch.tensor(float(sum(tokens_of)), device=torch.cuda.current_device())
         dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
         self._config.moe_grad_scale_func = lambda: 1.0 / tokens
         get_moe_metrics_tracker().clear()

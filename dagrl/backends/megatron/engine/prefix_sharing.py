@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from dagrl.backends.megatron.engine.context_parallel import zigzag_index
+from dagrl.backends.megatron.engine.transfer import to_device
 from dagrl.data.prefix_tree import PrefixTree
 
 
@@ -137,11 +138,6 @@ def _attended(
             queries.append(chunk)
             keys.append(np.concatenate([earlier, start + np.arange((piece + 1) * chunk)]))
     return queries, keys
-
-
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy on the device, perhaps not complete yet."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 
 def _bounds(lengths: Sequence[int] | np.ndarray, dtype: type = np.int32) -> np.ndarray:

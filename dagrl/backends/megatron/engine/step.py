@@ -6,9 +6,10 @@ model's predictions, and the `Objective` computes a loss. Outputs of the last pi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import tee
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +33,23 @@ from dagrl.data.tally import read_tallies
 from dagrl.models.images import ImageSettings
 
 Head = Literal["lm", "value", "reward"]
+
+
+type _Request = tuple[OutputReader, LossFunction | None]
+"""A micro-batch with what is read of its output, and what becomes of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A rank's micro-batches."""
+
+    rows: list[np.ndarray]
+    """Positions in the batch of the rows of each."""
+    tokens: list[int]
+    """Tokens of each, with padding."""
+    micro_batches: Iterable[MicroBatch]
+    """To be iterated over once: a micro-batch is packed when the model comes to it, while the device works on those
+    before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +94,7 @@ class PackedModel:
 
         Returns the data-parallel rank's share of the metrics; see `loss.join_replicas`.
         """
-        micro_batches = self._split(batch, tokens_per_micro_batch, whole_groups="group_id" in objective.columns)
+        split = self._split(batch, tokens_per_micro_batch, whole_groups="group_id" in objective.columns)
         if self.head == "lm":
             reader = OutputReader(self.vocab_size, objective.temperature, objective.needs_entropy, fused=self.fused)
         else:
@@ -84,36 +102,37 @@ class PackedModel:
         losses = MoeLosses(get_model_config(self.chunks[0]))
         loss = GlobalLoss.over_all_ranks(objective, batch, of_values=reader.scalar)
         token_loss = objective.token_loss() if self.fused else None
-        readers: list[OutputReader] = []
-        shares: list[LossFunction | None] = []
-        for micro_batch in micro_batches:
-            # Megatron calls it on the last stage only.
-            share = loss.of(micro_batch, token_loss) if parallel_state.is_pipeline_last_stage() else None
-            slopes_of = share.slopes if share and token_loss else None
-            readers.append(replace(reader, micro_batch=micro_batch, slopes_of=slopes_of))
-            shares.append(share)
-        with losses.scaled_by(micro_batches):
-            metrics = self._run(readers, shares, forward_only=False)
+        # Megatron calls losses there only.
+        is_last = parallel_state.is_pipeline_last_stage()
+
+        def requests() -> Iterator[_Request]:
+            for micro_batch in split.micro_batches:
+                share = loss.of(micro_batch, token_loss) if is_last else None
+                slopes_of = share.slopes if share and token_loss else None
+                yield replace(reader, micro_batch=micro_batch, slopes_of=slopes_of), share
+
+        with losses.scaled_by(split.tokens):
+            metrics = self._run(requests(), split.tokens, forward_only=False)
         return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
 
     def _read(self, batch: Batch, reader: OutputReader, lengths: np.ndarray, tokens_per_micro_batch: int) -> Column:
         """Outputs of `reader` without gradients: `lengths` numbers per row."""
-        micro_batches = self._split(batch, tokens_per_micro_batch)
+        split = self._split(batch, tokens_per_micro_batch)
 
         def take(output: torch.Tensor, non_loss_data: bool) -> torch.Tensor:
             return output[0]
 
         with torch.no_grad():
-            readers = [replace(reader, micro_batch=micro_batch) for micro_batch in micro_batches]
-            values = self._run(readers, [take] * len(readers), forward_only=True)
+            requests = ((replace(reader, micro_batch=micro_batch), take) for micro_batch in split.micro_batches)
+            values = self._run(requests, split.tokens, forward_only=True)
         total = int(lengths.sum())
         joined = torch.cat(values) if values else torch.empty(total, device=self._device)
         _broadcast_from_last_stage(joined)
-        rows = np.concatenate([micro_batch.rows for micro_batch in micro_batches])
+        rows = np.concatenate(split.rows)
         packed = Column(joined.cpu().numpy(), np.concatenate([[0], np.cumsum(lengths[rows])]))
         return packed.take(np.argsort(rows))
 
-    def _split(self, batch: Batch, budget: int, *, whole_groups: bool = False) -> list[MicroBatch]:
+    def _split(self, batch: Batch, budget: int, *, whole_groups: bool = False) -> _Split:
         """Micro-batches of this rank; as many as other ranks have, if ranks communicate within the model."""
         packing = Packing(
             self.alignment,
@@ -132,10 +151,13 @@ class PackedModel:
         # A rank with fewer rows runs the model without rows, to take part in collectives.
         bins += [np.arange(0)] * (count - len(bins))
         tokens = self._agree_on_tokens([packing.tokens(batch, rows) for rows in bins])
-        split = [packing.micro_batch(batch, rows, self._device, n) for rows, n in zip(bins, tokens, strict=True)]
+        micro_batches: Iterable[MicroBatch] = (
+            packing.micro_batch(batch, rows, self._device, n) for rows, n in zip(bins, tokens, strict=True)
+        )
         if self.replay:
-            self.replay.check(split)
-        return split
+            micro_batches = list(micro_batches)
+            self.replay.check(micro_batches)
+        return _Split(bins, tokens, micro_batches)
 
     def _agree_on_count(self, own: int) -> int:
         config = get_model_config(self.chunks[0])
@@ -165,21 +187,13 @@ class PackedModel:
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())
         return most.tolist()
 
-    def _run(
-        self,
-        readers: Sequence[OutputReader],
-        endings: Sequence[LossFunction | None],
-        *,
-        forward_only: bool,
-    ) -> list[Any]:
-        """Run the model on every reader's micro-batch, and apply its one of `endings` to each output.
+    def _run(self, requests: Iterator[_Request], tokens: Sequence[int], *, forward_only: bool) -> list[Any]:
+        """Run the model on each of the `requests`, for micro-batches of so many `tokens`. Applies their functions.
 
-        Empty except on the last pipeline stage.
+        A request is taken when the model comes to it. Empty except on the last pipeline stage.
         """
 
-        def forward(
-            waiting: Iterator[tuple[OutputReader, LossFunction | None]], model: MegatronModule
-        ) -> tuple[torch.Tensor, LossFunction | None]:
+        def forward(waiting: Iterator[_Request], model: MegatronModule) -> tuple[torch.Tensor, LossFunction | None]:
             reader, ending = next(waiting)
             micro_batch = reader.micro_batch
             assert micro_batch is not None
@@ -202,11 +216,11 @@ class PackedModel:
         with self.replay.following(training=not forward_only) if self.replay else nullcontext():
             return get_forward_backward_func()(
                 forward_step_func=forward,
-                data_iterator=[zip(readers, endings, strict=True) for _ in self.chunks],
+                data_iterator=list(tee(requests, len(self.chunks))),
                 model=self.chunks,
-                num_microbatches=len(readers),
+                num_microbatches=len(tokens),
                 # Stages exchange each micro-batch's actual length.
-                seq_length=max(reader.micro_batch.tokens for reader in readers if reader.micro_batch),
+                seq_length=max(tokens),
                 micro_batch_size=1,
                 forward_only=forward_only,
                 collect_non_loss_data=forward_only,

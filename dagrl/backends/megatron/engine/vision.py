@@ -17,6 +17,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
+from dagrl.backends.megatron.engine.transfer import to_device
 from dagrl.backends.model_source import auto_class
 from dagrl.backends.vision import SeenPrompt, patches, tower_output
 from dagrl.data.batch import Batch
@@ -227,5 +228,5 @@ def packed_images(
     feature = np.full(max(held.max(), wanted.max()) + 1, -1, dtype=np.int64)
     feature[wanted] = np.concatenate(features)
     own = np.flatnonzero(feature[held] >= 0)
-    own_places, own_features = (torch.from_numpy(each).to(device) for each in (own, feature[held[own]]))
+    own_places, own_features = (to_device(each, device) for each in (own, feature[held[own]]))
     return PackedImages(tuple(images), own_places, own_features, settings)
