@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagrl.config.block_fp8 import BlockFp8
+from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema import GroupSpec, Pipeline
 from dagrl.config.schema.engine import Transport
 from dagrl.graph.engines import sleeps
@@ -24,7 +24,7 @@ class WeightRoute:
     """Ranks of the group that take weights together, wave after wave."""
     keep_buffers: bool = False
     """Whether receivers keep the memory of their buckets between updates, as they have the devices to themselves."""
-    fp8: BlockFp8 | None = None
+    fp8: Fp8Weights | None = None
     """Weights that the sender quantises."""
 
 

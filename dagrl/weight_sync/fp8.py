@@ -1,7 +1,8 @@
-"""Quantises weights to blockwise fp8 between a trainer's export and a transport.
+"""Quantises weights to fp8 between a trainer's export and a transport.
 
-The format is that of DeepSeek-V3 (arXiv 2412.19437, section 3.3): e4m3 values, and one float32 scale for each block of
-128 x 128. The arithmetic is that of transformers' ``finegrained_fp8``.
+Weights become e4m3 values with float32 scales: one for each block of 128 x 128, as DeepSeek-V3 has them (arXiv
+2412.19437, section 3.3), or one for each output channel, which is a row. The arithmetic is that of transformers'
+``finegrained_fp8``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dagrl.config.block_fp8 import BLOCK, SCALE_SUFFIX, BlockFp8, scale_shape
+from dagrl.config.fp8_weights import Fp8Weights, Granularity, scaled_part
 from dagrl.weight_sync.copies import CopyPlan
 from dagrl.weight_sync.exporter import WeightExporter
 from dagrl.weight_sync.manifest import BucketLayout, Described, Manifest
@@ -23,44 +24,46 @@ from dagrl.weight_sync.staging import ReleasableBuffer
 FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FP8).max
 _LEAST_PEAK = 1e-30
-"""Blocks below it become zeros: their factor would overflow float32."""
+"""Parts below it become zeros: their factor would overflow float32."""
 _ELEMENTS = 2**25
 """Elements that are quantised together, which bounds the float32 copies."""
 
 
 @torch.no_grad()
-def quantise(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise `weights`, [..., rows, columns], block by block.
+def quantise(weights: Tensor, granularity: Granularity) -> tuple[Tensor, Tensor]:
+    """Quantise `weights`, [..., rows, columns], block by block or row by row.
 
     Returns float8_e4m3fn of the same shape, and the factors that restore the weights, float32
-    [..., ceil(rows / 128), ceil(columns / 128)]. A value of a block with the largest magnitude `m` changes by at most
-    a 16th of itself, or ``m / 448 / 1024``, whichever is more.
+    [..., ceil(rows / 128), ceil(columns / 128)] or [..., rows, 1]. A value of a part with the largest magnitude `m`
+    changes by at most a 16th of itself, or ``m / 448 / 1024``, whichever is more.
     """
     rows, columns = weights.shape[-2:]
-    padded = torch.nn.functional.pad(weights.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
-    peaks = blocks.abs().amax((-3, -1), keepdim=True)
+    height, width = scaled_part(granularity, weights.shape)
+    padded = torch.nn.functional.pad(weights.float(), (0, -columns % width, 0, -rows % height))
+    parts = padded.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))
+    peaks = parts.abs().amax((-3, -1), keepdim=True)
     factors = torch.where(peaks > 0, _LARGEST / peaks.clamp(min=_LEAST_PEAK), 1.0)
-    values = (blocks * factors).clamp_(-_LARGEST, _LARGEST).to(FP8)
+    values = (parts * factors).clamp_(-_LARGEST, _LARGEST).to(FP8)
     return values.flatten(-4, -3).flatten(-2, -1)[..., :rows, :columns], (1.0 / factors).squeeze(-1).squeeze(-2)
 
 
 @torch.no_grad()
-def dequantise(values: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantise(values: Tensor, scales: Tensor, granularity: Granularity, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the weights, [..., rows, columns], that values and scales of `quantise` stand for."""
     rows, columns = values.shape[-2:]
-    wide = scales.repeat_interleave(BLOCK, -2)[..., :rows, :].repeat_interleave(BLOCK, -1)[..., :columns]
+    height, width = scaled_part(granularity, values.shape)
+    wide = scales.repeat_interleave(height, -2)[..., :rows, :].repeat_interleave(width, -1)[..., :columns]
     return (values.float() * wide).to(dtype)
 
 
 class Fp8Exporter:
-    """A `WeightExporter` of another one's weights, in fp8 as `BlockFp8` chooses.
+    """A `WeightExporter` of another one's weights, in fp8 as `Fp8Weights` chooses.
 
     A scale follows its weight in the bucket, which has half the bytes.
     """
 
-    def __init__(self, exporter: WeightExporter, fp8: BlockFp8) -> None:
-        self._exporter = exporter
+    def __init__(self, exporter: WeightExporter, fp8: Fp8Weights) -> None:
+        self._exporter, self._fp8 = exporter, fp8
         self.device, self.process_group = exporter.device, exporter.process_group
         placed = [tensor for bucket in exporter.manifest.buckets for tensor in bucket.tensors]
         self._chosen = fp8.choose((tensor.name, tensor.shape) for tensor in placed)
@@ -100,7 +103,8 @@ class Fp8Exporter:
         for tensor in bucket.tensors:
             if tensor.name in self._chosen:
                 described.append((tensor.name, FP8, tensor.shape))
-                described.append((tensor.name + SCALE_SUFFIX, torch.float32, scale_shape(tensor.shape)))
+                scales = tensor.name + self._fp8.scale_suffix
+                described.append((scales, torch.float32, self._fp8.scale_shape(tensor.shape)))
             else:
                 described.append((tensor.name, getattr(torch, tensor.dtype), tensor.shape))
         return replace(BucketLayout.of(described), owner=bucket.owner)
@@ -111,11 +115,11 @@ class Fp8Exporter:
         alike: dict[tuple[int, ...], _Alike] = {}
         for name, source in self._exporter.manifest.buckets[index].views(self._scratch.bytes):
             if name in self._chosen:
-                group = alike.setdefault(tuple(source.shape), _Alike([], [], []))
+                group = alike.setdefault(tuple(source.shape), _Alike(self._fp8.granularity, [], [], []))
                 group.sources.append(source)
                 # Copies of many tensors at once know bytes, and not in every version fp8.
                 group.values.append(places[name].view(torch.uint8))
-                group.scales.append(places[name + SCALE_SUFFIX])
+                group.scales.append(places[name + self._fp8.scale_suffix])
             else:
                 copied.append((places[name], source))
         return _BucketPlan(CopyPlan(copied), list(alike.values()))
@@ -125,6 +129,7 @@ class Fp8Exporter:
 class _Alike:
     """Weights of one shape, such as those of experts."""
 
+    granularity: Granularity
     sources: list[Tensor]
     values: list[Tensor]
     scales: list[Tensor]
@@ -133,7 +138,7 @@ class _Alike:
         each = max(1, _ELEMENTS // self.sources[0].numel())
         for first in range(0, len(self.sources), each):
             part = slice(first, first + each)
-            values, scales = quantise(torch.stack(self.sources[part]))
+            values, scales = quantise(torch.stack(self.sources[part]), self.granularity)
             torch._foreach_copy_(self.values[part], list(values.view(torch.uint8).unbind()))
             torch._foreach_copy_(self.scales[part], list(scales.unbind()))
 

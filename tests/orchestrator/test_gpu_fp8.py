@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dagrl.backends.environments import made_environments
+from dagrl.config.fp8_weights import Granularity
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -17,12 +18,15 @@ LARGEST_DIFFERENCE = 0.1
 """Mean difference of log-probs; about 0.01 in bfloat16."""
 FP8 = {"quantization": "fp8"}
 CACHE = {**FP8, "server": {"kv_cache_dtype": "fp8_e4m3"}}
+BY_CHANNEL = {"quantization": "fp8_per_channel", "server": {"kv_cache_dtype": "fp8_e4m3"}}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "SGLang": ("sglang", FP8, {}),
     "SGLang with its cache": ("sglang", CACHE, {}),
     "SGLang, a layer in bfloat16": ("sglang", {**FP8, "modules_to_not_convert": ["model.layers.0"]}, {}),
     "vLLM": ("vllm", FP8, {}),
     "vLLM with its cache": ("vllm", CACHE, {}),
+    "SGLang, by channel": ("sglang", BY_CHANNEL, {}),
+    "vLLM, by channel": ("vllm", BY_CHANNEL, {}),
     "training, blockwise": ("sglang", {}, {"fp8": "hybrid"}),
     "training, tensorwise": ("sglang", {}, {"fp8": "hybrid", "fp8_recipe": "tensorwise"}),
     "training, delayed": ("sglang", {}, {"fp8": "hybrid", "fp8_recipe": "delayed"}),
@@ -39,6 +43,8 @@ def test_policies_agree(lab, benchmark_module, tmp_path: Path, name: str, expert
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU with fp8")
     backend, generator, transformer = CASES[name]
+    if experts and generator is BY_CHANNEL:
+        pytest.skip("is for models without experts")
     if backend == "vllm" and "vllm" not in made_environments():
         pytest.skip("needs the environment that `make vllm` makes")
     pipeline = lab.tiny_pipeline()
@@ -71,10 +77,11 @@ def test_policies_agree(lab, benchmark_module, tmp_path: Path, name: str, expert
         assert line["grad_norm"] > 0 or not line["reward/std"]
 
 
+@pytest.mark.parametrize("granularity", ["block", "channel"])
 @pytest.mark.parametrize("shape", [(2, 384, 512), (130, 300)])
-def test_a_gpu_quantises_to_the_bits_of_a_cpu(shape: tuple[int, ...]) -> None:
+def test_a_gpu_quantises_to_the_bits_of_a_cpu(shape: tuple[int, ...], granularity: Granularity) -> None:
     from dagrl.weight_sync.fp8 import quantise
 
     weights = torch.randn(shape).bfloat16()
-    for here, there in zip(quantise(weights), quantise(weights.cuda()), strict=True):
+    for here, there in zip(quantise(weights, granularity), quantise(weights.cuda(), granularity), strict=True):
         assert torch.equal(here.view(torch.uint8), there.cpu().view(torch.uint8))

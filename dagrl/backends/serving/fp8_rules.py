@@ -1,4 +1,4 @@
-"""Rules of servers with ``quantization: fp8``, whatever their backend: GPUs, model, and the parts of a split model."""
+"""Rules of servers with ``quantization``, whatever their backend: GPUs, model, and the parts of a split model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from dagrl.backends.families.base import Family
 from dagrl.backends.families.registry import find_family, model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.serving.section import ServerSpec
-from dagrl.config.block_fp8 import BLOCK
+from dagrl.config.fp8_weights import BLOCK
 from dagrl.models.gpus import Generation, gpu_given
+
+_TILE = 16
+"""CUTLASS multiplies matrices of fp8 whose rows and columns are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,11 @@ class ServerSplit:
     """Ways that each expert is split; 1 where experts stay whole."""
 
 
-def check_fp8(
-    check: EngineCheck[ServerSpec], split: ServerSplit, generations: Sequence[Generation] = ("Ada", "Hopper")
-) -> None:
-    """Report servers that cannot take weights in fp8; `generations` of GPUs can.
+def check_fp8(check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_blocks: bool) -> None:
+    """Report servers that cannot take weights in fp8.
 
-    An engine with whole weights needs no block to be whole.
+    `packs_blocks`: on GPUs of the Blackwell generation they keep blocks in another layout than they read. An engine
+    with whole weights needs no block to be whole.
     """
     engine, place = check.engine, (*check.place, "quantization")
     if engine.quantization is None:
@@ -39,6 +41,10 @@ def check_fp8(
             message = "nothing is quantised; add `quantization: fp8`, or remove it"
             check.findings.error((*check.place, "modules_to_not_convert"), message, code="nothing-quantised")
         return
+    by_block = engine.quantization == "fp8"
+    generations: Sequence[Generation] = (
+        ("Ada", "Hopper") if packs_blocks and by_block else ("Ada", "Hopper", "Blackwell")
+    )
     problem = _of_engine(check) or _of_gpus(check, generations)
     if problem:
         check.findings.error(place, problem[1], code=problem[0], depends_on=[("groups",), place])
@@ -53,11 +59,16 @@ def check_fp8(
         message = f"layers of {shape.family} are not served in fp8; remove it"
         check.findings.error(place, message, code="fp8-family", depends_on=[("model",), place])
         return
+    if shape.experts is not None and not by_block:
+        message = "is for models without experts; choose `fp8`"
+        check.findings.error(place, message, code="fp8-experts", depends_on=[("model",), place])
+        return
+    unit, has = (BLOCK, f"has blocks of {BLOCK}") if by_block else (_TILE, f"multiplies tiles of {_TILE}")
     for what, size, ways in _divided(shape, split):
-        if size % (BLOCK * ways):
+        if size % (unit * ways):
             parts = f" in {ways} parts of {size / ways:g}" if ways > 1 else ""
-            remedy = f"; lower {split.field}, or remove it" if ways > 1 and size % BLOCK == 0 else "; remove it"
-            message = f"has blocks of {BLOCK}, and the model's {what}, {size}, is divided{parts} otherwise{remedy}"
+            remedy = f"; lower {split.field}, or remove it" if ways > 1 and size % unit == 0 else "; remove it"
+            message = f"{has}, and the model's {what}, {size}, is divided{parts} otherwise{remedy}"
             sizes = (*check.place, "server", split.field)
             check.findings.error(place, message, code="fp8-blocks", depends_on=[("model",), place, sizes])
             return
@@ -93,12 +104,12 @@ def _of_gpus(check: EngineCheck[ServerSpec], generations: Sequence[Generation]) 
 
 
 def _has_plain_layers(family: Family, shape: ModelShape) -> bool:
-    """Whether all linear layers are those that `BlockFp8` knows, and their tensors are."""
+    """Whether all linear layers are those that `Fp8Weights` knows, and their tensors are."""
     return family.has_tables and not (shape.latent or shape.linear or shape.vision)
 
 
 def _divided(shape: ModelShape, split: ServerSplit) -> Iterator[tuple[str, int, int]]:
-    """Sizes by their names in config.json, each with the number of equal parts that must be multiples of a block."""
+    """Sizes by their names in config.json, each with the number of equal parts that must be whole."""
     yield "hidden_size", shape.hidden, 1
     yield "num_attention_heads * head_dim", shape.heads * shape.head_dim, split.attention
     # A key head that several ranks share is whole on each of them.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
 from dagrl.backends.model_source import architecture, load_hf_config, published_shapes, weight_source
-from dagrl.config.block_fp8 import BlockFp8
+from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema import ModelSpec
 from dagrl.models.images import image_settings
 
@@ -16,7 +16,7 @@ _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".pt", ".pth")
 
 
 def model_folder(
-    model: ModelSpec, scratch: Path, *, seed: int, with_weights: bool, fp8: BlockFp8 | None = None
+    model: ModelSpec, scratch: Path, *, seed: int, with_weights: bool, fp8: Fp8Weights | None = None
 ) -> Path:
     """``model.path``, or `scratch` with the config of ``model.init``, and its random initial weights if requested.
 
@@ -43,7 +43,7 @@ def model_folder(
     return scratch
 
 
-def _quantised_folder(folder: Path, scratch: Path, model: ModelSpec, fp8: BlockFp8) -> Path:
+def _quantised_folder(folder: Path, scratch: Path, model: ModelSpec, fp8: Fp8Weights) -> Path:
     """`scratch` with the files of `folder` but its weights."""
     for path in folder.iterdir():
         if path.name != _CONFIG and not path.name.endswith(_WEIGHT_FILES):
@@ -53,7 +53,7 @@ def _quantised_folder(folder: Path, scratch: Path, model: ModelSpec, fp8: BlockF
     return scratch
 
 
-def _quantise_config(path: Path, model: ModelSpec, fp8: BlockFp8) -> None:
+def _quantise_config(path: Path, model: ModelSpec, fp8: Fp8Weights) -> None:
     shapes = published_shapes(load_hf_config(model))
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"quantization_config": fp8.quantization_config(shapes.items())}, indent=1))

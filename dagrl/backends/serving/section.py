@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dagrl.config.block_fp8 import BlockFp8
+from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema.engine import EngineSpec
 
 
@@ -15,13 +15,16 @@ class ServerSpec(EngineSpec):
 
     server: dict[str, Any] = Field(default_factory=dict)
     """The server's own arguments, by their names."""
-    quantization: Literal["fp8"] | None = None
-    """``fp8``: take the linear layers' weights in blockwise fp8, which the trainer's ranks quantise on the way, and
-    multiply in fp8. Needs ``weights_from``. The cache has an option for itself, ``server.kv_cache_dtype``."""
+    quantization: Literal["fp8", "fp8_per_channel"] | None = None
+    """Take the linear layers' weights in fp8, which the trainer's ranks quantise on the way, and multiply in fp8:
+    ``fp8`` has a scale for each block of 128 x 128, ``fp8_per_channel`` one for each output channel. Needs
+    ``weights_from``. The cache has an option for itself, ``server.kv_cache_dtype``."""
     modules_to_not_convert: tuple[str, ...] = ()
     """With ``quantization``: modules that stay in bfloat16, as ``model.layers.0`` or ``down_proj``."""
 
     @property
-    def taken_fp8(self) -> BlockFp8 | None:
+    def taken_fp8(self) -> Fp8Weights | None:
         """The weights of ``quantization``."""
-        return BlockFp8(self.modules_to_not_convert) if self.quantization == "fp8" else None
+        if self.quantization is None:
+            return None
+        return Fp8Weights("block" if self.quantization == "fp8" else "channel", self.modules_to_not_convert)

@@ -40,7 +40,7 @@ class SglangBackend(Backend):
         """Fields of ServerArgs, the place of servers, their model, and the route of new weights."""
         check_extra(check)
         check_server(check)
-        check_fp8(check, _split(check.engine))
+        check_fp8(check, _split(check.engine), packs_blocks=True)
 
     def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
         """Servers read their model's folder, quantised or not, unless ``server`` says how to read it."""

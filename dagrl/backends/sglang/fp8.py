@@ -3,15 +3,20 @@
 On GPUs of the Ada and Hopper generations, SGLang computes with blockwise fp8 as it is loaded, so that new weights can
 be written in place. For Blackwell it rounds scales to powers of two and packs them when it has loaded a model
 (``requant_block_scale_ue8m0_for_deepgemm``), which such an update would miss.
+
+Weights with a scale for each channel it transposes without a copy, and replaces their parameters by plain ones, which
+its loaders do not recognise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dagrl.backends.serving.loadable import substituted
 
 
 def sent_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -28,7 +33,20 @@ def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> object:
     packed = [name for name, parameter in model.named_parameters() if getattr(parameter, "format_ue8m0", False)]
     if packed:
         raise ValueError(f"this GPU's kernels pack the scales of fp8, such as {packed[0]}; remove `quantization`")
-    return model.load_weights(weights)
+    with substituted(_loadable(model)):
+        return model.load_weights(weights)
+
+
+def _loadable(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, Any]]:
+    """Parameters of layers with a scale for each channel as their construction made them, in today's memory."""
+    layer: Any
+    for layer in model.modules():
+        if type(getattr(layer, "scheme", None)).__name__ == "CompressedTensorsW8A8Fp8":
+            from sglang.srt.layers.parameter import ChannelQuantScaleParameter, ModelWeightParameter
+
+            loader, weight, scale = layer.weight_loader_v2, layer.weight.data.t(), layer.weight_scale.data
+            yield layer, "weight", ModelWeightParameter(data=weight, input_dim=1, output_dim=0, weight_loader=loader)
+            yield layer, "weight_scale", ChannelQuantScaleParameter(data=scale, output_dim=0, weight_loader=loader)
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ def compile_ahead(server_args: Any) -> None:
     )
     if ranks > 1 and not server_args.disable_custom_all_reduce:
         found += all_reduce_kernels(ranks, dtype)
-    if "quantization_config" in config:
+    if (config.get("quantization_config") or {}).get("quant_method") == "fp8":
         found += fp8_kernels(dtype)
     for kernel in found:
         threading.Thread(target=_compile, args=(kernel,), daemon=True).start()

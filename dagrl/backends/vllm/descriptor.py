@@ -34,7 +34,7 @@ class VllmBackend(Backend):
         """Engine arguments, the place of servers, and the length of samples."""
         check_extra(check)
         check_servers(check)
-        check_fp8(check, _split(check.engine), ("Ada", "Hopper", "Blackwell"))
+        check_fp8(check, _split(check.engine), packs_blocks=False)
 
     def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
         """Servers read their model's folder unless they take another engine's weights."""

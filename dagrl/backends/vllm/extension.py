@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 
 from dagrl.backends.vllm import cpu
 from dagrl.backends.vllm.adapters import VllmAdapters
-from dagrl.backends.vllm.fp8 import load_weights
+from dagrl.backends.vllm.fp8 import keep_cache_scales, load_weights
 from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import PeerError
 from dagrl.weight_sync.loader import WeightLoader
@@ -22,6 +22,7 @@ from dagrl.weight_sync.receiver import Loader, Route, WeightReceiver
 
 _log = logging.getLogger(__name__)
 
+keep_cache_scales()
 if current_platform.is_cpu():
     cpu.prepare()
 

@@ -1,57 +1,79 @@
 """Weights in fp8 inside vLLM's processes. For vLLM 0.26.0.
 
 After loading, vLLM replaces parameters of quantised layers by plain ones, which its loaders do not recognise. The
-kernels that `engine.py` chooses keep memory, shape and dtype, so that new weights can be written in place through
-parameters as they were before (`vllm.model_executor.model_loader.reload` has recorded those).
+kernels that `engine.py` chooses keep memory, dtype and shape, or transpose the weights without a copy, so that new
+weights can be written in place through parameters as they were before (`vllm.model_executor.model_loader.reload` has
+recorded those).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dagrl.config.block_fp8 import SCALE_SUFFIX
+from dagrl.backends.serving.loadable import substituted
+from dagrl.config.fp8_weights import SCALE_SUFFIXES
 
-_SCALES = f"weight{SCALE_SUFFIX}"
-"""End of the names of parameters with scales."""
+_SCALES = tuple(f"weight{suffix}" for suffix in SCALE_SUFFIXES.values())
+"""Ends of the names of parameters with scales."""
+
+
+def keep_cache_scales() -> None:
+    """Have the scales of an fp8 cache stay 1 where no checkpoint is read, in a process that has loaded no model.
+
+    vLLM would take random numbers, with which it fills all that a checkpoint may have.
+    """
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+    from vllm.model_executor.layers.quantization.fp8 import Fp8Config
+
+    for config in (CompressedTensorsConfig, Fp8Config):
+        config.get_quant_method = _without_cache_scales(config.get_quant_method)
+
+
+def _without_cache_scales(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that does for layers what `choose` does, and nothing for attention."""
+    from vllm.config import get_current_vllm_config
+    from vllm.model_executor.layers.attention import Attention
+
+    def get_quant_method(config: Any, layer: torch.nn.Module, prefix: str) -> Any:
+        if isinstance(layer, Attention) and get_current_vllm_config().load_config.load_format == "dummy":
+            return None
+        return choose(config, layer, prefix)
+
+    return get_quant_method
 
 
 def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> object:
     """Load `weights` with the model's own loader. Raises ValueError if a kernel has another layout than the weights."""
-    with loadable_parameters(model):
+    with substituted(_loadable(model)):
         return model.load_weights(weights)
 
 
-@contextmanager
-def loadable_parameters(model: torch.nn.Module) -> Iterator[None]:
-    """Context in which the model's parameters have the classes and loaders of its construction, in the same memory."""
+def _loadable(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, Any]]:
+    """Parameters of quantised layers with the classes, loaders and shapes of their construction, in today's memory."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
-    replaced: list[tuple[torch.nn.Module, str, Any]] = []
-    try:
-        for path, layer in model.named_modules():
-            if not any(name.endswith(_SCALES) for name in layer._parameters):
+    for path, layer in model.named_modules():
+        if not any(name.endswith(_SCALES) for name in layer._parameters):
+            continue
+        built, _ = get_layerwise_info(layer).restore_metadata
+        for name, current in layer._parameters.items():
+            meta = built.get(name)
+            if current is None or meta is None:
                 continue
-            built, _ = get_layerwise_info(layer).restore_metadata
-            for name, current in layer._parameters.items():
-                meta = built.get(name)
-                if current is None or meta is None:
-                    continue
-                if (meta.shape, meta.dtype, meta.stride()) != (current.shape, current.dtype, current.stride()):
-                    raise ValueError(
-                        f"vLLM's kernels hold {path}.{name} as {current.dtype} {list(current.shape)} instead of "
-                        f"{meta.dtype} {list(meta.shape)}; remove `quantization`"
-                    )
-                alias: Any = current.data
-                alias.__class__, alias.__dict__ = type(meta), meta.__dict__.copy()
-                replaced.append((layer, name, current))
-                layer._parameters[name] = restore_layer_refs(alias, layer)
-        yield
-    finally:
-        for layer, name, current in replaced:
-            layer._parameters[name] = current
+            alias: Any = current.data if _are_alike(current, meta) else current.data.transpose(0, -1)
+            if not _are_alike(alias, meta):
+                raise ValueError(
+                    f"vLLM's kernels hold {path}.{name} as {current.dtype} {list(current.shape)} instead of "
+                    f"{meta.dtype} {list(meta.shape)}; remove `quantization`"
+                )
+            alias.__class__, alias.__dict__ = type(meta), meta.__dict__.copy()
+            yield layer, name, restore_layer_refs(alias, layer)
+
+
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dagrl.config.block_fp8 import BlockFp8
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
+from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema.model import GroupSpec, ModelSpec
 from dagrl.config.schema.section import Name, Section
 
@@ -110,7 +110,7 @@ class EngineSpec(Section):
         return None
 
     @property
-    def taken_fp8(self) -> BlockFp8 | None:
+    def taken_fp8(self) -> Fp8Weights | None:
         """The weights that it takes in fp8; None if it takes all of them as the trainer has them."""
         return None
 

@@ -1,4 +1,4 @@
-"""Problems that `dagrl validate` reports for servers with `quantization: fp8`."""
+"""Problems that `dagrl validate` reports for servers with `quantization`."""
 
 from pathlib import Path
 
@@ -13,6 +13,7 @@ SIZES = (
 )
 NARROW = f"model_type: qwen3, {SIZES}".replace("hidden_size: 256", "hidden_size: 64")
 SMALL_HEADS = f"model_type: qwen3, {SIZES}".replace("head_dim: 128", "head_dim: 64")
+ODD_WIDTH = f"model_type: qwen3, {SIZES}".replace("intermediate_size: 1024", "intermediate_size: 1048")
 MIXTURE = f"model_type: qwen3_moe, {SIZES}, num_experts: 8, num_experts_per_tok: 2, moe_intermediate_size: 256"
 
 
@@ -20,12 +21,14 @@ MIXTURE = f"model_type: qwen3_moe, {SIZES}, num_experts: 8, num_experts_per_tok:
 def with_server(project):
     """The pipeline with servers in fp8, with these keys besides, on GPUs of this kind."""
 
-    def write(backend: str, keys: str = "", gpus: str = "H200", model: str = "", edits: tuple = ()) -> Path:
+    def write(
+        backend: str, keys: str = "", gpus: str = "H200", model: str = "", edits: tuple = (), taken: str = "fp8"
+    ) -> Path:
         engine = f"  generator:\n    backend: {backend}\n    group: rollout\n    weights_from: actor\n"
         group = f"gpus_per_node: 4, gpu: {gpus}" if gpus else "cpus_per_node: 1"
         path = project.pipeline(
             ("  rollout: {cpus_per_node: 1}", f"  rollout: {{{group}}}"),
-            (HF, f"{engine}    quantization: fp8 #!\n    {keys}"),
+            (HF, f"{engine}    quantization: {taken} #!\n    {keys}"),
             *edits,
         )
         text = path.read_text()
@@ -55,6 +58,37 @@ def test_servers_that_can_be(with_server, backend: str, keys: str, gpus: str, mo
     assert not checked.warnings
     engine = checked.loaded.pipeline.engines["generator"]
     assert engine.taken_fp8 is not None
+
+
+@pytest.mark.parametrize(
+    ("backend", "keys", "gpus", "model"),
+    [
+        ("sglang", "server: {tp_size: 4, kv_cache_dtype: fp8_e4m3}", "B200", ""),
+        ("vllm", "server: {tensor_parallel_size: 4}", "L40S", SMALL_HEADS),
+        ("sglang", "modules_to_not_convert: [model.layers.0]", "H100", NARROW),
+    ],
+)
+def test_servers_that_can_be_with_scales_of_channels(
+    with_server, backend: str, keys: str, gpus: str, model: str
+) -> None:
+    checked = check_file(with_server(backend, keys, gpus, model, taken="fp8_per_channel"))
+    assert not checked.warnings
+    taken = checked.loaded.pipeline.engines["generator"].taken_fp8
+    assert taken is not None and taken.granularity == "channel"
+
+
+@pytest.mark.parametrize(
+    ("backend", "keys", "gpus", "model", "code", "named"),
+    [
+        ("sglang", "", "A100-80GB", "", "fp8-gpu", "Ampere"),
+        ("sglang", "", "H200", MIXTURE, "fp8-experts", "`fp8`"),
+        ("vllm", "", "H200", MIXTURE, "fp8-experts", "`fp8`"),
+        ("vllm", "server: {tensor_parallel_size: 4}", "H200", ODD_WIDTH, "fp8-blocks", "intermediate_size, 1048,"),
+    ],
+)
+def test_what_cannot_have_scales_of_channels(project, with_server, backend, keys, gpus, model, code, named) -> None:
+    path = with_server(backend, keys, gpus, model, taken="fp8_per_channel")
+    project.assert_problem(path, "engines.generator.quantization", code, named)
 
 
 @pytest.mark.parametrize(

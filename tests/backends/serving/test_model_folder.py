@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from dagrl.backends.model_source import weight_source
 from dagrl.backends.serving.model_folder import model_folder
-from dagrl.config.block_fp8 import BlockFp8
+from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 
 MODEL = ModelSpec(
@@ -51,7 +51,7 @@ def test_a_server_of_weights_in_fp8_has_the_config_of_such_a_model(tmp_path: Pat
     drawn, copied = tmp_path / "drawn", tmp_path / "copied"
     for folder in (drawn, copied):
         folder.mkdir()
-    fp8 = BlockFp8()
+    fp8 = Fp8Weights("block")
     model_folder(MODEL, drawn, seed=0, with_weights=False, fp8=fp8)
     config = json.loads((drawn / "config.json").read_text())
     assert config["quantization_config"]["weight_block_size"] == [128, 128]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dagrl.config.block_fp8 import SCALE_SUFFIX, BlockFp8
+from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.weight_sync.adapter_loader import AdapterLoader, Place
 from dagrl.weight_sync.fp8 import Fp8Exporter, quantise
 from dagrl.weight_sync.receiver import Route, WeightReceiver
@@ -169,7 +169,7 @@ def test_a_server_receives_what_quantising_the_whole_model_gives(
         from dagrl.backends.megatron.engine.export import make_exporter
 
         chunks = load_chunks(hf_model, megatron_spec(**sizes))
-        by_owner = Fp8Exporter(make_exporter(chunks, hf_model.config, 30_000, by_owner=True), BlockFp8())
+        by_owner = Fp8Exporter(make_exporter(chunks, hf_model.config, 30_000, by_owner=True), Fp8Weights("block"))
         buffer, own = torch.empty(by_owner.manifest.largest, dtype=torch.uint8), dict[str, np.ndarray]()
         with by_owner.exporting():
             for index, layout in enumerate(by_owner.manifest.buckets):
@@ -177,7 +177,7 @@ def test_a_server_receives_what_quantising_the_whole_model_gives(
                 by_owner.fill(index, buffer)
                 views = layout.views(buffer) if layout.owner == rank else []
                 own |= {name: bits(view).copy() for name, view in views}
-        exporter = Fp8Exporter(make_exporter(chunks, hf_model.config, 30_000), BlockFp8())
+        exporter = Fp8Exporter(make_exporter(chunks, hf_model.config, 30_000), Fp8Weights("block"))
         with closing(WeightSender(exporter, "broadcast", host="127.0.0.1", timeout_s=60.0)) as sender:
             offer, received = sender.offer(), dict[str, torch.Tensor]()
             if offer is None:
@@ -195,11 +195,11 @@ def test_a_server_receives_what_quantising_the_whole_model_gives(
     owned, wanted = [own for own, _ in results], dict[str, np.ndarray]()
     assert sum(map(bool, owned)) > 1, "several ranks own buckets"
     weights = weights_of(hf_model)
-    chosen = BlockFp8().choose((name, tuple(tensor.shape)) for name, tensor in weights.items())
+    chosen = Fp8Weights("block").choose((name, tuple(tensor.shape)) for name, tensor in weights.items())
     assert any(".experts." in name for name in chosen) and any("q_proj" in name for name in chosen)
     for name, tensor in weights.items():
-        values, scales = quantise(tensor) if name in chosen else (tensor, None)
-        wanted |= {name: bits(values)} | ({name + SCALE_SUFFIX: bits(scales)} if scales is not None else {})
+        values, scales = quantise(tensor, "block") if name in chosen else (tensor, None)
+        wanted |= {name: bits(values)} | ({f"{name}_scale_inv": bits(scales)} if scales is not None else {})
     for found in (results[0][1], {name: each for own in owned for name, each in own.items()}):
         assert found.keys() == wanted.keys()
         for name, expected in wanted.items():

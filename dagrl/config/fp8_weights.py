@@ -1,6 +1,6 @@
-"""Weights in blockwise fp8, as DeepSeek-V3 and Qwen3-FP8 are published: which tensors, and what config.json says.
+"""Weights in fp8: which tensors, the shapes of their scales, and what config.json says.
 
-The sender of weights and the folder that a server starts from both ask `BlockFp8`, so that they agree.
+The sender of weights and the folder that a server starts from both ask `Fp8Weights`, so that they agree.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 BLOCK = 128
-"""Rows and columns of a block, which has one scale."""
-SCALE_SUFFIX = "_scale_inv"
+"""Rows and columns of a block."""
+SCALE_SUFFIXES = {"block": "_scale_inv", "channel": "_scale"}
 """End of the name of a weight's scales, after the name of the weight."""
+
+type Granularity = Literal["block", "channel"]
+"""What has one scale: a block, as DeepSeek-V3 and Qwen3-FP8 are published, or an output channel, which is a row of the
+matrix, as models in llm-compressor's ``FP8_DYNAMIC`` are."""
 
 _PROJECTION = re.compile(r"(?:.*\.)?layers\.\d+\..*(?:_proj|\.experts\.\d+\.w[123])\.weight")
 """Linear layers of attention, MLPs and experts: no norms, routers, embedding or output layer."""
@@ -30,9 +34,10 @@ type NamedShapes = Iterable[tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFp8:
-    """The choice of tensors that are quantised."""
+class Fp8Weights:
+    """A format, and the choice of tensors that are quantised."""
 
+    granularity: Granularity
     modules_to_not_convert: tuple[str, ...] = ()
     """Modules that keep the trainer's format: whole names, or any part of a name between dots."""
 
@@ -45,6 +50,15 @@ class BlockFp8:
         kept = {fused for name, fused in candidates.items() if self._keeps(_module(name))}
         return frozenset(name for name, fused in candidates.items() if fused not in kept)
 
+    @property
+    def scale_suffix(self) -> str:
+        """End of the name of a weight's scales, after the name of the weight."""
+        return SCALE_SUFFIXES[self.granularity]
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the scales of a weight."""
+        return tuple(-(-size // each) for size, each in zip(shape, scaled_part(self.granularity, shape), strict=True))
+
     def quantization_config(self, tensors: NamedShapes) -> dict[str, Any]:
         """Return the entry ``quantization_config`` of a config.json, which names each module that is not quantised."""
         tensors = list(tensors)
@@ -54,6 +68,8 @@ class BlockFp8:
             for name, shape in tensors
             if name not in chosen and name.endswith(".weight") and len(shape) == _MATRIX
         ]
+        if self.granularity == "channel":
+            return _compressed_tensors(others)
         return {
             "quant_method": "fp8",
             "fmt": "e4m3",
@@ -66,9 +82,30 @@ class BlockFp8:
         return any(f".{kept}." in f".{module}." for kept in self.modules_to_not_convert)
 
 
-def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the scales of a weight."""
-    return tuple(-(-size // BLOCK) for size in shape)
+def scaled_part(granularity: Granularity, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many rows and columns of a matrix of this shape have one scale."""
+    return (BLOCK, BLOCK) if granularity == "block" else (1, shape[-1])
+
+
+def _compressed_tensors(others: list[str]) -> dict[str, Any]:
+    """Return the config of weights with a scale for each channel, all but those of the modules `others`."""
+    numbers = {"num_bits": 8, "type": "float", "symmetric": True}
+    # SGLang does not know for every model which modules it has fused; an output layer that is the embedding has no
+    # tensor.
+    ignored = dict.fromkeys(name for module in (*others, "lm_head") for name in (module, _fused(module)))
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**numbers, "strategy": "channel", "dynamic": False},
+                "input_activations": {**numbers, "strategy": "token", "dynamic": True},
+            }
+        },
+        "ignore": list(ignored),
+    }
 
 
 def _is_projection(name: str, shape: tuple[int, ...]) -> bool:

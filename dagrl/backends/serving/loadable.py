@@ -1,0 +1,23 @@
+"""Lets a model's loader write parameters that the server has replaced when it had loaded the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def substituted(parameters: Iterable[tuple[torch.nn.Module, str, Any]]) -> Iterator[None]:
+    """Context in which modules have these parameters, by their names, instead of their own."""
+    chosen = list(parameters)
+    own = [(module, name, module._parameters[name]) for module, name, _ in chosen]
+    try:
+        for module, name, parameter in chosen:
+            module._parameters[name] = parameter
+        yield
+    finally:
+        for module, name, parameter in own:
+            module._parameters[name] = parameter
