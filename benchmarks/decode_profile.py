@@ -1,10 +1,10 @@
 """Show where a decoding step of an SGLang server goes, kernel by kernel, in bfloat16 and in fp8.
 
-    python benchmarks/decode_profile.py --out FOLDER --model 8b [--only bf16 rollout cache] [--server page_size=128]
+    python benchmarks/decode_profile.py --out FOLDER --model 8b [--only bf16 channel_cache] [--server page_size=128]
 
 The script starts one server for each variant, one after the other, with dagrl's arguments and random weights. A server
-decodes all responses in one batch, and SGLang's profiler records some steps. Prints the milliseconds of a step, of the
-time in which a kernel runs, and of each kernel. FOLDER keeps the traces, which Perfetto opens. The last line of the
+decodes all responses in one batch, and SGLang's profiler records some steps. Prints the seconds of a whole rollout, and
+the milliseconds of a step, of the time in which a kernel runs, and of each kernel. FOLDER keeps the traces, which Perfetto opens. The last line of the
 output is JSON.
 """
 
@@ -32,12 +32,12 @@ from ranks import apart
 from reports import tell
 
 from dagrl.backends.serving.model_folder import model_folder
-from dagrl.config.block_fp8 import BlockFp8
+from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.schema import ModelSpec
 
 STEPS = 16
 _SHOWN = 24
-_SERVED = ("bf16", "rollout", "cache")
+_SERVED = ("bf16", "rollout", "cache", "channel", "channel_cache")
 _TEMPLATE = re.compile(r"<.*|\(.*")
 _SHORT = 70
 _GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -67,20 +67,22 @@ def _profiled(name: str, model: Path, load: Load, given: dict[str, Any], traces:
     server = server_arguments(load) | section.get("server", {})
     with tempfile.TemporaryDirectory() as scratch:
         weights = {}
-        if "quantization" in section:
+        fp8 = SglangEngineSpec(backend="sglang", group="bare", **section).taken_fp8
+        if fp8 is not None:
             weights = {"load_format": "dummy"}
-            model = model_folder(ModelSpec(path=model), Path(scratch), seed=0, with_weights=False, fp8=BlockFp8())
+            model = model_folder(ModelSpec(path=model), Path(scratch), seed=0, with_weights=False, fp8=fp8)
         bare = BareServer(model, server, **weights, **given)
-        first, second, last = itertools.batched(prompt_texts(load, 3), load.prompts)
+        first, second, third, last = itertools.batched(prompt_texts(load, 4), load.prompts)
         # The first call compiles what is left to compile, the second tells when all rows decode.
         for prompts in (first, second):
             prefill_s = bare.generate(list(prompts), replace(load, response_tokens=1))
+        rollout_s = bare.generate(list(third), load)
         bare.profile(list(last), load, traces, after_s=2 * prefill_s, steps=STEPS)
         bare.close()
     # An earlier call may have left others.
     trace = max(traces.glob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
     with gzip.open(trace) as file:
-        return kernel_times(json.load(file)["traceEvents"], STEPS)
+        return {"rollout_s": rollout_s, **kernel_times(json.load(file)["traceEvents"], STEPS)}
 
 
 def kernel_times(events: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
@@ -110,7 +112,8 @@ def _short(name: str) -> str:
 def _report(args: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> None:
     print(f"\n{args.model}, {args.prompts} x {args.n} responses behind {args.prompt_tokens} tokens, milliseconds")
     print(f"{'':{_SHORT}}{''.join(f'{name:>10}' for name in rows)}")
-    for title, field in (("a step", "step_ms"), ("of it, a kernel runs", "busy_ms")):
+    of_row = (("a rollout, seconds", "rollout_s"), ("a step", "step_ms"), ("of it, a kernel runs", "busy_ms"))
+    for title, field in of_row:
         print(f"{title:{_SHORT}}{''.join(f'{row[field]:10.3f}' for row in rows.values())}")
     most: Counter[str] = Counter()
     for row in rows.values():

@@ -1,6 +1,6 @@
 """Compare steps of a colocated pipeline in bfloat16 with steps whose rollout, cache or training is in fp8.
 
-    python benchmarks/fp8.py --out FOLDER --model 1.7b [--backend vllm] [--only bf16 rollout]
+    python benchmarks/fp8.py --out FOLDER --model 1.7b [--backend vllm] [--only bf16 rollout channel]
     python benchmarks/fp8.py --out FOLDER --model 8b --gpus 2 --tensor-parallel 2
     python benchmarks/fp8.py --out FOLDER --model 8b --only bf16 rollout cache --set engines.actor.lora.rank=32
 
@@ -35,17 +35,23 @@ _START_S = 300.0
 _STEP_S = 120.0
 _PLAIN = "bf16"
 _ROLLOUT = {"quantization": "fp8"}
-_CACHE = {**_ROLLOUT, "server": {"kv_cache_dtype": "fp8_e4m3"}}
+_CHANNEL = {"quantization": "fp8_per_channel"}
+_FP8_CACHE = {"server": {"kv_cache_dtype": "fp8_e4m3"}}
+_CACHE = _ROLLOUT | _FP8_CACHE
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     _PLAIN: ({}, {}),
     "rollout": (_ROLLOUT, {}),
     "cache": (_CACHE, {}),
+    "channel": (_CHANNEL, {}),
+    "channel_cache": (_CHANNEL | _FP8_CACHE, {}),
     "train": ({}, {"fp8": "hybrid"}),
     "train_tensorwise": ({}, {"fp8": "hybrid", "fp8_recipe": "tensorwise"}),
     "train_delayed": ({}, {"fp8": "hybrid", "fp8_recipe": "delayed"}),
     "all": (_CACHE, {"fp8": "hybrid"}),
 }
 """Variant -> fields added to the generator's section, and to the trainer's ``transformer``."""
+_ROLLOUTS = ("rollout", "channel", "channel_cache")
+"""Variants whose rollout is to be faster than in bfloat16."""
 _PARTS = ("rollout", "old", "update", "sync")
 _DIFFERENCE = "mismatch/logprob_diff/mean"
 
@@ -139,7 +145,7 @@ def _report(args: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> None:
         print(f"{name:18}{cells}{row['step_over_limit']:10.2f}{row['logprob_diff']:14.5f}")
     verdicts = [
         Verdict(f"{part} in bfloat16 / in fp8 ({name})", plain[part] / rows[name][part], "at least", AIM)
-        for name, part in (("rollout", "rollout_s"), ("train", "update_s"))
+        for name, part in (*((name, "rollout_s") for name in _ROLLOUTS), ("train", "update_s"))
         if name in rows and plain
     ]
     tell({"model": args.model, "backend": args.backend, "measured": rows}, verdicts, args.json)
