@@ -4,8 +4,8 @@
 
 The script starts one server for each variant, one after the other, with dagrl's arguments and random weights. A server
 decodes all responses in one batch, and SGLang's profiler records some steps. Prints the seconds of a whole rollout, and
-the milliseconds of a step, of the time in which a kernel runs, and of each kernel. FOLDER keeps the traces, which Perfetto opens. The last line of the
-output is JSON.
+milliseconds: of a step, of the time in which a kernel runs, and of each kernel. FOLDER keeps the traces, which Perfetto
+opens. The last line of the output is JSON.
 """
 
 from __future__ import annotations

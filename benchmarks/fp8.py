@@ -48,6 +48,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "train_tensorwise": ({}, {"fp8": "hybrid", "fp8_recipe": "tensorwise"}),
     "train_delayed": ({}, {"fp8": "hybrid", "fp8_recipe": "delayed"}),
     "all": (_CACHE, {"fp8": "hybrid"}),
+    "all_channel": (_CHANNEL | _FP8_CACHE, {"fp8": "hybrid", "fp8_recipe": "tensorwise"}),
 }
 """Variant -> fields added to the generator's section, and to the trainer's ``transformer``."""
 _ROLLOUTS = ("rollout", "channel", "channel_cache")

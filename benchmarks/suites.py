@@ -153,20 +153,20 @@ def fp8_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
 
     # Adapters in the trainer, for which one GPU has room.
     adapters = ("--rows-per-micro-batch", "4", "--set", "engines.actor.lora.rank=32")
-    on_one = ("--model", "8b", "--only", "bf16", "cache", "--rounds", "2", *adapters)
+    on_one = ("--model", "8b", "--only", "bf16", "cache", "channel_cache", "--rounds", "2", *adapters)
     small = ("--model", "1.7b", "--only", "bf16")
     large = ("--model", "8b", "--gpus", "2", "--tensor-parallel", "2", "--only", "bf16")
     found = [
         gpu_tests("fp8", 590, "tests/orchestrator/test_gpu_fp8.py"),
         *(part for part in learning_parts(out) if "fp8" in part.name),
-        measured("fp8_8b_rollout", *large, "rollout", "cache", needs=2),
-        measured("fp8_8b_train", *large, "train", "all", needs=2),
-        measured("fp8_8b_vllm", "--backend", "vllm", *large, "rollout", "cache", needs=2),
+        measured("fp8_8b_rollout", *large, "cache", "channel_cache", needs=2),
+        measured("fp8_8b_train", *large, "all", "all_channel", needs=2),
+        measured("fp8_8b_vllm", "--backend", "vllm", *large, "cache", "channel_cache", needs=2),
         measured("fp8_8b_512_rows", *on_one),
         measured("fp8_8b_64_rows", *on_one, "--prompts", "16"),
-        measured("fp8_1.7b_rollout", *small, "rollout", "cache"),
+        measured("fp8_1.7b_rollout", *small, "cache", "channel_cache"),
         measured("fp8_1.7b_train", *small, "train", "train_tensorwise", "train_delayed"),
-        measured("fp8_1.7b_vllm", "--backend", "vllm", *small, "rollout", "cache"),
+        measured("fp8_1.7b_vllm", "--backend", "vllm", *small, "cache", "channel_cache"),
     ]
     return [part for part in found if part.gpus <= gpus]
 
@@ -207,11 +207,9 @@ def speed_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         step("shared", "--set", "engines.actor.prefix_sharing=true"),
         step("saves", "--without-bare", "--set", "run.save_every=2", "run.async_save=true"),
         decoding("1.7b", "--model", "1.7b", "--only", "bf16"),
-        decoding("512_rows", "--only", "bf16", "cache"),
-        decoding("128_rows", "--only", "bf16", "cache", "--prompts", "32"),
-        decoding("pages", "--only", "cache", "--server", "page_size=128"),
-        decoding("flashinfer", "--only", "cache", "--server", "attention_backend=flashinfer"),
-        decoding("by_channel", "--only", "bf16", "--server", "quantization=w8a8_fp8"),
+        decoding("512_rows", "--only", "bf16", "channel", "channel_cache"),
+        decoding("512_rows_blocks", "--only", "cache"),
+        decoding("128_rows", "--only", "bf16", "channel_cache", "--prompts", "32"),
         measured(
             "prefix_kernels", 200, "prefix_sharing.py", "--prompt-tokens", "256", "--n", "4", "--profile", kernels
         ),
