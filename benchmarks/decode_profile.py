@@ -36,6 +36,8 @@ from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.schema import ModelSpec
 
 STEPS = 16
+_COMPILED = 4
+"""Tokens of responses with which a server has compiled all that a rollout needs."""
 _SHOWN = 24
 _SERVED = ("bf16", "rollout", "cache", "channel", "channel_cache")
 _TEMPLATE = re.compile(r"<.*|\(.*")
@@ -67,15 +69,17 @@ def _profiled(name: str, model: Path, load: Load, given: dict[str, Any], traces:
     server = server_arguments(load) | section.get("server", {})
     with tempfile.TemporaryDirectory() as scratch:
         weights = {}
-        fp8 = SglangEngineSpec(backend="sglang", group="bare", **section).taken_fp8
+        spec = SglangEngineSpec(backend="sglang", group="bare", **section | {"server": server | given})
+        server["page_size"] = spec.page_size
+        fp8 = spec.taken_fp8
         if fp8 is not None:
             weights = {"load_format": "dummy"}
             model = model_folder(ModelSpec(path=model), Path(scratch), seed=0, with_weights=False, fp8=fp8)
         bare = BareServer(model, server, **weights, **given)
         first, second, third, last = itertools.batched(prompt_texts(load, 4), load.prompts)
         # The first call compiles what is left to compile, the second tells when all rows decode.
-        for prompts in (first, second):
-            prefill_s = bare.generate(list(prompts), replace(load, response_tokens=1))
+        bare.generate(list(first), replace(load, response_tokens=_COMPILED))
+        prefill_s = bare.generate(list(second), replace(load, response_tokens=1))
         rollout_s = bare.generate(list(third), load)
         bare.profile(list(last), load, traces, after_s=2 * prefill_s, steps=STEPS)
         bare.close()
