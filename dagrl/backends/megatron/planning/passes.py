@@ -44,9 +44,9 @@ _BEGIN_STEP_S = 3e-3
 _HOST_ADAM_BYTES_PER_S = 30e9
 """Rate of torch's Adam on a host, for each GPU; an order of magnitude, not measured."""
 _HOST_ADAM_BYTES = 28
-_SHARING = Seconds(0.28e-3, 0.55e-3)
-"""Seconds that `prefix_sharing` adds to a layer for each micro-batch on a GPU. Fitted to steps of 1.7B (RESULTS.md,
-"Beside verl"); the cause is not known."""
+_SHARING = Seconds(0.18e-3, 0.27e-3)
+"""Seconds that `prefix_sharing` adds to a layer for each micro-batch on a GPU: keys and values are gathered, and their
+gradients summed. Fitted to steps of 1.7B (RESULTS.md, "Plans beside runs")."""
 
 
 @dataclass(frozen=True)
