@@ -178,6 +178,7 @@ def vllm_models(folder: str) -> Models:
     from vllm.model_executor.layers.quantization import fp8
     from vllm.model_executor.layers.quantization.compressed_tensors.schemes import compressed_tensors_w8a8_fp8
     from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+    from vllm.model_executor.model_loader.weight_utils import initialize_dummy_weights
 
     # The processing of the kernels for GPUs, without the kernels.
     parts: dict[str, Any] = {"apply_block_scaled_mm": None, "is_supported": None}
@@ -196,7 +197,15 @@ def vllm_models(folder: str) -> Models:
         init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
         initialize_model_parallel(1, 1)
         model = initialize_model(config)
+        initialize_dummy_weights(model, config.model_config)
         process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+    scales = [
+        float(getattr(layer, name))
+        for layer in model.modules()
+        for name in ("_k_scale", "_v_scale")
+        if hasattr(layer, name)
+    ]
+    assert scales == [1.0] * 6, f"the cache's scales are {scales}"
     yield model, WeightLoader(lambda: dict(model.named_parameters()), partial(load_weights, model)), 0, 1
 
 
