@@ -1,8 +1,8 @@
 """Updates a server's own model with weights in fp8, twice, and compares its memory with what was sent.
 
-    python tests/helpers/fp8_server_model.py sglang channel
+    python tests/helpers/fp8_server_model.py sglang
 
-The model has the server's classes and its quantization config, without kernels, which need a GPU: SGLang's as on each
+The models have the server's classes and its quantization config, without kernels, which need a GPU: SGLang's as on each
 of two tensor-parallel ranks, vLLM's whole. A mixture has a scale for each block, a dense model one for each channel.
 Runs in a process for itself, as both libraries keep global state.
 """
@@ -79,7 +79,7 @@ def check(spec: ModelSpec, fp8: Fp8Weights, models: Models) -> None:
                 exporter.fill(index, buffer)
                 loader.compare(index, buffer)
         loader.end_comparing()
-        print(f"rank {rank} of {ranks} has the weights")
+        print(f"rank {rank} of {ranks} has the weights with a scale for each {fp8.granularity}")
 
 
 def compare(held: dict[str, nn.Parameter], tensors: dict[str, Tensor], fp8: Fp8Weights, rank: int, ranks: int) -> None:
@@ -139,10 +139,11 @@ def sglang_models(folder: str) -> Models:
 
     arguments = {"device": "cpu", "skip_tokenizer_init": True, "attention_backend": "torch_native"}
     set_global_server_args_for_scheduler(ServerArgs(model_path=folder, sampling_backend="pytorch", **arguments))
-    parallel_state.init_distributed_environment(
-        world_size=1, rank=0, distributed_init_method=f"file://{folder}/rendezvous", local_rank=0, backend="gloo"
-    )
-    parallel_state.initialize_model_parallel()
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.init_distributed_environment(
+            world_size=1, rank=0, distributed_init_method=f"file://{folder}/rendezvous", local_rank=0, backend="gloo"
+        )
+        parallel_state.initialize_model_parallel()
     config = AutoConfig.from_pretrained(folder)
     model_class, _ = ModelRegistry.resolve_model_cls(config.architectures)
     written = config.quantization_config | {
@@ -170,7 +171,11 @@ def vllm_models(folder: str) -> Models:
     cpu.prepare()
     keep_cache_scales()
     from vllm.config import set_current_vllm_config
-    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.distributed import (
+        init_distributed_environment,
+        initialize_model_parallel,
+        model_parallel_is_initialized,
+    )
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
     from vllm.model_executor.kernels.linear.scaled_mm.cutlass import CutlassFP8ScaledMMLinearKernel
@@ -194,8 +199,9 @@ def vllm_models(folder: str) -> Models:
     arguments = {"load_format": "dummy", "dtype": "bfloat16", "skip_tokenizer_init": True, "enforce_eager": True}
     config = EngineArgs(model=folder, **arguments).create_engine_config()
     with set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
-        initialize_model_parallel(1, 1)
+        if not model_parallel_is_initialized():
+            init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
+            initialize_model_parallel(1, 1)
         model = initialize_model(config)
         initialize_dummy_weights(model, config.model_config)
         process_weights_after_loading(model, config.model_config, torch.device("cpu"))
@@ -210,10 +216,10 @@ def vllm_models(folder: str) -> Models:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        # SGLang has experts in each layer, whatever the config says.
-        dense, models = {"sglang": ([], sglang_models), "vllm": ([0], vllm_models)}[sys.argv[1]]
-        chosen = Fp8Weights("channel" if sys.argv[2] == "channel" else "block", KEPT)
-        small = model_of(chosen.granularity, dense)
-        folder = model_folder(small, Path(scratch), seed=0, with_weights=False, fp8=chosen)
-        check(small, chosen, models(str(folder)))
+    # SGLang has experts in each layer, whatever the config says.
+    dense, models = {"sglang": ([], sglang_models), "vllm": ([0], vllm_models)}[sys.argv[1]]
+    for chosen in (Fp8Weights("block", KEPT), Fp8Weights("channel", KEPT)):
+        with tempfile.TemporaryDirectory() as scratch:
+            small = model_of(chosen.granularity, dense)
+            folder = model_folder(small, Path(scratch), seed=0, with_weights=False, fp8=chosen)
+            check(small, chosen, models(str(folder)))
