@@ -82,7 +82,7 @@ class EngineCosts:
     @property
     def multiplies_in_fp8(self) -> bool:
         """Whether the products of linear layers are in fp8."""
-        return self.server.fp8
+        return self.server.fp8 is not None
 
     @cached_property
     def server(self) -> Server:

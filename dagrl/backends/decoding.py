@@ -15,6 +15,7 @@ from functools import lru_cache
 from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.flops import ModelFlops, model_flops
 from dagrl.backends.families.shape import ModelShape
+from dagrl.config.fp8_weights import Granularity
 
 _BYTES = 2
 TORCH_PASSES = 21
@@ -35,6 +36,8 @@ _PREFILL_SHARE = 0.7
 """Share of the rate of training's products, in chunks of some thousand tokens, without a graph."""
 _HF_LAYER_S = {True: 0.9e-3, False: 0.35e-3}
 """A layer of the Python of Transformers, on a GPU and on a CPU: typical, not measured."""
+_FP8_CACHE_DELAY, _FP8_PAGES_DELAY, _LARGE_PAGE = 1.95, 1.6, 64
+"""FlashAttention 3 reads a cache in fp8 in about the time of one in bfloat16, in 0.8 of it where pages are large."""
 _BUNDLES = 128
 """Bundles that the responses of one server are simulated in at most, unless there are more shards."""
 
@@ -88,6 +91,13 @@ class Lengths:
         return self._shape / (self._shape + 2) * self.longest**2
 
 
+def cache_delay(value_bytes: float, page_size: int) -> float:
+    """Return how many times as long the bytes of a cache take as others that are read, by the size of its values."""
+    if value_bytes > 1:
+        return 1.0
+    return _FP8_PAGES_DELAY if page_size >= _LARGE_PAGE else _FP8_CACHE_DELAY
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """One copy of the model that generates."""
@@ -111,10 +121,12 @@ class Server:
     """Seconds of the host for each response in a step."""
     sampling_passes: float = TORCH_PASSES
     """Times that logits are read or written for tokens and their log-probs."""
-    fp8: bool = False
-    """Whether linear layers have weights of one byte, and multiply in fp8."""
+    fp8: Granularity | None = None
+    """What has a scale, where linear layers have weights of one byte, and multiply in fp8."""
     cache_bytes: float = _BYTES
     """Bytes of a value in the cache."""
+    cache_delay: float = 1.0
+    """How many times as long its bytes take as others that are read; see `cache_delay`."""
     in_process: bool = False
     """Transformers in the worker, batch after batch."""
 
@@ -130,7 +142,7 @@ class Server:
         cached = values * self.cache_bytes / (parts * self.stages)
         drawn = running * shape.vocabulary * 4 * self.sampling_passes / device.decode_memory
         # If a product takes about as long as its weights are read, neither hides the other: 8B with 128 responses.
-        seconds = math.hypot(read, multiplied) + cached / device.decode_memory
+        seconds = math.hypot(read, multiplied) + self.cache_delay * cached / device.decode_memory
         seconds = self.stages * seconds + drawn  # A token passes all stages before the next begins.
         if self.tensor > 1:
             link = device.link(self.tensor, self.per_node)
@@ -150,7 +162,7 @@ class Server:
 
     @property
     def _gain(self) -> float:
-        return self.device.fp8_gain if self.fp8 else 1.0
+        return self.device.fp8_speedup(by_block=self.fp8 == "block") if self.fp8 else 1.0
 
     def _bytes_read(self, running: float) -> float:
         """Return the bytes of weights that a step reads: in a mixture, of the experts that some token is sent to."""

@@ -21,6 +21,9 @@ _ATTENTION_SHARE = 0.40
 """FlashAttention 3, packed and causal, forward; rows of 2048 tokens."""
 _DECODE_MATMUL_SHARE = 0.60
 """Products of some hundred rows at a time, in decoding."""
+_FP8_SHARES = {"block": 0.67, "whole": 0.78}
+"""Share of the gain by the data sheet that linear layers reach in fp8, with scales of blocks, and of whole tensors or
+channels: fitted to updates of 8B and to steps of decoding."""
 _MEMORY_SHARE = 0.78
 """Share of the memory's bandwidth in kernels that mostly read and write: norms, activations, the optimizer."""
 _DECODE_MEMORY_SHARE = 0.85
@@ -65,11 +68,15 @@ class DeviceRates:
     to_host: float
     is_gpu: bool
     fp8_gain: float = 1.0
-    """Rate of matrix products in fp8, in units of that in 16 bits: by the data sheet, not measured."""
+    """Rate of matrix products in fp8, in units of that in 16 bits, by the data sheet."""
 
     def link(self, span: int, per_node: int) -> float:
         """Return the rate between ranks that lie within `span` neighbouring ones, with `per_node` on a machine."""
         return self.peers if span <= per_node else self.network
+
+    def fp8_speedup(self, *, by_block: bool) -> float:
+        """Return how many times as fast linear layers multiply in fp8, with scales of blocks or of whole tensors."""
+        return max(1.0, self.fp8_gain * _FP8_SHARES["block" if by_block else "whole"])
 
 
 def rates_of(gpu: Gpu | None) -> DeviceRates:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.backends.decoding import Generation, Lengths, Server, shard_ends
+from dagrl.backends.decoding import Generation, Lengths, Server, cache_delay, shard_ends
 from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
 from dagrl.models.gpus import gpu_named
@@ -89,19 +89,22 @@ def test_batch_after_batch_takes_its_prompts_in_and_then_waits_for_its_longest()
     assert ends == pytest.approx([first, 2 * first, 3 * first, 4 * first])
 
 
-def test_fp8_halves_what_layers_read_and_multiply_and_leaves_the_head() -> None:
+def test_fp8_halves_what_layers_read_speeds_up_their_products_and_leaves_the_head() -> None:
     for shape in (DENSE, MIXTURE):
         plain = replace(SERVER, shape=shape, device=replace(H200, decode_matmul=1e30))
-        seconds = plain.step(1e6, 1) - replace(plain, fp8=True).step(1e6, 1)
+        seconds = plain.step(1e6, 1) - replace(plain, fp8="block").step(1e6, 1)
         # All experts are read, and norms count with the layers.
         assert seconds == pytest.approx(shape.matrices / H200.decode_memory, rel=0.01)
     slow = replace(SERVER, device=replace(H200, decode_memory=1e30))
-    flops = 512 * 2 * (DENSE.matrices / 2) / H200.decode_matmul
-    assert slow.step(512, 1) - replace(slow, fp8=True).step(512, 1) == pytest.approx(flops, rel=0.01)
-    assert replace(SERVER, fp8=True, device=rates_of(gpu_named("A100-80GB")))._gain == 1.0
+    seconds = 512 * 2 * DENSE.matrices / H200.decode_matmul
+    for scaled, speedup in (("block", 1.34), ("channel", 1.56)):
+        saved = slow.step(512, 1) - replace(slow, fp8=scaled).step(512, 1)
+        assert saved == pytest.approx(seconds * (1 - 1 / speedup), rel=0.01)
+    assert replace(SERVER, fp8="block", device=rates_of(gpu_named("A100-80GB")))._gain == 1.0
 
 
-def test_a_cache_in_fp8_is_read_in_half_the_time() -> None:
-    plain, small = (replace(SERVER, cache_bytes=each) for each in (2, 1))
-    saved = 64 * 10_000 * DENSE.cache_values_per_token * DENSE.layers / H200.decode_memory
-    assert plain.step(64, 10_000) - small.step(64, 10_000) == pytest.approx(saved)
+@pytest.mark.parametrize(("page", "share"), [(1, 0.975), (16, 0.975), (64, 0.8)])
+def test_a_cache_in_fp8_is_read_faster_where_its_pages_are_large(page: int, share: float) -> None:
+    plain, small = (replace(SERVER, cache_bytes=each, cache_delay=cache_delay(each, page)) for each in (2, 1))
+    read = 64 * 10_000 * DENSE.cache_values_per_token * DENSE.layers * 2 / H200.decode_memory
+    assert plain.step(64, 10_000) - small.step(64, 10_000) == pytest.approx((1 - share) * read)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts
-from dagrl.backends.decoding import TORCH_PASSES, Server
+from dagrl.backends.decoding import TORCH_PASSES, Server, cache_delay
 from dagrl.backends.planned_engine import PlannedEngine, Workload
 from dagrl.backends.sglang.layout import FUSED, LARGEST_GRAPH, gpus_per_server
 from dagrl.backends.sglang.memory import cache_tokens, cache_value_bytes, server_memory
@@ -43,8 +43,9 @@ class SglangCosts(EngineCosts):
             stages=stages,
             per_node=engine.per_node,
             running=int(running or _MOST_RUNNING),
-            fp8=engine.spec.taken_fp8 is not None,
-            cache_bytes=cache_value_bytes(engine.spec, on_gpu=engine.gpu is not None),
+            fp8=None if (fp8 := engine.spec.taken_fp8) is None else fp8.granularity,
+            cache_bytes=(value := cache_value_bytes(engine.spec, on_gpu=engine.gpu is not None)),
+            cache_delay=cache_delay(value, engine.spec.page_size),
             cache_tokens=max(1, cache_tokens(shape, engine.spec, memory, on_gpu=engine.gpu is not None)),
             largest_graph=0 if fields.get("disable_cuda_graph") else graph,
             shares_prompts=not fields.get("disable_radix_cache"),

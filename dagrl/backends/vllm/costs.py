@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import cached_property
 
 from dagrl.backends.costs import EngineCosts
-from dagrl.backends.decoding import Server
+from dagrl.backends.decoding import Server, cache_delay
 from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.backends.vllm.memory import cache_bytes_per_token, cache_value_bytes, server_memory, weights_on_a_gpu
 from dagrl.backends.vllm.section import VllmEngineSpec
 
 _MOST_RUNNING = 1024
 _LARGEST_GRAPH = 512
+_PAGE = 16
+"""Tokens of a block of the cache."""
 """vLLM's defaults on GPUs of 70 GiB or more."""
 SAMPLING_PASSES = 6
 """Times that its kernels read or write the logits, about."""
@@ -43,8 +45,9 @@ class VllmCosts(EngineCosts):
             stages=1,
             per_node=engine.per_node,
             running=running * copies,
-            fp8=engine.spec.taken_fp8 is not None,
-            cache_bytes=cache_value_bytes(engine),
+            fp8=None if (fp8 := engine.spec.taken_fp8) is None else fp8.granularity,
+            cache_bytes=(value := cache_value_bytes(engine)),
+            cache_delay=cache_delay(value, int(fields.get("block_size", _PAGE))),
             cache_tokens=max(1, copies * cache // cache_bytes_per_token(engine)),
             largest_graph=0 if fields.get("enforce_eager", engine.gpu is None) else min(2 * running, _LARGEST_GRAPH),
             shares_prompts=copies == 1 and fields.get("enable_prefix_caching", True),

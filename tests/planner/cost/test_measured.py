@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagrl.backends.costs import PlannedBatch, server_sleep_seconds, server_wake_seconds
-from dagrl.backends.decoding import Generation, Lengths, Server, shard_ends
+from dagrl.backends.decoding import Generation, Lengths, Server, cache_delay, shard_ends
 from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
@@ -72,12 +72,30 @@ def shared(n: int, groups: int, lengths: Lengths, budget: int, *, trains: int = 
     return trains * (passes.train(batch) + passes.optimizer_step()) if trains else passes.forward(batch)
 
 
+def update_in_fp8() -> float:
+    """Two optimizer steps of 8B with scales of tensors."""
+    spec = MegatronEngineSpec(
+        backend="megatron",
+        group="gpu",
+        parallel=ParallelSpec(tensor_model_parallel_size=2, sequence_parallel=True),
+        transformer={"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    )
+    passes = Passes(BILLIONS_8, spec, 2, 2, H200)
+    return 2 * (passes.train(PlannedBatch(256, Lengths(256, 512, 512), 12288)) + passes.optimizer_step())
+
+
+def rollout_in_fp8() -> float:
+    """Scales of blocks, and a cache in pages of one token."""
+    cache = {"cache_bytes": 1, "cache_delay": cache_delay(1, 1)}
+    return rollout(BILLIONS_8, 1, 128, 4, Lengths(256, 512, 512), sampling_passes=OWN_PASSES, fp8="block", **cache)
+
+
 def rows(passes: Passes, micro_batches: int, tokens: int) -> PlannedBatch:
     """So many micro-batches of each replica."""
     return PlannedBatch(passes.replicas * micro_batches * tokens / 2048, Lengths(1, 2047, 2047), tokens)
 
 
-def rollout(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths, **costs: float) -> float:
+def rollout(shape: ModelShape, tensor: int, prompts: int, n: int, lengths: Lengths, **costs: Any) -> float:
     server = Server(shape, H200, tensor=tensor, per_node=4, cache_tokens=1e6, **costs)
     return shard_ends(server, Generation(prompts, n, lengths))[-1]
 
@@ -111,10 +129,13 @@ def rollout_on_sglang(shape: ModelShape, tensor: int, prompts: int, n: int, leng
             lambda: train_step(SIX_LAYERS, 1, 4, 16384, 2), 1.978, id="train step of six layers of 30B-A3B, EP2"
         ),
         # Shared prompts, 2026-11-26: "Beside verl", and prefix_sharing.py on an H200.
-        pytest.param(lambda: shared(4, 128, Lengths(256, 512, 512), 12288), 2.23, id="log-probs, shared"),
-        pytest.param(lambda: shared(4, 128, Lengths(256, 512, 512), 12288, trains=2), 6.79, id="update, shared"),
+        pytest.param(lambda: shared(4, 128, Lengths(256, 512, 512), 12288), 2.07, id="log-probs, shared"),
+        pytest.param(lambda: shared(4, 128, Lengths(256, 512, 512), 12288, trains=2), 6.27, id="update, shared"),
         pytest.param(lambda: shared(8, 8, Lengths(4096, 512, 512), 18432), 0.559, id="log-probs, long prompts"),
         pytest.param(lambda: shared(8, 8, Lengths(4096, 512, 512), 18432, trains=1), 1.858, id="update, long prompts"),
+        # In fp8, 2026-11-26: "SGLang".
+        pytest.param(lambda: update_in_fp8(), 13.41, id="update of 8B in fp8, TP2"),
+        pytest.param(lambda: rollout_in_fp8(), 12.73, id="rollout of 8B in fp8"),
         # "SGLang": the node of a pipeline on one GPU, and a whole server's share of four GPUs.
         pytest.param(lambda: rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512)), 9.30, id="rollout of 1.7B"),
         pytest.param(lambda: rollout(BILLIONS_8, 2, 8, 8, Lengths(1024, 2048, 2048)), 13.7, id="rollout of 8B, TP2"),

@@ -106,8 +106,8 @@ class LayerSeconds:
     recompute: Recompute = field(default_factory=Recompute)
     frozen: bool = False
     """Whether the matrices have no gradients, as below adapters, whose own time is not counted."""
-    fp8: bool = False
-    """Whether linear layers are multiplied in fp8, for which their inputs are rounded."""
+    fp8: str | None = None
+    """The recipe, if linear layers are multiplied in fp8, for which their inputs are rounded."""
 
     def of(self, pack: Pack, layer: int) -> Seconds:
         """Return the seconds of that layer on one of the ranks that share it."""
@@ -175,11 +175,11 @@ class LayerSeconds:
     def _tokens(self, pack: Pack) -> float:
         return pack.tokens / self.parallel.context_parallel_size
 
-    def _product(self, rows: float, weights: float, width: float, *, fp8: bool = False) -> float:
+    def _product(self, rows: float, weights: float, width: float, *, fp8: str | None = None) -> float:
         """Return the seconds of `rows` times this rank's part of a matrix, whose narrower side is `width`."""
         if rows <= 0:
             return 0.0
-        rate = self.device.matmul * (self.device.fp8_gain if fp8 else 1.0)
+        rate = self.device.matmul * (self.device.fp8_speedup(by_block=fp8 == "blockwise") if fp8 else 1.0)
         if self.device.is_gpu:
             rate *= rows / (rows + _HALF_SPEED_TOKENS) * width / (width + _HALF_SPEED_WIDTH)
         return max(2 * rows * weights / rate, weights * _BYTES / self.device.memory)

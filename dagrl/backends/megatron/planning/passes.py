@@ -160,7 +160,7 @@ class Passes:
             self.per_node,
             recompute,
             frozen=self.spec.lora is not None,
-            fp8=self.spec.fp8_recipe is not None,
+            fp8=self.spec.fp8_recipe,
         )
 
     @cached_property
