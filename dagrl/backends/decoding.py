@@ -122,11 +122,11 @@ class Server:
     sampling_passes: float = TORCH_PASSES
     """Times that logits are read or written for tokens and their log-probs."""
     fp8: Granularity | None = None
-    """What has a scale, where linear layers have weights of one byte, and multiply in fp8."""
+    """Granularity of the scales of linear layers in fp8; None if they are in bfloat16."""
     cache_bytes: float = _BYTES
     """Bytes of a value in the cache."""
     cache_delay: float = 1.0
-    """How many times as long its bytes take as others that are read; see `cache_delay`."""
+    """Factor by which its bytes take longer to read than weights; the function of that name returns it."""
     in_process: bool = False
     """Transformers in the worker, batch after batch."""
 

@@ -16,8 +16,8 @@ SCALE_SUFFIXES = {"block": "_scale_inv", "channel": "_scale"}
 """End of the name of a weight's scales, after the name of the weight."""
 
 type Granularity = Literal["block", "channel"]
-"""What has one scale: a block, as DeepSeek-V3 and Qwen3-FP8 are published, or an output channel, which is a row of the
-matrix, as models in llm-compressor's ``FP8_DYNAMIC`` are."""
+"""Part of a weight that shares a scale: a block (DeepSeek-V3, Qwen3-FP8), or an output channel, which is a row of the
+matrix (llm-compressor's ``FP8_DYNAMIC``)."""
 
 _PROJECTION = re.compile(r"(?:.*\.)?layers\.\d+\..*(?:_proj|\.experts\.\d+\.w[123])\.weight")
 """Linear layers of attention, MLPs and experts: no norms, routers, embedding or output layer."""
@@ -90,7 +90,7 @@ def scaled_part(granularity: Granularity, shape: tuple[int, ...]) -> tuple[int, 
 def _compressed_tensors(others: list[str]) -> dict[str, Any]:
     """Return the config of weights with a scale for each channel, all but those of the modules `others`."""
     numbers = {"num_bits": 8, "type": "float", "symmetric": True}
-    # SGLang does not know for every model which modules it has fused; an output layer that is the embedding has no
+    # Not every server knows of every model which modules it has fused. An output layer that is the embedding has no
     # tensor.
     ignored = dict.fromkeys(name for module in (*others, "lm_head") for name in (module, _fused(module)))
     return {
