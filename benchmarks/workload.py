@@ -31,6 +31,7 @@ _MIXTURE = QWEN3 | {
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
 }
+_8B = QWEN3 | {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8}
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": QWEN3
     | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
@@ -41,9 +42,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "1.7b": QWEN3
     | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}
     | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
-    "8b": QWEN3
-    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
-    | {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False},
+    "8b": _8B | {"num_hidden_layers": 36, "tie_word_embeddings": False},
+    "8b_12_layers": _8B | {"num_hidden_layers": 12, "tie_word_embeddings": False},
     "tiny_moe": _MIXTURE
     | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 32}
@@ -57,7 +57,7 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "moe_intermediate_size": 768}
     | {"num_experts_per_tok": 8},
 }
-"""Hugging Face configs of Qwen3's sizes, six of the 48 layers of Qwen3-30B-A3B, and small ones."""
+"""Hugging Face configs of Qwen3's sizes, some of the layers of Qwen3-8B (36) and Qwen3-30B-A3B (48), and small ones."""
 
 _FILE_BYTES = 2**31
 
