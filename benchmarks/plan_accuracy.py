@@ -211,7 +211,7 @@ def planned_figures(planned: Report, load: Load) -> dict[str, float]:
         # The fullest GPU of all, as the driver is asked: those that wait in another group hold what they ever took.
         turns = [
             [moment.total for moment in each.moments if moment.engine == engine and "sync" not in moment.what]
-            or [sum(tenant.at_rest for tenant in each.tenants)]
+            or [sum(each.at_rest.values())]
             for each in planned.fit.groups
             if each.gpu is not None
         ]

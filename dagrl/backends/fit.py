@@ -34,11 +34,6 @@ class Tenant:
     def name(self) -> str:
         return self.executor.name
 
-    @property
-    def at_rest(self) -> int:
-        """Bytes that it holds while another engine works: little if it sleeps, else its peak."""
-        return self.memory.asleep if self.executor.sleeps else self.memory.peak
-
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -89,6 +84,15 @@ class GroupFit:
         """The moment with the least memory left; None in a group without engines."""
         return max(self.moments, key=lambda moment: moment.total, default=None)
 
+    @cached_property
+    def at_rest(self) -> dict[str, int]:
+        """Bytes that each engine holds while another one works.
+
+        Little if it sleeps. If it stays while others sleep and wake, it has released what only its tasks need.
+        """
+        some_sleep = any(tenant.executor.sleeps for tenant in self.tenants)
+        return {tenant.name: _at_rest(tenant, beside_sleepers=some_sleep) for tenant in self.tenants}
+
     @property
     def host_per_node(self) -> int:
         """Bytes of host memory that the engines take on each machine."""
@@ -129,14 +133,14 @@ class GroupFit:
         return sum(each for each in (*missing, *needs) if each > 0)
 
     def _moments(self) -> Iterator[Moment]:
-        rest = {tenant.name: tenant.at_rest for tenant in self.tenants}
+        rest = self.at_rest
         for tenant in self.tenants:
             what = f"{tenant.name}: {tenant.memory.moment}"
             yield Moment(what, tenant.name, {**rest, tenant.name: tenant.memory.peak})
             source = next((each for each in self.tenants if each.name == tenant.executor.weights_from), None)
             if source is not None:
                 both = {
-                    each.name: each.memory.weights_alone if each.executor.sleeps else each.memory.peak
+                    each.name: each.memory.weights_alone if each.executor.sleeps else rest[each.name]
                     for each in (tenant, source)
                 }
                 yield Moment(f"{tenant.name}: sync from {source.name}", tenant.name, {**rest, **both})
@@ -192,19 +196,22 @@ def fit(pipeline: Pipeline, plan: Plan, *, gpu: str = DEFAULT_GPU, shape: ModelS
 
 
 def with_sleep_decided(found: Fit) -> Fit:
-    """Set ``sleep: false`` for the engines with ``sleep: auto`` in groups in which all engines fit at once.
+    """Set ``sleep: false`` for engines with ``sleep: auto`` that fit: all of a group, or those that no sync fills.
 
-    Groups that name no GPU keep ``auto``: they take turns.
+    Those copy their contents to the host and back where they sleep; a generator gets new weights in any case. Groups
+    that name no GPU keep ``auto``: they take turns.
     """
     for group in found.groups:
+        if found.pipeline.groups[group.name].gpu is None:
+            continue
         undecided = [
-            tenant.name
+            tenant.executor
             for tenant in group.tenants
             if found.pipeline.engines[tenant.name].sleep == "auto" and neighbours(found.pipeline, tenant.name)
         ]
-        if found.pipeline.groups[group.name].gpu is not None and undecided:
-            awake = _awake(found, group, undecided)
-            found = awake if _is_roomy(awake, group.name) else found
+        copied = [executor for executor in undecided if executor.weights_from is None]
+        awake = (_awake(found, group, [each.name for each in chosen]) for chosen in (undecided, copied) if chosen)
+        found = next((each for each in awake if _is_roomy(each, found, group.name)), found)
     return found
 
 
@@ -224,6 +231,13 @@ def group_fit(pipeline: Pipeline, plan: Plan, name: str, gpu: str, shape: ModelS
     return GroupFit(name, device, group.nodes, group.gpus_per_node or group.cpus_per_node, tenants)
 
 
+def _at_rest(tenant: Tenant, *, beside_sleepers: bool) -> int:
+    memory = tenant.memory
+    if tenant.executor.sleeps:
+        return memory.asleep
+    return memory.at_rest if beside_sleepers and memory.at_rest is not None else memory.peak
+
+
 def _awake(found: Fit, group: GroupFit, engines: list[str]) -> Fit:
     """Return the fit with these engines of a group awake; the other groups stay as they are."""
     sections = {name: found.pipeline.engines[name].model_copy(update={"sleep": False}) for name in engines}
@@ -236,11 +250,12 @@ def _awake(found: Fit, group: GroupFit, engines: list[str]) -> Fit:
     return Fit(pipeline, found.shape, plan, groups)
 
 
-def _is_roomy(found: Fit, name: str) -> bool:
-    group = next(each for each in found.groups if each.name == name)
-    full = group.fullest
-    assert group.gpu is not None and full is not None
-    return not list(group.problems()) and full.total <= ROOM * group.gpu.memory_bytes
+def _is_roomy(found: Fit, before: Fit, name: str) -> bool:
+    """Whether a group fits with a margin, or is no fuller than it was."""
+    group, earlier = (next(each for each in fit.groups if each.name == name) for fit in (found, before))
+    full, was = group.fullest, earlier.fullest
+    assert group.gpu is not None and full is not None and was is not None
+    return not list(group.problems()) and full.total <= max(ROOM * group.gpu.memory_bytes, was.total)
 
 
 def gib(nbytes: float) -> str:

@@ -31,11 +31,32 @@ def test_an_engine_that_works_lies_beside_what_sleepers_leave() -> None:
     assert group.host_per_node == 8 * actor.memory.host
 
 
-def test_an_engine_that_stays_keeps_all_that_it_took() -> None:
-    (group,) = fitted("qwen3_30b_a3b_8gpu", "H200").groups
+def test_engines_that_all_stay_keep_what_they_took() -> None:
+    (group,) = fitted("qwen3_30b_a3b_8gpu", "H200", "engines.generator.sleep=false").groups
     actor, generator = group.tenants
     rollout = next(moment for moment in group.moments if moment.what == "generator: rollout")
     assert rollout.parts == {"actor": actor.memory.peak, "generator": generator.memory.peak}
+
+
+def test_a_trainer_that_stays_beside_a_sleeper_keeps_no_activations() -> None:
+    (group,) = fitted("qwen3_8b_megatron", "H100", "engines.actor.sleep=false").groups
+    actor, generator = group.tenants
+    update, rollout, sync = group.moments
+    assert update.parts == {"actor": actor.memory.peak, "generator": generator.memory.asleep}
+    assert rollout.parts == {"actor": group.at_rest["actor"], "generator": generator.memory.peak}
+    assert sync.parts == {"actor": group.at_rest["actor"], "generator": generator.memory.weights_alone}
+    held = {kind: actor.memory.awake[kind] for kind in ("weights", "gradients", "optimizer", "runtime")}
+    buffers = group.at_rest["actor"] - sum(held.values())
+    assert 0 < buffers < GIB
+
+
+def test_what_leaves_between_uses_is_not_held_at_rest() -> None:
+    (kept,), (left,) = (
+        fitted("qwen3_8b_megatron", "H100", "engines.actor.sleep=false", *more).groups
+        for more in ((), ("engines.actor.offload.grad=true",))
+    )
+    gradients = kept.tenants[0].memory.awake["gradients"]
+    assert kept.at_rest["actor"] - left.at_rest["actor"] == gradients > 0
 
 
 def test_what_is_over_is_said_with_engine_and_size() -> None:
@@ -88,6 +109,17 @@ def test_engines_live_together_where_the_plan_finds_room(overrides: tuple[str, .
     decided = place(pipeline, graph).pipeline
     sleeps: dict[str, Any] = {name: engine.sleep for name, engine in decided.engines.items()}
     assert sleeps == {"actor": False, "reference": "auto", "generator": False} if together else decided == pipeline
+
+
+def test_a_trainer_stays_where_only_it_fits_beside_its_server() -> None:
+    """Gradients wait for no copy, and a server of half of the GPU leaves room for the rest."""
+    half = "engines.generator.server.mem_fraction_static=0.5"
+    pipeline, graph = loaded("qwen3_8b_megatron", "groups.gpu.gpu=H200", "engines.actor.offload.grad=true", half)
+    found = place(pipeline, graph)
+    sleeps = {name: engine.sleep for name, engine in found.pipeline.engines.items()}
+    assert sleeps == {"actor": False, "reference": "auto", "generator": "auto"}
+    assert found.fit is not None and not found.fit.problems
+    assert [name for name, executor in found.plan.executors.items() if executor.sleeps] == ["generator"]
 
 
 def test_who_says_that_it_sleeps_sleeps() -> None:

@@ -70,7 +70,7 @@ class EngineSpec(Section):
     the driver's (``vllm``), or a folder with ``bin/python``, written with a slash. Default: the driver's."""
     sleep: Sleep = "auto"
     """Free the GPUs' memory while another engine of the group works. ``auto``: on GPUs that it shares with another
-    engine, unless both fit."""
+    engine, unless it fits beside that one."""
 
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     """Abilities that ops can use."""

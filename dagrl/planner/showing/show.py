@@ -128,6 +128,9 @@ def _memory_table(pipeline: Pipeline, group: GroupFit) -> RenderableType:
             ["weights alone", *(size_of(each.weights_alone) if sleeps else _STAYS for each, sleeps in sleepers)]
         )
         rows.append(["asleep", *(size_of(each.asleep) if sleeps else _STAYS for each, sleeps in sleepers)])
+        if not all(sleeps for _, sleeps in sleepers):
+            resting = (_NOTHING if each.executor.sleeps else size_of(group.at_rest[each.name]) for each in tenants)
+            rows.append(["at rest", *resting])
     if group.gpu is not None and any(tenant.memory.host for tenant in tenants):
         rows.append(["on the host", *(size_of(size) if (size := each.memory.host) else _NOTHING for each in tenants)])
     return table(rows, headings=[f"{unit} on the fullest {'GPU' if group.gpu else 'slot'}", *map(_names, tenants)])

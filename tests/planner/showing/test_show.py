@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.backends.memory import KINDS
+from dagrl.backends.memory import GIB, KINDS
 from dagrl.planner.showing.report import Report, report
 from dagrl.planner.showing.show import ReportSection, as_json, as_text, memory_sections, problems_in_words
 
@@ -66,6 +66,12 @@ def test_an_engine_that_never_sleeps_stays_awake() -> None:
     text = said(report(MIXTURE, [], gpu="H200"))
     assert "30.53 billion parameters, 3.35 billion of them for each token" in text
     assert cells(text, "asleep")[:2] == ["stays", "awake"]
+
+
+def test_an_engine_that_stays_while_others_sleep_is_shown_at_rest() -> None:
+    found = report(EIGHT_B, ["engines.actor.sleep=false"], gpu="H200")
+    (group,) = found.fit.groups
+    assert cells(said(found), "at rest") == [f"{group.at_rest['actor'] / GIB:.1f}", "-"]
 
 
 def test_small_models_on_cpu_slots_are_told_in_mib() -> None:

@@ -28,6 +28,8 @@ _CHUNKS_ONCE = 5
 _CHUNKS_TWICE = 2
 """The same if they are computed again for their gradients, and where there are none."""
 
+_SYNC = "sync"
+
 
 def trainer_memory(
     shape: ModelShape, engine: MegatronEngineSpec, ranks: int, work: Workload, *, on_gpu: bool = True
@@ -54,7 +56,8 @@ class _Rank:
     def memory(self) -> EngineMemory:
         parameters = rank_parameters(self.shape, self.engine, self.stage)
         states = _States.of(parameters, self.engine, self.ranks, trains=self.work.trains, on_gpu=self.on_gpu)
-        moment, awake = max(self._moments(parameters, states), key=lambda found: sum(found[1].values()))
+        moments = dict(self._moments(parameters, states))
+        moment, awake = max(moments.items(), key=lambda found: sum(found[1].values()))
         stays, runtime = self._runtime()
         if self.stage.stages > 1:
             moment = f"{moment}, stage {self.stage.index + 1} of {self.stage.stages}"
@@ -63,6 +66,8 @@ class _Rank:
             moment=moment,
             weights_alone=self._sent(states) + self._buffers(states) + runtime,
             asleep=stays,
+            # torch's cache is released after each task.
+            at_rest=sum(moments[_SYNC].values()) + runtime,
             host=self._host(states),
         )
 
@@ -74,7 +79,7 @@ class _Rank:
             "optimizer": 0 if offload.optimizer else states.optimizer,
         }
         weights: dict[Kind, int] = {"weights": states.weights}
-        yield "sync", {**rests, "weights": self._sent(states), "buffers": self._buffers(states)}
+        yield _SYNC, {**rests, "weights": self._sent(states), "buffers": self._buffers(states)}
         if work.logprob_tokens:
             passing = self._activations(work.logprob_tokens)
             logits = self._logits(work.logprob_tokens, parameters, trains=False)
