@@ -31,7 +31,7 @@ class EngineMemory:
     """With its weights alone: enough to send or to take them."""
     asleep: int
     at_rest: int | None = None
-    """Between its tasks and in a sync, if it stays awake while other engines sleep and wake. Default: as at the peak."""
+    """Between its tasks and in a sync, if it stays awake while other engines sleep. Default: as at the peak."""
     host: int = 0
     """Host memory for one rank: offloaded states, the contents of a sleeper, frozen start weights."""
     needs: int | None = None
