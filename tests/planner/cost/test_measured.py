@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ BILLIONS_8 = shape_of(
     | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
     | {"tie_word_embeddings": False}
 )
+TWELVE_LAYERS = replace(BILLIONS_8, layers=12)
 SIX_LAYERS = shape_of(
     {"model_type": "qwen3_moe", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 4, "num_experts": 128}
     | {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
@@ -72,16 +74,30 @@ def shared(n: int, groups: int, lengths: Lengths, budget: int, *, trains: int = 
     return trains * (passes.train(batch) + passes.optimizer_step()) if trains else passes.forward(batch)
 
 
-def update_in_fp8() -> float:
-    """Two optimizer steps of 8B with scales of tensors."""
+def in_fp8(shape: ModelShape, tensor: int, ranks: int, *, shares: bool = False) -> Passes:
+    """Scales of tensors."""
     spec = MegatronEngineSpec(
         backend="megatron",
         group="gpu",
-        parallel=ParallelSpec(tensor_model_parallel_size=2, sequence_parallel=True),
+        parallel=ParallelSpec(tensor_model_parallel_size=tensor, sequence_parallel=tensor > 1),
         transformer={"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+        prefix_sharing=shares,
     )
-    passes = Passes(BILLIONS_8, spec, 2, 2, H200)
-    return 2 * (passes.train(PlannedBatch(256, Lengths(256, 512, 512), 12288)) + passes.optimizer_step())
+    return Passes(shape, spec, ranks, ranks, H200)
+
+
+def log_probs_in_fp8(shape: ModelShape, tensor: int, rows: int, prompt: int, **layout: Any) -> float:
+    passes = in_fp8(shape, tensor, **layout)
+    return passes.forward(PlannedBatch(rows, Lengths(prompt, 768 - prompt, 768 - prompt), 12288, per_prompt=4))
+
+
+def updates_in_fp8(
+    shape: ModelShape, tensor: int, rows: int, prompt: int, *, budget: int = 12288, steps: int = 1, **layout: Any
+) -> float:
+    """So many optimizer steps, each on so many rows."""
+    passes = in_fp8(shape, tensor, **layout)
+    batch = PlannedBatch(rows, Lengths(prompt, 768 - prompt, 768 - prompt), budget, per_prompt=4)
+    return steps * (passes.train(batch) + passes.optimizer_step())
 
 
 def rollout_in_fp8() -> float:
@@ -134,7 +150,29 @@ def rollout_on_sglang(shape: ModelShape, tensor: int, prompts: int, n: int, leng
         pytest.param(lambda: shared(8, 8, Lengths(4096, 512, 512), 18432), 0.559, id="log-probs, long prompts"),
         pytest.param(lambda: shared(8, 8, Lengths(4096, 512, 512), 18432, trains=1), 1.858, id="update, long prompts"),
         # In fp8, 2026-11-26: "SGLang".
-        pytest.param(lambda: update_in_fp8(), 13.41, id="update of 8B in fp8, TP2"),
+        *(
+            pytest.param(partial(log_probs_in_fp8, *load, **layout), measured, id=f"log-probs in fp8, {name}")
+            for name, load, layout, measured in (
+                ("8B, TP2", (BILLIONS_8, 2, 512, 256), {"ranks": 2}, 6.02),
+                ("whole 8B on each", (BILLIONS_8, 1, 512, 256), {"ranks": 2, "shares": True}, 2.91),
+                ("12 layers", (TWELVE_LAYERS, 1, 64, 1), {"ranks": 1}, 0.358),
+                ("12 layers, TP2", (TWELVE_LAYERS, 2, 64, 1), {"ranks": 2}, 0.279),
+            )
+        ),
+        *(
+            pytest.param(partial(updates_in_fp8, *load, **layout), measured, id=f"update in fp8, {name}")
+            for name, load, layout, measured in (
+                ("8B, TP2", (BILLIONS_8, 2, 256, 256), {"ranks": 2, "steps": 2}, 13.41),
+                (
+                    "whole 8B on each",
+                    (BILLIONS_8, 1, 256, 256),
+                    {"ranks": 2, "shares": True, "budget": 6144, "steps": 2},
+                    11.0,
+                ),
+                ("12 layers", (TWELVE_LAYERS, 1, 64, 1), {"ranks": 1}, 1.203),
+                ("12 layers, TP2", (TWELVE_LAYERS, 2, 64, 1), {"ranks": 2}, 0.712),
+            )
+        ),
         pytest.param(lambda: rollout_in_fp8(), 12.73, id="rollout of 8B in fp8"),
         # "SGLang": the node of a pipeline on one GPU, and a whole server's share of four GPUs.
         pytest.param(lambda: rollout(BILLIONS_1_7, 1, 512, 1, Lengths(256, 512, 512)), 9.30, id="rollout of 1.7B"),

@@ -58,6 +58,12 @@ _COLLECTIVE_LAUNCH_S = 0.5e-3
 """Host time for each collective of tensor parallelism, in which ranks wait for the slowest process: a layer of 1.7B
 with TP2 and 16k tokens took 3.1 ms forward, and 4.7 on a busier host; the GPUs need 2.2."""
 
+_ROUNDING_LAUNCHES_S = 0.5e-3
+"""Host time to round inputs and weights of a layer to fp8. With that of `_SCALED_TOGETHER` a layer of 8B with TP2 waits
+some 5 ms for the host; that the rounding takes this part of it is not measured."""
+_SCALED_TOGETHER = 2
+"""Inputs of a layer whose scale of the whole tensor is agreed on by tensor-parallel ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pack:
@@ -118,9 +124,12 @@ class LayerSeconds:
         exchanged = self._experts_exchange(pack) if mixture else 0.0
         ring = self._ring(pack)
         to_launch, to_launch_back = self._launches(mixture)
-        forward = self._beside(products + max(attention, ring) + moved + reduced + exchanged, to_launch)
+        work = products + max(attention, ring) + moved + reduced + exchanged
+        forward = self._beside(work, to_launch)
         backward = products * self._backward_products + moved * _BACKWARD_BYTES + reduced + exchanged
         backward += max(attention * _BACKWARD_ATTENTION, 2 * ring)
+        # A host that a forward pass waits for catches up in the backward pass.
+        backward = self._beside(work + backward, to_launch + to_launch_back) - forward
         again = self.recompute.whole * forward
         if not self.recompute.whole:
             parts = {
@@ -132,7 +141,7 @@ class LayerSeconds:
                 "mla_up_proj": self._attention_products(pack) * 0.3 if self.shape.latent else 0.0,
             }
             again = sum(parts.get(module, 0.0) for module in self.recompute.modules)
-        return Seconds(forward, self._beside(backward, to_launch_back) + again)
+        return Seconds(forward, backward + again)
 
     def head(self, pack: Pack, *, outputs: int | None = None, again: bool = False) -> Seconds:
         """Return the seconds of the head, with `outputs` for one position, by default the vocabulary.
@@ -162,6 +171,12 @@ class LayerSeconds:
         if self._tensor > 1:
             forward += _COLLECTIVES * _COLLECTIVE_LAUNCH_S
             backward += _COLLECTIVES * _COLLECTIVE_LAUNCH_S
+        if self.fp8:
+            forward += _ROUNDING_LAUNCHES_S
+            backward += _ROUNDING_LAUNCHES_S
+            if self._tensor > 1 and self.fp8 != "blockwise":
+                forward += _SCALED_TOGETHER * _COLLECTIVE_LAUNCH_S
+                backward += _SCALED_TOGETHER * _COLLECTIVE_LAUNCH_S
         if mixture and self.shape.experts is not None:
             held = self.shape.experts.count / self.parallel.expert_model_parallel_size
             forward += held * _EXPERT_LAUNCHES_S[0]

@@ -193,4 +193,5 @@ def test_fp8_speeds_up_layers_where_the_gpu_has_it() -> None:
     ampere = rates_of(gpu_named("A100-80GB"))
     seconds = [Passes(DENSE, spec, 8, 8, ampere).train(big) for spec in (plain, fp8)]
     assert seconds[0] < seconds[1], "inputs are rounded for nothing"
-    assert passes(plain, MIXTURE).train(big) == passes(fp8, MIXTURE).train(big), "the host launches experts' kernels"
+    launched, launched_in_fp8 = (passes(spec, MIXTURE).train(big) for spec in (plain, fp8))
+    assert launched < launched_in_fp8 < 1.02 * launched, "the host launches experts' kernels"
