@@ -1,4 +1,7 @@
-"""More prompts than a step needs: the slowest are aborted, come first in the next step, and none is ever lost."""
+"""More prompts than a step needs: the slowest are aborted, come first in the next step, and none is ever lost.
+
+Such a run is killed and goes on in test_async.py.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,7 @@ GENERATORS = [
 
 
 @pytest.fixture(scope="module", params=GENERATORS)
-def lives(request, lab, tmp_path_factory):
-    """A run that is taken up again after its third step; both lives of it."""
+def run(request, lab, tmp_path_factory):
     pipeline = lab.tiny_pipeline()
     del pipeline["nodes"]["ref"], pipeline["engines"]["reference"], pipeline["nodes"]["update"]["loss"]
     pipeline["nodes"]["rollout"] |= {
@@ -37,39 +39,34 @@ def lives(request, lab, tmp_path_factory):
     }
     pipeline["engines"]["generator"] |= request.param
     pipeline["groups"]["rollout"] = {"cpus_per_node": 2}
-    pipeline["run"] = {"steps": 3, "seed": 3}
+    pipeline["run"] = {"steps": STEPS, "seed": 3, "save_every": 3}
     folder = tmp_path_factory.mktemp("partial")
-    path = lab.write_pipeline(folder, pipeline)
-    first = lab.start(path, folder / "run")
-    assert first.wait() == 0, first.output
-    state = json.loads((folder / "run" / "checkpoints" / "step_3" / "state.json").read_text())
-    second = lab.start(path, folder / "run", f"run.steps={STEPS}")
-    assert second.wait() == 0, second.output
-    return {"run": second, "state": state}
+    run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
+    assert run.wait() == 0, run.output
+    return run
 
 
 def samples(run, step: int) -> list[dict]:
     return pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pylist()
 
 
-def test_a_step_has_as_many_prompts_as_it_needs_each_with_all_its_samples(lives):
+def test_a_step_has_as_many_prompts_as_it_needs_each_with_all_its_samples(run):
     for step in range(1, STEPS + 1):
-        rows = samples(lives["run"], step)
+        rows = samples(run, step)
         assert Counter(row["group_id"] for row in rows) == dict.fromkeys({row["group_id"] for row in rows}, 4)
         assert len(rows) == 4 * NEEDED
         assert {len(row["response_tokens"]) for row in rows} == {TOKENS}
         assert {row["finish_reason"] for row in rows} == {"length"}
 
 
-def test_no_prompt_is_lost_by_an_abort_or_by_going_on_after_one(lives):
-    assert (lives["state"]["position"], len(lives["state"]["carried"])) == (3 * NEEDED + 8, 8)
+def test_no_prompt_is_lost_by_an_abort(run):
+    state = json.loads((run.folder / "checkpoints" / "step_3" / "state.json").read_text())
+    assert (state["position"], len(state["carried"])) == (3 * NEEDED + 8, 8)
     trained: Counter[str] = Counter()
     for step in range(1, STEPS + 1):
         # A prompt that was carried and the same one of the next epoch are two groups.
-        trained.update(
-            prompt for _, prompt in {(row["group_id"], row["prompt"]) for row in samples(lives["run"], step)}
-        )
-        metrics = lives["run"].metrics()[step - 1]
+        trained.update(prompt for _, prompt in {(row["group_id"], row["prompt"]) for row in samples(run, step)})
+        metrics = run.metrics()[step - 1]
         assert metrics["rollout/aborted_prompts"] == BEGUN - NEEDED
         assert metrics["rollout/carried_prompts"] == (0 if step == 1 else BEGUN - NEEDED)
     # By now three epochs of sixteen prompts were begun, and the last eight prompts wait.
@@ -77,15 +74,13 @@ def test_no_prompt_is_lost_by_an_abort_or_by_going_on_after_one(lives):
     assert max(trained.values()) <= 3
 
 
-def test_responses_go_on_with_what_older_weights_have_sampled(lives):
-    metrics = lives["run"].metrics()
+def test_responses_go_on_with_what_older_weights_have_sampled(run):
+    metrics = run.metrics()
     assert metrics[0]["rollout/begun_token_fraction"] == 0
-    # In step 4 the run was taken up again, and what had been sampled was lost.
-    assert metrics[3]["rollout/begun_token_fraction"] == 0
     gone_on = [line for line in metrics if line["rollout/begun_token_fraction"] > 0]
     assert gone_on, "an abort finds prompts that are being sampled"
     for line in metrics:
-        versions = {row["policy_version"] for row in samples(lives["run"], line["step"])}
+        versions = {row["policy_version"] for row in samples(run, line["step"])}
         assert versions <= set(range(line["step"]))
         assert line["staleness/max"] == line["step"] - 1 - min(versions)
         assert line["staleness/max"] <= 4
@@ -95,10 +90,10 @@ def test_responses_go_on_with_what_older_weights_have_sampled(lives):
     assert any(line["staleness/max"] > 0 for line in metrics)
 
 
-def test_each_token_has_the_version_of_the_weights_that_sampled_it(lives):
+def test_each_token_has_the_version_of_the_weights_that_sampled_it(run):
     mixed = 0
-    for line in lives["run"].metrics():
-        for row in samples(lives["run"], line["step"]):
+    for line in run.metrics():
+        for row in samples(run, line["step"]):
             versions = row["token_version"]
             assert len(versions) == len(row["response_tokens"]) and versions == sorted(versions)
             assert min(versions) == row["policy_version"] and max(versions) <= line["step"] - 1
