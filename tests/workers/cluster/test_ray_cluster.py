@@ -30,8 +30,9 @@ def running_ray(tmp_path_factory):
     with (folder / "printed").open("w") as printed:
         process = subprocess.Popen([RAY, *start], env=environment, stdout=printed, stderr=subprocess.STDOUT)
     deadline = time.monotonic() + 120
-    while "2.0 CPU" not in status(address):
-        assert process.poll() is None and time.monotonic() < deadline, (folder / "printed").read_text()
+    # Asking takes a second of the processor, and reading what it prints does not.
+    while "Ray runtime started" not in (told := (folder / "printed").read_text()) or "2.0 CPU" not in status(address):
+        assert process.poll() is None and time.monotonic() < deadline, told
         time.sleep(0.5)
     yield address
     process.terminate()
