@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import stat
 import subprocess
@@ -188,19 +189,26 @@ def test_a_failure_is_one_line_exits_with_1_and_leaves_nothing(run: Path, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    # Some Pythons keep a compiled module that the limit cut short, and break on it ever after: -B lets none be written.
-    limited = ["prlimit", "--fsize=5000", sys.executable, "-B", "-m", "dagrl.cli"]
+def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    """A limit on the size of files stands in for it."""
+    # Some Pythons keep a compiled module that the limit cut short, and break on it ever after.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def refusal(*arguments: str) -> str:
-        command = [*limited, *arguments, "-o", str(tmp_path / "out" / "there")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert (done.returncode, done.stdout) == (1, ""), done.stderr
-        assert done.stderr.count("\n") == 1, done.stderr
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, unlimited[1]))
+        try:
+            code = main([*arguments, "-o", str(tmp_path / "out" / "there")])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        captured = capsys.readouterr()
+        assert (code, captured.out) == (1, ""), captured.err
+        assert captured.err.count("\n") == 1, captured.err
         assert not any((tmp_path / "out").iterdir())
-        return done.stderr
+        return captured.err
 
     assert main(["export", str(run), "-o", str(tmp_path / "hf")]) == 0
+    capsys.readouterr()
     assert "dagrl export: cannot write the weights to " in refusal("export", str(run))
     assert "dagrl convert: cannot write " in refusal("convert", str(tmp_path / "hf"), "--to", "megatron")
 
