@@ -70,13 +70,11 @@ class Fleet:
     number: int = 0
 
     def trainers_on(self, gpus: list[int]) -> list[Worker]:
-        for gpu in gpus:
-            self.trainers.setdefault(gpu, Worker("trainer", gpu))
+        self.trainers |= {gpu: Worker("trainer", gpu) for gpu in gpus if gpu not in self.trainers}
         return [self.trainers[gpu] for gpu in gpus]
 
     def receivers_on(self, gpus: list[int]) -> list[Worker]:
-        for gpu in gpus:
-            self.receivers.setdefault(gpu, Worker("receiver", gpu))
+        self.receivers |= {gpu: Worker("receiver", gpu) for gpu in gpus if gpu not in self.receivers}
         return [self.receivers[gpu] for gpu in gpus]
 
     def kill(self) -> None:
@@ -268,7 +266,8 @@ def a_death_is_noticed(fleet: Fleet, trainer_gpu: int, receiver_gpu: int) -> str
 
 def segments_that_grow(fleet: Fleet) -> str:
     """A trainer whose allocator has segments that cannot be shared."""
-    fleet.trainers.pop(0, Worker("trainer", 0)).kill()
+    if 0 in fleet.trainers:
+        fleet.trainers.pop(0).kill()
     fleet.trainers[0] = Worker("trainer", 0, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     try:
         return weights_arrive(fleet, [0], [0])
