@@ -33,10 +33,7 @@ def run(lab, tmp_path_factory):
         "weight_sync": {"route": "broadcast", "checksum": True, "bucket_mib": 1},
     }
     pipeline["run"] |= {"steps": 100_000, "save_every": 100_000, "validate_every": 2, "max_restarts": 1}
-    with pytest.MonkeyPatch.context() as patch:
-        # SGLang would compile the choice of experts, for half a minute.
-        patch.setenv("TORCH_COMPILE_DISABLE", "1")
-        run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
+    run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
     run.wait_for_step(3)
     return run
 

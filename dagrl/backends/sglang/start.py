@@ -45,6 +45,9 @@ def start_server(
     os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     os.environ.setdefault("SGLANG_JIT_DEEPGEMM_PRECOMPILE", "0")
+    if not share.gpus:
+        # SGLang compiles the choice of experts, which takes a C++ compiler and longer than it saves here.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     own_weights = spec.weights_from is None or adapter is not None
     # SGLang reads the folder only while it starts.
     with tempfile.TemporaryDirectory(prefix="dagrl-sglang-") as scratch:
