@@ -251,11 +251,13 @@ def _awake(found: Fit, group: GroupFit, engines: list[str]) -> Fit:
 
 
 def _is_roomy(found: Fit, before: Fit, name: str) -> bool:
-    """Whether a group fits with a margin, or is no fuller than it was."""
+    """Whether a group fits at each moment with a margin, or is no fuller then than it was."""
     group, earlier = (next(each for each in fit.groups if each.name == name) for fit in (found, before))
-    full, was = group.fullest, earlier.fullest
-    assert group.gpu is not None and full is not None and was is not None
-    return not list(group.problems()) and full.total <= max(ROOM * group.gpu.memory_bytes, was.total)
+    assert group.gpu is not None
+    margin, was = ROOM * group.gpu.memory_bytes, {moment.what: moment.total for moment in earlier.moments}
+    return not list(group.problems()) and all(
+        moment.total <= max(margin, was.get(moment.what, 0)) for moment in group.moments
+    )
 
 
 def gib(nbytes: float) -> str:

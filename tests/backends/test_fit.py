@@ -111,10 +111,11 @@ def test_engines_live_together_where_the_plan_finds_room(overrides: tuple[str, .
     assert sleeps == {"actor": False, "reference": "auto", "generator": False} if together else decided == pipeline
 
 
-def test_a_trainer_stays_where_only_it_fits_beside_its_server() -> None:
+@pytest.mark.parametrize("tokens", [16384, 45056], ids=["roomy", "an update as full as where the trainer sleeps"])
+def test_a_trainer_stays_where_only_it_fits_beside_its_server(tokens: int) -> None:
     """Gradients wait for no copy, and a server of half of the GPU leaves room for the rest."""
-    half = "engines.generator.server.mem_fraction_static=0.5"
-    pipeline, graph = loaded("qwen3_8b_megatron", "groups.gpu.gpu=H200", "engines.actor.offload.grad=true", half)
+    half = ("engines.generator.server.mem_fraction_static=0.5", f"nodes.update.tokens_per_micro_batch={tokens}")
+    pipeline, graph = loaded("qwen3_8b_megatron", "groups.gpu.gpu=H200", "engines.actor.offload.grad=true", *half)
     found = place(pipeline, graph)
     sleeps = {name: engine.sleep for name, engine in found.pipeline.engines.items()}
     assert sleeps == {"actor": False, "reference": "auto", "generator": "auto"}
