@@ -57,10 +57,11 @@ def main() -> None:
         args.only = ["bf16"]
     load = Load(args.prompts, args.n, args.prompt_tokens, args.response_tokens)
     given = {name: yaml.safe_load(value) for name, value in (field.split("=", 1) for field in args.server)}
-    rows = {
-        name: apart(partial(_profiled, name, model, load, given, args.out / f"decode_{name}")) for name in args.only
-    }
-    _report(args, rows)
+    rows = {}
+    for name in args.only:
+        rows[name] = apart(partial(_profiled, name, model, load, given, args.out / f"decode_{name}"))
+        # What is known stays known if a later variant is ended.
+        _report(args, rows)
 
 
 def _profiled(name: str, model: Path, load: Load, given: dict[str, Any], traces: Path) -> dict[str, Any]:
