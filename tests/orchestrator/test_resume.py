@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 ENGINES = ("actor", "generator")
-CLOCKS_US = 2000
-"""Events of the driver and of its workers are taken from clocks that may differ by a little."""
 
 
 @dataclass(frozen=True)
@@ -89,48 +85,6 @@ def test_the_last_save_is_waited_for_and_only_so_many_stay(lives):
     timeline = json.loads((lives.finished.folder / "timeline.json").read_text())
     written = [event["args"]["step"] for event in timeline if event["ph"] == "X" and event["name"] == "write"]
     assert written[-1] == 6
-
-
-def events_of_turns(lives) -> list[dict[str, Any]]:
-    """Those of the engines since they share a slot, in order. Checkpoints are written on the side."""
-    timeline = json.loads((lives.finished.folder / "timeline.json").read_text())
-    first = min(event["args"]["step"] for event in timeline if event["ph"] == "X" and event["name"] == "sleep")
-    events = [event for event in timeline if event["ph"] == "X" and event["args"]["step"] >= first]
-    mine = [event for event in events if event["args"]["group"] == "train" and event["name"] != "write"]
-    return sorted(mine, key=lambda event: event["ts"])
-
-
-def test_nobody_works_while_the_other_is_in_memory(lives):
-    for before, event in itertools.pairwise(events_of_turns(lives)):
-        if before["args"]["worker"] != event["args"]["worker"]:
-            assert before["ts"] + before["dur"] <= event["ts"] + CLOCKS_US, (before, event)
-
-
-def test_a_step_moves_each_engine_as_often_as_it_must(lives):
-    """What the timeline shows: down to the weights, the sync, off, up, the rollout, and back."""
-    actor, generator = "actor/0", "generator/0"
-    over = [("sleep", actor), ("wake", generator), ("sync", generator), ("sleep", actor), ("wake", generator)]
-    back = [("sleep", generator), ("wake", actor)]
-    events = events_of_turns(lives)
-    first = events[0]["args"]["step"]
-    # Of all its lives, which print into one file.
-    *_, gone_on = re.findall(r"going on after step (\d+)", lives.finished.output)
-    for step in range(first, 7):
-        # After a validation, the generator is awake with these weights, unless the run has been taken up again.
-        begins = [] if step == 4 and step not in (first, int(gone_on) + 1) else over
-        validates = [*over, "val/rollout"] if step % 3 == 0 else []
-        expected = [*begins, "rollout", *back, "old", "ref", "update", "save", *validates]
-        mine = [(event["name"], event["args"]["worker"]) for event in events if event["args"]["step"] == step]
-        seen = [each if each[0] in ("sleep", "wake", "sync") else each[0] for each in mine]
-        assert [name for name, _ in itertools.groupby(seen)] == expected, step
-
-
-def test_the_time_of_moves_is_measured_and_memory_only_of_devices(lives):
-    first = events_of_turns(lives)[0]["args"]["step"]
-    for line in lives.finished.metrics()[first - 1 :]:
-        assert line["time/wake_s"] > 0
-        assert line["time/sleep_s"] > 0
-        assert not [name for name in line if name.startswith("memory/")]
 
 
 def test_neither_a_stopped_nor_a_killed_run_leaves_anything_behind(lives):

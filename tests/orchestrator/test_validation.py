@@ -1,7 +1,4 @@
-"""A real run that validates on several sets with several responses to each prompt, and keeps its best checkpoint.
-
-It trains by a recipe other than GRPO, with a reward that fails on one of the prompts.
-"""
+"""A real run that validates on several sets with several responses to each prompt, and keeps its best checkpoint."""
 
 from __future__ import annotations
 
@@ -15,40 +12,22 @@ from dagrl.graph.val_metrics import names_at_k
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, Score
 
 METRIC = "val/half/best@4"
-REWARD = """
-
-def even_or_fails(response, prompt):
-    if prompt == "3+3=":
-        raise KeyError(prompt)
-    return even(response)
-"""
 
 
 @pytest.fixture(scope="module")
 def run(lab, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("validation")
     pipeline = lab.tiny_pipeline()
-    del pipeline["nodes"]["ref"], pipeline["engines"]["reference"]
-    pipeline["data"]["val"] = {"all": "all.parquet", "half": "half.parquet"}
+    pipeline["data"]["val"] = {"all": "train.parquet", "half": "half.parquet"}
     pipeline["nodes"]["rollout"] |= {"val_n": 4, "val_sampling": {"max_new_tokens": 3, "temperature": 1.0}}
-    pipeline["nodes"]["reward"] = {"op": "reward", "fn": "rewards:even_or_fails", "on_error": -1.0}
-    # The step has two shards; the estimator sees them together.
-    pipeline["nodes"]["advantage"]["estimator"] = "reinforce_plus_plus_baseline"
-    pipeline["nodes"]["update"]["loss"] = {"policy": "gspo", "clip_ratio": 3e-4, "clip_ratio_high": 4e-4}
-    weights = {"rollout_is": "sequence", "rollout_is_batch_normalize": True}
-    rejection = {"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 1e-3}
-    pipeline["nodes"]["update"]["rollout_correction"] = weights | rejection
+    pipeline["nodes"]["reward"] = {"op": "reward", "fn": "rewards:even"}
     pipeline["data"]["val_vote"] = "exact"
     best = {"metric": METRIC, "mode": "min"}
     pipeline["run"] |= {"steps": 4, "save_every": 1, "keep": 1, "validate_every": 1, "keep_best": best}
     pipeline["run"]["validate_first"] = True
     pipeline["track"] = ["console", "tensorboard", "swanlab"]
     path = lab.write_pipeline(folder, pipeline)
-    with (folder / "rewards.py").open("a") as module:
-        module.write(REWARD)
     rows = pq.read_table(folder / "train.parquet")
-    # All but the last, on which the reward fails.
-    pq.write_table(rows.slice(0, 15), folder / "all.parquet")
     pq.write_table(rows.slice(0, 8), folder / "half.parquet")
     run = lab.start(path, folder / "run")
     assert run.wait() == 0, run.output
@@ -65,16 +44,16 @@ def test_each_set_has_its_metrics_in_each_validation(run) -> None:
         for name in ("all", "half"):
             assert line[f"val/{name}/mean@4"] == pytest.approx(line[f"val/{name}/pass@1"])
             assert line[f"val/{name}/worst@4"] <= line[f"val/{name}/mean@4"] <= line[f"val/{name}/best@4"]
-        # 15 prompts and 8.
-        mean = (15 * line["val/all/mean@4"] + 8 * line["val/half/mean@4"]) / 23
+        # 16 prompts and 8.
+        mean = (2 * line["val/all/mean@4"] + line["val/half/mean@4"]) / 3
         assert line["val/reward/mean"] == pytest.approx(mean, abs=1e-6)
 
 
 def test_samples_of_both_sets_are_written_and_differ_within_a_group(run) -> None:
     rows = pq.read_table(run.folder / "samples" / "step_2_val.parquet").to_pylist()
-    assert [row["data_set"] for row in rows] == ["all"] * 60 + ["half"] * 32
-    groups = [[row["response"] for row in rows[first : first + 4]] for first in range(0, 92, 4)]
-    assert all(len({row["group_id"] for row in rows[first : first + 4]}) == 1 for first in range(0, 92, 4))
+    assert [row["data_set"] for row in rows] == ["all"] * 64 + ["half"] * 32
+    groups = [[row["response"] for row in rows[first : first + 4]] for first in range(0, 96, 4)]
+    assert all(len({row["group_id"] for row in rows[first : first + 4]}) == 1 for first in range(0, 96, 4))
     assert any(len(set(group)) > 1 for group in groups)
 
 
@@ -92,28 +71,3 @@ def test_trackers_show_the_samples(run) -> None:
     tables: list[Path] = list(run.folder.glob("swanlab/run-*/media/**/*.json"))
     assert len(tables) == 5
     assert "swanlab: offline; upload with: swanlab sync" in run.output
-
-
-def test_advantages_whitened_over_the_step_train_with_the_ratio_of_whole_responses(run) -> None:
-    for line in run.metrics()[1:]:
-        assert line["grad_norm"] > 0
-        # Of the two optimizer steps on a batch, the second finds that the policy has moved beyond such bounds.
-        assert 0 < line["ratio/clip_fraction"] < 1
-
-
-def test_generator_and_trainer_agree_and_so_nothing_is_corrected(run) -> None:
-    """Both compute in float32 here, with the same weights."""
-    for line in run.metrics()[1:]:
-        assert 0 < line["mismatch/logprob_diff/mean"] <= line["mismatch/logprob_diff/max"] < 1e-4
-        assert line["mismatch/kl_k3"] < 1e-8
-        assert line["mismatch/ratio/mean"] == pytest.approx(1, abs=1e-4)
-        assert line["mismatch/rollout_ppl"] == pytest.approx(line["mismatch/trainer_ppl"], rel=1e-4)
-        # The weights are divided by their mean over each mini-batch.
-        assert line["correction/weight/mean"] == pytest.approx(1, abs=1e-6)
-        assert line["correction/truncated_fraction"] == line["correction/rejected_responses"] == 0
-
-
-def test_a_failing_reward_can_count_as_a_value(run) -> None:
-    # Two steps go once over the sixteen prompts of the file.
-    fractions = [line["reward/failed_fraction"] for line in run.metrics()[1:]]
-    assert [sum(fractions[:2]), sum(fractions[2:])] == pytest.approx([1 / 8, 1 / 8])

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_vllm.yaml"
-STEPS, PROMPTS, N = 28, 32, 32
+STEPS, PROMPTS, N = 36, 32, 32
 KILLED_AFTER = 5
 
 
@@ -84,5 +84,4 @@ def test_a_server_that_dies_is_started_again_and_loses_and_doubles_nothing(ended
 def test_it_learns(ended) -> None:
     rewards = [line["reward/mean"] for line in ended.metrics() if line["step"] > 0]
     assert rewards[0] < 0.1
-    # Some 0.9 was seen; which of the samples are drawn again after the death is chance.
-    assert sum(rewards[-5:]) / 5 > 0.8
+    assert sum(rewards[-5:]) / 5 > 0.9
