@@ -156,10 +156,10 @@ def fp8_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
     on_one = ("--model", "8b", "--only", "bf16", "channel_cache", "--rounds", "2", *adapters)
     small = ("--model", "1.7b", "--only", "bf16")
     # The sleeps of the first two steps pin the host's memory. More than two variants would take more than ten minutes.
-    both = ("--model", "8b", "--gpus", "2", "--warmup", "2", "--rounds", "2", "--only", "bf16")
-    split = (*both, "all_channel", "--tensor-parallel", "2", "--set")
+    on_two = ("--model", "8b", "--gpus", "2", "--warmup", "2", "--rounds", "2", "--only", "bf16")
+    split = (*on_two, "all_channel", "--tensor-parallel", "2", "--set")
     whole = (
-        *both,
+        *on_two,
         "all_channel",
         "--set",
         "engines.actor.prefix_sharing=true",
@@ -172,8 +172,8 @@ def fp8_parts(gpus: int, out: Path, weights: Path) -> list[Part]:
         measured("fp8_8b_whole", *whole, needs=2),
         measured("fp8_8b_stays", *whole, *stays, "engines.generator.server.mem_fraction_static=0.35", needs=2),
         measured("fp8_8b_long_micro_batches", *split, "nodes.old.tokens_per_micro_batch=49152", needs=2),
-        measured("fp8_8b_block", *both, "all", "--tensor-parallel", "2", needs=2),
-        measured("fp8_8b_vllm", "--backend", "vllm", *both, "channel_cache", "--tensor-parallel", "2", needs=2),
+        measured("fp8_8b_block", *on_two, "all", "--tensor-parallel", "2", needs=2),
+        measured("fp8_8b_vllm", "--backend", "vllm", *on_two, "channel_cache", "--tensor-parallel", "2", needs=2),
         measured("fp8_8b_512_rows", *on_one),
         measured("fp8_8b_64_rows", *on_one, "--prompts", "16"),
         measured("fp8_1.7b_rollout", *small, "cache", "channel_cache"),

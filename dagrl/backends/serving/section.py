@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dagrl.config.fp8_weights import Fp8Weights
+from dagrl.config.fp8_weights import Fp8Weights, Granularity
 from dagrl.config.schema.engine import EngineSpec
 
 
@@ -25,6 +25,12 @@ class ServerSpec(EngineSpec):
     @property
     def taken_fp8(self) -> Fp8Weights | None:
         """The weights of ``quantization``."""
+        granularity = self.fp8_granularity
+        return None if granularity is None else Fp8Weights(granularity, self.modules_to_not_convert)
+
+    @property
+    def fp8_granularity(self) -> Granularity | None:
+        """The granularity of their scales."""
         if self.quantization is None:
             return None
-        return Fp8Weights("block" if self.quantization == "fp8" else "channel", self.modules_to_not_convert)
+        return "block" if self.quantization == "fp8" else "channel"

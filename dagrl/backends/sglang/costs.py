@@ -36,6 +36,7 @@ class SglangCosts(EngineCosts):
         graph = int(fields.get("cuda_graph_max_bs_decode") or min(running or LARGEST_GRAPH, LARGEST_GRAPH))
         own = engine.gpu is not None and fields.get("sampling_backend", FUSED) == FUSED
         memory = server_memory(shape, engine.spec, engine.gpu, Workload(sleeps=engine.executor.sleeps))
+        value = cache_value_bytes(engine.spec, on_gpu=engine.gpu is not None)
         return Server(
             shape,
             self.device,
@@ -43,8 +44,8 @@ class SglangCosts(EngineCosts):
             stages=stages,
             per_node=engine.per_node,
             running=int(running or _MOST_RUNNING),
-            fp8=None if (fp8 := engine.spec.taken_fp8) is None else fp8.granularity,
-            cache_bytes=(value := cache_value_bytes(engine.spec, on_gpu=engine.gpu is not None)),
+            fp8=engine.spec.fp8_granularity,
+            cache_bytes=value,
             cache_delay=cache_delay(value, engine.spec.page_size),
             cache_tokens=max(1, cache_tokens(shape, engine.spec, memory, on_gpu=engine.gpu is not None)),
             largest_graph=0 if fields.get("disable_cuda_graph") else graph,

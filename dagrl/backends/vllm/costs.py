@@ -12,9 +12,9 @@ from dagrl.backends.vllm.section import VllmEngineSpec
 
 _MOST_RUNNING = 1024
 _LARGEST_GRAPH = 512
-_PAGE = 16
-"""Tokens of a block of the cache."""
 """vLLM's defaults on GPUs of 70 GiB or more."""
+_PAGE = 16
+"""Default of ``block_size``: tokens of a block of the cache."""
 SAMPLING_PASSES = 6
 """Times that its kernels read or write the logits, about."""
 LOGPROB_S = 7.3e-6
@@ -38,6 +38,7 @@ class VllmCosts(EngineCosts):
         fields, gpus, copies = engine.spec.server, engine.spec.gpus_per_server, engine.spec.attention_copies
         cache = server_memory(engine).awake["cache"]
         running = int(fields.get("max_num_seqs", _MOST_RUNNING))
+        value = cache_value_bytes(engine)
         return Server(
             engine.shape,
             self.device,
@@ -45,8 +46,8 @@ class VllmCosts(EngineCosts):
             stages=1,
             per_node=engine.per_node,
             running=running * copies,
-            fp8=None if (fp8 := engine.spec.taken_fp8) is None else fp8.granularity,
-            cache_bytes=(value := cache_value_bytes(engine)),
+            fp8=engine.spec.fp8_granularity,
+            cache_bytes=value,
             cache_delay=cache_delay(value, int(fields.get("block_size", _PAGE))),
             cache_tokens=max(1, copies * cache // cache_bytes_per_token(engine)),
             largest_graph=0 if fields.get("enforce_eager", engine.gpu is None) else min(2 * running, _LARGEST_GRAPH),

@@ -57,7 +57,6 @@ by a third, and bare Megatron, whose permutations are fused, takes as long."""
 _COLLECTIVE_LAUNCH_S = 0.5e-3
 """Host time for each collective of tensor parallelism, in which ranks wait for the slowest process: a layer of 1.7B
 with TP2 and 16k tokens took 3.1 ms forward, and 4.7 on a busier host; the GPUs need 2.2."""
-
 _ROUNDING_LAUNCHES_S = 0.5e-3
 """Host time to round inputs and weights of a layer to fp8. With that of `_SCALED_TOGETHER` a layer of 8B with TP2 waits
 some 5 ms for the host; that the rounding takes this part of it is not measured."""
@@ -168,15 +167,12 @@ class LayerSeconds:
     def _launches(self, mixture: bool) -> tuple[float, float]:
         """Return the seconds of the host, forward and backward."""
         forward, backward = _LAUNCHES_S["mixture" if mixture else "dense"]
+        each_way = _ROUNDING_LAUNCHES_S if self.fp8 else 0.0
         if self._tensor > 1:
-            forward += _COLLECTIVES * _COLLECTIVE_LAUNCH_S
-            backward += _COLLECTIVES * _COLLECTIVE_LAUNCH_S
-        if self.fp8:
-            forward += _ROUNDING_LAUNCHES_S
-            backward += _ROUNDING_LAUNCHES_S
-            if self._tensor > 1 and self.fp8 != "blockwise":
-                forward += _SCALED_TOGETHER * _COLLECTIVE_LAUNCH_S
-                backward += _SCALED_TOGETHER * _COLLECTIVE_LAUNCH_S
+            scales = _SCALED_TOGETHER if self.fp8 and self.fp8 != "blockwise" else 0
+            each_way += (_COLLECTIVES + scales) * _COLLECTIVE_LAUNCH_S
+        forward += each_way
+        backward += each_way
         if mixture and self.shape.experts is not None:
             held = self.shape.experts.count / self.parallel.expert_model_parallel_size
             forward += held * _EXPERT_LAUNCHES_S[0]
