@@ -21,6 +21,7 @@ import psutil
 from pydantic import ValidationError
 
 from dagrl.backends.serving.client import ServerError, ServerLostError
+from dagrl.backends.vllm.outputs import keep_routes
 
 _WATCH_S = 0.5
 _END_S = 10.0
@@ -145,6 +146,7 @@ class VllmServer:
 
             if self._is_given_up:
                 return
+            keep_routes()
             # The defaults for batches: 16384 tokens at once instead of 2048, on an H200.
             batches = UsageContext.LLM_CLASS
             engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments), usage_context=batches)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from string import ascii_letters
 
 import numpy as np
 import pytest
+from completions import GREEDY
 from seeing import DEEP, seeing_model, seeing_samples
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.base import GenerationRequest
+from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.model_source import weight_source
 from dagrl.backends.serving.client import ServerError
 from dagrl.backends.vllm.server import VllmServer
@@ -51,6 +54,22 @@ def test_an_engine_core_that_dies_ends_the_start(start_engine, tmp_path, monkeyp
     monkeypatch.setattr(VllmServer, "_dead_core", kill)
     with pytest.raises(ServerError, match=rf"^vLLM server generator/0 did not start: {how}; [^\n]*$"):
         start_engine(tmp_path, start_timeout_s=500.0)
+
+
+def test_a_busy_process_loses_no_experts(server, requests) -> None:
+    """vLLM merges the outputs of a response that wait together for their reader."""
+    done: list[Completion] = []
+
+    async def keep_busy() -> None:
+        while len(done) < len(requests):
+            time.sleep(0.2)
+            await asyncio.sleep(0)
+
+    sampled = server.start_generating(requests, GREEDY, done.append)
+    server._server.submit(keep_busy())
+    sampled.result(timeout=60)
+    for each in done:
+        assert len(each.routed_experts) == len(requests[each.index].prompt) + len(each.tokens) - 1
 
 
 @pytest.fixture(scope="module")
