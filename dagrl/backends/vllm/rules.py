@@ -6,9 +6,12 @@ from typing import Any
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.vllm.section import ROUTED_EXPERTS, VllmEngineSpec
-from dagrl.config.schema import RolloutNode
+from dagrl.config.schema import JudgeNode, RolloutNode
 from dagrl.graph.engines import wants_routed_experts
 from dagrl.graph.rollouts import longest_by_key
+
+_LEAST_TEMPERATURE, _LARGEST_TEMPERATURE = 0.01, 2.0
+"""Between which vLLM samples: it raises lower ones and refuses higher ones."""
 
 
 def check_servers(check: EngineCheck[VllmEngineSpec]) -> None:
@@ -48,6 +51,7 @@ def check_servers(check: EngineCheck[VllmEngineSpec]) -> None:
             if engine.server.get(field):
                 error(field, "is about experts, and the model has none; remove it", "no-experts")
     _check_lengths(check, error)
+    _check_temperatures(check)
     if wants_routed_experts(check.pipeline, check.name) and not engine.server.get(ROUTED_EXPERTS, True):
         error(ROUTED_EXPERTS, "turns off the routes that a trainer replays; remove it", "no-routed-experts")
     if engine.weight_sync.route == "cuda_ipc" and engine.weights_from is not None:
@@ -68,3 +72,17 @@ def _check_lengths(check: EngineCheck[VllmEngineSpec], error: Any) -> None:
             if wanted > longest:
                 message = f"{longest} tokens cannot hold the longest sample of `{name}`, {wanted}; set {wanted} or more"
                 error("max_model_len", message, "context-too-short")
+
+
+def _check_temperatures(check: EngineCheck[VllmEngineSpec]) -> None:
+    for name, node in check.pipeline.nodes.items():
+        if not isinstance(node, RolloutNode | JudgeNode) or node.engine != check.name:
+            continue
+        for field in ("sampling", "val_sampling"):
+            sampling = getattr(node, field, None)
+            if sampling is None or sampling.temperature == 0:
+                continue
+            if not _LEAST_TEMPERATURE <= sampling.temperature <= _LARGEST_TEMPERATURE:
+                message = f"vLLM samples at {_LEAST_TEMPERATURE} to {_LARGEST_TEMPERATURE:g}, not at "
+                message += f"{sampling.temperature:g}; choose a temperature between them, or 0"
+                check.findings.error(("nodes", name, field, "temperature"), message, code="temperature-of-server")

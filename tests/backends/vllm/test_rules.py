@@ -57,6 +57,15 @@ def test_what_does_not_fit_is_an_error(project, with_server, keys: str, group: s
     project.assert_problem(with_server(keys, group), f"engines.generator.server.{place}", code)
 
 
+@pytest.mark.parametrize("temperature", [0.005, 2.5])
+def test_temperatures_that_vllm_does_not_sample_at(project, temperature: float) -> None:
+    path = project.pipeline(
+        (HF, HF.replace("backend: hf", "backend: vllm")),
+        ("sampling: {max_new_tokens: 8}}", f"sampling: {{max_new_tokens: 8, temperature: {temperature}}}}} #!"),
+    )
+    project.assert_problem(path, "nodes.rollout.sampling.temperature", "temperature-of-server")
+
+
 @pytest.fixture
 def mixture(project):
     """A mixture of experts with a vLLM generator, as these keys say; the trainer routes tokens as it did."""
