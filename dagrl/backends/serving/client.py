@@ -64,8 +64,11 @@ class ServerClient(Protocol):
         """Whether requests share the cache of a common prompt."""
         ...
 
-    def parameters(self, sampling: SamplingSpec, left: int, seed: int, stops: Sequence[int]) -> Any:
-        """Sampling parameters of a request for up to `left` tokens; `stops` end a response, too."""
+    def parameters(self, sampling: SamplingSpec, left: int, seed: int, begun: int, stops: Sequence[int]) -> Any:
+        """Sampling parameters of a request for up to `left` tokens of a response that has `begun` tokens already.
+
+        The random numbers of a `seed` must not repeat after these. `stops` end a response, too.
+        """
         ...
 
     async def generate(

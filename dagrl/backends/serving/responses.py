@@ -151,7 +151,8 @@ class ResponseReader:
         while not response.finish_reason:
             await self._gate.wait()
             request = response.request
-            left = sampling.max_new_tokens - len(request.begun) - len(response.tokens)
+            begun = len(request.begun) + len(response.tokens)
+            left = sampling.max_new_tokens - begun
             if request.limit is not None:
                 left = min(left, request.limit - len(response.tokens))
             if self._aborts != born:
@@ -159,7 +160,7 @@ class ResponseReader:
             elif left <= 0:
                 response.finish_reason = "length"
             else:
-                parameters = self._client.parameters(sampling, left, request.seed, self._stops)
+                parameters = self._client.parameters(sampling, left, request.seed, begun, self._stops)
                 await self._go_on_with(response, parameters, born)
         deliver(
             Completion(

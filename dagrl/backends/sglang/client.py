@@ -56,8 +56,10 @@ class Client:
 
     # -- generation
 
-    def parameters(self, sampling: SamplingSpec, left: int, seed: int, stops: Sequence[int]) -> dict[str, Any]:
-        """See `ServerClient.parameters`."""
+    def parameters(
+        self, sampling: SamplingSpec, left: int, seed: int, begun: int, stops: Sequence[int]
+    ) -> dict[str, Any]:
+        """See `ServerClient.parameters`. SGLang draws by the seed and a token's position."""
         return {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

@@ -54,7 +54,7 @@ class Client:
         # Copies have separate caches.
         return self._copies == 1 and bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
 
-    def parameters(self, sampling: SamplingSpec, left: int, seed: int, stops: Sequence[int]) -> Any:
+    def parameters(self, sampling: SamplingSpec, left: int, seed: int, begun: int, stops: Sequence[int]) -> Any:
         """See `ServerClient.parameters`. Each request draws by its seed."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -67,7 +67,7 @@ class Client:
             max_tokens=left,
             stop_token_ids=[*sampling.stop_token_ids, *stops] if not sampling.ignore_eos else [],
             ignore_eos=sampling.ignore_eos,
-            seed=seed % 2**63,
+            seed=_seed_after(begun, seed) % 2**63,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
@@ -119,7 +119,7 @@ class Client:
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Images = ()) -> None:
         """See `ServerClient.remember`. vLLM samples at least one token."""
-        once = self.parameters(SamplingSpec(max_new_tokens=1, temperature=0.0), 1, 0, ())
+        once = self.parameters(SamplingSpec(max_new_tokens=1, temperature=0.0), 1, 0, 0, ())
         await self.generate(rid, tokens, once, cache_key, images)
 
     def tokens_of(self, rid: str) -> int:
@@ -219,3 +219,8 @@ def unexpanded(tokens: Sequence[int], images: Images, settings: ImageSettings) -
             left = next(counts, 1) - 1
             kept.append(token)
     return kept
+
+
+def _seed_after(begun: int, seed: int) -> int:
+    """The seed of a request that continues a response: vLLM draws its random numbers anew for each request."""
+    return int(np.random.SeedSequence([seed, begun]).generate_state(1, np.uint64)[0]) if begun else seed

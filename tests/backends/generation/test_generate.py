@@ -86,6 +86,16 @@ def test_a_response_continues_after_its_beginning(engine, requests) -> None:
         np.testing.assert_allclose(later.logprobs, all_.logprobs[5:], atol=1e-5)
 
 
+def test_a_response_that_goes_on_draws_other_random_numbers(engine, requests) -> None:
+    hot = SamplingSpec(max_new_tokens=24, temperature=2.0, ignore_eos=True)
+    short = [replace(each, limit=12) for each in requests]
+    first = complete(engine, short, hot)
+    begun = [replace(each, begun=done.tokens) for each, done in zip(short, first, strict=True)]
+    later = complete(engine, begun, hot)
+    alike = np.mean([one.tokens == other.tokens for one, other in zip(first, later, strict=True)])
+    assert alike < 0.3, "with the same random numbers it would be 0.6"
+
+
 def test_a_request_may_have_a_limit_of_its_own(engine, requests) -> None:
     free = complete(engine, requests, TWELVE)
     limited = [replace(request, limit=3 if number % 2 else None) for number, request in enumerate(requests)]

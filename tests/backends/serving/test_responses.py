@@ -25,8 +25,10 @@ class FakeClient:
 
     shares_prompts = True
 
-    def parameters(self, sampling: SamplingSpec, left: int, seed: int, stops: Sequence[int]) -> dict[str, Any]:
-        return Client.parameters(self, sampling, left, seed, stops)  # type: ignore[arg-type]
+    def parameters(
+        self, sampling: SamplingSpec, left: int, seed: int, begun: int, stops: Sequence[int]
+    ) -> dict[str, Any]:
+        return Client.parameters(self, sampling, left, seed, begun, stops)  # type: ignore[arg-type]
 
     def __init__(self) -> None:
         self.remembered: list[tuple[list[int], str]] = []
