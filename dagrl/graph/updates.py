@@ -13,8 +13,8 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
 
     Old log-probs are redundant if only updates of the same engine read them, with one optimizer step for each batch:
     they are those of the weights that the update begins with, however old the samples are, so its own log-probs are the
-    same, at the same temperature, and the ratio is 1. (The checks refuse dropout, which would make them differ. How far
-    older samples are from these weights is for `rollout_correction`.)
+    same, at the same temperature, and the ratio is 1. (How far older samples are from these weights is for
+    `rollout_correction`.) Where updates drop out activations, their own log-probs differ.
     """
     found = {}
     for name, node in nodes.items():
@@ -31,12 +31,19 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
             column == "old_logprob"
             and isinstance(reader, UpdateNode)
             and reader.engine == node.spec.engine
+            and not updates_with_dropout(pipeline, reader)
             and _takes_one_step(pipeline, reader)
             for reader, column, _ in readers
         ):
             updates = " and ".join(f"`{reader}`" for *_, reader in readers)
             found[name] = f"{updates} takes one optimizer step for each batch, so the ratio is 1"
     return found
+
+
+def updates_with_dropout(pipeline: Pipeline, update: UpdateNode) -> bool:
+    """Whether an update's own log-probs differ from those before it, because it drops out activations."""
+    engine = pipeline.engines.get(update.engine)
+    return engine is not None and engine.updates_with_dropout
 
 
 def _takes_one_step(pipeline: Pipeline, update: UpdateNode) -> bool:

@@ -27,6 +27,7 @@ from dagrl.graph.plugins.custom import check_call
 from dagrl.graph.plugins.declarations import declaration_of
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, tells_val_loss
+from dagrl.graph.updates import updates_with_dropout
 
 _OF_ESTIMATORS = {
     "normalize_by_std": ("grpo", "gigpo"),
@@ -253,6 +254,12 @@ def _check_old(
 ) -> None:
     place: Place = ("nodes", name, "rollout_correction")
     has_old = "old_logprob" in graph.nodes[name].inputs and not node.takes_rollout_for_old
+    if updates_with_dropout(pipeline, node) and not has_old:
+        message = (
+            "compares the generator with log-probs that `lora.dropout` changes; take old log-probs from a node "
+            f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`, or set the dropout to 0"
+        )
+        findings.error(place, message, code="missing-old-logprob")
     if spec.rollout_is is None:
         return
     if spec.rollout_is_batch_normalize and not has_old:

@@ -45,6 +45,7 @@ def test_they_are_skipped_for_older_samples_too_as_they_are_of_the_weights_that_
     [
         [OLD, "nodes.update.mini_batch=4"],
         [OLD, "nodes.update.epochs=2"],
+        [OLD, "engines.actor.lora={rank: 4, dropout: 0.1}"],
         # The reference's are another's, whatever they are called.
         ["nodes.ref.write=old_logprob", "nodes.update.loss={}"],
         [

@@ -44,6 +44,15 @@ def test_options_that_do_not_go_together(project, options, place, fragments):
     project.assert_problem(path, PLACE + place, *fragments)
 
 
+def test_log_probs_with_dropout_are_not_corrected_by(project):
+    # Without a node of old log-probs, the update's own would be compared with the generator's.
+    path = project.pipeline((UPDATE, "loss: {kl_coef: 0.01}, rollout_correction: {rollout_is: token}} #!"))
+    lora = "engines.actor.lora={rank: 4, dropout: 0.1}"
+    (problem,) = project.problems(path, lora)
+    assert (problem.place, problem.code) == (PLACE, "missing-old-logprob")
+    check_file(path, [lora, OLD])
+
+
 @pytest.mark.parametrize("name", ["seq_mean_k1", "sequnce"])
 def test_a_criterion_that_there_is_not(project, name):
     path = project.pipeline((UPDATE, f"rollout_correction: {{rollout_rs: {name}, rollout_rs_threshold: 2}}}} #!"))

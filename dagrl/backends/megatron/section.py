@@ -129,6 +129,11 @@ class MegatronEngineSpec(EngineSpec):
         return self.lora is not None
 
     @property
+    def updates_with_dropout(self) -> bool:
+        """Whether ``lora.dropout`` is above 0."""
+        return self.lora is not None and self.lora.dropout > 0
+
+    @property
     def sent_adapter(self) -> SentAdapter | None:
         """The adapters of ``lora``, unless they are merged."""
         return None if self.lora is None or self.lora.merge else SentAdapter(self.lora.rank, self.lora.alpha)

@@ -105,6 +105,11 @@ class EngineSpec(Section):
         return False
 
     @property
+    def updates_with_dropout(self) -> bool:
+        """Whether an update zeroes some activations, so that its log-probs differ from those before it."""
+        return False
+
+    @property
     def sent_adapter(self) -> SentAdapter | None:
         """The adapters that it sends to generators instead of weights."""
         return None
