@@ -25,6 +25,9 @@ def covariance(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         order = np.argsort(part.batch.rows)
         batch = part.batch.take(order)
         mask = batch["response_mask"]
+        if "is_expert" in batch:
+            own = np.repeat(batch["is_expert"].values == 0, mask.lengths)
+            mask = Column(mask.values * own.astype(mask.values.dtype), mask.offsets)
         shares = covariances(batch["old_logprob"], batch["advantage"], mask)
         if node.between is None:
             chosen = highest(shares, mask, node.share)

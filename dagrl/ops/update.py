@@ -31,7 +31,8 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         longest_response=context.sampling.max_new_tokens,
         own=_own_loss([part.batch for part in parts], node, context),
     )
-    objective = MixedObjective(policy, node.loss.sft_coef) if node.loss.sft_coef else policy
+    # Also with a weight of 0: an expert's rows are no samples of the policy.
+    objective = MixedObjective(policy, node.loss.sft_coef) if "is_expert" in parts[0].batch else policy
     batches, ages = without_stale([part.batch for part in parts], engine.policy_version, context)
     waits = context.step <= node.critic_warmup
     stats = engine.update(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dagrl.data.batch import Column
 from dagrl.ops.base import OpInput
 from dagrl.ops.covariance import covariance
 
@@ -37,6 +38,20 @@ def test_the_tokens_with_the_largest_part_are_marked(marks) -> None:
 
 def test_by_default_one_token_at_least_is_marked(marks) -> None:
     assert marks()[0] == {3: [1, 0], 8: [0, 0, 0]}
+
+
+def test_an_experts_rows_are_neither_marked_nor_part_of_the_means(bench, marks) -> None:
+    batch = bench.batch(
+        [3, 4],
+        old_logprob=[ROWS[3][0], [-90, -80]],
+        advantage=[ROWS[3][1], [0, 0]],
+        response_mask=[[1, 1], [1, 1]],
+    ).with_columns({"is_expert": Column(np.array([0, 1], dtype=np.float32))})
+    context = bench.context("marks", nodes={"marks": {"op": "covariance", "share": 0.5}})
+    (output,) = covariance([OpInput(0, batch)], context)
+    alone, stats = marks(rows=(3,), share=0.5)
+    assert output.columns["clip_cov_mask"].values.tolist() == [*alone[3], 0, 0]
+    assert output.stats == stats
 
 
 def test_a_draw_is_the_same_whatever_the_order_of_rows_and_another_with_another_seed(marks) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dagrl.algorithms.objective import PolicyObjective
+from dagrl.algorithms.sft import MixedObjective
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import OpInput
@@ -89,6 +90,15 @@ def test_corrections_reach_the_objective_and_whose_log_probs_the_old_ones_are(be
     assert engine.objective.correction.rollout_is == "token"
     assert engine.objective.old_is_rollout == bool(read)
     assert engine.objective.columns == ("advantage", "old_logprob", "rollout_logprob")
+
+
+def test_an_experts_rows_are_no_samples_of_the_policy_whatever_their_weight(bench) -> None:
+    columns = {"policy_version": [7], "advantage": [[1]], "response_mask": [[1]], "is_expert": [[1]]}
+    for coef in (0.0, 0.25):
+        engine = Trainer()
+        context = bench.context("update", engine=engine, nodes=node(loss={"sft_coef": coef}))
+        list(update([OpInput(0, bench.batch([0], **columns))], context))
+        assert isinstance(engine.objective, MixedObjective) and engine.objective.mu == coef
 
 
 def test_a_rank_without_any_rows_takes_part(bench) -> None:

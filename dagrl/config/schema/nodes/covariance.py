@@ -24,4 +24,5 @@ class CovarianceNode(NodeBase):
     and 5.0. Default: those with the largest, as KL-Cov does."""
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
-        return OpContract(("old_logprob", "advantage", "response_mask"), ("clip_cov_mask",), Scope.BATCH)
+        reads = ("old_logprob", "advantage", "response_mask")
+        return OpContract(reads, ("clip_cov_mask",), Scope.BATCH, reads_if_written=("is_expert",))
