@@ -30,6 +30,7 @@ def gigpo_advantages(
     mask: Column,
     *,
     token_rewards: Column,
+    prompts: Column,
     tokens: Column,
     turns: Column,
     discount: float,
@@ -47,6 +48,7 @@ def gigpo_advantages(
         groups: [S], any integers. Groups must be complete.
         mask: ragged, rows as long as the responses; tokens with 0 get advantage 0.
         token_rewards: ragged as `mask`: reward of a turn, on any of its tokens.
+        prompts: ragged, what the policy was told before its first turn. With agents it may differ within a group.
         tokens: ragged as `mask`, the responses.
         turns: ragged as `mask`, number of each token's turn from 1, 0 for tokens that others wrote.
         discount: weight of a reward one turn later.
@@ -61,7 +63,7 @@ def gigpo_advantages(
 
     """
     episode = grpo_advantages(rewards, groups, mask, normalize_by_std=normalize_by_std)
-    steps = steps_of(tokens, turns)
+    steps = steps_of(prompts, tokens, turns)
     if not steps:
         return episode
     states: dict[tuple[int, bytes], int] = {}
@@ -75,19 +77,19 @@ def gigpo_advantages(
     return Column(np.where(mask.values > 0, values, 0.0).astype(np.float32), mask.offsets)
 
 
-def steps_of(tokens: Column, turns: Column) -> list[Step]:
+def steps_of(prompts: Column, tokens: Column, turns: Column) -> list[Step]:
     """The turns of all rows, in order."""
     assert turns.offsets is not None
     steps = []
     for row, (first, last) in enumerate(zip(turns.offsets[:-1].tolist(), turns.offsets[1:].tolist(), strict=True)):
         numbers = turns.values[first:last]
         borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-        told = first
+        told, before = first, prompts[row]
         for begin, end in pairwise(borders):
             if begin < end and numbers[begin]:
-                state = tokens.values[told : first + begin].astype(np.int64).tobytes()
+                state = np.concatenate([before, tokens.values[told : first + begin]]).astype(np.int64).tobytes()
                 steps.append(Step(row, first + begin, first + end, state))
-                told = first + end
+                told, before = first + end, prompts[row][:0]
     return steps
 
 

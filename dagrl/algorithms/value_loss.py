@@ -60,7 +60,8 @@ class ValueObjective:
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask``, and the normalizer's share of `batch`."""
-        weights, normalizer = token_weights(batch["response_mask"], self.aggregation, self.longest_response)
+        shares = batch["trajectory_share"].values if "trajectory_share" in batch else None
+        weights, normalizer = token_weights(batch["response_mask"], self.aggregation, self.longest_response, shares)
         return weights, (normalizer,)
 
     def token_loss(self) -> None:

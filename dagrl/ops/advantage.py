@@ -28,7 +28,7 @@ from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import for_all_rows, own_rows
 from dagrl.ops.own_estimator import own_advantages
 from dagrl.ops.shaping import shaped_rewards
-from dagrl.ops.trajectories import joined_rows, split_rows
+from dagrl.ops.trajectories import joined_rows, split_rows, with_lengths
 
 
 def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
@@ -38,7 +38,7 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     for part in parts:
         # Responses of an expert are not samples of the policy, so they are not part of any baseline.
         joined = joined_rows(part.batch, context)
-        batch = own_rows(joined)
+        batch = own_rows(with_lengths(joined, part.batch, context))
         rewards, stats = shaped_rewards(node, batch, longest=context.sampling.max_new_tokens)
         charges = None
         if (charge := node.kl_in_reward) is not None:
@@ -108,6 +108,7 @@ def _estimate(
                 groups,
                 mask,
                 token_rewards=token_rewards(rewards, mask, placed=batch.columns.get("token_reward")),
+                prompts=batch["prompt_tokens"],
                 tokens=batch["response_tokens"],
                 turns=batch["token_turn"],
                 discount=node.gamma,

@@ -11,14 +11,17 @@ from dagrl.data.stats import Stat
 
 
 def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: int) -> tuple[np.ndarray, dict[str, Stat]]:
-    """Rewards with all length terms of the node, float64 [S], and statistics of the terms."""
+    """Rewards with all length terms of the node, float64 [S], and statistics of the terms.
+
+    `longest` bounds one row: terms that compare with it take a trajectory's longest one.
+    """
     rewards = batch["reward"].values.astype(np.float64)
-    lengths = batch["response_mask"].lengths
+    longest_rows = batch["longest_row"].values
     stats: dict[str, Stat] = {}
     if (cosine := node.cosine_reward) is not None:
         rewards = cosine_rewards(
             rewards > cosine.right_above,
-            lengths,
+            longest_rows,
             longest=longest,
             right_from_to=cosine.right,
             wrong_from_to=cosine.wrong,
@@ -28,11 +31,11 @@ def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: int) -> tuple[
     points = np.zeros(len(rewards))
     if (shorter := node.length_reward) is not None:
         right = batch["reward"].values > shorter.right_above
-        given = shorter.coef * length_rewards(right, lengths, batch["group_id"].values)
+        given = shorter.coef * length_rewards(right, batch["length"].values, batch["group_id"].values)
         stats["reward/length"] = Stat.of(given)
         points += given
     if (buffer := node.overlong_buffer) is not None:
-        penalty = overlong_penalty(lengths, longest=longest, buffer=buffer.len, factor=buffer.penalty_factor)
+        penalty = overlong_penalty(longest_rows, longest=longest, buffer=buffer.len, factor=buffer.penalty_factor)
         stats["reward/overlong"] = Stat.of(penalty)
         points += penalty
     return rewards + points, stats

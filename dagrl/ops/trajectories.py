@@ -30,6 +30,22 @@ def joined_rows(batch: Batch, context: Context) -> Batch:
     return Batch(first.rows, {**first.columns, **joined})
 
 
+def with_lengths(joined: Batch, batch: Batch, context: Context) -> Batch:
+    """Joined rows with the lengths of their responses in tokens, int64 [trajectories].
+
+    ``length`` is that of all rows, ``longest_row`` that of one, which is what ``max_new_tokens`` bounds. A row of
+    several counts if it is trained: unused ones have a token too.
+    """
+    mask, rows = batch["response_mask"], context.sequences
+    lengths = mask.lengths
+    if rows > 1:
+        trained = np.bincount(np.repeat(np.arange(len(mask)), lengths), mask.values > 0, minlength=len(mask)) > 0
+        lengths = np.where(trained, lengths, 0)
+    by_trajectory = lengths.reshape(-1, rows)
+    columns = {"length": Column(by_trajectory.sum(axis=1)), "longest_row": Column(by_trajectory.max(axis=1))}
+    return joined.with_columns(columns)
+
+
 def split_rows(columns: Mapping[str, Column], batch: Batch) -> dict[str, Column]:
     """Token columns of joined rows as those of `batch`, ragged as its ``response_mask``."""
     return {name: Column(column.values, batch["response_mask"].offsets) for name, column in columns.items()}

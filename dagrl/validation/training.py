@@ -164,11 +164,8 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
     if not found:
         return
     leading = leading_rollout(pipeline)
-    if node.estimator == "gigpo" and found[leading].rows_per_sample > 1:
-        message = (
-            "it compares the turns of one conversation, and a trajectory may have several rows; remove `sequences`"
-        )
-        findings.error((*place, "estimator"), message, code="turns-in-several-rows")
+    if found[leading].rows_per_sample > 1:
+        _check_rows_of_trajectory(place, node, findings)
     compares = (
         node.user_function is None and "group_id" in node.model_copy(update={"length_reward": None}).contract().reads
     )
@@ -184,6 +181,25 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
             f"{node.overlong_buffer.len} tokens are more than the longest response has ({said} = {limit}); lower it"
         )
         findings.error((*place, "overlong_buffer", "len"), message, code="buffer-too-long")
+
+
+def _check_rows_of_trajectory(place: Place, node: AdvantageNode, findings: Findings) -> None:
+    """Report what follows the order of a trajectory's tokens, which its rows do not tell."""
+    what = None
+    if node.estimator == "gigpo":
+        what = "it compares the turns of one conversation"
+    elif node.estimator == "gae" and not node.gamma == node.lam == 1:
+        what = "it discounts by the order of a trajectory's tokens"
+    if what:
+        message = f"{what}, and a trajectory may have several rows; remove `sequences`"
+        message += ", or set `gamma: 1` and `lam: 1`" if node.estimator == "gae" else ""
+        findings.error((*place, "estimator"), message, code="turns-in-several-rows")
+    if node.kl_in_reward and node.estimator in ("gae", "reinforce_plus_plus", "remax"):
+        message = (
+            f"{node.estimator} takes it off the advantages of earlier tokens, and the rows of a trajectory have no "
+            "order; remove `sequences`, or use `kl_coef` of the loss instead"
+        )
+        findings.error((*place, "kl_in_reward"), message, code="turns-in-several-rows")
 
 
 def _check_update(pipeline: Pipeline, place: Place, node: UpdateNode, findings: Findings) -> None:

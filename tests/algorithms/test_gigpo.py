@@ -14,14 +14,15 @@ def ragged(*rows: list[float], dtype: str = "float32") -> Column:
     return Column.ragged(rows, dtype)
 
 
-def advantages(answers: tuple[int, int], **options: float) -> list[list[float]]:
-    """Two responses of two turns, which get `answers` after the first."""
+def advantages(answers: tuple[int, int], prompts: tuple[int, int] = (1, 1), **options: float) -> list[list[float]]:
+    """Two responses of two turns to these prompts, which get `answers` after the first."""
     turns = ragged([1, 1, 0, 2], [1, 0, 2, 2], dtype="int16")
     found = gigpo_advantages(
         np.array([1.0, 0.0]),
         np.array([4, 4]),
         Column((turns.values > 0).astype(np.float32), turns.offsets),
         token_rewards=ragged([0, 0, 0, 1], [0, 0, 0, 0]),
+        prompts=ragged([prompts[0]], [prompts[1]], dtype="int64"),
         tokens=ragged([5, 6, answers[0], 7], [8, answers[1], 3, 4], dtype="int64"),
         turns=turns,
         **{"discount": 0.5, "step_coef": 2.0, "normalize_by_std": False, **options},
@@ -36,6 +37,11 @@ def test_turns_that_begin_alike_are_compared() -> None:
 
 def test_a_state_that_occurs_once_compares_nothing() -> None:
     assert advantages((9, 2)) == [[1.0, 1.0, 0.0, 0.5], [-1.0, 0.0, -0.5, -0.5]]
+
+
+def test_first_turns_after_other_prompts_are_other_states() -> None:
+    # As with agents, which ask the policy what they like.
+    assert advantages((9, 9), prompts=(1, 2)) == [[0.5, 0.5, 0.0, 1.5], [-0.5, 0.0, -1.5, -1.5]]
 
 
 def test_both_comparisons_are_scaled_alike() -> None:
@@ -53,6 +59,7 @@ def test_groups_do_not_share_states() -> None:
         groups,
         mask,
         token_rewards=ragged([1], [0]),
+        prompts=ragged([3], [3], dtype="int64"),
         tokens=ragged([1], [1], dtype="int64"),
         turns=turns,
         discount=1.0,
@@ -68,6 +75,7 @@ def test_a_reward_that_is_not_finite_is_refused() -> None:
             np.array([0]),
             ragged([1]),
             token_rewards=ragged([0]),
+            prompts=ragged([3], dtype="int64"),
             tokens=ragged([1], dtype="int64"),
             turns=ragged([1], dtype="int16"),
             discount=1.0,

@@ -35,6 +35,7 @@ def sampled(logits: torch.Tensor, random: torch.Generator) -> Batch:
     right = (tokens == torch.tensor(BEST)).double()
     offsets = np.arange(0, 2 * ROWS + 1, 2)
     columns = {
+        "prompt_tokens": Column(np.zeros(ROWS, dtype=np.int64), np.arange(ROWS + 1)),
         "response_tokens": Column(tokens.reshape(-1).numpy(), offsets),
         "old_logprob": Column(logprob.reshape(-1).numpy(), offsets),
         "response_mask": Column(np.ones(2 * ROWS, dtype=np.float32), offsets),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dagrl.ops.shaping import shaped_rewards
+from dagrl.ops.trajectories import with_lengths
 
 
 @pytest.fixture
 def batch(bench):
     """A group of three: lengths 1, 2 and 3 of 4; the second is wrong."""
-    return bench.batch([0, 1, 2], group_id=[7, 7, 7], reward=[1, 0, 1], response_mask=[[1], [1, 1], [1, 0, 1]])
+    rows = bench.batch([0, 1, 2], group_id=[7, 7, 7], reward=[1, 0, 1], response_mask=[[1], [1, 1], [1, 0, 1]])
+    return with_lengths(rows, rows, bench.context("advantage"))
 
 
 def node(bench, **options):

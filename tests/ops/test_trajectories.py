@@ -7,6 +7,7 @@ import pytest
 
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.objective import PolicyObjective
+from dagrl.algorithms.value_loss import ValueObjective
 from dagrl.config.schema import LossSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.advantage import advantage
@@ -15,6 +16,7 @@ from dagrl.ops.filter import filter as filter_op
 from dagrl.ops.judge import judge
 from dagrl.ops.reward import reward
 from dagrl.ops.samples import samples
+from dagrl.ops.trajectories import joined_rows, with_lengths
 
 AGENT = {"function": "bots:solve", "sequences": 2}
 LENGTHS = (2, 1, 1, 3)
@@ -63,7 +65,20 @@ def test_shares_make_rows_one_sequence(aggregation) -> None:
     assert normalizer == pytest.approx(expected_normalizer)
     objective = PolicyObjective(LossSpec(policy="reinforce", aggregation=aggregation), 1.0, ["trajectory_share"])
     batch = Batch(np.arange(4), {"response_mask": mask, "trajectory_share": Column(shares)})
-    assert objective.token_weights(batch)[1][0] == pytest.approx(normalizer)
+    critic = ValueObjective(cliprange=0.5, aggregation=aggregation, longest_response=9)
+    for each in (objective, critic):
+        assert each.token_weights(batch)[1][0] == pytest.approx(normalizer)
+
+
+def test_a_limit_bounds_a_row_and_unused_rows_have_no_length(bench, context) -> None:
+    batch, of = rows(bench), context("advantage")
+    joined = with_lengths(joined_rows(batch, of), batch, of)
+    assert joined["length"].values.tolist() == [2, 4]
+    assert joined["longest_row"].values.tolist() == [2, 3]
+    node = {"op": "advantage", "estimator": "rloo", "overlong_buffer": {"len": 7}}
+    (output,) = advantage([OpInput(0, batch)], context("advantage", advantage=node))
+    # Two tokens are free, and the third of seven costs 1/7: rewards 1 and -1/7.
+    np.testing.assert_allclose(output.columns["advantage"].values[[0, 3]], [8 / 7, -8 / 7], rtol=1e-6)
 
 
 def test_a_reward_is_the_first_rows(bench, context) -> None:

@@ -86,6 +86,23 @@ def test_agents_that_can_run_pass(project, options: str) -> None:
     assert check_file(project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}}"))).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("advantage", "place"),
+    [
+        ("estimator: gigpo", "estimator"),
+        ("estimator: gae, lam: 0.95", "estimator"),
+        ("estimator: gae, kl_in_reward: {coef: 0.1}", "kl_in_reward"),
+        ("estimator: reinforce_plus_plus, kl_in_reward: {coef: 0.1}", "kl_in_reward"),
+    ],
+)
+def test_what_follows_the_order_of_tokens_is_not_for_several_rows(project, advantage: str, place: str) -> None:
+    path = project.pipeline(
+        (ROLLOUT, f"{ROLLOUT[:-1]}, agent: {{function: 'own:solve', sequences: 2}}}}"), ("estimator: grpo", advantage)
+    )
+    found = [(problem.place, problem.code) for problem in project.problems(path)]
+    assert (f"nodes.advantage.{place}", "turns-in-several-rows") in found
+
+
 def test_an_agents_reward_needs_an_agent(project) -> None:
     edit = ("reward: {op: reward, fn: exact}", "reward: {op: reward, fn: agent} #!")
     project.assert_problem(project.pipeline(edit), "nodes.reward", "missing-column", "agent: ...")

@@ -32,7 +32,7 @@ _ESTIMATORS = {
     "gae": OpContract(("value",), scope=Scope.BATCH),
     "remax": OpContract(("baseline_reward",), scope=Scope.ROW),
     "gpg": OpContract(("group_id",), scope=Scope.BATCH),
-    "gigpo": OpContract(("group_id", "response_tokens", "token_turn"), scope=Scope.GROUP),
+    "gigpo": OpContract(("group_id", "prompt_tokens", "response_tokens", "token_turn"), scope=Scope.GROUP),
 }
 """Estimators that do not just compare within groups."""
 

@@ -35,4 +35,5 @@ class CriticNode(TrainingNode):
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads = ("prompt_tokens", "response_tokens", "response_mask", "value", "return")
-        return OpContract(reads, (), Scope.BATCH, needs=Capability.TRAIN)
+        shares = ("trajectory_share",)
+        return OpContract(reads, (), Scope.BATCH, reads_if_written=shares, needs=Capability.TRAIN)
