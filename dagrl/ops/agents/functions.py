@@ -36,7 +36,8 @@ class FunctionProgram:
         async def call() -> list[Any]:
             try:
                 return [*await self._score(states)]
-            except Exception as error:  # a user's function may raise anything
+            except (Exception, asyncio.CancelledError) as error:  # a user's function may raise anything
+                _unless_cancelled(error)
                 raise ProgramError(f"scoring its group {raised_by(self._score, error)}") from error
 
         given = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
@@ -46,9 +47,8 @@ class FunctionProgram:
         client = self._client(base_url, key)
         try:
             return await self._function(client, dict(row), **self._args)
-        except asyncio.CancelledError:
-            raise
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # a user's function may raise anything
+            _unless_cancelled(error)
             raise ProgramError(f"it {raised_by(self._function, error)}") from error
 
     def _client(self, base_url: str, key: str) -> Any:
@@ -61,3 +61,10 @@ class FunctionProgram:
         # The settings of the user's environment, such as proxies, are not those of this endpoint.
         http = httpx.AsyncClient(transport=self._transport, trust_env=False, timeout=None)
         return AsyncOpenAI(base_url=base_url, api_key=key, http_client=http, max_retries=0, timeout=None)
+
+
+def _unless_cancelled(error: BaseException) -> None:
+    """Raise `error` again if it is the end of this task, and not that of a task that a user's function awaited."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error

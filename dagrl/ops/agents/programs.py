@@ -82,7 +82,7 @@ def verdict_of(returned: Any, output: str = "") -> Verdict:
 def _is_number(value: Any) -> bool:
     try:
         return math.isfinite(float(value)) and not isinstance(value, str)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
@@ -117,7 +117,7 @@ class CommandProgram:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             said = _end_of(output)
-            return _verdict_of_process(status, said, result.read_text() if result.exists() else None)
+            return _verdict_of_process(status, said, result.read_text(errors="replace") if result.exists() else None)
 
 
 class SandboxedProgram:
@@ -166,14 +166,14 @@ class ServiceProgram:
         task = {"base_url": base_url, "api_key": key, "row": row}
         try:
             async with self._client.post(self._url, json=task) as answer:
-                body = await answer.text()
+                body = await answer.text(errors="replace")
                 if answer.status >= 400:
                     raise ProgramError(f"it answered {answer.status}: {body:.200}")
         except aiohttp.ClientError as error:
             raise ProgramError(f"it cannot be reached: {error}") from error
         try:
             return verdict_of(json.loads(body) if body.strip() else None)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProgramError(f"it answered in another form than JSON: {body:.200}") from error
 
 
@@ -184,7 +184,7 @@ def _verdict_of_process(status: int, said: str, result: str | None) -> Verdict:
         raise ProgramError(f"it {how}{_last_line(said)}", said)
     try:
         return verdict_of(None if result is None else json.loads(result), said)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProgramError(f"its result file is not JSON: {error}", said) from error
 
 

@@ -160,6 +160,10 @@ class Agent:
     async def _admit(self) -> None:
         await self.setup.slots.acquire()
         self._holds_slot, self._admission = True, None
+        if self._trajectory is not None or self._failure is not None:
+            # The program of a paused agent has gone on, and ended before there was a slot.
+            self._release()
+            return
         if self._program is None:
             self._program = asyncio.get_running_loop().create_task(self._run())
         self._clock.go_on()

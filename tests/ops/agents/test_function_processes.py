@@ -25,6 +25,13 @@ async def acts(client, row):
     match row["act"]:
         case "fail":
             raise RuntimeError("no idea")
+        case "cancel":
+            lookup = asyncio.create_task(asyncio.sleep(100))
+            await asyncio.sleep(0)
+            lookup.cancel()
+            await lookup
+        case "grow":
+            return 10**400
         case "exit":
             os._exit(3)
         case "block":
@@ -79,6 +86,14 @@ def test_failures_are_those_of_a_run(started) -> None:
     assert fine == Verdict(1.0)
     assert isinstance(failed, ProgramError)
     assert "it raised RuntimeError: no idea (" in str(failed) and "functions_of_agents.py:" in str(failed)
+
+
+def test_neither_a_cancelled_task_nor_a_huge_number_is_waited_for(started) -> None:
+    program = started("acts")
+    acts = ("cancel", "grow")
+    cancelled, huge = run(*(lambda act=act: program.run("http://x/v1", "k", {"act": act}) for act in acts))
+    assert isinstance(cancelled, ProgramError) and "it raised CancelledError" in str(cancelled)
+    assert isinstance(huge, ProgramError) and "return a number" in str(huge)
 
 
 def test_a_process_that_dies_fails_its_runs_and_is_started_again(started) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import threading
@@ -24,6 +25,7 @@ from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
 from dagrl.ops.agents import play as play_module
 from dagrl.ops.agents.play import AgentFailedError
+from dagrl.ops.agents.setup import agent_setup
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.rollout import rollout
 
@@ -104,6 +106,12 @@ async def pauses(client, row):
         while marks("hold"):
             await asyncio.sleep(0.01)
     return float(len(marks("begun")))
+
+async def looks_up(client, row):
+    await client.chat.completions.create(model="policy", messages=row["messages"], max_tokens=4)
+    mark("held")
+    while marks("hold"):
+        await asyncio.sleep(0.01)
 
 async def counted(client, row):
     running = mark("running")
@@ -403,6 +411,20 @@ def test_time_that_an_agent_is_paused_is_not_its_own(play) -> None:
     assert output.stats["agent/seconds"].high <= time.monotonic() - begun - paused_s
 
 
+def test_an_agent_that_ends_while_it_waits_for_a_slot_leaves_it_to_others(play) -> None:
+    _, later = pause(play, {"function": "bots:looks_up", "concurrency": 2}, tokens=20)
+    slots, loop = agent_setup(later).slots, agent_setup(later).gateway.loop
+    for _ in range(2):
+        # Other agents have the slots for a moment.
+        asyncio.run_coroutine_threadsafe(slots.acquire(), loop).result()
+    (play.folder / "hold.on").unlink()
+    together(play(prompts=PROMPTS[:2], context=later))
+    for _ in range(2):
+        loop.call_soon_threadsafe(slots.release)
+    for _ in range(2):
+        asyncio.run_coroutine_threadsafe(slots.acquire(), loop).result(timeout=10)
+
+
 def test_a_group_that_a_full_step_did_not_take_is_passed_on_as_it_is(play) -> None:
     (first,) = play("bots:once", prompts=PROMPTS[:2], **PAUSED)
     (again,) = play(prompts=PROMPTS[:2], context=replace(play.last, begun={0: Batch(first.rows, first.columns)}))
@@ -420,6 +442,13 @@ def test_a_command_is_an_agent(play) -> None:
     assert first.startswith("said ") and "gives up" in second
     plain = together(play(prompts=PROMPTS[:2]))
     assert batch["response_tokens"].values.tolist() == plain["response_tokens"].values.tolist()
+
+
+@pytest.mark.parametrize("result", [b'\xff\xfe{"reward": 1.0}', b'{"reward": 1%s}' % (b"0" * 400), b"[" * 100_000])
+def test_a_command_with_a_broken_result_has_failed(play, result: bytes) -> None:
+    (play.folder / "broken").write_bytes(result)
+    command = ["bash", "-c", f"cp {play.folder / 'broken'} $DAGRL_RESULT"]
+    assert together(play({"command": command}, prompts=PROMPTS[:2]))["excluded"].values.all()
 
 
 def test_a_sandboxed_command_reaches_its_endpoint_alone(play, bench) -> None:
@@ -540,10 +569,10 @@ class Service(BaseHTTPRequestHandler):
         task = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with OpenAI(base_url=task["base_url"], api_key=task["api_key"], max_retries=0) as client:
             client.chat.completions.create(model="policy", messages=task["row"]["messages"])
-        status, answer = (200, {"reward": 3, "hits": 1}) if task["row"]["sample_id"] else (503, {"busy": True})
+        status, answer = (200, b'{"reward": 3, "hits": 1}') if task["row"]["sample_id"] else (503, b"\xe9chou\xe9")
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
+        self.wfile.write(answer)
 
     def log_message(self, *args: Any) -> None:
         pass

@@ -1,0 +1,61 @@
+"""Functions in the worker's own process: a task that they cancel is their failure, and not the end of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from dagrl.ops.agents.functions import FunctionProgram
+from dagrl.ops.agents.programs import ProgramError, Verdict
+
+LIMIT_S = 20.0
+
+
+async def awaits_a_cancelled_task(*_: Any) -> list[float]:
+    task = asyncio.create_task(asyncio.sleep(100))
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+    return [1.0]
+
+
+def test_a_cancelled_task_of_a_function_is_its_failure() -> None:
+    program = FunctionProgram(awaits_a_cancelled_task, "own:solve", {}, awaits_a_cancelled_task)
+
+    async def both() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(ProgramError, match="it raised CancelledError"):
+                await program.run("http://x/v1", "k", {})
+            with pytest.raises(ProgramError, match="scoring its group raised CancelledError"):
+                await program.score([None])
+
+    asyncio.run(both())
+
+
+def test_a_run_that_is_cancelled_is_no_failure() -> None:
+    begun, ended = threading.Event(), []
+
+    async def waits(client: Any, row: Any) -> Verdict:
+        begun.set()
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError as error:
+            ended.append(error)
+            raise
+        return Verdict()
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(FunctionProgram(waits, "own:solve", {}).run("http://x/v1", "k", {}))
+        async with asyncio.timeout(LIMIT_S):
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while not ended:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(cancelled())
