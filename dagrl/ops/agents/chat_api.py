@@ -33,14 +33,14 @@ def wish_of(body: Mapping[str, Any], limit: Any, tools: tuple[dict[str, Any], ..
     replies = body.get("n") or 1
     if not isinstance(replies, int) or not 1 <= replies <= _MOST_REPLIES:
         raise RequestError(f"`n` is a number from 1 to {_MOST_REPLIES}, not {replies!r}")
-    stops = body.get("stop") or ()
-    stops = (stops,) if isinstance(stops, str) else tuple(stops)
-    if not all(isinstance(stop, str) and stop for stop in stops):
+    stops = body.get("stop") or []
+    stops = [stops] if isinstance(stops, str) else stops
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise RequestError("`stop` is a text, or a list of texts")
     if body.get("top_logprobs"):
         raise RequestError("`top_logprobs` is not supported: only the log-probs of sampled tokens are known")
     single = body.get("parallel_tool_calls") is False
-    return Wish(replies, limit, stops, tools, single)
+    return Wish(replies, limit, tuple(stops), tools, single)
 
 
 def tools_of(given: Any, body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -51,11 +51,15 @@ def tools_of(given: Any, body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     if choice not in (None, "auto"):
         raise RequestError("`tool_choice` can be auto or none: forced calls would be those of another policy")
     tools = []
+    if not isinstance(given or [], list):
+        raise RequestError(f"`tools` is a list, not {given!r:.80}")
     for tool in given or ():
         if not isinstance(tool, Mapping) or tool.get("type") != "function":
             raise RequestError("tools are of type function")
         # The Responses API has the function's fields beside the type.
         function = tool.get("function") or {key: value for key, value in tool.items() if key != "type"}
+        if not isinstance(function, Mapping):
+            raise RequestError(f"the function of a tool is an object, not {function!r:.80}")
         kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
         if not isinstance(kept.get("name"), str):
             raise RequestError("a tool has a name")
@@ -101,11 +105,11 @@ def text_request(body: Mapping[str, Any]) -> tuple[str | list[int], Wish]:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
-    tokens = isinstance(prompt, list) and all(isinstance(token, int) and token >= 0 for token in prompt)
+    tokens = isinstance(prompt, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in prompt)
     if not prompt or not (isinstance(prompt, str) or tokens):
         raise RequestError("`prompt` is a text or a list of tokens, one in each request")
     logprobs = body.get("logprobs") or 0
-    if logprobs is not True and logprobs > 1:
+    if not isinstance(logprobs, int) or logprobs > 1:
         raise RequestError("`logprobs` can be 1: only those of sampled tokens are known")
     return prompt, wish_of(body, body.get("max_tokens"))
 
@@ -115,7 +119,7 @@ def text_answer(body: Mapping[str, Any], replies: Sequence[Reply], tokens: Seque
     choices = []
     for index, (reply, texts) in enumerate(zip(replies, tokens, strict=True)):
         logprobs = None
-        if body.get("logprobs") is not None:
+        if asks_for_logprobs(body):
             logprobs = {"tokens": [*texts], "token_logprobs": reply.logprobs.tolist(), "top_logprobs": None}
             logprobs["text_offset"] = [sum(map(len, texts[:place])) for place in range(len(texts))]
         choices.append({"index": index, "text": reply.text, "finish_reason": reply.finish_reason, "logprobs": logprobs})
@@ -129,6 +133,19 @@ def text_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[byte
     if with_usage:
         yield event({**answer, "choices": []})
     yield b"data: [DONE]\n\n"
+
+
+def asks_for_logprobs(body: Mapping[str, Any]) -> bool:
+    """Whether a completion has log-probs: also with 0, which means those of sampled tokens alone."""
+    return body.get("logprobs") is not None and body["logprobs"] is not False
+
+
+def asks_for_usage(body: Mapping[str, Any]) -> bool:
+    """Whether a stream ends with the usage. Raises RequestError."""
+    options = body.get("stream_options") or {}
+    if not isinstance(options, Mapping):
+        raise RequestError(f"`stream_options` is an object, not {options!r:.80}")
+    return bool(options.get("include_usage"))
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:

@@ -14,7 +14,7 @@ from dagrl.data.tokenizer import chat_text
 from dagrl.models.images import ImageSettings, image_starts
 from dagrl.ops.agents.messages import FOLLOWING, Message, RequestError
 from dagrl.ops.turns.template import Message as Answer
-from dagrl.ops.turns.template import MessageWriter
+from dagrl.ops.turns.template import MessageWriter, encodable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,14 +102,15 @@ class ContextWriter:
         return int(self._vision.tokens(np.array(image.shape[:2]))[0])
 
     def check_text(self, tokens: np.ndarray) -> None:
-        """Raise RequestError if tokens that a program has chosen stand for images, of which there are none."""
+        """Raise RequestError for tokens that a program may not choose: unknown ones, and those of images."""
+        if len(tokens) and tokens.max() >= len(self.tokenizer):
+            raise RequestError(f"the policy has no token {tokens.max()}; the last one is {len(self.tokenizer) - 1}")
         if self._vision is not None and (tokens == self._vision.token).any():
             raise RequestError("tokens of images need images; send them as messages to /v1/chat/completions")
 
     def plain(self, text: str) -> np.ndarray:
         """Tokens of a text, int64; special tokens in it are plain text."""
-        text = text.encode("utf-8", "replace").decode()
-        tokens = self._literal.encode(text, add_special_tokens=False, split_special_tokens=True)
+        tokens = self._literal.encode(encodable(text), add_special_tokens=False, split_special_tokens=True)
         return np.array(tokens, dtype=np.int64)
 
     def _without_specials(self, messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, str]]]:
@@ -137,14 +138,14 @@ class ContextWriter:
     def _encoded(self, text: str, left: list[tuple[int, ...]]) -> list[int]:
         """Tokens of a text, with those of the images at its placeholders, whose sizes are taken from `left`."""
         if not self._vision:
-            return self.tokenizer.encode(text, add_special_tokens=False) if text else []
+            return self.tokenizer.encode(encodable(text), add_special_tokens=False) if text else []
         tokens: list[int] = []
         for number, piece in enumerate(text.split(self._placeholder)):
             if number:
                 if not left:
                     raise RequestError("the policy's chat template writes more images than there are")
                 tokens += [self._vision.token] * int(self._vision.tokens(np.array(left.pop(0)))[0])
-            tokens += self.tokenizer.encode(piece, add_special_tokens=False) if piece else []
+            tokens += self.tokenizer.encode(encodable(piece), add_special_tokens=False) if piece else []
         return tokens
 
 

@@ -7,7 +7,16 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagrl.ops.agents.chat_api import chat_answer, chat_chunks, chat_request, text_answer, text_chunks, text_request
+from dagrl.ops.agents.chat_api import (
+    asks_for_logprobs,
+    asks_for_usage,
+    chat_answer,
+    chat_chunks,
+    chat_request,
+    text_answer,
+    text_chunks,
+    text_request,
+)
 from dagrl.ops.agents.messages import RequestError, reply_message
 from dagrl.ops.agents.responses_api import responses_answer, responses_events, responses_request
 from dagrl.ops.agents.session import Reply, Session, TurnLimitError
@@ -70,7 +79,8 @@ class Gateway:
                 return _refusal(401, "this key opens no trajectory, or one that has ended", "invalid_api_key")
             try:
                 body = await request.json()
-            except ValueError:
+            except (ValueError, LookupError, RecursionError):
+                # An unknown charset is a LookupError.
                 return _refusal(400, "the request is not JSON", "invalid_request")
             if not isinstance(body, Mapping):
                 return _refusal(400, "the request is a JSON object", "invalid_request")
@@ -103,17 +113,19 @@ class Gateway:
 
     async def _chat(self, session: Session, body: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
         sent: dict[str, bytes] = {}
+        with_usage = asks_for_usage(body)
         messages, wish = chat_request(body, sent)
         await session.see(sent)
         replies = await session.chat(messages, wish)
         answer = chat_answer(body, replies, [_texts(session, reply, body) for reply in replies])
-        return answer, chat_chunks(answer, with_usage=_with_usage(body))
+        return answer, chat_chunks(answer, with_usage=with_usage)
 
     async def _text(self, session: Session, body: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
+        with_usage = asks_for_usage(body)
         prompt, wish = text_request(body)
         replies = await session.continue_text(prompt, wish)
         answer = text_answer(body, replies, [_texts(session, reply, body) for reply in replies])
-        return answer, text_chunks(answer, with_usage=_with_usage(body))
+        return answer, text_chunks(answer, with_usage=with_usage)
 
     async def _responses(self, session: Session, body: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
         sent: dict[str, bytes] = {}
@@ -128,13 +140,9 @@ class Gateway:
 
 def _texts(session: Session, reply: Reply, body: Mapping[str, Any]) -> list[str]:
     """The text of each token, if the request asks for log-probs."""
-    if body.get("logprobs") in (None, False):
+    if not asks_for_logprobs(body):
         return []
     return [session.writer.tokenizer.decode([token]) for token in reply.tokens.tolist()]
-
-
-def _with_usage(body: Mapping[str, Any]) -> bool:
-    return bool((body.get("stream_options") or {}).get("include_usage"))
 
 
 def _refusal(status: int, message: str, code: str) -> web.Response:

@@ -43,8 +43,10 @@ def message_of(given: Any, sent: dict[str, bytes]) -> Message:
             raise RequestError(f"images are in messages of the roles user and tool, not {role}")
         message["images"] = tuple(key for key, _ in images)
         sent.update(images)
-    if role == "assistant" and given.get("tool_calls"):
-        message["tool_calls"] = [_call_of(call) for call in given["tool_calls"]]
+    if role == "assistant" and (calls := given.get("tool_calls")):
+        if not isinstance(calls, list):
+            raise RequestError(f"`tool_calls` is a list, not {calls!r:.80}")
+        message["tool_calls"] = [_call_of(call) for call in calls]
     for key in ("name", "tool_call_id"):
         if isinstance(given.get(key), str):
             message[key] = given[key]

@@ -24,16 +24,21 @@ def responses_request(
     if instructions := body.get("instructions"):
         messages.append(message_of({"role": "system", "content": instructions}, sent))
     if earlier := body.get("previous_response_id"):
-        if earlier not in conversations:
+        if not isinstance(earlier, str) or earlier not in conversations:
             raise RequestError(f"there is no response {earlier!r} of this trajectory")
         # Instructions of earlier requests do not carry over.
         begins = 1 if conversations[earlier][0]["role"] == "system" and instructions else 0
         messages += conversations[earlier][begins:]
-    given = body.get("input") or ()
+    given = body.get("input") or []
+    if not isinstance(given, str | list):
+        raise RequestError(f"`input` is a text, or a list of items, not {given!r:.80}")
     messages += _messages([{"role": "user", "content": given}] if isinstance(given, str) else given, sent)
     if not messages:
         raise RequestError("`input` is a text, or a list of items")
-    return messages, wish_of(body, body.get("max_output_tokens"), tools_of(body.get("tools"), body))
+    wish = wish_of(body, body.get("max_output_tokens"), tools_of(body.get("tools"), body))
+    if wish.replies > 1:
+        raise RequestError("/v1/responses has one reply; use /v1/chat/completions for several")
+    return messages, wish
 
 
 def responses_answer(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:

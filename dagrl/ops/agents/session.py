@@ -25,6 +25,7 @@ from dagrl.ops.agents.tree import (
     cut_reply,
     digests,
 )
+from dagrl.ops.turns.template import encodable
 
 _LENGTH, _TURNS = "length", "turns"
 
@@ -130,7 +131,8 @@ class Session:
         async def reply() -> Reply:
             exchange, completion, text = await self._sample(parent, given, wish)
             if isinstance(prompt, str):
-                self._texts.append((prompt + text, exchange))
+                # Programs go on after the text alone, or write the stop string that ended it themselves.
+                self._texts += [(prompt + told, exchange) for told in {text, self._decode(completion.tokens)}]
             return self._reply(exchange, completion, text, None, wish)
 
         return await _all(reply() for _ in range(wish.replies))
@@ -170,7 +172,7 @@ class Session:
         for text, exchange in sorted(self._texts, key=lambda each: -len(each[0])):
             if prompt.startswith(text) and len(prompt) > len(text):
                 return exchange, self.writer.plain(prompt[len(text) :])
-        return None, np.array(self.writer.tokenizer.encode(prompt), dtype=np.int64)
+        return None, np.array(self.writer.tokenizer.encode(encodable(prompt)), dtype=np.int64)
 
     def _known_tokens(self, prompt: Sequence[int]) -> tuple[Exchange | None, np.ndarray]:
         tokens = np.array(prompt, dtype=np.int64)
@@ -218,7 +220,9 @@ class Session:
         return cut_reply(completion, length, len(self.tree.context(exchange))), text[: min(places)]
 
     def _reply(self, exchange: Exchange, completion: Completion, text: str, read: Parser | None, wish: Wish) -> Reply:
-        calls = [call for call in read(text) if isinstance(call, Call)] if read else []
+        # Some parsers read a call that was cut off as a whole one.
+        found = read(text) if read and completion.finish_reason != _LENGTH else ()
+        calls = [call for call in found if isinstance(call, Call)]
         if wish.single_call:
             calls = calls[:1]
         content = after_reasoning(text)

@@ -124,8 +124,7 @@ class MessageWriter:
         return tokens[:head] + cut + tokens[len(tokens) - (kept - head) :]
 
     def _text_tokens(self, text: str) -> list[int]:
-        # JSON may contain unpaired surrogates, which cannot be encoded.
-        text = text.encode("utf-8", "replace").decode()
+        text = encodable(text)
         return self._literal.encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def _pieces_of(self, layouts: Sequence[tuple[str, tuple[bool, ...]]]) -> list[list[int]]:
@@ -198,3 +197,8 @@ def _cannot_write(roles: Sequence[str], why: str) -> str:
         f"the tokenizer's chat template cannot write messages of role `{roles[0]}` after the assistant's: {why}; use a "
         "tokenizer whose template can"
     )
+
+
+def encodable(text: str) -> str:
+    """`text` with question marks for unpaired surrogates, which JSON may contain, and tokenizers do not take."""
+    return text.encode("utf-8", "replace").decode()

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError
@@ -130,6 +131,12 @@ def test_texts_are_completed(gateway, opened) -> None:
     create = {"model": "x", "prompt": "a", "logprobs": 1}
     answer = asked(gateway, session.key, lambda client: client.completions.create(**create))
     assert answer.choices[0].text == "b" and answer.choices[0].logprobs.tokens == ["b", "<|im_end|>"]
+    for asks, tokens in ((0, ["b", "<|im_end|>"]), (False, None)):
+        policy.says.insert(0, "b")
+        create = {"model": "x", "prompt": "z", "extra_body": {"logprobs": asks}}
+        answer = asked(gateway, session.key, lambda client, create=create: client.completions.create(**create))
+        logprobs = answer.choices[0].logprobs
+        assert (logprobs and logprobs.tokens) == tokens
     create = {"model": "x", "prompt": "ab", "stop": "!"}
     answer = asked(gateway, session.key, lambda client: client.completions.create(**create))
     assert answer.choices[0].text == "c"
@@ -174,11 +181,55 @@ def test_the_endpoint_listens_on_one_address_alone(gateway) -> None:
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
         ({"n": 1000}, "`n`"),
         ({"max_tokens": -1}, "at least 1"),
+        ({"extra_body": {"stop": 5}}, "`stop`"),
+        ({"extra_body": {"tools": 5}}, "`tools`"),
+        ({"extra_body": {"tools": [{"type": "function", "function": "f"}]}}, "function of a tool"),
+        ({"extra_body": {"stream_options": "x"}}, "`stream_options`"),
+        ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "`tool_calls`"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(gateway, opened, options, named) -> None:
     with pytest.raises(BadRequestError, match=named):
         chat(gateway, opened(Policy()), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"prompt": [1, 2, 100_000]}, "no token 100000"),
+        ({"prompt": [2**70]}, "`prompt`"),
+        ({"prompt": "a", "extra_body": {"logprobs": "yes"}}, "`logprobs`"),
+    ],
+)
+def test_completions_that_cannot_be_answered_are_refused(gateway, opened, options, named) -> None:
+    session = opened(Policy())
+    with pytest.raises(BadRequestError, match=named):
+        asked(gateway, session.key, lambda client: client.completions.create(model="x", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"extra_body": {"input": 5}}, "`input`"),
+        ({"input": "a", "extra_body": {"previous_response_id": ["a"]}}, "no response"),
+        ({"input": "a", "extra_body": {"n": 2}}, "one reply"),
+    ],
+)
+def test_responses_that_cannot_be_answered_are_refused(gateway, opened, options, named) -> None:
+    session = opened(Policy())
+    with pytest.raises(BadRequestError, match=named):
+        asked(gateway, session.key, lambda client: client.responses.create(model="x", **options))
+    assert not session.tree.exchanges, "nothing was sampled"
+
+
+@pytest.mark.parametrize(("body", "charset"), [("[" * 100_000, "utf-8"), ("{}", "foo"), ("{", "utf-8")])
+def test_what_is_not_json_is_refused(gateway, opened, body, charset) -> None:
+    headers = {
+        "Authorization": f"Bearer {opened(Policy()).key}",
+        "Content-Type": f"application/json; charset={charset}",
+    }
+    answer = httpx.post(f"{gateway.url}/chat/completions", content=body, headers=headers, trust_env=False)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "the request is not JSON")
 
 
 def test_limits_have_codes_that_clients_know(gateway, opened) -> None:

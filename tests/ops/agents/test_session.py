@@ -15,6 +15,7 @@ from scripted_policy import TOKENIZER, WRITER, Policy, session_of
 from dagrl.ops.agents.messages import Message, message_of
 from dagrl.ops.agents.session import Reply, Session, TurnLimitError, Wish
 from dagrl.ops.agents.tree import ContextLengthError, SampledSequence
+from dagrl.ops.turns.calls import parser_of
 
 USER = {"role": "user", "content": "What is 3+4?"}
 SEARCH = ({"type": "function", "function": {"name": "search", "description": "", "parameters": {}}},)
@@ -114,6 +115,41 @@ def test_a_stop_text_ends_the_reply(stops, shown) -> None:
     assert len(reply.logprobs) == len(reply.tokens)
     ask(session, USER, said(reply), USER)
     assert len(session.tree.sequences(9)) == 1
+
+
+def test_a_call_that_is_cut_off_is_no_call() -> None:
+    """A parser may read what there is of it as a whole one: here a folder above the one that was meant."""
+    begun = "<tool_call>\n<function=search>\n<parameter=folder>\n/tmp"
+    session = session_of(Policy([f"{begun}/build\n</parameter>\n</function>\n</tool_call>"] * 2))
+    session.parser, session.hermes = lambda tools: parser_of("qwen3_coder", tools), False
+    properties = {"folder": {"type": "string"}}
+    function = {"name": "search", "description": "", "parameters": {"type": "object", "properties": properties}}
+    tools = ({"type": "function", "function": function},)
+    (cut,) = ask(session, USER, tools=tools, limit=len(WRITER.plain(begun)))
+    assert (cut.calls, cut.finish_reason, cut.content) == ((), "length", begun)
+    (whole,) = ask(session, USER, tools=tools)
+    assert [call.arguments for call in whole.calls] == [{"folder": "/tmp/build"}]
+
+
+def test_a_program_may_write_the_stop_text_itself() -> None:
+    policy = Policy(["Action: look\nObservation: made up", "done"])
+    session = session_of(policy)
+    (reply,) = asyncio.run(session.continue_text("Question: x\n", Wish(stops=("\nObservation:",))))
+    prompt = f"Question: x\n{reply.text}\nObservation: 42\n"
+    asyncio.run(session.continue_text(prompt, Wish()))
+    seen = np.concatenate([policy.asked[1].prompt, policy.asked[1].begun])
+    assert TOKENIZER.decode(seen) == prompt
+    assert len(session.tree.sequences(9)) == 1
+
+
+def test_texts_that_cannot_be_encoded_have_question_marks() -> None:
+    policy = Policy()
+    session = session_of(policy)
+    # As JSON has them that was cut in the middle of an emoji.
+    asyncio.run(session.continue_text("a\ud83db", Wish()))
+    ask(session, {"role": "user", "content": "c\ud83d"})
+    text_, chat = (TOKENIZER.decode(each.prompt) for each in policy.asked)
+    assert text_ == "a?b" and "c?" in chat
 
 
 def test_limits_refuse_requests_and_are_remembered() -> None:
