@@ -62,7 +62,7 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
     run = read_run(folder)
     loaded = _pipeline_of(folder, needed=timeline)
     actual = activities_of(run)
-    parts = summary(run, idle_shares(actual, _step_seconds(run)), loaded.pipeline.run.steps if loaded else None)
+    parts = summary(run, _idle_in_training(run, actual), loaded.pipeline.run.steps if loaded else None)
     if not timeline:
         return render(parts)
     if loaded is None:
@@ -100,7 +100,7 @@ def run_values(folder: Path) -> dict[str, Any]:
     run = read_run(folder)
     loaded = _pipeline_of(folder, needed=False)
     values = summary_values(run, loaded.pipeline.run.steps if loaded else None)
-    return values | {"idle": idle_shares(activities_of(run), _step_seconds(run))}
+    return values | {"idle": _idle_in_training(run, activities_of(run))}
 
 
 def _pipeline_of(folder: Path, *, needed: bool) -> LoadedPipeline | None:
@@ -165,6 +165,11 @@ def idle_shares(activities: Iterable[Activity], step_seconds: Mapping[int, float
     return {group: 1 - busy_seconds(found) / whole if whole else 0.0 for group, found in sorted(by_group.items())}
 
 
+def _idle_in_training(run: RunRecord, activities: Iterable[Activity]) -> dict[str, float]:
+    """`idle_shares` without the validation before the first step."""
+    return idle_shares((each for each in activities if each.step > 0), _step_seconds(run))
+
+
 def _step_seconds(run: RunRecord) -> dict[int, float]:
     return {line["step"]: line["time/step_s"] for line in run.steps if line.get("time/step_s")}
 
@@ -180,7 +185,7 @@ def _costs(
         shape, unknown = None, str(error)
     if shape is None or unknown:
         half = max(1, run.last_step // 2)
-        measured = measured_costs(plan, [each for each in actual if each.step <= half])
+        measured = measured_costs(plan, [each for each in actual if 0 < each.step <= half])
         return measured, f"the times of the first half of its own steps (no cost model: {unknown})"
     lengths = run.of("response_tokens/mean")
     # The metric is a mean over all rollouts.

@@ -24,7 +24,7 @@ _MOST_IN_A_LINE = 4
 _COUNTED = {
     "staleness/masked": "samples masked as too old",
     "staleness/dropped": "samples dropped as too old",
-    "data/dropped_prompts": "prompts dropped as too long",
+    "data/dropped_prompts": "prompts dropped as too long, they or their responses, once an epoch",
     "filter/filled_prompts": "prompts that steps were filled up with, though they did not pass the filter",
 }
 
@@ -78,6 +78,10 @@ class RunRecord:
     def of(self, name: str) -> list[float]:
         """Values of a metric in all steps that have it."""
         return [line[name] for line in self.steps if isinstance(line.get(name), int | float)]
+
+    def in_training(self, name: str) -> list[float]:
+        """The same without the validation before the first step, which is step 0."""
+        return [line[name] for line in self.steps if line["step"] > 0 and isinstance(line.get(name), int | float)]
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -143,7 +147,7 @@ def summary_values(run: RunRecord, steps: int | None = None) -> dict[str, Any]:
         "seconds": {
             name.removeprefix("time/"): {"mean": fmean(values), "median": median(values), "max": max(values)}
             for name in dict.fromkeys(name for line in run.steps for name in line if name.startswith("time/"))
-            if (values := run.of(name))
+            if (values := run.in_training(name))
         },
         "restarts": _restarts(run),
     }
@@ -179,17 +183,17 @@ def _progress(run: RunRecord) -> list[tuple[str, _Best, list[float]]]:
 
 def _times(run: RunRecord) -> list[list[str]]:
     """Seconds of steps and nodes, and tokens per second."""
-    step_s = run.of("time/step_s")
+    step_s = run.in_training("time/step_s")
     rows = []
     if step_s:
         rows.append(["step_s", *_three(step_s), ""])
     names = {name for line in run.steps for name in line if name.startswith("time/")} - {*_OWN_TIMES}
-    nodes = [(name, values) for name in names if (values := run.of(name))]
+    nodes = [(name, values) for name in names if (values := run.in_training(name))]
     for name, values in sorted(nodes, key=lambda node: -sum(node[1])):
         share = f"{sum(values) / sum(step_s):.0%}" if step_s and sum(step_s) else ""
         rows.append([f"  {name.removeprefix('time/')}", *_three(values), share])
     for name in ("throughput/tokens_per_s", "throughput/tokens_per_s_per_gpu"):
-        if values := run.of(name):
+        if values := run.in_training(name):
             rows.append([name.removeprefix("throughput/"), *_three(values), ""])
     return rows
 

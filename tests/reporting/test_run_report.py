@@ -26,6 +26,9 @@ def test_the_pause_between_two_runs_of_a_folder_is_nobodys_idle_time(tmp_path):
     folder.mkdir()
     timeline = Timeline()
     timeline.start(folder, None)
+    # The validation before the first step is none of them.
+    where = {"step": 0, "shard": None, "group": "rollout", "worker": "rollout/0"}
+    timeline.complete("val/rollout", "rollout", 1e9 - 90, 1e9 - 10, **where)
     for step, begin in ((1, 0.0), (2, 4.0), (3, 30_000.0)):
         for name, group, start, end in (("rollout", "rollout", 0.5, 3.0), ("update", "train", 3.0, 4.0)):
             where = {"step": step, "shard": None, "group": group, "worker": f"{name}/0"}

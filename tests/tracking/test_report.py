@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.tables import render
-from dagrl.tracking.report import RunRecord, read_run, summary
+from dagrl.tracking.report import RunRecord, read_run, summary, summary_values
 from dagrl.tracking.timeline import Timeline
 
 
@@ -52,6 +52,16 @@ def test_steps_rewards_and_seconds_are_told(tmp_path):
     assert re.search(r"train +26%", text)
     # What takes longest comes first.
     assert text.index("rollout_s") < text.index("update_s")
+
+
+def test_the_validation_before_the_first_step_is_no_step(tmp_path):
+    before = {"step": 0, "time/step_s": 90.0, "time/val/rollout_s": 80.0, "throughput/tokens_per_s": 1.0}
+    folder = write(tmp_path / "run", before, step(1, throughput__tokens_per_s=900.0))
+    assert told(folder, "step_s") == ["step_s", "10.00", "10.00", "10.00"]
+    assert told(folder, "rollout_s") == ["rollout_s", "6.00", "6.00", "6.00", "60%"]
+    assert told(folder, "tokens_per_s") == ["tokens_per_s", "900.00", "900.00", "900.00"]
+    assert "val/rollout" not in said(read_run(folder), {})
+    assert summary_values(read_run(folder))["seconds"]["step_s"]["max"] == 10.0
 
 
 def test_validation_sets_and_the_best_checkpoint_are_told(tmp_path):

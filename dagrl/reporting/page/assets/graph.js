@@ -5,7 +5,7 @@
   const RECENT = 20;
 
   // Mean of a metric over the last steps that have it.
-  const recent = (run, name) => mean(run.metrics.values(name).slice(-RECENT));
+  const recent = (run, name) => mean(run.metrics.inTraining(name).slice(-RECENT));
 
   function facts(run, node) {
     const length = recent(run, `time/${node.name}_s`);

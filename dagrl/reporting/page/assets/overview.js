@@ -24,9 +24,9 @@
       const best = name.includes("loss") ? least(values) : most(values);
       found.push(card(name, number(values.at(-1)), `from ${number(values[0])}, best ${number(best)}`));
     }
-    const step = metrics.values("time/step_s");
+    const step = metrics.inTraining("time/step_s");
     if (step.length) found.push(card("Seconds a step", number(mean(step)), `last ${number(step.at(-1))}`));
-    const speed = metrics.values("throughput/tokens_per_s");
+    const speed = metrics.inTraining("throughput/tokens_per_s");
     if (speed.length) found.push(card("Tokens per second", number(mean(speed)), `last ${number(speed.at(-1))}`));
     const restarts = overview.events.filter((event) => event.kind === "restart").length;
     found.push(card("Restarts", String(restarts), restarts ? "see events" : "no worker was lost"));
@@ -42,11 +42,11 @@
 
   function times(run) {
     const { metrics } = run;
-    const whole = sum(metrics.values("time/step_s"));
+    const whole = sum(metrics.inTraining("time/step_s"));
     const rows = [...metrics.columns.keys()]
       .filter((name) => /^time\/.+_s$/.test(name) && name !== "time/step_s")
       .map((name) => {
-        const values = metrics.values(name);
+        const values = metrics.inTraining(name);
         const share = whole ? sum(values) / whole : null;
         const node = name.slice("time/".length, -"_s".length);
         return [node, mean(values), most(values), share, last(metrics, `memory/${node}_peak_gib`)];

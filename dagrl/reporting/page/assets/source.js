@@ -67,6 +67,12 @@
       return (this.columns.get(name) ?? []).filter((value) => value !== null);
     }
 
+    // The same without the validation before the first step, which is step 0.
+    inTraining(name) {
+      const column = this.columns.get(name) ?? [];
+      return column.filter((value, place) => value !== null && this.steps[place] > 0);
+    }
+
     at(name, step) {
       const place = this.steps.indexOf(step);
       return place < 0 ? null : (this.columns.get(name)?.[place] ?? null);
