@@ -13,6 +13,7 @@ from dagrl.config.errors import Problem
 from dagrl.resources import pipeline_file
 
 _INTERRUPTED = 130
+_WARNING = "dagrl run: warning: "
 
 
 class RunFailedError(RuntimeError):
@@ -103,10 +104,13 @@ class PipelineHandle:
             told = errors.read().strip()
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
+        lines = told.splitlines()
+        failure = [line for line in lines if code and not line.startswith(_WARNING)]
+        for line in lines:
+            if line not in failure:
+                print(line, file=sys.stderr)
         if code != 0:
-            raise RunFailedError(told or f"dagrl run exited with {code}")
-        if told:
-            print(told, file=sys.stderr)
+            raise RunFailedError("\n".join(failure) or f"dagrl run exited with {code}")
         record = read_run(folder)
         return RunResult(folder, record.last_step, record.last_step < self.steps, list(record.steps))
 

@@ -56,6 +56,16 @@ def test_a_refused_run_says_why(project, monkeypatch) -> None:
         dagrl.load("p.yaml").run("full", quiet=True)
 
 
+def test_a_failure_begins_with_what_failed_and_warnings_are_printed(project, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(project.folder)
+    (project.folder / "full").mkdir()
+    (project.folder / "full" / "notes.txt").write_text("")
+    spare = {"nodes.spare": {"op": "reward", "fn": "exact", "write": "x"}}
+    with pytest.raises(dagrl.RunFailedError, match=r"^dagrl run: full .*notes\.txt"):
+        dagrl.load("p.yaml", spare).run("full", quiet=True)
+    assert "dagrl run: warning: " in capsys.readouterr().err
+
+
 def test_a_metric_is_a_series_of_the_steps_that_have_it() -> None:
     result = dagrl.RunResult(Path(), 2, False, [{"step": 0, "val/reward/mean": 0.1}, {"step": 1, "reward/mean": 0.5}])
     assert result.series("reward/mean") == ([1], [0.5])

@@ -125,7 +125,7 @@ async def _train(
             await driver.train()
             if any(driver.overlong.values()):
                 found = ", ".join(f"{count} {what}" for what, count in driver.overlong.items())
-                trackers.note(f"prompts longer than max_prompt_tokens: {found}")
+                trackers.note(f"prompts that are too long, or have too long responses: {found}, counted in each epoch")
         except asyncio.CancelledError as cancelled:
             raise InterruptedRunError from cancelled
         except RunError as error:

@@ -71,8 +71,10 @@ def diff_runs(left: Path, right: Path) -> RunDiff:
     metrics = [{line["step"]: line for line in run.steps} for run in runs]
     steps = sorted(metrics[0].keys() & metrics[1].keys())
     if steps:
+        if sampled := [step for step in steps if all(file.is_file() for file in _sample_files((left, right), step))]:
+            compared.append(f"samples of {ranges(sampled)}")
         compared.append(f"metrics of {ranges(steps)}")
-        found += [_in_samples((left, right), steps), _in_metrics(metrics, steps)]
+        found += [_in_samples((left, right), sampled), _in_metrics(metrics, steps)]
     if not compared:
         raise ValueError(f"{left} and {right} have no steps in common; nothing can be compared")
     # The earliest; at the same step what says most, which comes first.
@@ -173,12 +175,13 @@ def _workers(records: Records, record: NodeRecord, difference: Difference) -> st
 # -- without records
 
 
+def _sample_files(folders: Sequence[Path], step: int) -> list[Path]:
+    return [folder / "samples" / f"step_{step}.parquet" for folder in folders]
+
+
 def _in_samples(folders: Sequence[Path], steps: Iterable[int]) -> Parting | None:
     for step in steps:
-        files = [folder / "samples" / f"step_{step}.parquet" for folder in folders]
-        if not all(file.is_file() for file in files):
-            continue
-        tables = [pq.read_table(file).to_pydict() for file in files]
+        tables = [pq.read_table(file).to_pydict() for file in _sample_files(folders, step)]
         ids = [table["sample_id"] for table in tables]
         places = [{row: place for place, row in enumerate(each)} for each in ids]
         both = [row for row in ids[0] if row in places[1]]

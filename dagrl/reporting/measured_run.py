@@ -19,12 +19,10 @@ from dagrl.planner.cost.run_times import RunTimes, devices_of
 from dagrl.reporting.html_report import open_run
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_report import activities_of
-from dagrl.reporting.usual_steps import usual_steps
+from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
 from dagrl.reporting.why.counterfactuals import plan_of
 from dagrl.scheduler.plan import Plan
 from dagrl.validation.summary import layout_in_words
-
-_LEAST_STEPS = 2
 
 
 def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
@@ -37,8 +35,8 @@ def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
     run = open_run(folder)
     pipeline, _, plan = plan_of(folder)
     steps = usual_steps(run, plan)
-    if len(steps) < _LEAST_STEPS:
-        raise ValueError(f"{folder} has too few steps to learn from: {_LEAST_STEPS} beside the first are needed")
+    if len(steps) < LEAST_STEPS:
+        raise ValueError(f"{folder} has too few steps to learn from: {LEAST_STEPS} beside the first are needed")
     chosen = set(steps)
     measured = seconds_of_step(plan, [each for each in activities_of(run.record()) if each.step in chosen])
     windows = [window for step in steps if (window := run.commit_interval(step)) is not None]

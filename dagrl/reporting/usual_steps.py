@@ -5,14 +5,16 @@ from __future__ import annotations
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.scheduler.plan import Plan
 
+LEAST_STEPS = 2
+"""So many are needed to tell a usual one."""
 _MOST_STEPS = 200
 """The newest steps that are looked at."""
 
 
 def usual_steps(run: RunReader, plan: Plan) -> list[int]:
-    """The newest steps that neither are the first after a start, nor validate or save."""
+    """The newest steps that are not the first after a start, without those that validate or save if enough are left."""
     after_pause = {step + 1 for step, _ in run.pauses()}
     finished = {line["step"] for line in run.steps}
     steps = [step for step in run.timed_steps if step > 1 and step in finished and step not in after_pause]
     plain = [step for step in steps if not plan.validates(step) and not plan.saves(step)]
-    return (plain or steps)[-_MOST_STEPS:]
+    return (plain if len(plain) >= LEAST_STEPS else steps)[-_MOST_STEPS:]

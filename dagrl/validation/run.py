@@ -65,11 +65,14 @@ def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> N
     if parts is None or not rollouts(pipeline):
         known, name = [f"val/{each}" for each in _names_written(pipeline, graph.validation)], best.metric
     else:
-        known, name = names_at_k(val_n(pipeline), votes=vote_of(pipeline) is not None), parts["kind"]
-        prefixes = [prefix for prefix in set_prefixes(pipeline).values() if prefix]
+        kinds = names_at_k(val_n(pipeline), votes=vote_of(pipeline) is not None)
+        place, prefixes = parts["place"] or "", [prefix for prefix in set_prefixes(pipeline).values() if prefix]
         # A data source may follow the prefix of the set.
-        if name in known and prefixes and not any((parts["place"] or "").startswith(each) for each in prefixes):
-            known, name = [f"val/{prefix}{name}" for prefix in prefixes], best.metric
+        if prefixes and not place.startswith(tuple(prefixes)):
+            known = [f"val/{prefix}{kind}" for prefix in prefixes for kind in kinds]
+        else:
+            known = [f"val/{place}{kind}" for kind in kinds]
+        name = best.metric
     if name not in known:
         message = f"no validation writes `{best.metric}`; {suggest(name, known)}"
         findings.error(_METRIC, message, code="unknown-metric", depends_on=[("data", "val"), _VOTE])

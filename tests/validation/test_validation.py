@@ -49,7 +49,7 @@ def test_a_set_whose_file_is_missing_is_named(project):
     ("sets", "place", "fragment"),
     [
         ("{}", "data.val", "invalid-value"),
-        ("{AIME: a.parquet}", "data.val.AIME", "invalid-value"),
+        ("{AIME: a.parquet}", "data.val.AIME", "invalid-name"),
         ("{aime: 3}", "data.val.aime", "invalid-value"),
         ("[a.parquet]", "data.val", "invalid-value"),
     ],
@@ -94,7 +94,7 @@ def best(metric: str, more: str = "save_every: 5") -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("metric", "fragment"),
     [
-        ("val/mean@4", "unknown-metric"),
+        ("val/mean@4", "`val/mean@1`"),
         ("val/maj@2", "unknown-metric"),
         ("val/sums/pass@2", "unknown-metric"),
         ("val/accuracy", "unknown-metric"),
@@ -114,6 +114,7 @@ def test_several_sets_have_metrics_of_their_own(project, row):
     project.write_rows("more.parquet", [row])
     message = "unknown-metric"
     project.assert_problem(project.pipeline(SETS, best("val/mean@1")), "run.keep_best.metric", message)
+    project.assert_problem(project.pipeline(SETS, best("val/more/mean@2")), "run.keep_best.metric", "`val/more/mean@1`")
     form = (
         "  reward: {op: reward, fn: exact}",
         "  reward: {op: reward, fn: exact}\n  form: {op: reward, fn: math, write: form}",

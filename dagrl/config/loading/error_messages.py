@@ -89,6 +89,11 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
             own = _OWN if len(several) > 1 else ""
             message = f"{shown(details['input'])} is not one of the options{own}; {suggest(str(value), options)}"
             return Fault(place, "unknown-option", message)
+        case "string_pattern_mismatch" if details["loc"][-1] == "[key]":
+            message = (
+                f"{key!r} is not a name; begin with a lower-case letter, then use lower-case letters, digits and _"
+            )
+            return Fault(place, "invalid-name", message)
         case "value_error":
             return Fault(place, "invalid-value", str(details["ctx"]["error"]))
     wanted = " or ".join(dict.fromkeys(_wanted(each) for each in several)).replace(" or be ", " or ")

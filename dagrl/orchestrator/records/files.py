@@ -196,7 +196,7 @@ class Records:
     def _why_missing(self, step: int, node: str) -> str:
         steps = self.steps()
         if not steps:
-            return f"{self.folder.parent} has no records; set `run.record: [{node}]` and run again"
+            return f"{self.folder.parent} has no records; set `run.record: [{node or 'update'}]` and run again"
         if step not in steps:
             return f"step {step} is not recorded; {self.folder} has {ranges(steps)}"
         known = ", ".join(self.nodes(step)) or "none"

@@ -13,6 +13,8 @@ from dagrl.data.stats import Stat
 from dagrl.weight_sync.protocol import WeightDigests
 
 _MOST_ROWS = 5
+_TOLD = {"mean": "", "low": "least value ", "high": "largest value "}
+"""What is compared of a metric, and how it is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +108,20 @@ def compare_metrics(recorded: Mapping[str, Stat], found: Mapping[str, Stat]) -> 
             continue
         left, right = recorded[name], found[name]
         # NaN is equal to itself.
-        if np.array_equal(_numbers(left), _numbers(right), equal_nan=True):
+        what = next((what for what in _TOLD if not _same(getattr(left, what), getattr(right, what))), None)
+        if what is None:
+            # Other layouts add up in other parts, and count other times: that alone is no difference.
             continue
+        ours, theirs = getattr(left, what), getattr(right, what)
         # Many metrics are differences of numbers around 1, and near 0 themselves.
-        size = abs(left.mean - right.mean) / max(1.0, abs(left.mean), abs(right.mean))
+        size = abs(ours - theirs) / max(1.0, abs(ours), abs(theirs))
         size = size if math.isfinite(size) else math.inf
-        differences.append(Difference(f"metric {name}", f"{left.mean!r} and {right.mean!r}", size))
+        differences.append(Difference(f"metric {name}", f"{_TOLD[what]}{ours!r} and {theirs!r}", size))
     return differences
 
 
-def _numbers(stat: Stat) -> np.ndarray:
-    return np.array([stat.count, stat.total, stat.squares, stat.low, stat.high], dtype=np.float64)
+def _same(left: float, right: float) -> bool:
+    return left == right or (math.isnan(left) and math.isnan(right))
 
 
 def compare_weights(recorded: WeightDigests, found: WeightDigests) -> Difference | None:

@@ -19,7 +19,7 @@ from dagrl.reporting.html_report import open_run
 from dagrl.reporting.measured_run import lengths_of_run
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_report import activities_of
-from dagrl.reporting.usual_steps import usual_steps
+from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
 from dagrl.reporting.why.changes import Straggling, changes, changes_by_size
 from dagrl.reporting.why.counterfactuals import Advice, advice, plan_of
 from dagrl.reporting.why.critical_path import STRAGGLER, Part, critical_path
@@ -69,8 +69,8 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
     lengths = [run.commit_interval(number) for number in usual]
     measured = median([window.end - window.start for window in lengths if window is not None] or [step_s])
     found, why_not = [], ""
-    if len(usual) < 2:
-        why_not = "advice needs two steps beside the first, without validation or checkpoint"
+    if len(usual) < LEAST_STEPS:
+        why_not = "advice needs two steps beside the first"
     else:
         try:
             tried = [

@@ -110,7 +110,7 @@ CASES = [
         "  rollout: {cpus_per_node: 1}",
         "  Roll-Out: {cpus_per_node: 1} #!",
         "groups.Roll-Out",
-        "invalid-value",
+        "invalid-name",
     ),
     ("max_new_tokens: 8}}", "max_new_tokens: 8, top_p: 1.5}} #!", "nodes.rollout.sampling.top_p", "invalid-value"),
     (

@@ -71,6 +71,10 @@ def test_metrics() -> None:
     )
     assert (near.what, near.size) == ("metric kl", pytest.approx(1e-9))
     assert (far.text, far.size) == ("4.0 and 5.0", pytest.approx(0.2))
+    # As from a layout with twice the ranks.
+    assert compare_metrics({"lr": Stat.of([0.1])}, {"lr": Stat.of([0.1, 0.1])}) == []
+    (apart,) = compare_metrics({"age": Stat.of([0.0, 2.0])}, {"age": Stat.of([1.0, 1.0])})
+    assert (apart.text, apart.size) == ("least value 0.0 and 1.0", 1.0)
     (missing,) = compare_metrics({}, {"new": Stat.of([1.0])})
     assert missing.text == "was not recorded"
 
