@@ -22,6 +22,14 @@ _ASSIGNED = re.compile(r"(?P<name>[A-Za-z](?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?)\s*
 _RELATION = re.compile(r"[=<>]|\\(?:[lg]eq?|neq?|in)(?![a-z])")
 _IN_BASE = re.compile(r"(\d+)\s*_\s*\{?\s*(\d+)\s*\}?")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
+_BESIDE_CJK = re.compile(r"(?<=[\u3000-\u30ff\u3400-\u9fff])(?=[-−+$€£¥]?\d)|(?<=\d)(?=[\u3400-\u9fff])")
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {ord("￥"): ord("¥")}
+"""Chinese and Japanese write digits, brackets and signs as wide as their letters, and no space around a number."""
+_MARKS = re.compile(
+    r"(?<!\S)[*_`\"'“‘(\[~≈→]+(?=[-−+]?[$€£¥]?\d)|(?<=[^\d\s][:>→~≈])(?=[-−+]?[$€£¥]?\d)"
+    r"|(?<=\d)[*_`\"'”’]+(?=[\s.,;:!?)\]]|\Z)"
+)
+"""Markup, quotes and colons at a number, beside which math-verify overlooks it and takes an earlier one."""
 _TOKEN = re.compile(r"\\.|.", re.DOTALL)
 _BRACKETS = {"(", "[", r"\{"}
 _OPENING, _CLOSING = {*_BRACKETS, "{"}, {")", "]", r"\}", "}"}
@@ -34,6 +42,7 @@ def matches(response: str, answer: str) -> bool:
     formula or number found by math-verify. The reference may also be a worked solution in GSM8K's form or a boxed
     answer. Raises ValueError for a reference without an answer.
     """
+    response, answer = (_BESIDE_CJK.sub(" ", text.translate(_FULL_WIDTH)) for text in (response, answer))
     reference = _read(answer.rpartition(GSM8K_MARK)[2])
     if not reference:
         raise ValueError(f"the reference answer {answer[:80]!r} contains nothing to compare with")
@@ -154,7 +163,7 @@ def _found_by_math_verify(response: str, reference: str) -> bool:
     """Whether the last formula or number of a response without a marked answer equals the reference."""
     from math_verify import parse, verify
 
-    found = parse(response, parsing_timeout=None)
+    found = parse(_MARKS.sub(" ", response), parsing_timeout=None)
     number = of_hundred(reference)
     readings = [without_unit(reference)] if number is None else [number, _hundredth(number)]
     return any(verify(_formula(each), found, timeout_seconds=None) for each in readings)

@@ -24,6 +24,10 @@ _UNIT_TEXT = r"\\(?:text|textrm|mathrm|mbox|rm)\s*\{(?!\s*(?:and|or|[ide])\b)[^{
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
 _UNIT_IN_TEXT = re.compile(rf"{_SPACE}*{_UNIT_TEXT}{_POWER}(?:{_SPACE}*(?:/|\\cdot)?{_SPACE}*{_UNIT_TEXT}{_POWER})*\Z")
 _UNIT_IN_WORDS = re.compile(rf"(?<=[\d}})])\s+(?P<words>(?:[A-Za-z]{{2,}}|[mgshLlJNWVK])(?:[ /][A-Za-z]+)*){_POWER}\Z")
+_UNIT_IN_CJK = re.compile(
+    rf"(?<=[\d}})]){_SPACE}*(?![\u4e00-\u9fff]*[一二三四五六七八九十百千万亿兆萬億和或与及])[\u3400-\u9fff]{{1,6}}\Z"
+)
+"""Not what makes another number of it, as in ``5万``."""
 _IN_FORMULAS = {
     "and", "or", "to", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "mod", "inf", "infinity", "percent",
     "times", "plus", "minus", "over", "choose", "not",
@@ -75,6 +79,9 @@ def without_unit(answer: str) -> str:
     r"""The answer without a unit: ``5~\mathrm{cm}^2``, ``5\text{ apples}`` and ``5 square feet`` become ``5``."""
     found = _UNIT_IN_TEXT.search(answer)
     if found and re.search(r"[\d})]\Z", answer[: found.start()]):
+        return answer[: found.start()]
+    found = _UNIT_IN_CJK.search(answer)
+    if found:
         return answer[: found.start()]
     found = _UNIT_IN_WORDS.search(answer)
     if found and not _IN_FORMULAS.intersection(re.split("[ /]", found["words"].lower())):

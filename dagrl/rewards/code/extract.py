@@ -6,7 +6,7 @@ import re
 
 # Possessive quantifiers avoid backtracking within a line: a degenerate policy writes very long lines.
 _BLOCK = re.compile(
-    r"^[ \t]*+```[ \t]*+(\w*+)[^\n]*+\n(.*?)(?=^[ \t]*+```|\Z)(?:^[ \t]*+```[ \t]*+$)?", re.MULTILINE | re.DOTALL
+    r"^([ \t]*+)```[ \t]*+(\w*+)[^\n]*+\n(.*?)(?=^[ \t]*+```|\Z)(?:^[ \t]*+```[ \t]*+$)?", re.MULTILINE | re.DOTALL
 )
 _PYTHON = ("python", "python3", "py")
 
@@ -16,9 +16,14 @@ def program_in(response: str) -> str | None:
 
     An unclosed block extends to the end of the response.
     """
-    blocks = [(language.lower(), code) for language, code in _BLOCK.findall(response)]
+    blocks = [(language.lower(), _dedented(code, len(indent))) for indent, language, code in _BLOCK.findall(response)]
     for wanted in (_PYTHON, ("",)):
         found = [code for language, code in blocks if language in wanted and code.strip()]
         if found:
             return found[-1]
     return None
+
+
+def _dedented(code: str, indent: int) -> str:
+    """The lines without the indentation of the fence, as in an item of a list."""
+    return re.sub(rf"^[ \t]{{1,{indent}}}", "", code, flags=re.MULTILINE) if indent else code

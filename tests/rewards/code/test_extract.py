@@ -17,7 +17,7 @@ from dagrl.rewards.code.extract import program_in
         ("```python\na\n```\n```\noutput: 3\n```", "a\n"),
         ("```python\na\n```\n```python\n\n```", "a\n"),
         ("thoughts ```python is``` nice\n```python\na\n", "a\n"),
-        ("  ```python\n  a\n  ```", "  a\n"),
+        ("  ```python\n  a\n  ```", "a\n"),
         ("```python\nprint('```')\n```\n", "print('```')\n"),
         ("```bash\nls\n```", None),
         ("a = 1", None),
