@@ -54,7 +54,7 @@ def critical_path(spans: Sequence[TimelineSpan], window: Interval, plan: Plan) -
         before = [span for span in left if span.start < now - _SHORTEST_S and _ended(span, now, current)]
         if current is not None:
             known = [span for span in before if _precedes(span, current, needs)]
-            before = known or before
+            before = known + _of_host(before, known, current) or before
         if not before:
             found.append(Part("driver", "", DRIVER, window.start, now))
             break
@@ -100,6 +100,12 @@ def _precedes(span: TimelineSpan, later: TimelineSpan, needs: Mapping[str, froze
         same = later.start - span.end < _AT_ONCE_S
     moved = span.group == later.group != HOST and span.name in _MOVES
     return same or moved or span.name in needs.get(later.name, ())
+
+
+def _of_host(before: Sequence[TimelineSpan], known: Sequence[TimelineSpan], later: TimelineSpan) -> list[TimelineSpan]:
+    """What ran on the host after the inputs of a task of the host were there: it waited for a process, late or not."""
+    ready = max((span.end for span in known), default=later.start)
+    return [span for span in before if later.group == span.group == HOST and span.end > ready + _AT_ONCE_S]
 
 
 def _parts(

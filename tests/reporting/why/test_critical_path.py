@@ -60,6 +60,20 @@ def test_what_is_hidden_is_not_on_the_path() -> None:
     ]
 
 
+@pytest.mark.parametrize("late", [0.001, 0.04])
+def test_a_task_of_the_host_waits_for_its_processes_however_late_it_is_given_to_one(late: float) -> None:
+    spans = [
+        span("rollout", "generator", 0, 1, 0),
+        span("rollout", "generator", 0, 1.5, 1),
+        span("reward", "host", 1, 6, 0),
+        span("reward", "host", 6 + late, 11, 1),
+        span("update", "actor", 11, 12),
+    ]
+    parts = critical_path(spans, Interval(0, 12), PLAN)
+    assert sum(part.end - part.start for part in parts if part.name == "reward") == pytest.approx(10 - late)
+    assert sum(part.end - part.start for part in parts if part.name == "driver") <= late + 1e-9
+
+
 @pytest.mark.parametrize(("last", "straggles"), [(4, False), (9, True)])
 def test_the_time_of_the_last_shard_alone_is_a_straggler(last: float, straggles: bool) -> None:
     spans = [
