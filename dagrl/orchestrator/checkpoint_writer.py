@@ -62,11 +62,14 @@ class CheckpointWriter:
         """Make what all executors have saved the newest checkpoint: now, or once it is written."""
         # A pipeline that trains nothing has its place in the data alone.
         folder = self._folders.pop(state.step, None) or self._checkpoints.begin(state.step)
-        if self._in_background:
-            self._writing = asyncio.get_running_loop().create_task(self._finish_written(folder, state))
-            self._writing.add_done_callback(self._report)
-        else:
-            await self._move_into_place(folder, state)
+        # Where nothing is trained, steps are committed side by side, and no save has waited for the checkpoint before.
+        async with self._lock:
+            if self._in_background:
+                await self.join()
+                self._writing = asyncio.get_running_loop().create_task(self._finish_written(folder, state))
+                self._writing.add_done_callback(self._report)
+            else:
+                await self._move_into_place(folder, state)
 
     async def join(self) -> None:
         """Wait until no checkpoint is being written. Raises its failure."""

@@ -65,7 +65,8 @@ class BackgroundWriter:
         Waits for an earlier write first. The tensors in `content` may change after `wait_until_copied` if they are to
         be copied to host memory first (`copy`), otherwise after `finish`.
         """
-        self.finish(wait=True)
+        # Its failure stays for whoever waits for that write: this may be another one's, such as a record's.
+        self.finish(wait=True, forget=False)
         if self._group is None:
             timeout = datetime.timedelta(seconds=self._timeout_s)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
@@ -95,11 +96,11 @@ class BackgroundWriter:
         if not self._copied.wait(self._timeout_s):
             raise TimeoutError(f"the state for {self._folder} was not copied to the host within {self._timeout_s:g} s")
 
-    def finish(self, *, wait: bool) -> bool:
+    def finish(self, *, wait: bool, forget: bool = True) -> bool:
         """Whether no write is running; with `wait`, blocks until then. Not collective.
 
-        Raises the error of the last write, once: OSError for an error of the disk, MemoryError if a rank could not copy
-        its state to the host. Raises TimeoutError after the timeout.
+        Raises the error of the last write, with `forget` once: OSError for an error of the disk, MemoryError if a rank
+        could not copy its state to the host. Raises TimeoutError after the timeout.
         """
         if self._thread is None:
             return True
@@ -108,7 +109,8 @@ class BackgroundWriter:
             if wait:
                 raise TimeoutError(f"the checkpoint {self._folder} was not written within {self._timeout_s:g} s")
             return False
-        self._thread = None
+        if forget or self._failure is None:
+            self._thread = None
         if isinstance(self._failure, OSError):
             # Megatron's message is a traceback without the system's error, which is nearly always a full disk.
             free = shutil.disk_usage(self._folder).free / 2**20

@@ -177,6 +177,30 @@ def test_a_failure_of_one_rank_is_a_sentence_on_all(run_engine, tmp_path: Path) 
     assert not (folder / "files.json").exists()
 
 
+def test_a_failure_is_for_the_one_who_waits_for_that_write(run_engine, tmp_path: Path) -> None:
+    """Another save, as for a record, waits for the checkpoint too; it must not seem written after that."""
+
+    def on_rank(engine: Any) -> list[str]:
+        import resource
+        import signal
+        import sys
+
+        sys.dont_write_bytecode = True  # or a module that is imported late would be cut short by the limit, too
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        engine.save(tmp_path / "step_1", asynchronous=True)
+        messages = []
+        for act in (lambda: engine.save(tmp_path / "record", asynchronous=True), lambda: engine.finish_save(wait=True)):
+            with pytest.raises(OSError, match="cannot write the checkpoint") as caught:
+                act()
+            messages.append(str(caught.value).partition(", ")[0])
+        assert engine.finish_save(wait=True), "told once"
+        return messages
+
+    (messages,) = run_engine(1, on_rank, **OPTIONS)
+    assert messages == [f"cannot write the checkpoint to {tmp_path / 'step_1'}"] * 2
+
+
 def test_a_write_that_hangs_has_a_bound(run_engine, tmp_path: Path) -> None:
     def on_rank(engine: Any) -> str:
         hold_writes()
