@@ -4,11 +4,13 @@ records/step_N/NODE.json      the runs of a node: rows, columns by the hash of t
 records/columns/HASH.npz      a column, once, however many nodes read it
 records/pipelines/HASH.yaml   the pipeline as it was
 records/states/step_N/ENGINE  with ``keep_last``: the state of a trained engine after step N
+records/kept.json             with ``keep_last``: first steps of the segments that stay for good
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from dagrl.data.stats import Stat
 from dagrl.tracking.base import replace_text
 
 FOLDER = "records"
+_KEPT = "kept.json"
 _FORMAT = 1
 
 
@@ -162,6 +165,23 @@ class Records:
             for step, folder in _numbered(self.folder / "states")
             if (folder / engine).is_dir() and (folder / f"{engine}.done").is_file()
         }
+
+    def saved_states(self) -> list[int]:
+        """Steps after which states were saved for records, complete or not."""
+        return [step for step, _ in _numbered(self.folder / "states")]
+
+    def segments(self) -> list[int]:
+        """First steps of the segments that are there: after a state, or, from start weights, the first of all."""
+        return sorted({step + 1 for step in self.saved_states()} | set(self.steps()[:1]))
+
+    def keep(self, segments: Sequence[int]) -> None:
+        """Note the first steps of the segments that stay for good. Raises OSError."""
+        replace_text(self.folder / _KEPT, json.dumps(segments))
+
+    def kept(self) -> list[int]:
+        """What `keep` has noted last. Raises OSError, or ValueError if the file holds something else."""
+        path = self.folder / _KEPT
+        return [int(step) for step in json.loads(path.read_text())] if path.is_file() else []
 
     def steps(self) -> list[int]:
         """Steps with a record, in order."""

@@ -71,12 +71,14 @@ class Recorder:
         note: Callable[[str], None],
         resumed_step: int,
     ) -> None:
-        """`resumed_step`: the records of later steps are removed, because these steps run again."""
+        """`resumed_step`: the records of later steps, and the states after them, are removed, because these steps run
+        again.
+        """
         self._plan, self._groups, self._ray, self._note = plan, groups, ray, note
         self._records = Records(run_dir.resolve())
         self._spec: RecordSpec | None = pipeline.run.recorded
         self._tasks = recorded_tasks(plan, self._spec.nodes) if self._spec else frozenset()
-        self._ring = Ring(self._spec.keep_last) if self._spec and self._spec.keep_last else None
+        self._ring: Ring | None = None
         self._alarms = AlarmDetector(self._spec.keep_on if self._spec else ())
         self._alarmed: dict[int, str] = {}
         """Step -> what was remarkable about it."""
@@ -93,11 +95,16 @@ class Recorder:
         self._stopped = self._spec is None
         self._versions = versions() if self._spec else {}
         if self._spec is not None:
-            self._begin(dump_document(dict(resolved)), modules, resumed_step)
+            self._begin(self._spec, dump_document(dict(resolved)), modules, resumed_step)
 
-    def _begin(self, pipeline: str, modules: Path | None, resumed_step: int) -> None:
+    def _begin(self, spec: RecordSpec, pipeline: str, modules: Path | None, resumed_step: int) -> None:
         try:
-            self._records.remove([step for step in self._records.steps() if step > resumed_step])
+            self._records.remove(
+                [step for step in self._records.steps() if step > resumed_step],
+                [step for step in self._records.saved_states() if step > resumed_step],
+            )
+            if spec.keep_last:
+                self._ring = Ring(spec.keep_last, self._records.segments(), self._records.kept())
             self._pipeline, self._code = self._records.write_pipeline(pipeline), code_hash(modules)
         except (OSError, ValueError) as error:
             self._stop(error)
@@ -173,6 +180,8 @@ class Recorder:
             self._note(f"step {step}: {alarm}; the records of the steps before it are kept")
         dropped = self._ring.commit(step, remarkable=alarm is not None)
         try:
+            if alarm:
+                self._records.keep(self._ring.kept)
             for steps in dropped:
                 await asyncio.to_thread(self._records.remove, steps, [steps.start - 1])
         except (OSError, ValueError) as error:

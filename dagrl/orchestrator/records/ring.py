@@ -21,17 +21,27 @@ class Ring:
     a state that is older than `keep_last` steps.
     """
 
-    def __init__(self, keep_last: int) -> None:
+    def __init__(self, keep_last: int, earlier: Iterable[int] = (), kept: Iterable[int] = ()) -> None:
+        """`earlier`: first steps of the segments that the run had when it ended before; `kept`: those of all that are
+        kept for good.
+        """
         self._length = keep_last
-        self._firsts: list[int] = []
+        self._firsts = sorted(earlier)
         """The first steps of the segments, ascending."""
-        self._kept: set[int] = set()
+        self._kept = set(kept)
+        self._has_begun = False
+
+    @property
+    def kept(self) -> list[int]:
         """First steps of segments that are kept for good."""
+        return sorted(self._kept)
 
     def begin(self, step: int) -> bool:
         """A step begins, or goes on. Returns whether it is the first one of its segment, and needs a state."""
-        if not self._firsts or step >= self._firsts[-1] + self._length:
-            self._firsts.append(step)
+        if not self._has_begun or step >= self._firsts[-1] + self._length:
+            self._has_begun = True
+            if step not in self._firsts:
+                self._firsts.append(step)
         return step in self._firsts
 
     def commit(self, step: int, *, remarkable: bool) -> list[range]:

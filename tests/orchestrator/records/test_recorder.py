@@ -104,9 +104,19 @@ def test_a_full_disk_is_told_once_and_ends_the_recording_alone(tmp_path: Path) -
 
 def test_records_of_steps_that_run_again_are_removed(tmp_path: Path) -> None:
     asyncio.run(Recorded(tmp_path).step())
-    assert Records(tmp_path).steps() == [1]
+    records = Records(tmp_path)
+    records.state(3).mkdir(parents=True)
+    assert (records.steps(), records.saved_states(), records.segments()) == ([1], [3], [1, 4])
     Recorded(tmp_path)
-    assert Records(tmp_path).steps() == []
+    assert (records.steps(), records.saved_states()) == ([], []), "a state of a life that ended is another's"
+
+
+def test_segments_that_stay_are_remembered(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    assert records.kept() == []
+    records.folder.mkdir()
+    records.keep([1, 5])
+    assert records.kept() == [1, 5]
 
 
 @pytest.mark.parametrize(

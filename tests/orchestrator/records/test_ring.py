@@ -42,6 +42,24 @@ def test_a_remarkable_step_and_the_one_before_it_stay(keep_last: int, remarkable
         assert set(range(start + 1, wanted + 1)) <= recorded
 
 
+@given(st.integers(1, 5), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 40))
+def test_a_run_that_goes_on_drops_what_it_had_before(keep_last: int, lives: list[int], remarkable: int) -> None:
+    firsts: set[int] = set()
+    kept: list[int] = []
+    step = 0
+    for steps in lives:
+        ring = Ring(keep_last, firsts, kept)
+        for _ in range(steps):
+            step += 1
+            if ring.begin(step):
+                firsts.add(step)
+            for dropped in ring.commit(step, remarkable=step == remarkable):
+                firsts.remove(dropped.start)
+            kept = ring.kept
+        assert len(firsts - set(kept)) <= 3
+    assert set(kept) <= firsts
+
+
 def test_a_step_that_begins_before_the_one_before_it_has_ended_costs_nothing() -> None:
     ring = Ring(2)
     assert [ring.begin(step) for step in (1, 2, 3, 1, 2, 3)] == [True, False, True, True, False, True]
