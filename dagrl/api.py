@@ -105,12 +105,12 @@ class PipelineHandle:
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         lines = told.splitlines()
-        failure = [line for line in lines if code and not line.startswith(_WARNING)]
-        for line in lines:
-            if line not in failure:
-                print(line, file=sys.stderr)
+        warnings = [line for line in lines if code == 0 or line.startswith(_WARNING)]
+        for line in warnings:
+            print(line, file=sys.stderr)
         if code != 0:
-            raise RunFailedError("\n".join(failure) or f"dagrl run exited with {code}")
+            failure = "\n".join(line for line in lines if not line.startswith(_WARNING))
+            raise RunFailedError(failure or f"dagrl run exited with {code}")
         record = read_run(folder)
         return RunResult(folder, record.last_step, record.last_step < self.steps, list(record.steps))
 

@@ -179,7 +179,7 @@ class Records:
         replace_text(self.folder / _KEPT, json.dumps(segments))
 
     def kept(self) -> list[int]:
-        """What `keep` has noted last. Raises OSError, or ValueError if the file holds something else."""
+        """The steps that `keep` has written. Raises OSError, or ValueError if the file has other content."""
         path = self.folder / _KEPT
         return [int(step) for step in json.loads(path.read_text())] if path.is_file() else []
 

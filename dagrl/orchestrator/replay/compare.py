@@ -14,7 +14,7 @@ from dagrl.weight_sync.protocol import WeightDigests
 
 _MOST_ROWS = 5
 _TOLD = {"mean": "", "low": "least value ", "high": "largest value "}
-"""What is compared of a metric, and how it is called."""
+"""Compared fields of a metric, with their names in messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def _precedes(span: TimelineSpan, later: TimelineSpan, needs: Mapping[str, froze
 
 
 def _of_host(before: Sequence[TimelineSpan], known: Sequence[TimelineSpan], later: TimelineSpan) -> list[TimelineSpan]:
-    """What ran on the host after the inputs of a task of the host were there: it waited for a process, late or not."""
+    """Host activities that ended after the inputs of the host task `later` were ready: it waited for a process."""
     ready = max((span.end for span in known), default=later.start)
     return [span for span in before if later.group == span.group == HOST and span.end > ready + _AT_ONCE_S]
 

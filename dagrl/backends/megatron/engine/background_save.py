@@ -65,7 +65,7 @@ class BackgroundWriter:
         Waits for an earlier write first. The tensors in `content` may change after `wait_until_copied` if they are to
         be copied to host memory first (`copy`), otherwise after `finish`.
         """
-        # Its failure stays for whoever waits for that write: this may be another one's, such as a record's.
+        # Keep the failure of that write for its caller, which may be another one: records are saved here too.
         self.finish(wait=True, forget=False)
         if self._group is None:
             timeout = datetime.timedelta(seconds=self._timeout_s)
