@@ -67,21 +67,32 @@ def started_with(word: str) -> list[str]:
     return [each for each in found if each]
 
 
-def with_files_in(folder: str) -> list[str]:
-    """Identities of the other processes that have a file in `folder` open."""
+def writing_in(folder: str) -> list[str]:
+    """Identities of the other processes that have a file in `folder` open for writing.
+
+    Readers are not Ray's: a user who follows a log, or whatever else removes the folder.
+    """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             pid = int(process.name)
-            if pid != os.getpid() and any(
-                str(each.readlink()).startswith(f"{folder}/") for each in (process / "fd").iterdir()
-            ):
+            if pid != os.getpid() and any(_writes(each, folder) for each in (process / "fd").iterdir()):
                 found.append(identity(pid))
     return [each for each in found if each]
 
 
+def _writes(descriptor: Path, folder: str) -> bool:
+    """Whether a descriptor, ``/proc/PID/fd/NUMBER``, is a file in `folder` that is open for writing."""
+    with contextlib.suppress(OSError):  # closed by now
+        if str(descriptor.readlink()).startswith(f"{folder}/"):
+            lines = (descriptor.parents[1] / "fdinfo" / descriptor.name).read_text().splitlines()
+            flags = next(line.split()[1] for line in lines if line.startswith("flags:"))
+            return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
+    return False
+
+
 def end_all_in(folder: str, processes: list[str]) -> None:
-    """Kill the processes and all that use the folder, and remove the folder."""
+    """Kill the processes and all others of the folder, and remove it."""
     for sweep in range(_MOST_SWEEPS):
         # Again for processes that were just being started, as long as they write to the folder.
         if sweep >= _SWEEPS and not Path(folder).exists():
@@ -89,7 +100,7 @@ def end_all_in(folder: str, processes: list[str]) -> None:
         time.sleep(_SWEEP_S if sweep else 0)
         # Processes that Ray started later name the folder on their command line. Its agents rename themselves, and lose
         # their parent if that dies first, but have their logs open.
-        known = [*processes, *started_with(folder), *with_files_in(folder)]
+        known = [*processes, *started_with(folder), *writing_in(folder)]
         # The number of a process that has ended may be another's by now, whose descendants are none of ours.
         alive = [pid for each in known if identity(pid := int(each.partition(":")[0])) == each]
         children = [identity(child) for pid in alive for child in descendants(pid)]

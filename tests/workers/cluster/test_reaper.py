@@ -124,6 +124,21 @@ def test_a_process_with_a_log_in_the_folder_ends_with_the_driver(folder, watcher
     assert not folder.exists()
 
 
+def test_a_process_that_reads_or_removes_the_folder_is_spared(folder, watcher) -> None:
+    with (folder / "logs" / "raylet.out").open() as log:
+        reader = subprocess.Popen(["sleep", "1000"], stdin=log)
+    opened = os.open(folder / "logs", os.O_RDONLY)
+    remover = subprocess.Popen(["sleep", "1000"], pass_fds=[opened])
+    os.close(opened)
+    watcher.communicate(f"{folder}\n", timeout=100)
+    assert not folder.exists()
+    for each in (reader, remover):
+        spared = each.poll() is None
+        each.kill()
+        each.wait()
+        assert spared
+
+
 def test_a_driver_killed_before_its_first_word_leaves_no_complaint(watcher) -> None:
     output, _ = watcher.communicate("", timeout=100)
     assert (watcher.returncode, output) == (0, "")
