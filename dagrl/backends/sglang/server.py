@@ -183,7 +183,8 @@ class ServerProcess:
     def _end_processes(self) -> None:
         """Kill the processes and wait for them, which frees their GPU memory."""
         self._given_up = True
-        for process in self._processes:
+        # The number of one that has ended may be another program's by now.
+        for process in filter(lambda each: each.is_alive(), self._processes):
             with contextlib.suppress(psutil.NoSuchProcess):
                 parent = psutil.Process(process.pid)
                 for each in [*parent.children(recursive=True), parent]:
