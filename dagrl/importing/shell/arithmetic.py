@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dagrl.importing.shell.syntax import Node
 
@@ -41,26 +42,72 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def evaluate(node: Node, text_of: Callable[[Node], str], variable: Callable[[str], str]) -> int:
-    """The value of an expression.
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The variables that an expression reads and changes."""
 
-    `text_of` expands a word and `variable` returns the text of a variable; both raise UnknownNumberError.
-    """
+    text_of: Callable[[Node], str]
+    """Expands a word. UnknownNumberError if it depends on what is not known."""
+    read: Callable[[str], str]
+    """The text of a variable. UnknownNumberError if it is not known."""
+    assign: Callable[[str, int | None], None]
+    """Changes a variable; None if its new value is not known."""
+
+
+def evaluate(node: Node, variables: Variables) -> int:
+    """The value of an expression, whose assignments are made. UnknownNumberError if it is not known."""
     kind = node["Type"]
     if kind == "ParenArithm":
-        return evaluate(node["X"], text_of, variable)
-    if kind == "UnaryArithm" and not node.get("Post") and node["Op"] in ("-", "+", "!"):
-        operand = evaluate(node["X"], text_of, variable)
+        return evaluate(node["X"], variables)
+    if kind == "UnaryArithm" and node["Op"] in ("++", "--"):
+        step = 1 if node["Op"] == "++" else -1
+        after = _assign(node["X"], lambda: _wrapped(evaluate(node["X"], variables) + step), variables)
+        return after - step if node.get("Post") else after
+    if kind == "UnaryArithm" and node["Op"] in ("-", "+", "!"):
+        operand = evaluate(node["X"], variables)
         return {"-": -operand, "+": operand, "!": int(not operand)}[node["Op"]]
-    if kind == "BinaryArithm" and node["Op"] == "?":
-        chosen = "X" if evaluate(node["X"], text_of, variable) else "Y"
-        return evaluate(node["Y"][chosen], text_of, variable)
-    if kind == "BinaryArithm" and node["Op"] in _OPERATIONS:
-        left, right = (evaluate(node[side], text_of, variable) for side in "XY")
-        return (_OPERATIONS[node["Op"]](left, right) + 2**63) % 2**64 - 2**63
+    if kind == "BinaryArithm":
+        return _binary(node, node["Op"], variables)
     if kind == "Word":
-        return _number(text_of(node), variable)
+        return _number(variables.text_of(node), variables.read)
     raise UnknownNumberError(kind)
+
+
+def _binary(node: Node, operator: str, variables: Variables) -> int:
+    left, right = node["X"], node["Y"]
+    if operator == "?":
+        return evaluate(right["X" if evaluate(left, variables) else "Y"], variables)
+    if operator == ",":
+        evaluate(left, variables)
+        return evaluate(right, variables)
+    if operator == "=":
+        return _assign(left, lambda: evaluate(right, variables), variables)
+    if operator in _OPERATIONS:
+        return _wrapped(_OPERATIONS[operator](evaluate(left, variables), evaluate(right, variables)))
+    change = _OPERATIONS.get(operator.removesuffix("="))
+    if change is None:
+        raise UnknownNumberError(operator)
+    return _assign(left, lambda: _wrapped(change(evaluate(left, variables), evaluate(right, variables))), variables)
+
+
+def _assign(target: Node, value_of: Callable[[], int], variables: Variables) -> int:
+    """Change the variable that a word names to a value, or to an unknown one."""
+    parts = target.get("Parts", ())
+    name = parts[0].get("Value", "") if len(parts) == 1 else ""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise UnknownNumberError("an element of an array")
+    try:
+        value = value_of()
+    except UnknownNumberError:
+        variables.assign(name, None)
+        raise
+    variables.assign(name, value)
+    return value
+
+
+def _wrapped(number: int) -> int:
+    """As an integer of 64 bits."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _number(text: str, variable: Callable[[str], str]) -> int:

@@ -79,7 +79,7 @@ def read_script(path: Path, arguments: Iterable[str] = (), variables: Mapping[st
     walker.scope.positional = [Word(text, "command line", index) for index, text in enumerate(arguments, start=1)]
     for name, text in {"HOME": "~", "PWD": ".", **(variables or {})}.items():
         walker.scope.assign(name, Word(text, "--set", 1))
-    walker.fixed = frozenset(variables or ())
+    walker.scope.fixed = frozenset(variables or ())
     walker.run_file(path)
     return walker.script
 
@@ -89,8 +89,6 @@ class _Walker:
         self.scope = Scope(str(path))
         self.script = Script()
         self.functions: dict[str, tuple[Node, Expander, str]] = {}
-        self.fixed: frozenset[str] = frozenset()
-        """Variables that the caller sets: the script does not change them."""
         self._printed: list[Word] | None = None
         """Lines that the commands of a substitution print; None outside of one."""
         self._statements = 0
@@ -105,7 +103,8 @@ class _Walker:
             "Block": lambda node, expander: self._all(node.get("Stmts"), expander),
             "Subshell": self._subshell,
             "TestClause": lambda node, expander: conditions.of_clause(node["X"], expander),
-            "ArithmCmd": self._arithmetic,
+            "ArithmCmd": lambda node, expander: self._arithmetic([node["X"]], expander),
+            "LetClause": lambda node, expander: self._arithmetic(node["Exprs"], expander),
             "TimeClause": lambda node, expander: self._all([node["Stmt"]] if node.get("Stmt") else [], expander),
             "FuncDecl": self._declare_function,
         }
@@ -150,7 +149,7 @@ class _Walker:
 
     def _assign(self, node: Node, expander: Expander) -> None:
         name = node["Name"]["Value"]
-        if name in self.fixed or node.get("Naked"):
+        if node.get("Naked"):
             return
         append = bool(node.get("Append"))
         if node.get("Array"):
@@ -198,7 +197,7 @@ class _Walker:
         if text is None or any(each.startswith("$(") for each in missing):
             raise _NotPureError(name.text)
         if name.text == "cd":
-            self.scope.assign("PWD", Word(text, self.scope.file, name.line, missing))
+            self.scope.scalars["PWD"] = Word(text, self.scope.file, name.line, missing)
         else:
             self._printed.append(Word(text, self.scope.file, name.line, missing))
         return True
@@ -322,11 +321,14 @@ class _Walker:
         self.scope.scalars, self.scope.arrays, self.scope.positional = outer
         return result
 
-    def _arithmetic(self, node: Node, expander: Expander) -> Result:
-        try:
-            return expander.number(node["X"]) != 0
-        except UnknownNumberError:
-            return None
+    def _arithmetic(self, expressions: list[Node], expander: Expander) -> Result:
+        result: Result = None
+        for each in expressions:
+            try:
+                result = expander.number(each) != 0
+            except UnknownNumberError:
+                result = None
+        return result
 
     def _leave_out(self, node: Node, expander: Expander, why: str) -> None:
         """Remark a part that is left out, if it may change settings or start the training."""

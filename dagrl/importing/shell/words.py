@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.shell import arithmetic
-from dagrl.importing.shell.arithmetic import UnknownNumberError
+from dagrl.importing.shell.arithmetic import UnknownNumberError, Variables
 from dagrl.importing.shell.syntax import Node, line_of, source_of
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b"}
@@ -44,9 +44,13 @@ class Scope:
     scalars: dict[str, Word] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
     positional: list[Word] = field(default_factory=list)
+    fixed: frozenset[str] = frozenset()
+    """Variables that the caller sets: the script does not change them."""
 
     def assign(self, name: str, words: list[Word] | Word, *, append: bool = False) -> None:
-        """Set or extend a scalar or an array."""
+        """Set or extend a scalar or an array, unless the caller sets it."""
+        if name in self.fixed:
+            return
         if isinstance(words, list):
             before = self.array(name) if append else []
             self.scalars.pop(name, None)
@@ -303,7 +307,11 @@ class Expander:
                 raise UnknownNumberError(word.missing[0] if word else f"${name}")
             return word.text
 
-        return arithmetic.evaluate(node, text_of, variable)
+        def assign(name: str, value: int | None) -> None:
+            text, missing = (f"${name}", (f"${name}",)) if value is None else (str(value), ())
+            self.scope.assign(name, Word(text, self.scope.file, self.line(node), missing))
+
+        return arithmetic.evaluate(node, Variables(text_of, variable, assign))
 
     def _substitution(self, node: Node, builder: Builder, *, quoted: bool) -> None:
         """``$(...)`` of commands that only print what they are given; the output of others is not known."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dagrl.importing.shell.script import read_script
 
 BASH = shutil.which("bash")
+ARGUMENTS = ["one", "two", "three"]
 needs_bash = pytest.mark.skipif(BASH is None, reason="needs bash")
 
 
@@ -85,10 +86,26 @@ def test_words_are_those_that_bash_would_pass(tmp_path_factory, statements, argu
     assert script.remarks == []
 
 
+@needs_bash
+@pytest.mark.parametrize(
+    "text",
+    [
+        "N=4\n(( N *= 2 ))\nlet M=N+1 K=2\nrun $N $M $K $((N++)) $N $((--N)) $((M = 3, M << 2)) $M",
+        "N=1\n((N++)) && run yes $N\n(( N > 5 )) || run no",
+    ],
+)
+def test_scripts_have_the_words_of_bash(tmp_path, text):
+    found, script = words_of(tmp_path / "s.sh", f"{text}\n", ARGUMENTS)
+    assert found == bash_words(text, ARGUMENTS)
+    assert script.remarks == []
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("A=1\nrun $A", ["set"]),  # a variable of the caller replaces the script's
+        ("(( A++ ))\nfor A in x; do run $A; done", ["set"]),
+        ("N=4\n(( N += UNSET ))\nrun $N", ["$N"]),
         ("run $B.$HOME/x", ["$B.~/x"]),
         ("run $(date) $(echo a b)", ["$(date)", "a", "b"]),
         ('run "$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)/x"', ["FOLDER/x"]),
