@@ -153,12 +153,35 @@ class _Walker:
             return
         append = bool(node.get("Append"))
         if node.get("Array"):
-            elements = [each["Value"] for each in node["Array"].get("Elems") or () if each.get("Value")]
-            self.scope.assign(name, [word for each in elements for word in expander.words(each)], append=append)
-        elif not node.get("Index"):
-            self.scope.assign(name, expander.single(node.get("Value"), expander.line(node)), append=append)
+            self._assign_array(name, node["Array"].get("Elems") or (), expander, append=append)
+            return
+        value = expander.single(node.get("Value"), expander.line(node))
+        if not node.get("Index"):
+            self.scope.assign(name, value, append=append)
+        elif key := expander.subscript(name, node["Index"]):
+            self.scope.assign_element(name, key, value, append=append)
+        else:
+            self._remark(expander.line(node), f"sets an element of {name} that only the environment knows")
+
+    def _assign_array(self, name: str, elements: Iterable[Node], expander: Expander, *, append: bool) -> None:
+        # All values come first: they may be the array's own, as in `ARGS=("${ARGS[@]}" more)`.
+        found = [
+            (index, [expander.single(each.get("Value"))] if index else expander.words(each["Value"]))
+            for each in elements
+            if (index := each.get("Index")) or each.get("Value")
+        ]
+        if not append:
+            self.scope.assign(name, [])
+        for index, words in found:
+            if not index:
+                self.scope.assign(name, words, append=True)
+            elif key := expander.subscript(name, index):
+                self.scope.assign_element(name, key, words[0])
 
     def _declaration(self, node: Node, expander: Expander) -> Result:
+        options = [expander.single(each["Value"]).text for each in node.get("Args") or () if not each.get("Name")]
+        if any(option.startswith("-") and "A" in option for option in options):
+            self.scope.associative.update(each["Name"]["Value"] for each in node["Args"] if each.get("Name"))
         for each in node.get("Args") or ():
             if each.get("Name"):
                 self._assign(each, expander)

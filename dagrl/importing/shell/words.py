@@ -42,7 +42,10 @@ class Scope:
 
     file: str
     scalars: dict[str, Word] = field(default_factory=dict)
-    arrays: dict[str, list[Word]] = field(default_factory=dict)
+    arrays: dict[str, dict[str, Word]] = field(default_factory=dict)
+    """Elements by index, or by key for associative arrays, in their order."""
+    associative: set[str] = field(default_factory=set)
+    """Names that ``declare -A`` has made associative arrays."""
     positional: list[Word] = field(default_factory=list)
     fixed: frozenset[str] = frozenset()
     """Variables that the caller sets: the script does not change them."""
@@ -52,35 +55,64 @@ class Scope:
         if name in self.fixed:
             return
         if isinstance(words, list):
-            before = self.array(name) if append else []
+            elements = self._elements(name) if append else {}
             self.scalars.pop(name, None)
-            self.arrays[name] = [*before, *words]
+            start = _next_index(elements)
+            self.arrays[name] = elements | {str(index): word for index, word in enumerate(words, start)}
+        elif name in self.arrays:
+            self.assign_element(name, "0", words, append=append)
         elif append and (earlier := self.scalars.get(name)):
             text, missing = earlier.text + words.text, earlier.missing + words.missing
             self.scalars[name] = Word(text, words.file, words.line, missing)
         else:
-            self.arrays.pop(name, None)
             self.scalars[name] = words
+
+    def assign_element(self, name: str, key: str, word: Word, *, append: bool = False) -> None:
+        """Set or extend an element of an array."""
+        if name in self.fixed:
+            return
+        elements = self._elements(name)
+        self.scalars.pop(name, None)
+        if append and (earlier := elements.get(key)):
+            word = Word(earlier.text + word.text, word.file, word.line, earlier.missing + word.missing)
+        elements[key] = word
+        order = elements if name in self.associative else sorted(elements, key=int)
+        self.arrays[name] = {each: elements[each] for each in order}
+
+    def _elements(self, name: str) -> dict[str, Word]:
+        """A copy of an array's elements; a scalar is an array of one."""
+        if name in self.arrays:
+            return dict(self.arrays[name])
+        return {"0": self.scalars[name]} if name in self.scalars else {}
+
+    def element(self, name: str, key: str) -> Word | None:
+        """An element of an array; None if there is none. Indices below 0 count from the end."""
+        elements = self._elements(name)
+        if name not in self.associative and int(key) < 0:
+            key = str(_next_index(elements) + int(key))
+        return elements.get(key)
 
     def unset(self, name: str) -> None:
         """Forget a variable."""
         self.scalars.pop(name, None)
         self.arrays.pop(name, None)
+        self.associative.discard(name)
 
     def array(self, name: str) -> list[Word]:
         """The elements of an array; a scalar is an array of one."""
-        if name in self.arrays:
-            return self.arrays[name]
-        return [self.scalars[name]] if name in self.scalars else []
+        return list(self._elements(name).values())
 
     def parameter(self, name: str) -> Word | None:
         """The value of a variable or positional parameter; None if it is not set."""
         if name.isdigit():
             place = int(name)
             return self.positional[place - 1] if 0 < place <= len(self.positional) else None
-        if name in self.arrays:
-            return self.arrays[name][0] if self.arrays[name] else None
-        return self.scalars.get(name)
+        return self._elements(name).get("0")
+
+
+def _next_index(elements: dict[str, Word]) -> int:
+    """The index after the last one of an array; associative arrays have none."""
+    return max((int(key) for key in elements if key.isdigit()), default=-1) + 1
 
 
 Substitute = Callable[[list[Node], "Expander"], Word | None]
@@ -194,14 +226,16 @@ class Expander:
     def _parameter(self, node: Node, builder: Builder, *, quoted: bool) -> None:
         """``$NAME``, ``${NAME}`` and its forms."""
         name = node["Param"]["Value"]
-        index = self.single(node["Index"]).text if node.get("Index", {}).get("Type") == "Word" else None
-        unsupported = any(node.get(key) for key in ("Excl", "Width", "Slice", "Names")) or (
-            "Index" in node and index is None
-        )
-        if unsupported:
+        index = self.subscript(name, node["Index"]) if "Index" in node else None
+        slices = _bounds(node["Slice"], self) if node.get("Slice") else slice(None)
+        unsupported = any(node.get(key) for key in ("Excl", "Width", "Names")) or ("Index" in node and index is None)
+        if unsupported or slices is None:
             self._unknown(node, builder)
         elif name in ("@", "*") or index in ("@", "*"):
             elements = self.scope.positional if name in ("@", "*") else self.scope.array(name)
+            if node.get("Slice") and name in ("@", "*"):
+                elements = [Word(self.scope.file, self.scope.file, 1), *elements]
+            elements = elements[slices]
             if node.get("Length"):
                 builder.add(str(len(elements)))
             elif node.get("Exp") or node.get("Repl"):
@@ -218,6 +252,11 @@ class Expander:
                 self._operator(node, name, word, builder, quoted=quoted)
             elif node.get("Repl"):
                 self._replace(node, name, word, builder, quoted=quoted)
+            elif node.get("Slice") and word is not None:
+                if word.missing:
+                    self._unknown(node, builder)
+                else:
+                    self._value(name, Word(word.text[slices], word.file, word.line), builder, quoted=quoted)
             else:
                 self._value(name, word, builder, quoted=quoted)
 
@@ -226,9 +265,21 @@ class Expander:
             return Word(self.scope.file, self.scope.file, 1)
         if index is None:
             return self.scope.parameter(name)
-        elements = self.scope.array(name)
-        is_number = re.fullmatch(r"-?\d+", index)
-        return elements[int(index)] if is_number and -len(elements) <= int(index) < len(elements) else None
+        return self.scope.element(name, index)
+
+    def subscript(self, name: str, node: Node) -> str | None:
+        """The index or key in ``NAME[...]``, ``@`` and ``*`` too; None if it is not known."""
+        text = source_of(node, self.source)
+        if text in ("@", "*"):
+            return text
+        if name in self.scope.associative:
+            # As arithmetic, `[qwen-7b]` is a difference.
+            word = self.single(node) if node["Type"] == "Word" else Word(text, "", 0, (text,) if "$" in text else ())
+            return None if word.missing else word.text
+        try:
+            return str(self.number(node))
+        except UnknownNumberError:
+            return None
 
     def _value(self, name: str, word: Word | None, builder: Builder, *, quoted: bool) -> None:
         if word is None and name in self.scope.arrays:
@@ -323,6 +374,19 @@ class Expander:
             builder.add(output.text, output.missing)
         else:
             builder.split(output)
+
+
+def _bounds(node: Node, expander: Expander) -> slice | None:
+    """The part that ``:OFFSET:LENGTH`` takes; None if it is not known."""
+    try:
+        start = expander.number(node["Offset"])
+        length = expander.number(node["Length"]) if node.get("Length") else None
+    except UnknownNumberError:
+        return None
+    if length is None or length < 0:  # A negative length is an offset from the end.
+        return slice(start, length)
+    reaches_end = start < 0 <= start + length
+    return slice(start, None if reaches_end else start + length)
 
 
 def _is_list(node: Node) -> bool:

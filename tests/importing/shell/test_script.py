@@ -92,6 +92,11 @@ def test_words_are_those_that_bash_would_pass(tmp_path_factory, statements, argu
     [
         "N=4\n(( N *= 2 ))\nlet M=N+1 K=2\nrun $N $M $K $((N++)) $N $((--N)) $((M = 3, M << 2)) $M",
         "N=1\n((N++)) && run yes $N\n(( N > 5 )) || run no",
+        "declare -A C=([lr]=1e-5 [qwen-7b]='x y')\nC[n]=16 K=n\nrun ${C[$K]} ${C[lr]} \"${C[qwen-7b]}\" ${#C[@]}",
+        'A=(a b c) i=1\nA[${#A[@]}]=z\nA+=" q"\nA[6]=far\nrun "${A[@]}" ${A[i+1]} ${A[-1]} ${#A[@]}',
+        'A=(a "b c")\nA=("${A[@]}" [5]=d e)\nrun "${A[@]}" ${#A[@]}',
+        'B=text\nrun "${@:2}" ${@:1:1} "${*:2}" ${B:0:2} ${B: -3} "${B:0:-1}" "${B:9}"',
+        'A=(a "b c" d)\nrun "${A[@]:1}" ${A[@]:0:2} "${A[@]: -1}"',
     ],
 )
 def test_scripts_have_the_words_of_bash(tmp_path, text):
@@ -106,6 +111,7 @@ def test_scripts_have_the_words_of_bash(tmp_path, text):
         ("A=1\nrun $A", ["set"]),  # a variable of the caller replaces the script's
         ("(( A++ ))\nfor A in x; do run $A; done", ["set"]),
         ("N=4\n(( N += UNSET ))\nrun $N", ["$N"]),
+        ("X=(a b)\nrun ${X[$UNSET]} ${@:$UNSET}", ["${X[$UNSET]}", "${@:$UNSET}"]),
         ("run $B.$HOME/x", ["$B.~/x"]),
         ("run $(date) $(echo a b)", ["$(date)", "a", "b"]),
         ('run "$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)/x"', ["FOLDER/x"]),
