@@ -30,6 +30,17 @@ class Unresolved:
         return self.text
 
 
+def why_unknown(names: tuple[str, ...]) -> str:
+    """Why a value is not known that depends on variables, arguments and commands, and what to do."""
+    variables = [name[1:] for name in names if re.fullmatch(r"\$[A-Za-z_]\w*", name)]
+    if variables:
+        return f"the script does not set {', '.join(variables)}; give --set {variables[0]}=VALUE"
+    arguments = [name for name in names if re.fullmatch(r"\$\d+", name)]
+    if arguments:
+        return f"the script takes {', '.join(arguments)} from its call; give its arguments after its name"
+    return f"is the output of {', '.join(names)}, which an import does not execute"
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One setting of a source."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagrl.importing.settings import ImportProblem, Setting, Settings, parse_scalar
+from dagrl.importing.settings import ImportProblem, Setting, Settings, parse_scalar, why_unknown
 from dagrl.importing.shell.script import Remark, read_script
 from dagrl.importing.shell.words import Word
 from dagrl.importing.yaml_source import read_yaml, resolved
@@ -99,7 +99,7 @@ def _read_shell(path: Path, arguments: Sequence[str], variables: Mapping[str, st
     if len(launches) > 1:
         remarks.append(Remark(words[0].file, words[0].line, f"is the last of {len(launches)} calls, and the one read"))
     if name == "slime":
-        _add_arguments(settings, words)
+        _add_arguments(settings, words, remarks)
     else:
         _add_hydra(settings, words, path, variables, remarks)
     if not settings.by_key:
@@ -143,24 +143,32 @@ def _add_hydra(
         elif "config-path" in options and not _OWN_CONFIG.fullmatch(name.strip("'\"")):
             remarks.append(Remark(word.file, word.line, f"{files[0]} is not here; the settings in it are missing"))
     for word in words[1:]:
-        if not word.text.startswith("--"):
-            _add_override(settings, word)
+        if not word.text.startswith("--") and not _add_override(settings, word) and word.missing:
+            remarks.append(_not_read(word))
 
 
-def _add_override(settings: Settings, word: Word) -> None:
+def _not_read(word: Word) -> Remark:
+    """The remark for a word that may hold settings, but which ones is not known."""
+    text = " ".join(word.text.split())
+    return Remark(word.file, word.line, f"{text} may hold settings, which are missing: {why_unknown(word.missing)}")
+
+
+def _add_override(settings: Settings, word: Word) -> bool:
+    """Add a setting ``key=value``, or remove one by ``~key``; whether the word is either."""
     found = re.fullmatch(r"(\+\+|\+|~)?([\w./@-]+)(?:=(.*))?", word.text.strip(), re.DOTALL)
     if not found or (found[3] is None and found[1] != "~"):
-        return
+        return False
     if found[1] == "~":
         settings.remove(found[2])
-        return
+        return True
     value = word.value if word.missing else parse_scalar(found[3])
     if not isinstance(value, str) and hasattr(value, "missing"):
         value = type(value)(found[3], value.missing)
     settings.add(Setting(found[2], value, word.file, word.line))
+    return True
 
 
-def _add_arguments(settings: Settings, words: list[Word]) -> None:
+def _add_arguments(settings: Settings, words: list[Word], remarks: list[Remark]) -> None:
     """Arguments of argparse: ``--key value ...`` and ``--flag``."""
     program = words[0]
     if "async" in program.text:
@@ -176,6 +184,9 @@ def _add_arguments(settings: Settings, words: list[Word]) -> None:
         while index < len(words) and not words[index].text.startswith("--"):
             values.append(words[index])
             index += 1
+        while len(values) > 1 and values[-1].text in values[-1].missing:
+            # Most often more arguments, as in `--rollout-batch-size 32 $EXTRA_ARGS`.
+            remarks.append(_not_read(values.pop()))
         unknown = next((each.value for each in values if each.missing), None)
         parsed = [parse_scalar(each.text) for each in values]
         value = unknown if unknown is not None else True if not values else parsed[0] if len(values) == 1 else parsed

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from dagrl.importing.settings import Setting, Settings, Unresolved
+from dagrl.importing.settings import Setting, Settings, Unresolved, why_unknown
 
 
 class Status(StrEnum):
@@ -198,7 +198,14 @@ class Translation:
         for setting in settings:
             self._forget(setting.key)
             self.lines.append(
-                Line(Status.UNKNOWN, setting.key, setting.value, setting.place, targets, _why_unresolved(setting))
+                Line(
+                    Status.UNKNOWN,
+                    setting.key,
+                    setting.value,
+                    setting.place,
+                    targets,
+                    why_unknown(setting.value.missing),
+                )
             )
 
     def _forget(self, key: str) -> None:
@@ -207,14 +214,6 @@ class Translation:
     def is_recorded(self, key: str) -> bool:
         """Whether there is an outcome for a key."""
         return any(line.key == key and line.place is not None for line in self.lines)
-
-
-def _why_unresolved(setting: Setting) -> str:
-    names = setting.value.missing
-    variables = [name[1:] for name in names if re.fullmatch(r"\$\w+", name)]
-    if variables:
-        return f"the script does not set {', '.join(variables)}; give --set {variables[0]}=VALUE"
-    return f"is the output of {', '.join(names)}, which an import does not execute"
 
 
 _WRONG_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)

@@ -130,6 +130,24 @@ def test_an_unset_variable_is_named(sources, folder):
     assert "--set MODEL_PATH=" in line.note
 
 
+def test_words_that_may_hold_settings_are_remarked(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text("python -m verl.trainer.main_ppo $MORE $1 $(cat x) trainer.nnodes=$2\n")
+    result = import_file(script, ["trainer.seed=3"])
+    assert [each.message for each in result.remarks] == [
+        "$MORE may hold settings, which are missing: the script does not set MORE; give --set MORE=VALUE",
+        "$(cat x) may hold settings, which are missing: is the output of $(cat x), which an import does not execute",
+    ]
+    (line,) = [line for line in result.translation.lines if line.key == "trainer.nnodes"]
+    assert "from its call; give its arguments after its name" in line.note
+    assert result.translation.tree["run.seed"] == 3
+
+    script.write_text("python train.py --rollout-batch-size 32 $MORE --num-rollout 9 --eval-prompt-data a b.jsonl\n")
+    result = import_file(script)
+    assert result.translation.tree["data.prompts_per_step"] == 32
+    assert ["$MORE may hold" in each.message for each in result.remarks] == [True]
+
+
 def test_secrets_are_not_printed(sources, folder):
     for name in ("roll_rlvr.yaml", "slime_grpo.sh"):
         found = import_file(sources / name, (), {"WANDB_KEY": "not-a-real-key-0123456789"}, folder=folder)
