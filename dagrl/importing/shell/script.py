@@ -284,15 +284,21 @@ class _Walker:
             self._depth -= 1
 
     def _eval(self, words: list[Word]) -> Result:
-        """Expand each word once more, at its own line, and call the result."""
-        expanded: list[Word] = []
+        """Follow the statements that the words make together. What is in a word stays at its line."""
+        if not words:
+            return True
+        if self._depth >= _MOST_DEPTH:
+            self._remark(words[0].line, "is left out, as eval calls itself")
+            return None
+        source, lines = b"", []
         for word in words:
-            source = b": " + word.text.encode()
-            for statement in parse(source, f"{word.file}:{word.line}"):
-                nodes = (statement.get("Cmd") or {}).get("Args") or ()
-                expander = Expander(self.scope, source, word.line - 1, self._substitute)
-                expanded += [each for node in nodes[1:] for each in expander.words(node)]
-        return self._call(expanded) if expanded else True
+            lines.append((len(source), word.line))
+            source += word.text.encode() + b" "
+        expander = Expander(self.scope, source, substitute=self._substitute, lines=lines)
+        self._depth += 1
+        result = self._all(parse(source, f"{words[0].file}:{words[0].line}"), expander)
+        self._depth -= 1
+        return result
 
     def _binary(self, node: Node, expander: Expander) -> Result:
         result = self._all([node["X"]], expander)

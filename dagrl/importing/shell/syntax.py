@@ -44,6 +44,11 @@ def line_of(node: Node) -> int:
     return int(node["Pos"]["Line"])
 
 
+def offset_of(node: Node) -> int:
+    """The place of a node's first byte, from 0."""
+    return int(node["Pos"].get("Offset", 0))
+
+
 def source_of(node: Node, source: bytes) -> str:
     """The text of a node."""
-    return source[node["Pos"].get("Offset", 0) : node["End"].get("Offset", 0)].decode(errors="replace")
+    return source[offset_of(node) : node["End"].get("Offset", 0)].decode(errors="replace")

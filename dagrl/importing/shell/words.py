@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.shell import arithmetic
 from dagrl.importing.shell.arithmetic import UnknownNumberError, Variables
-from dagrl.importing.shell.syntax import Node, line_of, source_of
+from dagrl.importing.shell.syntax import Node, line_of, offset_of, source_of
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b"}
 
@@ -160,13 +161,24 @@ class Builder:
 class Expander:
     """Expands words of one source."""
 
-    def __init__(self, scope: Scope, source: bytes, base_line: int = 0, substitute: Substitute | None = None) -> None:
-        self.scope, self.source, self.base_line = scope, source, base_line
+    def __init__(
+        self,
+        scope: Scope,
+        source: bytes,
+        substitute: Substitute | None = None,
+        lines: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """`lines` are the offsets in `source` from which on it comes from another line, and these lines."""
+        self.scope, self.source = scope, source
         self.substitute = substitute
+        self._lines = lines
 
     def line(self, node: Node) -> int:
         """The line of a node in the file, from 1."""
-        return line_of(node) + self.base_line
+        if self._lines:
+            place = bisect_right(self._lines, offset_of(node), key=lambda start: start[0])
+            return self._lines[place - 1][1]
+        return line_of(node)
 
     def words(self, node: Node) -> list[Word]:
         """Expand a word where bash expects several: it may become none, one or more."""

@@ -96,6 +96,7 @@ def test_words_are_those_that_bash_would_pass(tmp_path_factory, statements, argu
         'A=(a b c) i=1\nA[${#A[@]}]=z\nA+=" q"\nA[6]=far\nrun "${A[@]}" ${A[i+1]} ${A[-1]} ${#A[@]}',
         'A=(a "b c")\nA=("${A[@]}" [5]=d e)\nrun "${A[@]}" ${#A[@]}',
         'B=text\nrun "${@:2}" ${@:1:1} "${*:2}" ${B:0:2} ${B: -3} "${B:0:-1}" "${B:9}"',
+        "C=\"run 'my run' x\"\neval $C\neval \"$C 2>&1 | cat\"\neval 'N=4; M=$N'\nrun $M\neval N=5\nrun $N",
         'A=(a "b c" d)\nrun "${A[@]:1}" ${A[@]:0:2} "${A[@]: -1}"',
     ],
 )
@@ -125,6 +126,12 @@ def test_what_only_the_environment_knows(tmp_path, text, words):
     (tmp_path / "other.sh").write_text("FROM=other\n")
     found, _ = words_of(tmp_path / "s.sh", text + "\n", variables={"A": "set"})
     assert found == [[word.replace("FOLDER", str(tmp_path)) for word in words]]
+
+
+def test_what_eval_expands_stays_at_its_line(tmp_path):
+    found, script = words_of(tmp_path / "s.sh", "B=(x\n  y)\nA=(run\n  'b c'\n\n  'd e')\neval ${A[@]} ${B[@]}\n")
+    assert found == [["b", "c", "d", "e", "x", "y"]]
+    assert [word.line for word in script.commands[0]] == [3, 4, 4, 6, 6, 1, 2]
 
 
 @pytest.mark.parametrize(
