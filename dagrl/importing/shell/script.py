@@ -313,8 +313,10 @@ class _Walker:
         """``if``: the branch whose condition is known to hold."""
         branch: Node | None = node
         while branch is not None:
+            called = len(self.script.commands)
             result = self._all(branch.get("Cond"), expander)
-            if result is None:
+            # Elsewhere programs are taken to succeed, as in `mkdir logs && python ...`. Here their answer is asked for.
+            if result is None or len(self.script.commands) > called:
                 self._leave_out(branch, expander, "the condition depends on the environment")
                 return None
             if result:

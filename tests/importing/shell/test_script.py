@@ -139,6 +139,8 @@ def test_what_eval_expands_stays_at_its_line(tmp_path):
     [
         ("run 1\nif [ -f x ]; then B=2; fi\n", 2, "condition depends"),
         ("case $UNSET in a) B=1 ;; esac\n", 1, "--set UNSET=VALUE"),
+        ("if nvidia-smi | grep -q H100; then B=2; else B=4; fi\n", 1, "condition depends"),
+        ("if ! command -v uv; then B=2; fi\n", 1, "condition depends"),
         ("\nsource no.sh\n", 2, "not here"),
     ],
 )
