@@ -89,7 +89,7 @@ class _Resolver:
 
     def value(self, key: str, value: Any, depth: int = 0) -> Any:
         if isinstance(value, list):
-            return [self.value(key, each, depth) for each in value]
+            return self._of_several([self.value(key, each, depth) for each in value])
         if not isinstance(value, str) or "${" not in value or depth > _MOST_DEPTH:
             return value
         whole = _INTERPOLATION.fullmatch(value)
@@ -129,7 +129,16 @@ class _Resolver:
             for each, value in self.by_key.items()
             if each.startswith(f"{target}.")
         }
-        return section or default
+        return self._of_several(section) or default
+
+    @staticmethod
+    def _of_several(values: Any) -> Any:
+        """A list or mapping; unknown as a whole, if a value of it is."""
+        each = values.values() if isinstance(values, dict) else values
+        missing = [name for value in each if isinstance(value, Unresolved) for name in value.missing]
+        if not missing:
+            return values
+        return Unresolved(f"[{', '.join(str(value) for value in each)}]", tuple(dict.fromkeys(missing)))
 
     @staticmethod
     def _absolute(key: str, expression: str) -> str:

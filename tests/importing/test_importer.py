@@ -179,6 +179,20 @@ def test_interpolations_are_resolved_from_the_inside(tmp_path):
     assert (tree["nodes.rollout.n"], tree["data.prompts_per_step"]) == (5, 16)
 
 
+def test_a_list_with_an_unknown_value_is_unknown(tmp_path):
+    config = tmp_path / "grpo.yaml"
+    config.write_text("actor_rollout_ref: {}\ntrainer: {logger: [console, '${oc.env:TRACKER}'], seed: 3}\n")
+    result = import_file(config)
+    assert result.translation.tree["track"] == ["console"]
+    assert "give --set TRACKER=VALUE" in report.as_text(result.translation, result.remarks)
+
+    loss = "actor_rollout_ref.actor.policy_loss"
+    script = tmp_path / "run.sh"
+    script.write_text(f"python -m verl.trainer.main_ppo {loss}.loss_mode=clip_cov {loss}.clip_cov_lb=$LOW\n")
+    assert "nodes.held.between" not in import_file(script).translation.tree
+    assert import_file(script, variables={"LOW": "2"}).translation.tree["nodes.held.between"] == [2, 5.0]
+
+
 def test_a_trainer_of_trinity_alone_has_the_prompts_of_its_samples(tmp_path):
     (tmp_path / "t.yaml").write_text(
         "mode: train\nalgorithm: {algorithm_type: grpo, repeat_times: 4}\nbuffer: {train_batch_size: 64}\n"

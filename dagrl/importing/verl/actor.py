@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dagrl.importing.engines import FSDP
 from dagrl.importing.parts import kl_estimator
+from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
 from dagrl.importing.verl.common import ACTOR, MEMORY, context_parallel, is_megatron, packed_tokens
 from dagrl.importing.verl.megatron import layout, megatron_rest, offload
@@ -65,8 +66,10 @@ def _covariance(t: Translation, policy: str) -> None:
         t.put("nodes.held.read", {"old_logprob": "rollout_logprob"})
     t.write("nodes.held.share", t.get(f"{prefix}.{policy}_ratio"), f"{prefix}.{policy}_ratio")
     if policy == "clip_cov":
-        bounds = [t.get(f"{prefix}.clip_cov_lb"), t.get(f"{prefix}.clip_cov_ub")]
-        t.write("nodes.held.between", bounds, f"{prefix}.clip_cov_lb", f"{prefix}.clip_cov_ub")
+        keys = (f"{prefix}.clip_cov_lb", f"{prefix}.clip_cov_ub")
+        bounds = [t.get(key) for key in keys]
+        unknown = next((bound for bound in bounds if isinstance(bound, Unresolved)), None)
+        t.write("nodes.held.between", unknown or bounds, *keys)
     else:
         t.write("nodes.update.loss.kl_cov_coef", t.get(f"{prefix}.ppo_kl_coef"), f"{prefix}.ppo_kl_coef")
 
