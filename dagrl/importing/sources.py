@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dagrl.importing.settings import ImportProblem, Setting, Settings, parse_scalar, why_unknown
 from dagrl.importing.shell.script import Remark, read_script
@@ -164,8 +165,18 @@ def _add_override(settings: Settings, word: Word) -> bool:
     value = word.value if word.missing else parse_scalar(found[3])
     if not isinstance(value, str) and hasattr(value, "missing"):
         value = type(value)(found[3], value.missing)
-    settings.add(Setting(found[2], value, word.file, word.line))
+    for key, each in _leaves(found[2], value):
+        settings.add(Setting(key, each, word.file, word.line))
     return True
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The settings of ``key={a: 1, b: {c: 2}}``, which Hydra merges into the section."""
+    if isinstance(value, dict) and value:
+        for name, each in value.items():
+            yield from _leaves(f"{key}.{name}", each)
+    else:
+        yield key, value
 
 
 def _add_arguments(settings: Settings, words: list[Word], remarks: list[Remark]) -> None:

@@ -193,6 +193,23 @@ def test_a_list_with_an_unknown_value_is_unknown(tmp_path):
     assert import_file(script, variables={"LOW": "2"}).translation.tree["nodes.held.between"] == [2, 5.0]
 
 
+def test_mappings_are_settings_of_their_section(tmp_path):
+    script = tmp_path / "run.sh"
+    megatron = "actor_rollout_ref.actor.megatron"
+    script.write_text(
+        f"python -m verl.trainer.main_ppo model_engine=megatron '{megatron}={{tensor_model_parallel_size: 4}}' "
+        f"'+{megatron}.override_transformer_config={{recompute_granularity: full}}' data.custom_cls={{}}\n"
+    )
+    tree = import_file(script).translation.tree
+    assert tree["engines.actor.parallel.tensor_model_parallel_size"] == 4
+    assert tree["engines.actor.transformer.recompute_granularity"] == "full"
+
+    config = tmp_path / "grpo.yaml"
+    config.write_text("usual: &usual {n: 4, temperature: 0.5}\nactor_rollout_ref: {rollout: {n: 8, <<: *usual}}\n")
+    tree = import_file(config).translation.tree
+    assert (tree["nodes.rollout.n"], tree["nodes.rollout.sampling.temperature"]) == (8, 0.5)
+
+
 def test_a_trainer_of_trinity_alone_has_the_prompts_of_its_samples(tmp_path):
     (tmp_path / "t.yaml").write_text(
         "mode: train\nalgorithm: {algorithm_type: grpo, repeat_times: 4}\nbuffer: {train_batch_size: 64}\n"
