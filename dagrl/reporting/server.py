@@ -75,7 +75,9 @@ class Runs:
 
     def _found(self) -> list[dict[str, Any]]:
         for folder in self._folders:
-            inner = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if _is_run(path))
+            inner = [folder] if _is_run(folder) else []
+            with suppress(FileNotFoundError):  # A folder that has gone meanwhile holds none.
+                inner = inner or sorted(path for path in folder.iterdir() if _is_run(path))
             self._ids += [path for path in inner if path not in self._ids]
         names = distinct_names(self._ids)
         return [
