@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 
-def exact_reward(response: str, answer: str, *, ignore_case: bool = False, extract: str | None = None) -> float:
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A regular expression. ValueError if it is none."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"extract is not a regular expression: {pattern!r}: {error}; fix it") from error
+
+
+Expression = Annotated[str, AfterValidator(_compiled)]
+
+
+def exact_reward(response: str, answer: str, *, ignore_case: bool = False, extract: Expression | None = None) -> float:
     """1.0 if `response` equals `answer`, ignoring surrounding white space, else 0.0.
 
     `extract` is a regular expression: its last match in the response is compared (its first group, if it has one); a
@@ -25,9 +39,6 @@ def compared(response: str, *, ignore_case: bool = False, extract: str | None = 
 
 
 def _last_match(pattern: str, text: str) -> str | None:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"extract is not a regular expression: {pattern!r}: {error}") from error
+    compiled = _compiled(pattern)
     matches = list(compiled.finditer(text))
     return matches[-1][1 if compiled.groups else 0] if matches else None

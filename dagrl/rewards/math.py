@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
+from pydantic import PositiveFloat
+
 from dagrl.rewards.math_checker import READY
 
 _SILENCE_S = 600.0
 """Longest wait for a helper's reply, far above its limit of CPU time, because the machine may be busy."""
 
 
-def math_reward(response: str, answer: str, *, timeout_s: float = 2.0) -> float:
+def math_reward(response: str, answer: str, *, timeout_s: PositiveFloat = 2.0) -> float:
     r"""1.0 if the final answer of `response` equals `answer`, else 0.0.
 
     See `dagrl.rewards.final_answer.marked_part` for the final answer and `dagrl.rewards.answer_equality.matches` for

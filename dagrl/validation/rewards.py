@@ -6,10 +6,14 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, get_type_hints
 from urllib.parse import urlsplit
+
+from pydantic import ConfigDict, ValidationError, create_model
 
 from dagrl.backends.families.sizes import ModelSizes
 from dagrl.config.errors import Place, suggest
+from dagrl.config.loading.error_messages import faults_of
 from dagrl.config.loading.positions import Findings
 from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import (
@@ -23,7 +27,7 @@ from dagrl.config.schema import (
     TokenizerSpec,
     TrainingNode,
 )
-from dagrl.graph.plugins.custom import check_call
+from dagrl.graph.plugins.custom import check_call, load_function
 from dagrl.graph.plugins.declarations import checked_traits, declaration_of, fields_of
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.judging import FIELDS, fields_in, is_function, parser_arguments
@@ -74,9 +78,22 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
     except ValueError as error:
         findings.error(where, str(error), code="invalid-reward")
         return
+    if node.fn in BUILT_IN_REWARDS:
+        _check_values(where, name, node.args, findings)
     if node.concurrency is not None and traits.batched:
         message = f"`{node.fn}` is batched, and called once with all samples of a shard; remove it"
         findings.error((*place, "concurrency"), message, code="option-without-effect")
+
+
+def _check_values(where: Place, name: str, args: dict[str, Any], findings: Findings) -> None:
+    """Report args of a built-in reward with values that it does not take."""
+    hints = get_type_hints(load_function(name), include_extras=True)
+    fields: dict[str, Any] = {key: (hints[key], ...) for key in args}
+    try:
+        create_model("Args", __config__=ConfigDict(strict=True), **fields).model_validate(args)
+    except ValidationError as error:
+        for fault in faults_of(error, args):
+            findings.error((*where, *fault.place), fault.message, code="invalid-reward")
 
 
 def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) -> None:

@@ -12,6 +12,27 @@ CASES = {
         "nodes.reward.fn",
         "invalid-reward",
     ),
+    "expression of a reward": (
+        "fn: exact}",
+        'fn: exact, args: {extract: "("}} #!',
+        "nodes.reward.args.extract",
+        "invalid-reward",
+        "extract is not a regular expression: '(': missing ), unterminated subpattern",
+    ),
+    "switch of a reward": (
+        "fn: exact}",
+        "fn: exact, args: {ignore_case: 'no'}} #!",
+        "nodes.reward.args.ignore_case",
+        "invalid-reward",
+        "must be true or false",
+    ),
+    "limit of a reward": (
+        "fn: exact}",
+        "fn: code, args: {timeout_s: 0}} #!",
+        "nodes.reward.args.timeout_s",
+        "invalid-reward",
+        "must be greater than 0",
+    ),
     "temperature": (
         SAMPLING,
         "sampling: {max_new_tokens: 8, temperature: 0}} #!",

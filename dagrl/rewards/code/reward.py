@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from pydantic import PositiveFloat, PositiveInt
+
 from dagrl.graph.plugins.declarations import reward
 from dagrl.rewards import sandbox
 from dagrl.rewards.code.compare import same_output, same_value
@@ -55,10 +57,10 @@ def code_reward(
     answer: str,
     *,
     continuous: bool = False,
-    timeout_s: float = 10.0,
-    total_timeout_s: float = 60.0,
-    max_tests: int | None = None,
-    memory_mib: int = 1024,
+    timeout_s: PositiveFloat = 10.0,
+    total_timeout_s: PositiveFloat = 60.0,
+    max_tests: PositiveInt | None = None,
+    memory_mib: PositiveInt = 1024,
     hide_files: bool = True,
 ) -> float:
     """1.0 if the program in `response` passes all tests in `answer`, else 0.0; `continuous`: the share it passes.
