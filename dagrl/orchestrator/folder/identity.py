@@ -50,10 +50,22 @@ def another_run(earlier: Mapping[str, Any], now: Mapping[str, Any], *, with_mode
         kinds = [_section(tree, "engines", engine, "optimizer").get(_DISTRIBUTED, True) for tree in (earlier, now)]
         if kinds[0] != kinds[1]:
             return f"a run with another `engines.{engine}.optimizer.{_DISTRIBUTED}` than the pipeline's"
+        if key := _other_adapter(*(_section(tree, "engines", engine).get("lora") for tree in (earlier, now))):
+            return f"a run with another `engines.{engine}.{key}` than the pipeline's"
     return "another model's run" if with_model and _models(earlier) != _models(now) else None
 
 
 _DISTRIBUTED = "use_distributed_optimizer"
+_ADAPTER = {"rank": 32, "alpha": 32, "target_modules": "all-linear"}
+"""What the numbers of stored low-rank adapters mean, with the defaults: other values make another model of them."""
+
+
+def _other_adapter(before: Any, after: Any) -> str | None:
+    """The key in which two ``lora`` sections make different models of stored weights; None if they do not."""
+    if before is None or after is None:
+        return None if before is after else "lora"
+    values = [_ADAPTER | {key: section[key] for key in _ADAPTER if key in section} for section in (before, after)]
+    return next((f"lora.{key}" for key in _ADAPTER if values[0][key] != values[1][key]), None)
 
 
 def _trained(tree: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from dagrl.backends.megatron.lora import LoraSpec
 from dagrl.cli import main
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
@@ -110,6 +111,32 @@ OTHER_RUNS = {
     "another objective": ("nodes.update", {"op": "sft", "engine": "actor"}, "this pipeline trains `actor` by sft"),
     "nothing that trains": ("nodes.update", None, "and this pipeline trains no engine"),
 }
+
+
+OTHER_ADAPTERS: dict[str, tuple[Tree | None, Tree | None, str]] = {
+    "rank": ({}, {"rank": 8}, "lora.rank"),
+    "alpha": ({"alpha": 64}, {}, "lora.alpha"),
+    "layers": ({}, {"target_modules": ["linear_qkv"]}, "lora.target_modules"),
+    "none before": (None, {}, "lora"),
+    "none now": ({}, None, "lora"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ADAPTERS)
+def test_adapters_that_mean_another_model_are_refused(tmp_path, tree, name: str) -> None:
+    before, now, key = OTHER_ADAPTERS[name]
+    first, second = (tree if lora is None else set_in(tree, "engines.actor.lora", lora) for lora in (before, now))
+    path = make_run(tmp_path / "run", first)
+    assert f"another `engines.actor.{key}` than the pipeline's" in refused(path, second)
+
+
+def test_adapters_go_on_with_what_may_change(tmp_path, tree) -> None:
+    path = make_run(tmp_path / "run", set_in(tree, "engines.actor.lora", {}))
+    defaults = LoraSpec()
+    same = {"rank": defaults.rank, "alpha": defaults.alpha, "target_modules": defaults.target_modules}
+    changed = same | {"dropout": 0.1, "merge": False, "init": "normal"}
+    with opened(path, set_in(tree, "engines.actor.lora", changed)) as folder:
+        assert folder.resumed and folder.resumed.step == 4
 
 
 @pytest.mark.parametrize("saved", [True, False], ids=["with a checkpoint", "with metrics alone"])
