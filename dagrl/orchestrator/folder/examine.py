@@ -13,7 +13,7 @@ from dagrl.config.errors import PipelineError
 from dagrl.config.loading.yaml_source import read_document
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, FoundCheckpoint
-from dagrl.orchestrator.folder.identity import another_name, another_run, model_identity
+from dagrl.orchestrator.folder.identity import another_name, another_run, is_same_model, model_identity
 from dagrl.tracking.metrics_file import kept_lines
 from dagrl.workers.errors import RefusedFolderError
 
@@ -161,7 +161,7 @@ def _check_checkpoint(pipeline: Pipeline, found: FoundCheckpoint, again: bool) -
             "never",
             hint="say resume: auto, or give the run a new --run-dir",
         )
-    if found.state.model != model_identity(pipeline):
+    if not is_same_model(found.state.model, model_identity(pipeline)):
         raise RefusedFolderError(
             f"{found.folder} holds another model than the pipeline's",
             hint="give the run a new --run-dir, or put model (and run.seed, where it starts from random weights) back",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from dagrl.tracking.redact import without_secrets
 
 _TRAINING = ("update", "critic", "sft", "dpo")
 """Ops that change an engine's weights."""
+_CACHED = re.compile(r'"path":"(?:[^"\\]|\\.)*",(?="hub":"[^"]*@)')
+"""The folder of a published model whose revision is known: it is that of the machine's cache."""
 _LONGEST_VALUE = 40
 _MOST = 8
 
@@ -29,6 +32,11 @@ def model_identity(pipeline: Pipeline) -> str:
     folders = {name: backend_of(engine).start_folder(engine) for name, engine in trainers.items()}
     stored = "".join(f", {name} from {folder}" for name, folder in folders.items() if folder)
     return pipeline.model.model_dump_json(exclude_none=True) + seed + of_engines + stored
+
+
+def is_same_model(saved: str, now: str) -> bool:
+    """Whether two results of `model_identity` are of the same weights, wherever published ones are cached."""
+    return _CACHED.sub("", saved) == _CACHED.sub("", now)
 
 
 def another_name(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -83,10 +91,18 @@ def _told(trained: Mapping[str, list[str]]) -> str:
 
 def _models(tree: Mapping[str, Any]) -> list[Any]:
     own = [
-        (name, engine.get("model"), engine.get("dist_checkpointing_path"))
+        (name, _without_cache(engine.get("model")), engine.get("dist_checkpointing_path"))
         for name, engine in _sections(tree, "engines")
     ]
-    return [tree.get("model"), sorted((each for each in own if each[1:] != (None, None)), key=lambda each: each[0])]
+    shared = _without_cache(tree.get("model"))
+    return [shared, sorted((each for each in own if each[1:] != (None, None)), key=lambda each: each[0])]
+
+
+def _without_cache(model: Any) -> Any:
+    """A model section; that of a published model of a known revision without its folder."""
+    if isinstance(model, Mapping) and "@" in str(model.get("hub")):
+        return {key: value for key, value in model.items() if key != "path"}
+    return model
 
 
 def _sections(tree: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -113,6 +113,19 @@ OTHER_RUNS = {
 }
 
 
+@pytest.mark.parametrize("saved", [True, False], ids=["with a checkpoint", "with metrics alone"])
+def test_a_published_model_may_be_cached_elsewhere(tmp_path, tree, saved: bool) -> None:
+    first, moved, newer, unnamed = (
+        set_in(tree, "model", {"path": path} | ({"hub": hub} if hub else {}))
+        for path, hub in [("/one/a", "me/m@a"), ("/two/a", "me/m@a"), ("/one/b", "me/m@b"), ("/two/a", "")]
+    )
+    path = make_run(tmp_path / "run", first, saved=saved)
+    assert "another model" in refused(path, newer)
+    assert "another model" in refused(path, unnamed)
+    with opened(path, moved) as folder:
+        assert bool(folder.resumed) == saved
+
+
 OTHER_ADAPTERS: dict[str, tuple[Tree | None, Tree | None, str]] = {
     "rank": ({}, {"rank": 8}, "lora.rank"),
     "alpha": ({"alpha": 64}, {}, "lora.alpha"),
