@@ -157,7 +157,8 @@ class PromptTable:
         except ValueError as error:
             raise ValueError(f"{self.place(row)}: {error}") from error
         # If responses are chats, a column `prompt` repeats their beginning, often as plain text.
-        return said or (self._table["prompt"][row].as_py() if "prompt" in self._table.column_names else [])
+        prompt = said or (self._table["prompt"][row].as_py() if "prompt" in self._table.column_names else [])
+        return prompt if isinstance(prompt, str) else _without_nulls(prompt)
 
     def _value(self, column: str, row: int) -> Any:
         name, _, rest = column.partition(".")
@@ -271,6 +272,18 @@ def _type(schema: Schema, column: str) -> Any:
 def _as_chat(prompt: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A prompt as messages; plain text becomes a user's message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without the null fields of its structs.
+
+    In parquet a message has the fields of all others, and templates ask whether a message has, say, ``tool_calls``.
+    """
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return value
 
 
 def _as_text(value: Any) -> str:

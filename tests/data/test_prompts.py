@@ -160,6 +160,22 @@ def test_chats_go_through_the_chat_template(loader: Callable[..., PromptLoader])
     assert json.loads(plain) == chat[1:]
 
 
+def test_fields_that_only_other_messages_have_are_not_there(loader: Callable[..., PromptLoader]) -> None:
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% if 'tool_calls' in m %}{% for call in m.tool_calls %}"
+        "<{{ call.function.arguments | tojson }}>{% endfor %}{% endif %}{% endfor %}"
+    )
+    question = {"role": "user", "content": "1+1"}
+    calls = [
+        {"function": {"name": name, "arguments": arguments}} for name, arguments in [("f", {"a": 1}), ("g", {"b": 2})]
+    ]
+    asked = [question, {"role": "assistant", "content": "", "tool_calls": calls}]
+    piece = loader([row([question]), row(asked)], tokenizer=tokenizer).take(0, 2)
+    assert texts(piece) == ["1+1", '1+1<{"a": 1}><{"b": 2}>']
+    assert [json.loads(each) for each in piece.columns["messages"].strings()] == [[question], asked]
+
+
 def test_the_chat_template_is_told_of_the_tools_that_a_row_may_use(loader: Callable[..., PromptLoader]) -> None:
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
     tokenizer.chat_template = (
