@@ -23,9 +23,11 @@ SHARD_BYTES = 5 * 10**9
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tiktoken.model", "tekken.json", "spiece.model"),
+    *("sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json"),
     *(PROCESSOR_FILE, "processor_config.json", "video_preprocessor_config.json"),
 )
+_MORE_TEMPLATES = "additional_chat_templates"
 _GENERATION = "generation_config.json"
 
 
@@ -89,6 +91,8 @@ def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
         for name in _TOKENIZER_FILES:
             if (file := source.expanduser() / name).is_file():
                 shutil.copyfile(file, folder / name)
+        if (templates := source.expanduser() / _MORE_TEMPLATES).is_dir():
+            shutil.copytree(templates, folder / _MORE_TEMPLATES, copy_function=shutil.copyfile)
     if model.path and (file := model.path.expanduser() / _GENERATION).is_file():
         shutil.copyfile(file, folder / _GENERATION)
 

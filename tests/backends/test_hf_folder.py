@@ -102,6 +102,20 @@ def test_tokenizer_and_generation_config_come_along_as_they_are(tmp_path: Path) 
     assert (target / "tokenizer.json").read_text() == "another"
 
 
+@pytest.mark.parametrize(
+    "name", ["tiktoken.model", "tekken.json", "spiece.model", "additional_chat_templates/tool_use.jinja"]
+)
+def test_tokenizers_in_other_formats_come_along(tmp_path: Path, name: str) -> None:
+    from dagrl.backends.hf_folder import copy_tokenizer
+
+    source, target = tmp_path / "source", tmp_path / "target"
+    target.mkdir()
+    (source / name).parent.mkdir(parents=True)
+    (source / name).write_text("a part of the tokenizer")
+    copy_tokenizer(ModelSpec(path=source), target)
+    assert (target / name).read_text() == "a part of the tokenizer"
+
+
 def test_a_made_tokenizer_is_loadable_again(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
