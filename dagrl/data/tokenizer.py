@@ -117,11 +117,16 @@ def _from_folder(source: Path) -> PreTrainedTokenizerBase:
     # Checked here, because the library takes a missing path for a repository on the Hub.
     if not folder.is_dir():
         raise ValueError(f"there is no tokenizer folder {folder}; set model.tokenizer or model.path to an existing one")
+    # Mistral's newer models come with two tokenizers. Where mistral_common is installed, as servers need it, the
+    # library would take the one that has no chat template. With this option it takes tokenizer.json, and cuts text as
+    # tekken.json does.
+    both = (folder / "tokenizer.json").is_file() and (folder / "tekken.json").is_file()
+    options = {"fix_mistral_regex": True} if both else {}
     try:
         with tokenizers_alone():
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
     except Exception as error:
         # The library raises any kind of error for a file it does not understand, such as one of a newer version.
         raise ValueError(

@@ -90,6 +90,15 @@ def test_a_saved_tokenizer_is_loaded_from_its_folder(tmp_path: Path) -> None:
         assert loaded.decode([4, 1], skip_special_tokens=True) == ALPHABET[1]
 
 
+def test_mistral_models_with_two_tokenizers_are_read_with_their_chat_template(tmp_path: Path) -> None:
+    CHARACTERS.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral", "transformers_version": "4.45.0"}')
+    (tmp_path / "tekken.json").write_text("{}")
+    loaded = load_tokenizer(ModelSpec(path=tmp_path))
+    assert loaded.chat_template == CHARACTERS.chat_template
+    assert loaded.encode("1+2", split_special_tokens=True) == CHARACTERS.encode("1+2")
+
+
 def test_a_folder_tokenizer_without_padding_pads_with_its_end(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
