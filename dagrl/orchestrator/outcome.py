@@ -56,11 +56,13 @@ class RunOutcome:
     def _next(self, folder: Path) -> list[str]:
         run, name = shlex.quote(str(folder)), folder.resolve().name
         several = len(self.policies) > 1
+        # The validation before the first step leaves no checkpoint.
+        policies = self.policies if self.step else ()
         exports = [
             f"dagrl export {run} -o {shlex.quote(f'{name}-{policy}-hf')} --engine {policy}"
             if several
             else f"dagrl export {run} -o {shlex.quote(f'{name}-hf')}"
-            for policy in self.policies
+            for policy in policies
         ]
         return [f"dagrl report {run}", *exports]
 

@@ -62,3 +62,8 @@ def test_what_a_run_has_come_to_is_told(folder, outcome, first):
 def test_the_next_commands_can_be_pasted(policies, exports):
     told = RunOutcome(3, stopped=False, policies=policies).summary(Path("my runs/first")).splitlines()
     assert told == ["finished step 3", "next", *(f"  {each}" for each in ["dagrl report 'my runs/first'", *exports])]
+
+
+def test_a_run_that_was_stopped_before_its_first_step_has_nothing_to_export():
+    told = RunOutcome(0, stopped=True, policies=("actor",)).summary(Path("runs/first")).splitlines()
+    assert told[-2:] == ["next", "  dagrl report runs/first"]
