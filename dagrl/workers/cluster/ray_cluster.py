@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -54,13 +55,14 @@ def cluster(
     address = told or running_here()
     if address and not told:
         note(f"joining the Ray that runs on this machine, at {address}; RAY_ADDRESS=local keeps a run to itself")
-    with _joined(ray, address) if address and address != OWN else _started(ray, pipeline, logs, note):
+    theirs = None if address == OWN else address
+    with _joined(ray, theirs, found_here=not told) if theirs else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
         yield ray
 
 
 @contextmanager
-def _joined(ray: ModuleType, address: str) -> Iterator[None]:
+def _joined(ray: ModuleType, address: str, *, found_here: bool) -> Iterator[None]:
     if is_of_a_client(address):
         raise RunError(
             f"RAY_ADDRESS is {address}, the address of a Ray client server, and a run must be part of the cluster",
@@ -68,12 +70,13 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
         )
     try:
         connect(address)
+        _agree_on_token(address, found_here=found_here)
         with keep_signals_from_ray():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="dagrl")
     except (OSError, ValueError) as error:
         raise RunError(
             f"no Ray cluster answers at {address}: {error}",
-            hint="if it asks for a token, set RAY_AUTH_MODE=token; for a local one, unset RAY_ADDRESS",
+            hint="for a Ray of the run's own, unset RAY_ADDRESS",
         ) from error
     except (RuntimeError, ray.exceptions.RayError) as error:
         # Another version of Ray or Python, or a wrong token: a message of several lines.
@@ -90,6 +93,30 @@ def _joined(ray: ModuleType, address: str) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+def _agree_on_token(address: str, *, found_here: bool) -> None:
+    """Send the user's token to a cluster that was found on this machine and asks for one.
+
+    `ray start` asks for one if a token is in the home folder, where the first Ray that a program starts puts it. As in
+    Ray, a cluster that the user names gets it only with RAY_AUTH_MODE=token. Raises RunError if the cluster asks for a
+    token that it does not get: Ray would try for a long time.
+    """
+    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+    from ray.exceptions import AuthenticationError
+
+    logging.getLogger("ray").setLevel(logging.ERROR)  # as `ray.init` does in a moment
+    try:
+        GcsClient(address=address).check_alive([], timeout=_CONNECT_TIMEOUT_S)
+    except AuthenticationError as error:
+        sends = os.environ.get("RAY_AUTH_MODE") == "token"
+        if found_here and not sends and maybe_enable_token_auth_if_token_available(warn_if_disabled=False):
+            return
+        raise RunError(
+            f"the Ray cluster at {address} " + ("does not take this token" if sends else "asks for a token"),
+            hint="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH unless it is in ~/.ray/auth_token",
+        ) from error
 
 
 @contextmanager

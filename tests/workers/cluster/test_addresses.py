@@ -67,7 +67,8 @@ def test_a_run_may_keep_to_itself(noted: Path, tmp_path, monkeypatch) -> None:
 
 
 def test_a_run_that_joins_what_it_has_found_here_says_so(noted: Path, tmp_path, monkeypatch) -> None:
-    def joined(*arguments: object) -> None:
+    def joined(*arguments: object, found_here: bool) -> None:
+        assert found_here
         raise RunError("another's")
 
     monkeypatch.setattr("dagrl.workers.cluster.ray_cluster._joined", joined)
@@ -88,7 +89,9 @@ import os
 from types import SimpleNamespace
 from dagrl.workers.cluster import ray_cluster
 ray_cluster.connect = lambda address: None
-with ray_cluster._joined(SimpleNamespace(init=lambda **options: None), "127.0.0.1:{closed_port}"):
+ray_cluster._agree_on_token = lambda address, **options: None
+ray = SimpleNamespace(init=lambda **options: None)
+with ray_cluster._joined(ray, "127.0.0.1:{closed_port}", found_here=False):
     os._exit(1)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
@@ -109,6 +112,7 @@ def test_a_cluster_of_another_version_is_a_sentence_of_one_line(tmp_path, monkey
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.1.0\n    Python: 3.12.1\n")
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr("dagrl.workers.cluster.ray_cluster._agree_on_token", lambda *arguments, **options: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)

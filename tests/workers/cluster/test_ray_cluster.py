@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,20 +20,31 @@ pytestmark = pytest.mark.slow
 RAY = Path(sys.executable).parent / "ray"
 
 
+NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
+
+
 @pytest.fixture(scope="module")
 def running_ray(tmp_path_factory):
     """A Ray with two CPUs that somebody else has started; yields its address."""
-    address = "127.0.0.1:26379"
-    folder = tmp_path_factory.mktemp("r", numbered=False)
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-    start = ["start", "--head", "--port=26379", "--num-cpus=2", f"--temp-dir={folder}", "--include-dashboard=false"]
+    with started_ray(tmp_path_factory.mktemp("r", numbered=False), 26379, NO_TOKEN) as address:
+        yield address
+
+
+@contextmanager
+def started_ray(folder: Path, port: int, settings: dict[str, str]) -> Iterator[str]:
+    """Start Ray with two CPUs and these variables."""
+    address = f"127.0.0.1:{port}"
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **settings}
+    start = ["start", "--head", f"--port={port}", "--num-cpus=2", f"--temp-dir={folder}", "--include-dashboard=false"]
     start += ["--object-store-memory=134217728", "--node-ip-address=127.0.0.1", "--block"]
     # In the foreground, so that it can be ended alone: `ray stop` would end every Ray of the machine.
     with (folder / "printed").open("w") as printed:
         process = subprocess.Popen([RAY, *start], env=environment, stdout=printed, stderr=subprocess.STDOUT)
     deadline = time.monotonic() + 120
     # Asking takes a second of the processor, and reading what it prints does not.
-    while "Ray runtime started" not in (told := (folder / "printed").read_text()) or "2.0 CPU" not in status(address):
+    while "Ray runtime started" not in (told := (folder / "printed").read_text()) or "2.0 CPU" not in status(
+        address, settings
+    ):
         assert process.poll() is None and time.monotonic() < deadline, told
         time.sleep(0.5)
     yield address
@@ -62,14 +75,14 @@ ray.init(address={address!r}, log_to_driver=False, logging_level="ERROR", namesp
 own = ray.get_runtime_context().get_job_id()
 print(sum(each.job_id.hex() != own for each in state._get_all_task_events()))
 """
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    environment = {**os.environ, **NO_TOKEN}
     command = [sys.executable, "-c", program]
     return int(subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=True).stdout)
 
 
-def status(address: str) -> str:
+def status(address: str, settings: dict[str, str] = NO_TOKEN) -> str:
     """What `ray status` says."""
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    environment = {**os.environ, **settings}
     command = [RAY, "status", f"--address={address}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment).stdout
 
@@ -92,6 +105,46 @@ def test_an_address_where_nobody_answers_is_named(lab, tmp_path):
     assert run.wait() == 1
     assert "no Ray cluster answers at 127.0.0.1:9" in run.output
     assert "Traceback" not in run.output
+
+
+JOIN = """
+import sys
+from pathlib import Path
+
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.workers.cluster import ray_cluster
+from dagrl.workers.errors import RunError
+
+ray_cluster.RUNNING_CLUSTER = Path(sys.argv[2])
+try:
+    with ray_cluster.cluster(load_pipeline(Path(sys.argv[1])).pipeline, Path("logs"), print) as ray:
+        print(ray.get(ray.remote(lambda: "it works").remote()))
+except RunError as error:
+    print(error)
+"""
+
+
+def test_a_ray_that_asks_for_a_token_gets_it_if_it_was_found_here(lab, tmp_path, tmp_path_factory):
+    """As `ray start` asks for one where ``~/.ray/auth_token`` exists."""
+    file = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
+    noted, token = tmp_path / "ray_current_cluster", tmp_path / "token"
+    token.write_text("0123456789abcdef" * 4)
+    theirs = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
+    environment |= {"RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
+
+    def join(**settings: str) -> str:
+        command = [sys.executable, "-c", JOIN, str(file), str(noted)]
+        ran = subprocess.run(command, env=environment | settings, capture_output=True, text=True, timeout=240)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    with started_ray(tmp_path_factory.mktemp("t", numbered=False), 26380, theirs) as address:
+        noted.write_text(address)
+        assert join().endswith("it works\n")
+        assert join(RAY_ADDRESS=address) == f"the Ray cluster at {address} asks for a token\n"
+        other = join(RAY_ADDRESS=address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="fedcba9876543210" * 4)
+        assert other == f"the Ray cluster at {address} does not take this token\n"
 
 
 def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_starts() -> None:
