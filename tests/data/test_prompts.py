@@ -214,6 +214,14 @@ def test_a_chat_that_the_template_does_not_take_is_named(loader: Callable[..., P
         loader([row([user]), row([system, user])], tokenizer=tokenizer).take(0, 2)
 
 
+def test_a_template_that_fails_on_a_chat_is_named(loader: Callable[..., PromptLoader]) -> None:
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    tokenizer.chat_template = "{{ 'Turn ' + messages[0].turn }}"
+    chat = [{"role": "user", "content": "hi", "turn": 1}]
+    with pytest.raises(ValueError, match=r"row 0 .*rejects a chat of user: can only concatenate str .*; change"):
+        loader([row(chat)], tokenizer=tokenizer).take(0, 1)
+
+
 @pytest.mark.parametrize(
     ("truth", "text"),
     [("7", "7"), ("", ""), (7, "7"), (0.5, "0.5"), (True, "true"), (["a", "b"], '["a", "b"]'), ("é", "é")],
