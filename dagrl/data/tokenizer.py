@@ -90,7 +90,7 @@ def chat_text(
             tokenize=False,
             add_generation_prompt=True,
         )
-    except (TemplateError, TypeError) as error:  # TypeError: of an expression, as in Python
+    except (TemplateError, TypeError) as error:  # TypeError: an expression failed
         roles = ", ".join(str(message.get("role")) for message in chat)
         raise ValueError(
             f"the tokenizer's chat template rejects a chat of {roles}: {error}; change the chat or the template"

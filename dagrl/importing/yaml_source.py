@@ -55,7 +55,8 @@ def _leaves(node: yaml.Node, key: str, file: str, depth: int) -> Iterator[Settin
     if depth > _MOST_DEPTH:
         raise ImportProblem(f"{file}:{node.start_mark.line + 1}: is nested too deeply")
     if isinstance(node, yaml.MappingNode) and node.value:
-        yaml.SafeLoader("").flatten_mapping(node)  # Mappings that `<<` merges come first: keys of its own replace them.
+        # Put the keys that `<<` merges before the mapping's own keys, which override them.
+        yaml.SafeLoader("").flatten_mapping(node)
         for key_node, value_node in node.value:
             name = str(key_node.value)
             yield from _leaves(value_node, f"{key}.{name}" if key else name, file, depth + 1)

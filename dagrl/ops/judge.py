@@ -213,7 +213,7 @@ def _tokens(
         text = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True, **node.chat_template_kwargs
         )
-    except (TemplateError, TypeError) as error:  # TypeError: of an expression, as in Python
+    except (TemplateError, TypeError) as error:  # TypeError: an expression failed
         roles = " and ".join(message["role"] for message in messages)
         raise ValueError(f"the chat template of `{node.engine}` takes no message of {roles}: {error}") from error
     # The template has already written the special tokens.

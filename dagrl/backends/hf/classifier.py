@@ -91,7 +91,7 @@ class HfClassifier:
     def _text(self, conversation: Conversation) -> str:
         try:
             return self._tokenizer.apply_chat_template(list(conversation), tokenize=False)
-        except (TemplateError, TypeError) as error:  # TypeError: of an expression, as in Python
+        except (TemplateError, TypeError) as error:  # TypeError: an expression failed
             roles = ", ".join(str(message.get("role")) for message in conversation)
             raise ValueError(
                 f"the reward model's chat template rejects a conversation of {roles}: {error}; put one that accepts it "

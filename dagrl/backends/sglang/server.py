@@ -183,7 +183,7 @@ class ServerProcess:
     def _end_processes(self) -> None:
         """Kill the processes and wait for them, which frees their GPU memory."""
         self._given_up = True
-        # The number of one that has ended may be another program's by now.
+        # The process ID of an ended process may have been reused.
         for process in filter(lambda each: each.is_alive(), self._processes):
             with contextlib.suppress(psutil.NoSuchProcess):
                 parent = psutil.Process(process.pid)

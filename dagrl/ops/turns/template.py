@@ -188,7 +188,7 @@ class MessageWriter:
             return self._tokenizer.apply_chat_template(
                 list(messages), tools=self._schemas, tokenize=False, add_generation_prompt=True
             )
-        except (TemplateError, TypeError) as error:  # TypeError: of an expression, as in Python
+        except (TemplateError, TypeError) as error:  # TypeError: an expression failed
             raise ValueError(_cannot_write(roles, str(error))) from error
 
 

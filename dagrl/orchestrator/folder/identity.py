@@ -65,7 +65,7 @@ def another_run(earlier: Mapping[str, Any], now: Mapping[str, Any], *, with_mode
 
 _DISTRIBUTED = "use_distributed_optimizer"
 _ADAPTER = {"rank": 32, "alpha": 32, "target_modules": "all-linear"}
-"""What the numbers of stored low-rank adapters mean, with the defaults: other values make another model of them."""
+"""Keys of ``lora`` that determine what stored adapters compute, and their defaults."""
 
 
 def _other_adapter(before: Any, after: Any) -> str | None:

@@ -106,11 +106,11 @@ def _agree_on_token(address: str, *, found_here: bool) -> None:
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
     from ray.exceptions import AuthenticationError
 
-    logging.getLogger("ray").setLevel(logging.ERROR)  # as `ray.init` does in a moment
+    logging.getLogger("ray").setLevel(logging.ERROR)  # as `ray.init` does below
     try:
         GcsClient(address=address).check_alive([], timeout=_CONNECT_TIMEOUT_S)
     except AuthenticationError as error:
-        sends = os.environ.get("RAY_AUTH_MODE") == "token"
+        sends = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
         if found_here and not sends and maybe_enable_token_auth_if_token_available(warn_if_disabled=False):
             return
         raise RunError(

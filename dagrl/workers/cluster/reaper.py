@@ -70,7 +70,8 @@ def started_with(word: str) -> list[str]:
 def writing_in(folder: str) -> list[str]:
     """Identities of the other processes that have a file in `folder` open for writing.
 
-    Readers are not Ray's: a user who follows a log, or whatever else removes the folder.
+    Ray's processes write logs there. A process that only reads may be a user's, which follows a log or removes the
+    folder.
     """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -92,7 +93,7 @@ def _writes(descriptor: Path, folder: str) -> bool:
 
 
 def end_all_in(folder: str, processes: list[str]) -> None:
-    """Kill the processes and all others of the folder, and remove it."""
+    """Kill the processes and those that write to the folder or name it on their command line, and remove the folder."""
     for sweep in range(_MOST_SWEEPS):
         # Again for processes that were just being started, as long as they write to the folder.
         if sweep >= _SWEEPS and not Path(folder).exists():

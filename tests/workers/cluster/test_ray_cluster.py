@@ -18,8 +18,6 @@ from dagrl.workers.errors import RunError
 pytestmark = pytest.mark.slow
 
 RAY = Path(sys.executable).parent / "ray"
-
-
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 
 
@@ -40,16 +38,18 @@ def started_ray(folder: Path, port: int, settings: dict[str, str]) -> Iterator[s
     # In the foreground, so that it can be ended alone: `ray stop` would end every Ray of the machine.
     with (folder / "printed").open("w") as printed:
         process = subprocess.Popen([RAY, *start], env=environment, stdout=printed, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + 120
-    # Asking takes a second of the processor, and reading what it prints does not.
-    while "Ray runtime started" not in (told := (folder / "printed").read_text()) or "2.0 CPU" not in status(
-        address, settings
-    ):
-        assert process.poll() is None and time.monotonic() < deadline, told
-        time.sleep(0.5)
-    yield address
-    process.terminate()
-    process.wait(timeout=240)
+    try:
+        deadline = time.monotonic() + 120
+        # Asking takes a second of the processor, and reading what it prints does not.
+        while "Ray runtime started" not in (told := (folder / "printed").read_text()) or (
+            "2.0 CPU" not in status(address, settings)
+        ):
+            assert process.poll() is None and time.monotonic() < deadline, told
+            time.sleep(0.5)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=240)
 
 
 def test_a_running_ray_is_joined_and_left_as_it_was(lab, running_ray, tmp_path):
