@@ -59,8 +59,8 @@ class RunSpec(Section):
     """Source of all randomness."""
     save_every: PositiveInt | None = None
     """Steps between checkpoints. The last step is always saved."""
-    keep: PositiveInt = 3
-    """Checkpoints to keep."""
+    keep: PositiveInt | Literal["all"] = 3
+    """Checkpoints to keep: the newest so many, or ``all``."""
     keep_best: KeepBestSpec | None = None
     """Also keep the best checkpoint."""
     async_save: bool = False

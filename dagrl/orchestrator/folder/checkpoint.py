@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dagrl.config.schema import KeepBestSpec
 from dagrl.tracking.base import replace_text
@@ -82,7 +82,7 @@ class FoundCheckpoint:
 class Checkpoints:
     """The checkpoints of one run folder."""
 
-    def __init__(self, run_dir: Path, keep: int, keep_best: KeepBestSpec | None = None) -> None:
+    def __init__(self, run_dir: Path, keep: int | Literal["all"], keep_best: KeepBestSpec | None = None) -> None:
         """The newest `keep` checkpoints are kept, and the best one."""
         self._folder = run_dir / "checkpoints"
         self._keep, self._keep_best = keep, keep_best
@@ -107,7 +107,7 @@ class Checkpoints:
             replace_text(self._folder / _BEST, best.name + "\n")
         else:
             (self._folder / _BEST).unlink(missing_ok=True)
-        for _, old in self._finished()[: -self._keep]:
+        for _, old in self._finished()[: -self._keep] if self._keep != "all" else ():
             if old != best:
                 _remove(old)
         return final

@@ -45,6 +45,14 @@ def test_only_the_newest_are_kept(tmp_path):
     assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["step_10", "step_3"]
 
 
+def test_all_are_kept_where_asked(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep="all", keep_best=KeepBestSpec())
+    for step in range(1, 7):
+        save(checkpoints, step, score=Score("val/reward/mean", -step))
+    assert checkpoints.steps() == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "checkpoints" / "best").read_text() == "step_1\n"
+
+
 def left(folder: Path) -> list[int]:
     return Checkpoints(folder, keep=1).steps()
 
