@@ -111,6 +111,16 @@ def write_betas(t: Translation, engine: str, key: str) -> None:
             t.write(f"engines.{engine}.optimizer.{name}", beta, key)
 
 
+def write_warmup_ratio(t: Translation, engine: str, key: str) -> None:
+    """Write a warm-up that is a fraction of the decay: by default of the run, however long that will be."""
+    schedule = f"engines.{engine}.lr_schedule"
+    ratio, end = t.number(key), t.tree.get(f"{schedule}.lr_decay_steps")
+    if ratio and end:
+        t.write(f"{schedule}.lr_warmup_steps", int(ratio * end), key, note=f"of the {end} steps of the decay")
+    elif ratio:
+        t.write(f"{schedule}.lr_warmup_ratio", ratio, key)
+
+
 def put_critic(t: Translation) -> None:
     """Put the critic's engine: a model with a value head."""
     t.put("engines.critic.backend", "megatron")

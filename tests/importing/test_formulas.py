@@ -217,3 +217,32 @@ def test_trinity_gives_the_engines_their_own_gpus(translated):
     }
     assert groups == {"train": 12, "rollout": 4}
     assert math.gcd(tree["groups.train.gpus_per_node"], 12) == tree["groups.train.gpus_per_node"]
+
+
+OPTIM = f"{ACTOR}.optim"
+TRAINING = "actor_train.training_args"
+
+
+@pytest.mark.parametrize(
+    ("framework", "given_settings", "schedule"),
+    [
+        ("verl", {f"{OPTIM}.lr_warmup_steps_ratio": 0.05}, {"ratio": 0.05}),
+        ("verl", {f"{OPTIM}.lr_warmup_steps_ratio": 0.05, f"{OPTIM}.lr_warmup_steps": 3}, {"steps": 3}),
+        ("verl", {f"{OPTIM}.lr_warmup_steps_ratio": 0.1, f"{OPTIM}.lr_decay_steps": 70}, {"steps": 7}),
+        ("slime", {"--lr-warmup-fraction": 0.02}, {"ratio": 0.02}),
+        ("slime", {"--lr-warmup-fraction": 0.1, "--lr-decay-iters": 70}, {"steps": 7}),
+        ("roll", {f"{TRAINING}.warmup_ratio": 0.1}, {"ratio": 0.1}),
+        ("roll", {f"{TRAINING}.warmup_ratio": 0.1, f"{TRAINING}.warmup_steps": 4}, {"steps": 4}),
+        ("trinity", {"algorithm.optimizer.lr_warmup_steps_ratio": 0.2}, {"ratio": 0.2}),
+        ("trinity", {"algorithm.optimizer.lr_warmup_steps": -1}, {}),
+        (
+            "trinity",
+            {"algorithm.optimizer.lr_warmup_steps_ratio": 0.2, "algorithm.optimizer.lr_warmup_steps": 6},
+            {"steps": 6},
+        ),
+    ],
+)
+def test_a_warmup_by_ratio_stays_one(translated, framework, given_settings, schedule):
+    """However long the run is: ``run.steps`` may stand in for a data file that is not here."""
+    tree, prefix = translated(framework, given_settings), "engines.actor.lr_schedule.lr_warmup_"
+    assert {key.removeprefix(prefix): value for key, value in tree.items() if key.startswith(prefix)} == schedule

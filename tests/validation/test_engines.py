@@ -144,6 +144,24 @@ CASES = {
         "engines.actor.lr_schedule.lr_warmup_steps",
         "the warm-up takes 10 steps, and the decay ends at lr_decay_steps = 10; shorten it, or raise lr_decay_steps",
     ),
+    "warm-up too long by its share": (
+        ACTOR,
+        ACTOR + "    lr_schedule: {lr_warmup_ratio: 0.5, lr_decay_steps: 1} #!\n",
+        "engines.actor.lr_schedule.lr_warmup_ratio",
+        "the decay ends at lr_decay_steps = 1",
+    ),
+    "warm-up given twice": (
+        ACTOR,
+        ACTOR + "    lr_schedule: {lr_warmup_ratio: 0.1, lr_warmup_steps: 1} #!\n",
+        "engines.actor.lr_schedule.lr_warmup_ratio",
+        "lr_warmup_steps",
+    ),
+    "warm-up longer than the run": (
+        ACTOR,
+        ACTOR + "    lr_schedule: {lr_warmup_ratio: 1.5} #!\n",
+        "engines.actor.lr_schedule.lr_warmup_ratio",
+        "invalid-value",
+    ),
 }
 
 

@@ -148,7 +148,10 @@ class OptimizerFields(LibraryFields):
     """Largest norm of the gradient; 0: none. Default: 1."""
 
     refused: ClassVar = {
-        "min_lr": "has another place; set `lr_schedule.min_lr` of the engine",
+        **{
+            name: f"has another place; set `lr_schedule.{name}` of the engine"
+            for name in ("min_lr", "lr_warmup_steps", "lr_warmup_ratio", "lr_decay_style", "lr_decay_steps")
+        },
         "overlap_param_gather": "has another place; set `ddp.overlap_param_gather` of the engine",
         **dict.fromkeys(("bf16", "params_dtype"), "follows from `transformer.bf16`; remove it"),
         "fp16": _NO_FP16,

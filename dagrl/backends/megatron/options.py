@@ -48,20 +48,26 @@ def check_learning_rate(check: EngineCheck[MegatronEngineSpec]) -> None:
     if schedule.min_lr > peak:
         message = f"the floor {schedule.min_lr:g} is above the peak, optimizer.lr = {peak:g}; lower it"
         findings.error((*place, "lr_schedule", "min_lr"), message, depends_on=[(*place, "optimizer", "lr")])
+    warmup = schedule.warmup_steps(steps)
+    field = "lr_warmup_steps" if schedule.lr_warmup_ratio is None else "lr_warmup_ratio"
+    if schedule.lr_warmup_steps and field == "lr_warmup_ratio":
+        message = f"the warm-up already takes {schedule.lr_warmup_steps} steps (lr_warmup_steps); remove one of the two"
+        depends = [(*place, "lr_schedule", "lr_warmup_steps")]
+        findings.error((*place, "lr_schedule", field), message, depends_on=depends)
     if schedule.lr_decay_style == "constant":
-        for field in sorted(schedule.model_fields_set & {"lr_decay_steps", "min_lr"}):
+        for option in sorted(schedule.model_fields_set & {"lr_decay_steps", "min_lr"}):
             message = "the rate stays constant; choose another `lr_decay_style`, or remove it"
-            findings.warning((*place, "lr_schedule", field), message, code="constant-learning-rate")
-    elif end is None and schedule.lr_warmup_steps >= steps:
-        message = f"the warm-up takes {schedule.lr_warmup_steps} steps and the run {steps} (run.steps); shorten it"
+            findings.warning((*place, "lr_schedule", option), message, code="constant-learning-rate")
+    elif end is None and warmup >= steps:
+        message = f"the warm-up takes {warmup} steps and the run {steps} (run.steps); shorten it"
         findings.warning((*place, "lr_schedule", "lr_decay_style"), message, code="warmup-too-long")
-    if end is not None and schedule.lr_warmup_steps >= end:
+    if end is not None and warmup >= end:
         message = (
-            f"the warm-up takes {schedule.lr_warmup_steps} steps, and the decay ends at lr_decay_steps = {end}; "
+            f"the warm-up takes {warmup} steps, and the decay ends at lr_decay_steps = {end}; "
             "shorten it, or raise lr_decay_steps"
         )
         depends = [(*place, "lr_schedule", "lr_decay_steps")]
-        findings.error((*place, "lr_schedule", "lr_warmup_steps"), message, depends_on=depends)
+        findings.error((*place, "lr_schedule", field), message, depends_on=depends)
 
 
 def _check_registered_buffers(check: EngineCheck[MegatronEngineSpec]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -56,10 +57,19 @@ class LearningRateSpec(Section):
     """Shape after the warm-up."""
     lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of linear rise from 0, counted in pipeline steps."""
+    lr_warmup_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The same as a fraction of ``run.steps``, rounded down, in place of `lr_warmup_steps`."""
     lr_decay_steps: PositiveInt | None = None
     """Step at which `min_lr` is reached. Default: ``run.steps``."""
     min_lr: Coefficient = 0.0
     """Floor of the decay."""
+
+    def warmup_steps(self, run_steps: int) -> int:
+        """Pipeline steps of the warm-up in a run of `run_steps`."""
+        if self.lr_warmup_ratio is None:
+            return self.lr_warmup_steps
+        # Rounded first, because 0.29 * 100 is 28.999999999999996.
+        return math.floor(round(self.lr_warmup_ratio * run_steps, 6))
 
 
 class OffloadSpec(Section):

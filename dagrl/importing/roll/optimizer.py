@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.engines import NO_CRITIC, NO_SUCH_SHAPE
+from dagrl.importing.engines import NO_CRITIC, NO_SUCH_SHAPE, write_warmup_ratio
 from dagrl.importing.roll.batches import optimizer_steps
 from dagrl.importing.roll.common import CRITIC, TRAIN, uses_critic
 from dagrl.importing.table import Translation, joint
@@ -34,6 +34,9 @@ def _learning_rate(t: Translation) -> None:
             each = optimizer_steps(t)
             note = f"optimizer steps there, {each} a step" if each > 1 else ""
             t.write(f"{schedule}.lr_warmup_steps", -(-int(t.get(warmup)) // each), warmup, note=note)
+            t.imply("`warmup_steps` counts alone", f"{prefix}.warmup_ratio")
+        else:
+            write_warmup_ratio(t, engine, f"{prefix}.warmup_ratio")
 
 
 RULES = (
@@ -42,7 +45,7 @@ RULES = (
         *(
             f"{role}.training_args.{name}"
             for role in (TRAIN, CRITIC)
-            for name in ("learning_rate", "weight_decay", "warmup_steps", "lr_scheduler_type")
+            for name in ("learning_rate", "weight_decay", "warmup_steps", "warmup_ratio", "lr_scheduler_type")
         ),
         "max_grad_norm",
         targets=("engines.actor.optimizer", "engines.actor.lr_schedule"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagrl.importing.roll.common import TRAIN
 from dagrl.importing.table import implied, refused, refused_unless
 
 RULES = (
@@ -39,7 +38,6 @@ RULES = (
         "mix the rows of the file beforehand", "*.domain_interleave_probs*", "*.interleave_probs", "dataset_filter*"
     ),
     refused_unless(1, "samples are drawn, without beams", "*.num_beams"),
-    refused_unless((None, 1), "the learning rate has a warm-up in steps", f"{TRAIN}.training_args.warmup_ratio"),
     refused(
         "environments and agents are classes of your own (docs/multi_turn.md)",
         "custom_envs*",

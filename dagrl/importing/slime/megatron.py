@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.engines import NO_SUCH_SHAPE, library_field
+from dagrl.importing.engines import NO_SUCH_SHAPE, library_field, write_warmup_ratio
 from dagrl.importing.slime.common import steps_per_rollout
 from dagrl.importing.table import Translation, joint, to
 
@@ -85,9 +85,7 @@ def _learning_rate(t: Translation) -> None:
         if t.number(key):
             note = f"optimizer steps there, {each} a step" if each > 1 else ""
             t.write(f"{schedule}.{target}", -(-t.get(key) // each), key, note=note)
-    fraction, steps = "--lr-warmup-fraction", t.tree.get("run.steps")
-    if t.number(fraction) and isinstance(steps, int):
-        t.write(f"{schedule}.lr_warmup_steps", int(t.get(fraction) * steps), fraction, note=f"of {steps} steps")
+    write_warmup_ratio(t, "actor", "--lr-warmup-fraction")
 
 
 RULES = (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dagrl.importing.engines import NO_SUCH_SHAPE, write_betas
+from dagrl.importing.engines import NO_SUCH_SHAPE, write_betas, write_warmup_ratio
 from dagrl.importing.parts import is_known
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.trinity.common import VERL, interval_of, uses_critic
+
+_OPTIMIZERS = ("algorithm.optimizer", f"{VERL}.actor_rollout_ref.actor.optim")
+_WARMUPS = tuple(f"{each}.{name}" for name in ("lr_warmup_steps", "lr_warmup_steps_ratio") for each in _OPTIMIZERS)
 
 
 def _optimizer(t: Translation) -> None:
@@ -22,21 +25,17 @@ def _optimizer(t: Translation) -> None:
         t.write("engines.critic.optimizer.lr", t.get(critic, 1.0e-5), critic)
     write_betas(t, "actor", "algorithm.optimizer.betas")
     syncs, schedule = interval_of(t), "engines.actor.lr_schedule"
-    warmup = next(
-        (
-            key
-            for key in ("algorithm.optimizer.lr_warmup_steps", f"{VERL}.actor_rollout_ref.actor.optim.lr_warmup_steps")
-            if t.number(key, 0) > 0
-        ),
-        None,
-    )
-    if warmup:
+    warmup = next((key for key in _WARMUPS if t.number(key, 0) > 0), None)
+    if warmup and warmup.endswith("ratio"):
+        write_warmup_ratio(t, "actor", warmup)
+    elif warmup:
         t.write(
             f"{schedule}.lr_warmup_steps",
             -(-t.get(warmup) // syncs),
             warmup,
             note=f"/ sync_interval {syncs}" if syncs > 1 else "",
         )
+    t.imply("has no effect, or is off", *_WARMUPS)
     style = next(
         (
             key
@@ -57,11 +56,11 @@ def _optimizer(t: Translation) -> None:
 RULES = (
     joint(
         _optimizer,
-        *(f"algorithm.optimizer.{name}" for name in ("lr", "weight_decay", "betas", "lr_warmup_steps")),
+        *(f"algorithm.optimizer.{name}" for name in ("lr", "weight_decay", "betas")),
+        *_WARMUPS,
         *(f"algorithm.optimizer.{name}" for name in ("lr_scheduler_type", "warmup_style", "min_lr_ratio")),
         "trainer.grad_clip",
         f"{VERL}.actor_rollout_ref.actor.optim.lr",
-        f"{VERL}.actor_rollout_ref.actor.optim.lr_warmup_steps",
         f"{VERL}.critic.optim.lr",
         targets=("engines.actor.optimizer", "engines.actor.lr_schedule"),
         always=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.engines import NO_CRITIC, NO_SUCH_SHAPE, library_field, write_betas
+from dagrl.importing.engines import NO_CRITIC, NO_SUCH_SHAPE, library_field, write_betas, write_warmup_ratio
 from dagrl.importing.parts import is_known
 from dagrl.importing.table import Rule, Translation, joint, refused_unless
 from dagrl.importing.verl.common import is_megatron, trained_engines
@@ -65,13 +65,13 @@ def schedule(section: str, engine: str) -> Rule:
             t.imply_all(NO_CRITIC)
             return
         target = f"engines.{engine}.lr_schedule"
+        if is_known(t.get(f"{prefix}.lr_decay_steps")) and t.given(f"{prefix}.lr_decay_steps"):
+            t.write(f"{target}.lr_decay_steps", t.get(f"{prefix}.lr_decay_steps"), f"{prefix}.lr_decay_steps")
         warmup, ratio = t.number(f"{prefix}.lr_warmup_steps", -1), t.number(f"{prefix}.lr_warmup_steps_ratio", 0)
-        steps = t.tree.get("run.steps")
         if warmup > 0:
             t.write(f"{target}.lr_warmup_steps", warmup, f"{prefix}.lr_warmup_steps")
-        elif ratio and isinstance(steps, int):
-            note = f"{ratio} of {steps} steps"
-            t.write(f"{target}.lr_warmup_steps", int(ratio * steps), f"{prefix}.lr_warmup_steps_ratio", note=note)
+        else:
+            write_warmup_ratio(t, engine, f"{prefix}.lr_warmup_steps_ratio")
         if warmup <= 0 and not ratio:
             names = (f"{prefix}.lr_warmup_steps", f"{prefix}.lr_warmup_steps_ratio")
             t.imply("there is no warm-up, as by default", *names)
@@ -88,8 +88,6 @@ def schedule(section: str, engine: str) -> Rule:
                 t.write(f"{target}.min_lr", floor, f"{prefix}.min_lr")
             elif part and isinstance(lr, int | float):
                 t.write(f"{target}.min_lr", part * lr, f"{prefix}.min_lr_ratio", note=f"{part} of {lr}")
-        if is_known(t.get(f"{prefix}.lr_decay_steps")) and t.given(f"{prefix}.lr_decay_steps"):
-            t.write(f"{target}.lr_decay_steps", t.get(f"{prefix}.lr_decay_steps"), f"{prefix}.lr_decay_steps")
 
     names = ("lr_warmup_steps", "lr_warmup_steps_ratio", *styles, "min_lr", "min_lr_ratio", "lr_decay_steps")
     return joint(apply, *(f"{prefix}.{name}" for name in names), targets=(f"engines.{engine}.lr_schedule",))

@@ -93,17 +93,17 @@ def make_schedule(optimizer: MegatronOptimizer, spec: LearningRateSpec, *, train
     """The learning-rate schedule in pipeline steps: ``step(1)`` precedes a step's optimizer steps.
 
     The first step of a warmup over W steps has 1/W of the peak, step W the peak, and step ``lr_decay_steps`` has
-    ``min_lr``.
+    ``min_lr``. `train_steps` is the length of the run, also of one that resumes.
     """
-    config = optimizer.config
+    config, warmup_steps = optimizer.config, spec.warmup_steps(train_steps)
     # A run shorter than its warmup never decays, but the scheduler requires decay steps.
-    decay_steps = spec.lr_decay_steps or max(train_steps, spec.lr_warmup_steps + 1)
+    decay_steps = spec.lr_decay_steps or max(train_steps, warmup_steps + 1)
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
         max_lr=config.lr,
         min_lr=spec.min_lr,
-        lr_warmup_steps=spec.lr_warmup_steps,
+        lr_warmup_steps=warmup_steps,
         lr_decay_steps=decay_steps,
         lr_decay_style=spec.lr_decay_style,
         start_wd=config.weight_decay,

@@ -12,7 +12,8 @@ from dagrl.data.batch import Batch
 
 OPTIONS: dict[str, Any] = {
     "optimizer": {"lr": 1e-2, "adam_eps": 1e-2},
-    "lr_schedule": {"lr_decay_style": "cosine", "lr_warmup_steps": 1},
+    # Of 10 steps, so that a run resumes from step 2 within its warm-up.
+    "lr_schedule": {"lr_decay_style": "cosine", "lr_warmup_ratio": 0.35},
 }
 TP2 = {"tensor_model_parallel_size": 2}
 PP2 = {"pipeline_model_parallel_size": 2}

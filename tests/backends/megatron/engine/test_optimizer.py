@@ -35,10 +35,21 @@ def rates(schedule: LearningRateSpec, steps: int, *, train_steps: int) -> list[f
         ({"lr_decay_style": "inverse-square-root", "lr_warmup_steps": 1}, [8, 8 / 2**0.5, 8 / 3**0.5, 4]),
         ({"lr_warmup_steps": 8}, [1, 2, 3, 4]),
         ({"lr_decay_style": "linear", "lr_warmup_steps": 8}, [1, 2, 3, 4]),
+        ({"lr_warmup_ratio": 0.5}, [4, 8, 8, 8]),
+        ({"lr_decay_style": "cosine", "lr_warmup_ratio": 0.6}, [4, 8, 4, 0]),
+        ({"lr_decay_style": "linear", "lr_decay_steps": 3, "lr_warmup_ratio": 0.25}, [8, 4, 0, 0]),
+        ({"lr_warmup_ratio": 0.1}, [8, 8, 8, 8]),
+        ({"lr_decay_style": "linear", "lr_warmup_ratio": 1}, [2, 4, 6, 8]),
     ],
 )
 def test_learning_rate_of_each_step(schedule: dict[str, Any], expected: list[float]) -> None:
     assert rates(LearningRateSpec(**schedule), 4, train_steps=4) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(0.29, 29), (0.07, 7), (0.055, 5), (0.001, 0), (1, 100)])
+def test_a_share_of_the_run_is_whole_steps(ratio: float, steps: int) -> None:
+    # 0.29 * 100 is 28.999999999999996 as a float.
+    assert LearningRateSpec(lr_warmup_ratio=ratio).warmup_steps(100) == steps
 
 
 def test_optimizer_defaults_and_fields_by_name() -> None:
