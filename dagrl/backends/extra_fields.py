@@ -1,16 +1,23 @@
-"""Validates ``extra:`` of an engine, whose fields are passed to the library without any other check."""
+"""Validates ``extra:`` of an engine, by the fields that the installed library has."""
 
 from __future__ import annotations
 
+from collections.abc import Container
+from pathlib import Path
 from typing import Any
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.config.errors import listed
-from dagrl.config.schema.library_fields import LibraryFields
+from dagrl.config.schema.library_fields import LibraryFields, meant_fields
+from dagrl.models.library_classes import LibraryClass, arguments_of_class
 
 
-def check_extra(check: EngineCheck[Any]) -> None:
-    """Report fields that dagrl sets itself or that have a place in the file, and warn of the others once."""
+def check_extra(check: EngineCheck[Any], *, open_sections: Container[str] = ()) -> None:
+    """Report fields that dagrl sets itself, that have a place in the file, or that the library lacks.
+
+    The others are warned of once; so are all fields of a class that is not found, and those of `open_sections`, whose
+    class depends on the model.
+    """
     untested = []
     for section, given in check.engine.extra.items():
         table: type[LibraryFields] = type(check.engine).model_fields[section].annotation
@@ -20,8 +27,19 @@ def check_extra(check: EngineCheck[Any]) -> None:
                 check.findings.error(place, table.refused[field], code="refused-key")
             elif field in table.model_fields:
                 check.findings.error(place, f"it is tested; move it to `{section}:` of the engine", code="tested-field")
+            elif section not in open_sections and (lack := lacking_field(table, field, check.engine.environment)):
+                check.findings.error(place, lack, code="unknown-field")
             else:
                 untested.append(field)
     if untested:
         message = f"not tested with dagrl: {listed(untested)}; compare the first steps with a run without them"
         check.findings.warning((*check.place, "extra"), message, code="untested-fields")
+
+
+def lacking_field(table: type[LibraryFields], field: str, environment: Path | None) -> str | None:
+    """Say that the library in an environment lacks a field, with the one that is meant; None unless it is known to."""
+    library = LibraryClass(*table.library_class)
+    known = arguments_of_class(library, environment)
+    if known is None or field in known:
+        return None
+    return f"{library.name} of {library.package} has no such field; {meant_fields(table, field, known) or 'remove it'}"

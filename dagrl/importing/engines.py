@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from dagrl.backends.environments import made_environments
+from dagrl.backends.extra_fields import lacking_field
 from dagrl.config.schema.backends import engine_sections
 from dagrl.config.schema.library_fields import LibraryFields
 from dagrl.importing.table import Rule, Translation
@@ -85,8 +89,14 @@ def library_field(t: Translation, key: str, engine: str, section: str, field: st
         t.imply("is null, as by default", key)
     elif field in fields.model_fields:
         t.write(f"engines.{engine}.{section}.{field}", value, key)
+    elif lack := lacking_field(fields, field, _environment_of(t, engine)):
+        t.refuse(lack, key)
     else:
         t.write(f"engines.{engine}.extra.{section}.{field}", value, key, note="untested with dagrl")
+
+
+def _environment_of(t: Translation, engine: str) -> Path | None:
+    return made_environments().get(str(t.tree.get(f"engines.{engine}.environment")))
 
 
 def library_fields(pattern: str, engine: str, section: str) -> Rule:

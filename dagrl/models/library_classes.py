@@ -32,14 +32,69 @@ NO_CLASS = ConfigClass("", {}, {})
 """Where transformers is not installed, or has no class for a model type."""
 
 
-def source_of(package: str, file: str) -> str | None:
-    """Return the text of a file below an installed package, which is not imported; None where there is none."""
-    found = importlib.util.find_spec(package)
-    for location in (found.submodule_search_locations or ()) if found else ():
-        path = Path(location) / file
+def source_of(package: str, file: str, environment: Path | None = None) -> str | None:
+    """Return the text of a file below an installed package, which is not imported; None where there is none.
+
+    With an `environment` the package is that of this virtual environment.
+    """
+    if environment is not None:
+        locations = [site / package for site in environment.glob("lib/python*/site-packages")]
+    else:
+        found = importlib.util.find_spec(package)
+        locations = [Path(each) for each in (found.submodule_search_locations or ())] if found else []
+    for location in locations:
+        path = location / file
         if path.is_file():
             return path.read_text(encoding="utf-8")
     return None
+
+
+class LibraryClass(NamedTuple):
+    """A config class of an installed library."""
+
+    package: str
+    file: str
+    """Below the package's folder."""
+    name: str
+
+
+@cache
+def arguments_of_class(kind: LibraryClass, environment: Path | None = None) -> tuple[str, ...] | None:
+    """Return the names of the fields that a dataclass and its bases take.
+
+    None if the library is not installed there, or if a version of it has the class or a base of it elsewhere.
+    """
+    try:
+        tree = ast.parse(source_of(kind.package, kind.file, environment) or "")
+    except SyntaxError:  # of another Python
+        return None
+    declared = next((each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == kind.name), None)
+    if declared is None:
+        return None
+    names: list[str] = []
+    for base in declared.bases:
+        inherited = arguments_of_class(_class_named(ast.unparse(base), kind, tree), environment)
+        if inherited is None:
+            return None
+        names += inherited
+    for line in declared.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            written = ast.unparse(line)
+            if "ClassVar" not in written and "init=False" not in written:
+                names.append(line.target.id)
+    return tuple(dict.fromkeys(names))
+
+
+def _class_named(name: str, reader: LibraryClass, tree: ast.Module) -> LibraryClass:
+    """Return the class that a module calls `name`: one of its own, or one that it imports from the package."""
+    for line in tree.body:
+        imported = {each.asname or each.name: each.name for each in getattr(line, "names", ())}
+        if isinstance(line, ast.ImportFrom) and name in imported:
+            folders = [reader.package, *Path(reader.file).parent.parts]
+            around = folders[: len(folders) - line.level + 1] if line.level else []
+            package, *path = [*around, *(line.module or "").split(".")]
+            return LibraryClass(package, f"{'/'.join(path)}.py", imported[name])
+    return reader._replace(name=name)
 
 
 def fields_of_class(source: str, class_name: str) -> dict[str, str]:

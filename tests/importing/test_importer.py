@@ -148,6 +148,14 @@ def test_words_that_may_hold_settings_are_remarked(tmp_path):
     assert ["$MORE may hold" in each.message for each in result.remarks] == [True]
 
 
+def test_a_field_that_the_library_lacks_is_refused(translated):
+    prefix = "actor_rollout_ref.rollout"
+    fields = {f"{prefix}.engine_kwargs.sglang.{name}": 1 for name in ("schedule_conservativeness", "no_such_field")}
+    tree = translated("verl", {f"{prefix}.name": "sglang", **fields})
+    written = {key: value for key, value in tree.items() if key.startswith("engines.generator.extra")}
+    assert written == {"engines.generator.extra.server.schedule_conservativeness": 1}
+
+
 def test_secrets_are_not_printed(sources, folder):
     for name in ("roll_rlvr.yaml", "slime_grpo.sh"):
         found = import_file(sources / name, (), {"WANDB_KEY": "not-a-real-key-0123456789"}, folder=folder)

@@ -48,7 +48,8 @@ class MegatronBackend(Backend):
                 check_learning_rate(check)
         check_options(check)
         check_lora(check)
-        check_extra(check)
+        # Providers of megatron-bridge have further fields.
+        check_extra(check, open_sections=("transformer",) if check.sizes.bridged else ())
         check_field_rules(check)
         check_fp8(check)
 

@@ -49,6 +49,14 @@ _NO_FP16 = "dagrl trains in bfloat16 or float32; remove it, and set `transformer
 class TransformerFields(LibraryFields):
     """Fields of Megatron's TransformerConfig that are tested with dagrl; others go under ``extra``."""
 
+    library_class: ClassVar = ("megatron", "core/transformer/transformer_config.py", "MLATransformerConfig")
+    called_elsewhere: ClassVar = {
+        "gradient_checkpointing": ("recompute_granularity",),
+        "activation_checkpointing": ("recompute_granularity",),
+        "attn_implementation": ("attention_backend",),
+        "router_aux_loss_coef": ("moe_aux_loss_coeff",),
+    }
+
     bf16: bool = UNSET
     """Compute in bfloat16 instead of float32. Default: on GPUs."""
     deallocate_pipeline_outputs: bool = UNSET
@@ -119,6 +127,18 @@ class TransformerFields(LibraryFields):
 class OptimizerFields(LibraryFields):
     """Fields of Megatron's OptimizerConfig that are tested with dagrl; others go under ``extra``."""
 
+    library_class: ClassVar = ("megatron", "core/optimizer/optimizer_config.py", "OptimizerConfig")
+    called_elsewhere: ClassVar = {
+        **dict.fromkeys(("learning_rate", "max_lr", "peak_lr"), ("lr",)),
+        **dict.fromkeys(("max_grad_norm", "grad_clip", "gradient_clipping", "max_norm"), ("clip_grad",)),
+        **dict.fromkeys(("betas", "adam_betas"), ("adam_beta1", "adam_beta2")),
+        **dict.fromkeys(("eps", "epsilon", "adam_epsilon"), ("adam_eps",)),
+        "beta1": ("adam_beta1",),
+        "beta2": ("adam_beta2",),
+        "momentum": ("sgd_momentum",),
+        "type": ("optimizer",),
+    }
+
     lr: Annotated[float, Field(gt=0, le=1)] = UNSET
     """Peak of the learning rate. Required for an engine that a node trains."""
     weight_decay: Coefficient = UNSET
@@ -162,6 +182,12 @@ class OptimizerFields(LibraryFields):
 
 class DdpFields(LibraryFields):
     """Fields of Megatron's DistributedDataParallelConfig that are tested with dagrl; others go under ``extra``."""
+
+    library_class: ClassVar = (
+        "megatron",
+        "core/distributed/distributed_data_parallel_config.py",
+        "DistributedDataParallelConfig",
+    )
 
     grad_reduce_in_fp32: bool = UNSET
     """Default: true."""

@@ -18,6 +18,20 @@ _Graphs = Literal["full", "breakable", "tc_piecewise", "disabled"]
 class ServerFields(LibraryFields):
     """Fields of SGLang's ServerArgs that are tested with dagrl; others go under ``extra``."""
 
+    library_class: ClassVar = ("sglang", "srt/server_args.py", "ServerArgs")
+    called_elsewhere: ClassVar = {
+        **dict.fromkeys(("tensor_parallel_size", "tensor_model_parallel_size", "tp"), ("tp_size",)),
+        **dict.fromkeys(("data_parallel_size", "dp"), ("dp_size",)),
+        **dict.fromkeys(("pipeline_parallel_size", "pp"), ("pp_size",)),
+        **dict.fromkeys(("expert_parallel_size", "ep"), ("ep_size",)),
+        **dict.fromkeys(("max_model_len", "max_seq_len"), ("context_length",)),
+        "gpu_memory_utilization": ("mem_fraction_static",),
+        "max_num_seqs": ("max_running_requests",),
+        "max_num_batched_tokens": ("max_prefill_tokens",),
+        "enforce_eager": ("disable_cuda_graph",),
+        "block_size": ("page_size",),
+    }
+
     context_length: PositiveInt = UNSET
     """Longest sample. Default: the model's longest."""
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = UNSET

@@ -16,6 +16,17 @@ from dagrl.config.schema.section import PositiveInt
 class VllmFields(LibraryFields):
     """Fields of vLLM's engine arguments that are tested with dagrl; others go under ``extra``."""
 
+    library_class: ClassVar = ("vllm", "engine/arg_utils.py", "AsyncEngineArgs")
+    called_elsewhere: ClassVar = {
+        **dict.fromkeys(("tp_size", "tensor_model_parallel_size", "tp"), ("tensor_parallel_size",)),
+        **dict.fromkeys(("dp_size", "dp"), ("data_parallel_size",)),
+        **dict.fromkeys(("context_length", "max_seq_len"), ("max_model_len",)),
+        **dict.fromkeys(("mem_fraction_static", "gpu_memory_fraction"), ("gpu_memory_utilization",)),
+        "max_running_requests": ("max_num_seqs",),
+        "page_size": ("block_size",),
+        "disable_cuda_graph": ("enforce_eager",),
+    }
+
     max_model_len: PositiveInt = UNSET
     """Longest sample. Default: the model's longest."""
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = UNSET

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from dagrl.config.errors import Place, nearest, shown, suggest
 from dagrl.config.schema import Pipeline, Section
-from dagrl.config.schema.library_fields import LibraryFields
+from dagrl.config.schema.library_fields import LibraryFields, meant_fields
 
 MOST_FAULTS = 100
 _YAML_WORDS = {
@@ -120,11 +120,15 @@ def _unknown_key(place: Place, tree: dict[str, Any]) -> Fault:
             return Fault(place, "refused-key", reason)
     if key in known_keys(place[:-1]):
         return Fault(place, "unknown-key", f"`{key}` belongs to other kinds of {place[0]}; remove it")
+    for section in sections:
+        if issubclass(section, LibraryFields):
+            meant = meant_fields(section, key)
+            other = f", or {meant}" if meant else ""
+            message = f"not tested with dagrl; put it under `extra: {{{place[-2]}: {{{key}: ...}}}}`{other}"
+            if key in section.called_elsewhere:
+                message = f"it has another name here; {meant}"
+            return Fault(place, "untested-field", message)
     near = nearest(key, known)
-    if any(issubclass(section, LibraryFields) for section in sections):
-        other = f", or did you mean `{near}`?" if near else ""
-        message = f"not tested with dagrl; put it under `extra: {{{place[-2]}: {{{key}: ...}}}}`{other}"
-        return Fault(place, "untested-field", message)
     return Fault(place, "unknown-key", f"unknown key `{key}`; {suggest(key, known)}", (*place[:-1], near or ""))
 
 

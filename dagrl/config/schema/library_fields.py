@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, PlainSerializer
 
+from dagrl.config.errors import listed, nearest
 from dagrl.config.schema.section import Section
 
 UNSET: Any = None
@@ -17,6 +19,18 @@ class LibraryFields(Section):
 
     Keys in `refused` are set by dagrl itself or follow from another key; ``extra:`` cannot set them either.
     """
+
+    library_class: ClassVar[tuple[str, str, str]]
+    """Package, file below it, and name of the config class."""
+    called_elsewhere: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Names that other libraries have for fields -> the fields."""
+
+
+def meant_fields(table: type[LibraryFields], name: str, known: Iterable[str] = ()) -> str:
+    """Ask whether tested fields, or `known` ones, are meant by an unknown name: ``did you mean `lr`?``, or nothing."""
+    near = nearest(name, [*table.model_fields, *known])
+    meant = table.called_elsewhere.get(name, (near,) if near else ())
+    return f"did you mean {listed(meant)}?" if meant else ""
 
 
 if TYPE_CHECKING:

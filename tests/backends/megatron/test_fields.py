@@ -119,14 +119,14 @@ def test_right_fields(project, override):
 
 class TestExtra:
     def test_untested_fields_are_passed_on_with_one_warning(self, project):
-        extra = "extra: {transformer: {fp8_margin: 1, no_such_field: 1}, ddp: {num_buckets: 2}}"
+        extra = "extra: {transformer: {fp8_margin: 1, masked_softmax_fusion: true}, ddp: {num_buckets: 2}}"
         checked = check_file(project.pipeline(("    group: train\n", f"    group: train\n    {extra}\n")))
         (warning,) = checked.warnings
         assert (warning.place, warning.code) == ("engines.actor.extra", "untested-fields")
-        assert all(field in warning.message for field in ("fp8_margin", "no_such_field", "num_buckets"))
+        assert all(field in warning.message for field in ("fp8_margin", "masked_softmax_fusion", "num_buckets"))
         actor = checked.loaded.pipeline.engines["actor"]
         assert isinstance(actor, MegatronEngineSpec)
-        assert actor.transformer == {"fp8_margin": 1, "no_such_field": 1}
+        assert actor.transformer == {"fp8_margin": 1, "masked_softmax_fusion": True}
         assert (actor.ddp, actor.optimizer) == ({"num_buckets": 2}, {"lr": 1e-3})
 
     @pytest.mark.parametrize(

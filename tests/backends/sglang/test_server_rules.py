@@ -93,13 +93,13 @@ def test_what_extra_fields_cannot_set(project, with_server, extra, code):
 
 
 def test_extra_fields_are_passed_on_with_one_warning(with_server):
-    checked = check_file(with_server("extra: {server: {enable_lora: true, no_such_field: 1}}"))
+    checked = check_file(with_server("extra: {server: {enable_lora: true, schedule_policy: lpm}}"))
     (warning,) = checked.warnings
     assert (warning.place, warning.code) == ("engines.generator.extra", "untested-fields")
-    assert "`enable_lora` and `no_such_field`" in warning.message
+    assert "`enable_lora` and `schedule_policy`" in warning.message
     generator = checked.loaded.pipeline.engines["generator"]
     assert isinstance(generator, SglangEngineSpec)
-    assert generator.server == {"enable_lora": True, "no_such_field": 1}
+    assert generator.server == {"enable_lora": True, "schedule_policy": "lpm"}
 
 
 @pytest.mark.parametrize(
