@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from dagrl.data.batch import Column
+from dagrl.data.tokenizer import chat_text
+from dagrl.models.chats import CALLS, Message, fields_beside_content
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,24 +39,59 @@ def value_at(row: Any, column: str) -> Any:
     return row
 
 
-def response_text(value: Any) -> str:
+def reply_of(value: Any) -> str | Message:
     """The response in a column's value: a text, or a chat's last message. Raises ValueError without one."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise ValueError("holds no response" if value is None or value == [] else f"holds {value!r:.80}, no response")
     # Parquet may store null for a message, or for one of its fields.
-    last = value[-1] or {}
-    role, content = last.get("role"), last.get("content")
+    last: Message = value[-1] or {}
+    role = last.get("role")
     if role != ASSISTANT:
         whose = f"of the {role}" if role else "without a role"
         raise ValueError(f"ends with a message {whose}; the response must be the assistant's")
-    if not isinstance(content, str):
-        raise ValueError("ends with a message of the assistant that has no text, such as a call of a tool")
-    return content
+    if not isinstance(last.get("content"), str):
+        raise ValueError("ends with a message of the assistant that has no text and no call of a tool")
+    return last
 
 
-def prompt_before(values: Sequence[Any]) -> list[dict[str, Any]]:
+def written_reply(
+    tokenizer: PreTrainedTokenizerBase,
+    before: Sequence[Message],
+    reply: Message,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The assistant's message `reply` as the chat template writes it after `before`, up to the token that ends it.
+
+    Raises ValueError if the template rejects the chat, or does not write one of the message's fields.
+    """
+    start = chat_text(tokenizer, before, tools)
+
+    def rest(message: Message) -> str:
+        whole = chat_text(tokenizer, [*before, message], tools, complete=True)
+        if not whole.startswith(start):
+            raise ValueError(
+                f"the chat template ends the prompt with {start[-40:]!r}, and does not write the response behind that; "
+                "use another template, or write the response as text"
+            )
+        return whole[len(start) :]
+
+    changed = {name: _changed(name, reply[name]) for name in ("content", *fields_beside_content(reply)) if reply[name]}
+    text = rest(reply)
+    for name, value in changed.items():
+        if rest({**reply, name: value}) == text:
+            among = [f"`{other}`" for other in changed if other != name]
+            beside = f" beside {' and '.join(among)}" if among else ""
+            raise ValueError(
+                f"the chat template does not write the message's `{name}`{beside}; use another template, or write the "
+                "response as text"
+            )
+    bare = text.rstrip()
+    return bare if bare.endswith(tuple(tokenizer.all_special_tokens)) else text
+
+
+def prompt_before(values: Sequence[Any]) -> list[Message]:
     """The chat before the response; empty if responses are plain text. Raises ValueError if the chats differ.
 
     `values` are those of a row's response columns.
@@ -65,11 +102,16 @@ def prompt_before(values: Sequence[Any]) -> list[dict[str, Any]]:
     return chats[0] if chats else []
 
 
-def response_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a response as a policy samples it: without special tokens, except for the end token."""
+def response_tokens(text: str, tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False) -> list[int]:
+    """Token ids of a response as a policy samples it: without special tokens, except for the end token.
+
+    A chat template (`by_template`) has written the special tokens, and perhaps an end of its own.
+    """
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no end-of-sequence token, which a response must end with; use another one")
-    return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    ended = by_template and tokens[-1:] and tokens[-1] in tokenizer.all_special_ids
+    return tokens if ended else [*tokens, tokenizer.eos_token_id]
 
 
 def in_turn(columns: Sequence[Column], groups: np.ndarray) -> Column:
@@ -80,3 +122,16 @@ def in_turn(columns: Sequence[Column], groups: np.ndarray) -> Column:
     _, first, place = np.unique(groups, return_index=True, return_inverse=True)
     turn = (np.arange(len(groups)) - first[place]) % len(columns)
     return Column.concat(columns).take(turn * len(columns[0]) + groups)
+
+
+def _changed(name: str, value: Any) -> Any:
+    """Another value of a field: a text with a further character, or calls the last of which has another name."""
+    if isinstance(value, str) and name != CALLS:
+        return f"{value}."
+    *others, call = value if isinstance(value, list) else [value]
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError(f"the message's `{name}` has no function with a name: {value!r:.80}; use OpenAI's form")
+    changed = {**function, "name": f"{function['name']}."}
+    changed = {**call, "function": changed} if "function" in call else changed
+    return [*others, changed] if isinstance(value, list) else changed

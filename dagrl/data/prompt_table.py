@@ -5,8 +5,11 @@ Texts stay in Arrow's buffers. `dagrl.data.prompt_file` writes such files.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.data.batch import Column
-from dagrl.data.demonstrations import prompt_before, response_text, response_tokens, value_at
+from dagrl.data.demonstrations import prompt_before, reply_of, response_tokens, value_at, written_reply
 from dagrl.data.image_column import ImageColumn, check_markers
-from dagrl.data.tokenizer import chat_text
+from dagrl.data.tokenizer import begun_text, chat_text
 from dagrl.graph.plugins.tool import offered
+from dagrl.models.chats import Message, chat_of, fields_beside_content
 from dagrl.models.images import MARKER, marked_parts
 
 if TYPE_CHECKING:
@@ -102,7 +106,9 @@ class PromptTable:
     def _encoded(self, text: str, placeholder: str, sizes: np.ndarray | None, special: bool, place: str) -> list[int]:
         """Token ids of a text, each `placeholder` of which stands for the tokens of an image."""
         if sizes is None or self._images is None:
-            return self._tokenizer.encode(text, add_special_tokens=special)
+            return (
+                begun_text(self._tokenizer, text) if special else self._tokenizer.encode(text, add_special_tokens=False)
+            )
         settings, pieces = self._images.settings, text.split(placeholder)
         if len(pieces) != len(sizes) + 1:
             raise ValueError(
@@ -112,7 +118,7 @@ class PromptTable:
         tokens: list[int] = []
         for number, piece in enumerate(pieces):
             tokens += [settings.token] * int(settings.tokens(sizes[number - 1])[0]) if number else []
-            tokens += self._tokenizer.encode(piece, add_special_tokens=special and not number)
+            tokens += self._encoded(piece, placeholder, None, special and not number, place)
         return tokens
 
     def images(self, rows: Sequence[int]) -> dict[str, Column]:
@@ -123,14 +129,26 @@ class PromptTable:
         """Token ids of the row's responses with end tokens, int64. Raises ValueError as `prompt` does."""
         found = []
         for column in self._responses:
+            place = f"{self.place(row)}, `{column}`: "
             try:
-                text = response_text(self._value(column, row))
-                tokens = response_tokens(text, self._tokenizer)
+                reply = reply_of(self._value(column, row))
             except ValueError as error:
                 raise ValueError(f"{self.place(row)}: `{column}` {error}") from error
-            self._check_known(tokens, text, f"{self.place(row)}, `{column}`: ", "response")
+            try:
+                text, by_template = (reply, False) if isinstance(reply, str) else self._written(reply, row)
+                tokens = response_tokens(text, self._tokenizer, by_template=by_template)
+            except ValueError as error:
+                raise ValueError(f"{place}{error}") from error
+            self._check_known(tokens, text, place, "response")
             found.append(np.array(tokens, dtype=np.int64))
         return found
+
+    def _written(self, reply: Message, row: int) -> tuple[str, bool]:
+        """The text of an assistant's message, and whether the chat template has written it."""
+        if not fields_beside_content(reply):
+            return reply["content"], False
+        self._check_template("the response has more than a content")
+        return written_reply(self._tokenizer, _as_chat(self._prompt(row)), reply, self._offered(row)), True
 
     def texts(self, rows: Sequence[int]) -> dict[str, Column]:
         """Columns messages (JSON), answer, data_source and extra_info (JSON) of these rows; empty if the file lacks
@@ -140,10 +158,9 @@ class PromptTable:
         """
 
         def values(name: str) -> list[Any]:
-            there = name in self._table.column_names
-            return [self._table[name][row].as_py() if there else None for row in rows]
+            return [self._cell(name, row) for row in rows]
 
-        answers = [_as_text(model["ground_truth"] if model else None) for model in values("reward_model")]
+        answers = [self._answer(row) for row in rows]
         return {
             "messages": Column.text([_as_json(_as_chat(self._prompt(row))) for row in rows]),
             "answer": Column.text(answers),
@@ -151,27 +168,36 @@ class PromptTable:
             "extra_info": Column.text([_as_json(extra or {}) for extra in values("extra_info")]),
         }
 
+    def _answer(self, row: int) -> str:
+        model = self._cell("reward_model", row)
+        try:
+            return _as_text(model["ground_truth"] if model else None)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.place(row)}: {ANSWER} has bytes that are no text in UTF-8; write texts or numbers"
+            ) from error
+
     def _prompt(self, row: int) -> str | list[dict[str, Any]]:
         try:
             said = prompt_before([self._value(column, row) for column in self._responses])
         except ValueError as error:
             raise ValueError(f"{self.place(row)}: {error}") from error
         # If responses are chats, a column `prompt` repeats their beginning, often as plain text.
-        prompt = said or (self._table["prompt"][row].as_py() if "prompt" in self._table.column_names else [])
-        return prompt if isinstance(prompt, str) else _without_nulls(prompt)
+        return said or (self._value("prompt", row) if "prompt" in self._table.column_names else [])
 
     def _value(self, column: str, row: int) -> Any:
         name, _, rest = column.partition(".")
-        value = self._table[name][row].as_py()
-        return value_at(value, rest) if rest else value
+        value = self._cell(name, row)
+        return chat_of(value_at(value, rest) if rest else value)
+
+    def _cell(self, column: str, row: int) -> Any:
+        """The value of a column, None if the file lacks it."""
+        there = column in self._table.column_names
+        return self._table[column][row].as_py(maps_as_pydicts="lossy") if there else None
 
     def _chat_text(self, messages: list[dict[str, Any]], row: int) -> str:
         place = self.place(row)
-        if not self._tokenizer.chat_template:
-            raise ValueError(
-                f"{place}: the prompt is a chat, and the tokenizer has no chat template; use the tokenizer of an "
-                f"instruction-tuned model, or write prompts as text"
-            )
+        self._check_template(f"{place}: the prompt is a chat")
         for message in messages:
             # Parquet may store null for a message, or for one of its fields.
             wrong = [key for key in ("role", "content") if not isinstance((message or {}).get(key), str)]
@@ -179,14 +205,21 @@ class PromptTable:
                 raise ValueError(f"{place}: a message of the chat has no {wrong[0]}, which must be text; got {message}")
         if not any(message["content"] for message in messages):
             raise ValueError(f"{place}: the prompt is empty; remove the row")
-        tools = [*offered(self._tools, self._extra_info(row)).values()] if self._tools else []
         try:
-            return chat_text(self._tokenizer, marked_parts(messages) if self._images else messages, tools)
+            return chat_text(self._tokenizer, marked_parts(messages) if self._images else messages, self._offered(row))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
 
-    def _extra_info(self, row: int) -> Any:
-        return (self._table["extra_info"][row].as_py() if "extra_info" in self._table.column_names else None) or {}
+    def _check_template(self, fact: str) -> None:
+        if not self._tokenizer.chat_template:
+            raise ValueError(
+                f"{fact}, and the tokenizer has no chat template; use the tokenizer of an instruction-tuned model, or "
+                "write prompts and responses as text"
+            )
+
+    def _offered(self, row: int) -> list[dict[str, Any]]:
+        """The tools that the row may use."""
+        return [*offered(self._tools, self._cell("extra_info", row) or {}).values()] if self._tools else []
 
     def _check_known(self, tokens: Sequence[int], text: str, place: str, what: str) -> None:
         """Raise ValueError if the tokenizer has no tokens for a part of the text."""
@@ -274,24 +307,32 @@ def _as_chat(prompt: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def _without_nulls(value: Any) -> Any:
-    """The value without the null fields of its structs.
-
-    In parquet a message has the fields of all others, and templates ask whether a message has, say, ``tool_calls``.
-    """
-    if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return value
-
-
 def _as_text(value: Any) -> str:
-    """A string unchanged, None as "", anything else as JSON (dates and the like as text)."""
+    """A value as a response may state it: text as it is, "" for None, dates in ISO 8601, and JSON of anything else.
+
+    Raises UnicodeDecodeError for bytes that are no text in UTF-8.
+    """
     if value is None:
         return ""
-    return value if isinstance(value, str) else _as_json(value)
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    plain = value if isinstance(value, dict | list | int | float) else _in_json(value)
+    return plain if isinstance(plain, str) else _as_json(plain)
 
 
 def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False, default=_in_json)
+
+
+def _in_json(value: Any) -> Any:
+    """The form in JSON of a value that JSON does not have; bytes that are no text become base64."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return value.isoformat() if isinstance(value, date | time) else str(value)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.imports import tokenizers_alone
+from dagrl.models.chats import with_arguments_as_text
 from dagrl.models.hf_config import EOS, IMAGE, PAD, UNKNOWN, token_ids
 
 if TYPE_CHECKING:
@@ -73,24 +75,48 @@ def make_tokenizer(spec: TokenizerSpec, *, finds_images: bool = False) -> PreTra
     )
 
 
-def chat_text(
-    tokenizer: PreTrainedTokenizerBase, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-) -> str:
-    """A chat rendered by the chat template up to the assistant's turn, including special tokens.
+def begun_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text that a model goes on with: special tokens that the tokenizer adds before it, none behind it.
 
-    Raises ValueError if the chat template rejects the messages, for example a system message or turns that do not
-    alternate.
+    Some tokenizers add an end token to each text.
+    """
+    tokens = tokenizer.encode(text)
+    if not tokens or tokens[-1] not in tokenizer.all_special_ids:
+        return tokens
+    own = tokenizer.encode(text, add_special_tokens=False)
+    ends = (end for end in range(len(own), len(tokens) + 1) if tokens[end - len(own) : end] == own)
+    return tokens[: next(ends, len(tokens))]
+
+
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    complete: bool = False,
+) -> str:
+    """A chat rendered by the chat template, including special tokens, up to the assistant's turn.
+
+    A `complete` chat ends with the assistant's message. Raises ValueError if the chat template rejects the messages,
+    for example a system message or turns that do not alternate.
     """
     from jinja2 import TemplateError
 
-    try:
+    def render(messages: Sequence[Mapping[str, Any]]) -> str:
         return tokenizer.apply_chat_template(
-            [dict(message) for message in chat],
+            [dict(message) for message in messages],
             tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=not complete,
         )
+
+    try:
+        return render(chat)
     except (TemplateError, TypeError) as error:  # TypeError: an expression failed
+        # Some templates, such as DeepSeek-V3's, join the arguments of calls to other text.
+        with suppress(TemplateError, TypeError):
+            if (written := with_arguments_as_text(chat)) != chat:
+                return render(written)
         roles = ", ".join(str(message.get("role")) for message in chat)
         raise ValueError(
             f"the tokenizer's chat template rejects a chat of {roles}: {error}; change the chat or the template"

@@ -19,6 +19,7 @@ from dagrl.graph.plugins.custom import parameters_of
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.judging import fields_in, is_function
 from dagrl.graph.rollouts import columns_read, needs_answers
+from dagrl.models.chats import chat_of
 from dagrl.validation.data_rows import BLANK_ANSWER, EMPTY_RESPONSE, NO_ANSWER, Columns, RowFaults, row_faults
 
 if TYPE_CHECKING:
@@ -79,7 +80,21 @@ def holds_chats(path: Path, responses: tuple[str, ...]) -> bool:
     except (OSError, pa.ArrowException):
         return False
     # Where there is a column of texts too, only the rows say which of the two is the prompt.
-    return any(_is_chat(_type_at(schema, name)) for name in (("prompt",) if "prompt" in schema.names else responses))
+    kinds = [_type_at(schema, name) for name in (("prompt",) if "prompt" in schema.names else responses)]
+    return any(map(_is_chat, kinds)) or (schema.names.count("prompt") == 1 and _begins_with_chat(path, "prompt"))
+
+
+def _begins_with_chat(path: Path, column: str) -> bool:
+    """Whether the first value of a column is a chat, which may be text in JSON. False if it is unreadable."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            batch = next(file.iter_batches(batch_size=1, columns=[column]), None)
+    except (OSError, pa.ArrowException):
+        return False
+    return batch is not None and isinstance(chat_of(batch[column][0].as_py()), list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +307,13 @@ def _is_list(kind: pa.DataType | None) -> bool:
 def _is_chat(kind: pa.DataType | None) -> bool:
     import pyarrow.types as kinds
 
-    if kind is None or not (kinds.is_list(kind) or kinds.is_large_list(kind)) or not kinds.is_struct(kind.value_type):
+    if kind is None or not _is_list(kind):
         return False
     message = kind.value_type
+    if kinds.is_map(message):
+        return _is_text(message.key_type) and _is_text(message.item_type)
+    if not kinds.is_struct(message):
+        return False
     return all(
         message.get_field_index(key) >= 0 and _is_text(message.field(message.get_field_index(key)).type)
         for key in ("role", "content")

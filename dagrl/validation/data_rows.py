@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagrl.models.chats import chat_of, fields_beside_content
 from dagrl.models.images import MARKER, check_proportions, open_image
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def row_faults(file: pq.ParquetFile, columns: Columns, limit: int | None = None)
     if not wanted:
         return found
     for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=wanted):
-        for row in batch.slice(0, rows - found.scanned).to_pylist():
+        for row in batch.slice(0, rows - found.scanned).to_pylist(maps_as_pydicts="lossy"):
             for what in dict.fromkeys(_faults_of(row, columns, decode=found.scanned < _DECODED_ROWS)):
                 found.add(what, found.scanned)
             found.scanned += 1
@@ -116,6 +117,9 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
 def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, rows: int, found: RowFaults) -> None:
     """Add nulls in rows that were not read, from the statistics of row groups."""
     metadata, start = file.metadata, 0
+    # A message of calls has no content.
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    required = ("role",) if any("tool_calls" in path.split(".") for path in paths) else ("role", "content")
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         end = start + group.num_rows
@@ -124,33 +128,37 @@ def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, rows: int, found: 
             for index in range(group.num_columns):
                 chunk = group.column(index)
                 nulls = chunk.statistics.null_count if chunk.statistics and chunk.statistics.has_null_count else 0
-                what = _null_in(chunk.path_in_schema, columns)
+                what = _null_in(chunk.path_in_schema, columns, required)
                 if nulls and what and what not in found.faults:
                     found.add(what, start, nulls, end - 1)
         start = end
 
 
-def _null_in(path: str, columns: Columns) -> str | None:
-    """The fault of a null in a leaf of the file's schema; None if a null is allowed there."""
+def _null_in(path: str, columns: Columns, required: tuple[str, ...]) -> str | None:
+    """The fault of a null in a leaf of the file's schema; None if a null is allowed there.
+
+    `required` are the fields of a message that are never null.
+    """
     name, *fields = path.split(".")
     if columns.answers and path == _ANSWER:
         return NO_ANSWER
-    if columns.prompt and name == "prompt" and (not fields or fields[-1] in ("role", "content")):
+    if columns.prompt and name == "prompt" and (not fields or fields[-1] in required):
         return "a prompt, or a message of one, that is null" if fields else NULL_PROMPT
     return f"a response of null in `{path}`" if path in columns.responses else None
 
 
 def _faults_of(row: Mapping[str, Any], columns: Columns, *, decode: bool) -> Iterator[str]:
+    prompt = chat_of(row["prompt"]) if columns.prompt else None
     if columns.prompt:
-        yield from _of_prompt(row["prompt"])
+        yield from _of_prompt(prompt)
     if columns.images:
         images = row[columns.images] or []
-        if columns.prompt and _markers(row["prompt"]) != len(images):
+        if columns.prompt and _markers(prompt) != len(images):
             yield f"a prompt with another number of {MARKER} than of images"
         yield from _of_images(images, columns.folder, decode=decode)
     before = []
     for name in columns.responses:
-        response = _value(row, name)
+        response = chat_of(_value(row, name))
         if isinstance(response, list):
             before.append(response[:-1])
             yield from _of_chat(response, name, alone=columns.alone)
@@ -164,8 +172,18 @@ def _faults_of(row: Mapping[str, Any], columns: Columns, *, decode: bool) -> Ite
         answer = _value(row, _ANSWER)
         if answer is None or answer != answer:  # NaN
             yield NO_ANSWER
-        elif isinstance(answer, str) and not answer.strip():
+        elif isinstance(answer, bytes) and not _is_text(answer):
+            yield f"a reference answer of bytes that are no text in UTF-8 ({_ANSWER})"
+        elif isinstance(answer, str | bytes) and not answer.strip():
             yield BLANK_ANSWER
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _of_prompt(prompt: Any) -> Iterator[str]:
@@ -174,7 +192,7 @@ def _of_prompt(prompt: Any) -> Iterator[str]:
     elif isinstance(prompt, list):
         for key in _missing(prompt):
             yield f"a message without {key} in its prompt"
-        if not any(message is None or message["content"] != "" for message in prompt):
+        if not any(message is None or message.get("content") != "" for message in prompt):
             yield EMPTY_PROMPT
     elif not prompt:
         yield EMPTY_PROMPT
@@ -201,11 +219,11 @@ def _of_chat(chat: list[Any], name: str, *, alone: bool) -> Iterator[str]:
         yield f"no response in `{name}`"
         return
     *before, last = chat
-    if last is None or last["role"] != "assistant":
+    if last is None or last.get("role") != "assistant":
         yield f"a chat in `{name}` whose last message is not the assistant's"
-    elif last["content"] is None:
+    elif not isinstance(last.get("content"), str):
         yield f"a response without text in `{name}`"
-    elif not last["content"]:
+    elif not last["content"] and not fields_beside_content(last):
         yield f"{EMPTY_RESPONSE} in `{name}`"
     for key in _missing(before):
         yield f"a message without {key} in `{name}`"
@@ -216,9 +234,9 @@ def _of_chat(chat: list[Any], name: str, *, alone: bool) -> Iterator[str]:
 def _missing(messages: list[Any]) -> Iterator[str]:
     """Keys that messages lack: the role, or else the content."""
     for message in messages:
-        if message is None or message["role"] is None:
+        if message is None or not isinstance(message.get("role"), str):
             yield "role"
-        elif message["content"] is None:
+        elif not isinstance(message.get("content"), str):
             yield "content"
 
 

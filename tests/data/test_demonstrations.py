@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chatml import chatml_tokenizer
 
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.batch import Column
@@ -150,7 +152,10 @@ def test_a_file_in_which_nothing_fits_is_an_error(loader):
         (None, "`a` holds no response"),
         ([], "`a` holds no response"),
         (chat("only", "then", "asked"), "`a` ends with a message of the user;"),
-        ([*chat("q"), {"role": "assistant", "content": None}], "`a` ends with a message of the assistant that has no"),
+        (
+            [*chat("q"), {"role": "assistant", "content": None}],
+            "`a` ends with a message of the assistant that has no text",
+        ),
         ([*chat("q"), None], "`a` ends with a message without a role;"),
     ],
 )
@@ -181,3 +186,137 @@ def test_rows_of_a_group_take_the_responses_in_turn():
     third = Column.ragged([[7], [8], [9]], "int64")
     pairs = in_turn([*columns, third], np.array([0, 0, 1, 1, 2, 2]))
     assert [pairs[row].tolist() for row in range(6)] == [[1], [10], [2, 2], [20], [3], [30, 30]]
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+"""A call in OpenAI's form, with its arguments as an object."""
+
+
+def tokenizer_of(template: str) -> Any:
+    """Bytes and the special tokens of ChatML, with a template."""
+    tokenizer = chatml_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+QWEN = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}{% for call in m.tool_calls or [] %}
+<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+DEEPSEEK = """\
+{%- for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}\
+{{ '[' + call.function.name + ' ' + call.function.arguments + ']' }}{% endfor %}{% endfor %}\
+{% if add_generation_prompt %}<assistant>{% endif %}"""
+"""Joins the arguments of calls, as text, to other text; writes no end of a turn."""
+NO_CONTENT = """\
+{%- for m in messages %}<{{ m.role }}>{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}\
+{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+"""Llama 3.1's manner: calls in place of the content, and only one."""
+OPENS_THINKING = QWEN.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+"""Its prompts end with what only a message with reasoning begins with."""
+
+
+def reply(content: str | None, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **fields}
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "written"),
+    [
+        (QWEN, reply("2", reasoning_content="1 and 1"), "<think>\n1 and 1\n</think>\n\n2$"),
+        (OPENS_THINKING, reply("2", reasoning_content="1 and 1"), "1 and 1\n</think>\n\n2$"),
+        (QWEN, reply(None, tool_calls=[CALL]), '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>$'),
+        (QWEN, reply("So", tool_calls=[CALL]), 'So<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>$'),
+        (
+            QWEN,
+            reply("", tool_calls=[{"function": {"name": "add", "arguments": '{"a": null}'}}]),
+            '<tool_call>{"name": "add", "arguments": {"a": null}}</tool_call>$',
+        ),
+        (
+            QWEN,
+            reply("", tool_calls='[{"name": "add", "arguments": {"a": 1}}]'),
+            '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>$',
+        ),
+        (QWEN, reply(None, reasoning_content="Hm"), "<think>\nHm\n</think>\n\n$"),
+        (DEEPSEEK, reply(None, tool_calls=[CALL]), '[add {"a": 1}]$'),
+        (DEEPSEEK, reply("2 "), "2 $"),
+        (QWEN, reply("2", tool_calls=[], reasoning_content=""), "2$"),
+        (NO_CONTENT, reply(None, tool_calls=[CALL]), '{"name": "add", "arguments": {"a": 1}}$'),
+    ],
+)
+def test_reasoning_and_calls_are_written_by_the_chat_template(loader, template, message, written):
+    rows = [{"messages": [*chat("1+1="), message]}]
+    piece = loader(rows, ("messages",), tokenizer=tokenizer_of(template), longest=200).take(0, 1)
+    assert decoded(piece, template) == written
+
+
+def decoded(piece: PromptSlice, template: str, name: str = "responses.0") -> str:
+    """What a response says; ``$`` for the end of its turn."""
+    return tokenizer_of(template).decode(piece.columns[name][0]).replace("<|im_end|>", "$")
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "told"),
+    [
+        (QWEN, reply("2", thinking="Hm"), "does not write the message's `thinking` beside `content`; use"),
+        (
+            QWEN,
+            reply("2", function_call={"name": "f", "arguments": "{}"}),
+            "does not write the message's `function_call`",
+        ),
+        (DEEPSEEK, reply("2", reasoning_content="Hm"), "the message's `reasoning_content`"),
+        (NO_CONTENT, reply("So", tool_calls=[CALL]), "the message's `content` beside `tool_calls`"),
+        (NO_CONTENT, reply("", tool_calls=[CALL, CALL]), "does not write the message's `tool_calls`"),
+        (OPENS_THINKING, reply("", tool_calls=[CALL]), "and does not write the response behind that"),
+        (QWEN, reply("", tool_calls="add(1)"), "the message's `tool_calls` has no function with a name: 'add"),
+        (QWEN, reply("", tool_calls=[{"id": "1"}]), "the message's `tool_calls` has no function with a name"),
+        (QWEN.replace("{{ m.content }}", "{{ m.x.y }}"), reply("2", reasoning_content="Hm"), "rejects a chat of user"),
+        (None, reply("2", reasoning_content="Hm"), "no chat template"),
+    ],
+)
+def test_reasoning_and_calls_that_a_template_does_not_write_are_refused(loader, template, message, told):
+    rows = [{"prompt": "1+1=", "a": [message]}]
+    with pytest.raises(ValueError, match=rf"row 0 \(the first is 0\).*`a`.*{told}"):
+        loader(rows, ("a",), tokenizer=tokenizer_of(template)).take(0, 1)
+
+
+def test_pairs_may_differ_in_their_calls(loader):
+    other = {"type": "function", "function": {"name": "sub", "arguments": {"b": 2}}}
+    rows = [
+        {
+            "chosen": [*chat("1+1="), reply(None, tool_calls=[CALL])],
+            "rejected": [*chat("1+1="), reply("", tool_calls=[other])],
+        }
+    ]
+    piece = loader(rows, ("chosen", "rejected"), tokenizer=tokenizer_of(DEEPSEEK)).take(0, 1)
+    assert [decoded(piece, DEEPSEEK, f"responses.{place}") for place in (0, 1)] == [
+        '[add {"a": 1}]$',
+        '[sub {"b": 2}]$',
+    ]
+
+
+def test_calls_before_the_response_are_in_the_prompt(loader):
+    asked = [*chat("1+1="), reply(None, tool_calls=[CALL]), {"role": "tool", "content": "2"}]
+    piece = loader([{"messages": [*asked, reply("Two")]}], ("messages",), tokenizer=tokenizer_of(DEEPSEEK)).take(0, 1)
+    assert decoded(piece, DEEPSEEK, "prompt_tokens") == '<user>1+1=<assistant>[add {"a": 1}]<tool>2<assistant>'
+    assert decoded(piece, DEEPSEEK) == "Two$"
+
+
+@pytest.mark.parametrize("columns", [("messages",), ("chosen", "rejected")])
+@pytest.mark.parametrize("kind", ["maps", "json"])
+def test_chats_may_be_maps_or_text_in_json(tmp_path, columns, kind):
+    pairs = [[("role", "user"), ("content", "1+1=")], [("content", "2"), ("role", "assistant"), ("name", None)]]
+    stored = pairs if kind == "maps" else json.dumps([dict(each) for each in pairs])
+    arrow = pa.list_(pa.map_(pa.string(), pa.string())) if kind == "maps" else pa.string()
+    path = tmp_path / "chats.parquet"
+    pq.write_table(pa.table({"prompt": ["1+1="], **{name: pa.array([stored], arrow) for name in columns}}), path)
+    options = {"max_prompt_tokens": 100, "overlong": "drop", "shuffle": False, "seed": 1, "with_answers": False}
+    piece = PromptLoader(path, TOKENIZER, responses=ResponseColumns(columns, 9, "drop"), **options).take(0, 1)
+    assert texts(piece, "prompt_tokens") == ["1+1="]
+    assert [texts(piece, f"responses.{place}") for place in range(len(columns))] == [["2$"]] * len(columns)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,66 @@ def test_fields_that_only_other_messages_have_are_not_there(loader: Callable[...
     assert [json.loads(each) for each in piece.columns["messages"].strings()] == [[question], asked]
 
 
+@pytest.mark.parametrize(
+    ("kind", "convert"),
+    [
+        (pa.string(), json.dumps),
+        (pa.string(), lambda chat: json.dumps(chat, indent=1) + "\n"),
+        (pa.large_list(pa.map_(pa.string(), pa.string())), lambda chat: [list(message.items()) for message in chat]),
+    ],
+)
+def test_chats_may_be_text_in_json_or_maps(tmp_path: Path, kind: pa.DataType, convert: Callable[[Any], Any]) -> None:
+    chat = [{"role": "system", "content": "Add: "}, {"role": "user", "content": "1+1"}]
+    path = tmp_path / "prompts.parquet"
+    extra = pa.array([[("level", "1")]], pa.map_(pa.string(), pa.string()))
+    rest = {"data_source": ["demo"], "reward_model": [{"ground_truth": "2"}], "extra_info": extra}
+    pq.write_table(pa.table({"prompt": pa.array([convert(chat)], kind), **rest}), path)
+    piece = PromptLoader(path, TOKENIZER, max_prompt_tokens=100, overlong="drop", shuffle=False, seed=1).take(0, 1)
+    assert texts(piece) == ["Add: 1+1"]
+    assert json.loads(piece.columns["messages"].strings()[0]) == chat
+    assert json.loads(piece.columns["extra_info"].strings()[0]) == {"level": "1"}
+
+
+@pytest.mark.parametrize("text", ["[1, 2] sorted:", '[{"a": 1}]', "[]", '{"role": "user", "content": "x"}', '["role"]'])
+def test_other_texts_in_brackets_are_prompts_as_they_are(loader: Callable[..., PromptLoader], text: str) -> None:
+    assert texts(loader([text]).take(0, 1)) == [text]
+
+
+def test_a_message_of_calls_needs_no_content(loader: Callable[..., PromptLoader]) -> None:
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "{{ call.function.arguments.a }}{% endfor %}>{% endfor %}"
+    )
+    call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert texts(loader([row(chat)], tokenizer=tokenizer).take(0, 1)) == ["<x><1>"]
+
+
+@pytest.mark.parametrize(
+    ("single", "around"),
+    [("$A <eos>", ("", "$")), ("<eos> $A <eos>", ("$", "$")), ("<eos> $A", ("$", "")), ("$A <eos> <eos>", ("", "$$"))],
+)
+@pytest.mark.parametrize("text", ["1+1=", "1<eos>"])
+def test_a_plain_prompt_has_no_token_behind_it(
+    loader: Callable[..., PromptLoader], single: str, around: tuple[str, str], text: str
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"), finds_images=True)
+    end = tokenizer.eos_token_id
+    adds = TemplateProcessing(single=single, special_tokens=[("<eos>", end)])
+    tokenizer.backend_tokenizer.post_processor = adds
+
+    def shown(tokens: list[int]) -> str:
+        return "".join("$" if token == end else chr(token) for token in tokens)
+
+    own = text.replace("<eos>", "$")
+    assert shown(tokenizer.encode(text)) == f"{around[0]}{own}{around[1]}"
+    (tokens,) = loader([text], tokenizer=tokenizer).take(0, 1).columns["prompt_tokens"]
+    assert shown(tokens.tolist()) == f"{around[0]}{own}"
+
+
 def test_the_chat_template_is_told_of_the_tools_that_a_row_may_use(loader: Callable[..., PromptLoader]) -> None:
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
     tokenizer.chat_template = (
@@ -224,10 +286,29 @@ def test_a_template_that_fails_on_a_chat_is_named(loader: Callable[..., PromptLo
 
 @pytest.mark.parametrize(
     ("truth", "text"),
-    [("7", "7"), ("", ""), (7, "7"), (0.5, "0.5"), (True, "true"), (["a", "b"], '["a", "b"]'), ("é", "é")],
+    [
+        *(("7", "7"), ("", ""), (7, "7"), (0.5, "0.5"), (True, "true"), (["a", "b"], '["a", "b"]'), ("é", "é")),
+        *((b"7", "7"), ("é".encode(), "é"), (b"", ""), (Decimal("12.50"), "12.50"), (Decimal(-3), "-3")),
+        *((date(2024, 2, 1), "2024-02-01"), (time(9, 30), "09:30:00")),
+        *((datetime(2024, 2, 1, 9, 30), "2024-02-01T09:30:00"), (timedelta(hours=1), "1:00:00")),
+        ([Decimal("0.50"), Decimal(2)], "[0.5, 2]"),
+        ([date(2024, 2, 1)], '["2024-02-01"]'),
+        ({"a": b"7", "b": Decimal("1.5")}, '{"a": "7", "b": 1.5}'),
+    ],
 )
 def test_ground_truths_become_text(loader: Callable[..., PromptLoader], truth: Any, text: str) -> None:
     assert loader([row("p", truth)]).take(0, 1).columns["answer"].strings() == [text]
+
+
+def test_a_ground_truth_of_other_bytes_is_refused(loader: Callable[..., PromptLoader]) -> None:
+    with pytest.raises(ValueError, match=r"row 1 .*ground_truth has bytes that are no text"):
+        loader([row("p", b"7"), row("p", b"\xff")]).take(0, 2)
+
+
+def test_bytes_in_extra_info_become_text_or_base64(loader: Callable[..., PromptLoader]) -> None:
+    extra = {"name": b"sum", "image": b"\xff\xd8", "price": Decimal("1.50"), "day": date(2024, 2, 1)}
+    (text,) = loader([row("p", extra_info=extra)]).take(0, 1).columns["extra_info"].strings()
+    assert json.loads(text) == {"name": "sum", "image": "/9g=", "price": 1.5, "day": "2024-02-01"}
 
 
 def test_a_missing_ground_truth_is_empty_text(loader: Callable[..., PromptLoader]) -> None:

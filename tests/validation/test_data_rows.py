@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -129,6 +130,8 @@ ANSWERS = {
     "empty for math": ("math", answers([*RIGHT, ""]), "an empty reference answer (reward_model.ground_truth) in row 9"),
     "blank for math": ("math", answers([*RIGHT, " \n"]), "an empty reference answer"),
     "empty for code": ("code", answers([*RIGHT, ""]), "an empty reference answer"),
+    "other bytes": ("exact", answers([b"2"] * 9 + [b"\xff"]), "a reference answer of bytes that are no text"),
+    "empty bytes for math": ("math", answers([b"2"] * 9 + [b""]), "an empty reference answer"),
     "NaN": ("math", answers([2.0] * 9 + [math.nan]), "a reference answer of null (reward_model.ground_truth) in row 9"),
     "null list": ("exact", answers([["2"]] * 9 + [None]), "a reference answer of null"),
     "null number": ("math", answers([2] * 9 + [None]), "a reference answer of null"),
@@ -316,6 +319,44 @@ def test_a_chat_with_a_response_alone_has_no_prompt(project):
     # With a column `prompt`, the response answers that.
     project.write_rows("train.parquet", [{"prompt": "1+1=", "chosen": ANSWERED[1:]}] * 8)
     check_file(path)
+
+
+CALLS = {"tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+"""Fields of a message that calls a tool."""
+
+
+@pytest.mark.parametrize("before", [[], [{**message("assistant", None), **CALLS}, message("tool", "2")]])
+@pytest.mark.parametrize("last", [{**message("assistant", None), **CALLS}, message("assistant", "2")])
+def test_a_message_of_calls_needs_no_content(project, before, last):
+    rows = [{"chosen": [*GOOD, *before, last]} for _ in range(9)]
+    project.write_rows("train.parquet", rows)
+    check_file(offline(project, SFT, ["chosen"]))
+
+
+def test_behind_the_scanned_rows_messages_of_calls_have_no_content(project, row, monkeypatch):
+    monkeypatch.setattr("dagrl.validation.data_rows.SCANNED_ROWS", 1)
+    monkeypatch.setattr("dagrl.validation.data_rows._BATCH_ROWS", 1)
+    chat = [*GOOD, {**message("assistant", None), **CALLS}, message("tool", "2")]
+    pq.write_table(pa.Table.from_pylist(rows_of([{"prompt": chat}] * 9, row)), project.folder / "train.parquet", 3)
+    check_file(project.pipeline())
+
+
+def test_chats_as_maps_are_read_as_chats(project):
+    maps = pa.list_(pa.map_(pa.string(), pa.string()))
+    for last, wanted in (("assistant", None), ("user", "whose last message is not the assistant's in row 0")):
+        chats = pa.array([[list(message("user", "1+1=").items()), list(message(last, "2").items())]], maps)
+        pq.write_table(pa.table({"chosen": chats}), project.folder / "train.parquet")
+        path = offline(project, SFT, ["chosen"])
+        if wanted:
+            assert wanted in the_problem(project, path)
+        else:
+            check_file(path)
+
+
+@pytest.mark.parametrize("bad", [[message("user", None)], [message("user", [{"type": "text", "text": "x"}])]])
+def test_chats_in_json_are_read_as_chats(project, row, bad):
+    project.write_rows("train.parquet", rows_of(filled(json.dumps(GOOD), json.dumps(bad)), row))
+    assert "has a message without content in its prompt in row 2" in the_problem(project, project.pipeline())
 
 
 @pytest.mark.parametrize("answer", ["2", None])

@@ -13,6 +13,7 @@ import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.tool_calls import Call, Parser, after_reasoning
+from dagrl.data.tokenizer import begun_text
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.images import ImageReader
 from dagrl.ops.agents.messages import Message, key_of, reply_message
@@ -172,7 +173,7 @@ class Session:
         for text, exchange in sorted(self._texts, key=lambda each: -len(each[0])):
             if prompt.startswith(text) and len(prompt) > len(text):
                 return exchange, self.writer.plain(prompt[len(text) :])
-        return None, np.array(self.writer.tokenizer.encode(encodable(prompt)), dtype=np.int64)
+        return None, np.array(begun_text(self.writer.tokenizer, encodable(prompt)), dtype=np.int64)
 
     def _known_tokens(self, prompt: Sequence[int]) -> tuple[Exchange | None, np.ndarray]:
         tokens = np.array(prompt, dtype=np.int64)

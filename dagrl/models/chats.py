@@ -1,0 +1,90 @@
+"""Chats of a prompt file as chat templates take them, in the forms in which files store them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+type Message = dict[str, Any]
+
+CALLS = "tool_calls"
+_BESIDE_CONTENT = (CALLS, "function_call", "reasoning_content", "reasoning", "thinking", "tool_plan")
+"""Fields of an assistant's message, in the forms of several libraries, that a policy writes beside the content."""
+
+
+def chat_of(value: Any) -> Any:
+    """A value of a prompt file with chats as templates take them; a text stays as it is unless it is a chat in JSON.
+
+    Null fields of structs are left out: in parquet a message has the fields of all others, and templates ask whether a
+    message has, say, ``tool_calls``. The arguments of calls become objects, and a message of calls alone has a content.
+    """
+    value = _without_nulls(_chat_in_json(value) if isinstance(value, str) else value)
+    return [_message(each) for each in value] if isinstance(value, list) else value
+
+
+def fields_beside_content(message: Mapping[str, Any]) -> list[str]:
+    """Fields of an assistant's message that are part of what the policy writes, except for the content."""
+    return [name for name in _BESIDE_CONTENT if message.get(name)]
+
+
+def with_arguments_as_text(chat: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The chat with the arguments of its calls as text in JSON, not as objects."""
+
+    def call_of(call: Any) -> Any:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str | None):
+            return call
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    def message_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = message.get(CALLS)
+        return {**message, CALLS: [call_of(call) for call in calls]} if isinstance(calls, list) else message
+
+    return [message_of(message) for message in chat]
+
+
+def _chat_in_json(text: str) -> str | list[Message]:
+    if not text.lstrip().startswith("["):
+        return text
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    is_chat = isinstance(found, list) and found and all(isinstance(each, dict) and "role" in each for each in found)
+    return found if is_chat else text
+
+
+def _message(message: Any) -> Any:
+    if not isinstance(message, dict) or not fields_beside_content(message):
+        return message
+    calls = _from_json(message.get(CALLS))
+    found = {CALLS: [_call(each) for each in calls]} if isinstance(calls, list) else {}
+    return {"content": "", **message, **found}
+
+
+def _call(call: Any) -> Any:
+    """A call with its arguments as an object, in OpenAI's form."""
+    if isinstance(call, dict) and "name" in call and "function" not in call:
+        call = {"type": "function", "function": call}
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or "arguments" not in function:
+        return call
+    return {**call, "function": {**function, "arguments": _from_json(function["arguments"])}}
+
+
+def _from_json(value: Any) -> Any:
+    """The value of a text in JSON; any other value as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return value
