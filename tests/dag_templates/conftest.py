@@ -48,8 +48,22 @@ _LARGER = _DENSE | {
     "num_attention_heads": 32,
     "tie_word_embeddings": False,
 }
+_SMOL: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
 MODELS = {"Qwen3-1.7B": _DENSE, "Qwen3-8B": _LARGER, "Qwen3-30B-A3B": _MIXTURE, "Qwen3-30B-A3B-Base": _MIXTURE}
 """The Hugging Face configs of the models that templates name."""
+PUBLISHED = {"HuggingFaceTB/SmolLM2-135M-Instruct": _SMOL}
+"""The same of models that templates name by their names on the Hub."""
+_COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _QUESTIONS = [{"question": f"How many are {n} and {n}?", "answer": f"So many.\n#### {2 * n}"} for n in range(200)]
 _PROBLEMS = [{"problem": f"What is ${n} + {n}$?", "answer": str(2 * n)} for n in range(200)]
 _ASKED = {"role": "user", "content": "How many are 2 and 2?"}
@@ -89,6 +103,16 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     shutil.copytree(REPOSITORY / "dag_templates", folder / "dag_templates")
     for name, config in MODELS.items():
         _make_model(folder / "home" / "models" / name, config)
+    for name, config in PUBLISHED.items():
+        cached = folder / "home" / "hub" / f"models--{name.replace('/', '--')}"
+        _make_model(cached / "snapshots" / _COMMIT, config)
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text(_COMMIT)
+    start = folder / "runs" / "smollm2-sft" / "checkpoints" / "step_40" / "actor"
+    start.mkdir(parents=True)
+    files = {"metadata.json": '{"sharded_backend": "torch_dist"}', ".metadata": "-", "__0_0.distcp": "-"}
+    for name, text in files.items():
+        (start / name).write_text(text)
     asked = {
         match
         for template in (folder / "dag_templates").glob("*.yaml")
@@ -99,6 +123,12 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return Machine(folder, folder / "home")
 
 
+@pytest.fixture(autouse=True)
+def models_of_the_hub(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's cache of the Hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(machine.home / "hub"))
+
+
 def _make_model(folder: Path, config: dict[str, Any]) -> None:
     """All of a Hugging Face folder; the weights are zeros that take no room on the disk."""
     write_model(folder, **config)
@@ -106,13 +136,16 @@ def _make_model(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _prepare(script: str, out: Path, originals: Path) -> None:
-    """Run a preprocessing script on a few rows."""
-    for name, rows in ORIGINALS[script].items():
+    """Run a preprocessing script on a few rows; one that makes its data itself needs none."""
+    options = ["--local_dir", str(out)]
+    for name, rows in ORIGINALS.get(script, {}).items():
         file = originals / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(rows) if file.suffix == ".json" else "\n".join(map(json.dumps, rows)) + "\n")
+    if script in ORIGINALS:
+        options += ["--source", str(originals)]
     sys.path.append(str(REPOSITORY / "data_preprocess"))
     try:
-        importlib.import_module(script).main(["--local_dir", str(out), "--source", str(originals)])
+        importlib.import_module(script).main(options)
     finally:
         sys.path.remove(str(REPOSITORY / "data_preprocess"))
