@@ -27,9 +27,12 @@ def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowRedu
       r log r - (r - 1), which is unbiased for samples of the generator and never negative;
     - ``ratio``: r, whose mean is 1 if both have the same support; ``chi2_token``: r**2 - 1, the variance of r;
       ``chi2_sequence``: the same of the product of r over a response;
-    - ``rollout_ppl``, ``trainer_ppl``: exp(-mean log-prob) of a response; ``ppl_ratio``: the second over the first.
+    - ``rollout_ppl``, ``trainer_ppl``: exp(-mean log-prob) of a response; ``ppl_ratio``: the second over the first;
+    - ``unknown_fraction``: tokens whose `rollout` is not finite. The others leave them out.
     """
     rollout, trainer = rollout.double(), trainer.double()
+    unknown = ~rollout.isfinite()
+    every, rows = rows.active, rows.among(~unknown)
     difference = trainer - rollout
     log_ratio = difference.clamp(-_LARGEST_LOG, _LARGEST_LOG)
     ratio = log_ratio.exp()
@@ -48,7 +51,8 @@ def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowRedu
         "mismatch/ppl_ratio": _exp(-rows.means(difference)),
         "mismatch/chi2_sequence": _exp(rows.sums(difference)).square() - 1,
     }
-    return tally(of_tokens, rows.active) | tally(of_responses, rows.once)
+    told = tally({"mismatch/unknown_fraction": unknown}, every)
+    return told | tally(of_tokens, rows.active) | tally(of_responses, rows.once)
 
 
 def _exp(log_value: torch.Tensor) -> torch.Tensor:

@@ -56,6 +56,8 @@ class _Losses:
     """Log-probs by column, finite at inactive tokens."""
     trainer: torch.Tensor
     """The trainer's log-probs, to compare with the generator's."""
+    rollout: torch.Tensor | None
+    """The generator's; in `given` they are finite with a correction."""
     policy: PolicyLoss
     correction: Correction
     of_policy: torch.Tensor
@@ -136,8 +138,8 @@ class PolicyObjective:
         losses = self._losses(tokens)
         rows, given, policy = losses.rows, losses.given, losses.policy
         metrics: dict[str, torch.Tensor] = {}
-        if (rollout := given.get("rollout_logprob")) is not None:
-            metrics |= mismatch_metrics(losses.trainer, rollout, rows)
+        if losses.rollout is not None:
+            metrics |= mismatch_metrics(losses.trainer, losses.rollout, rows)
             if self.correction is not None:
                 metrics |= correction_metrics(losses.correction, rows)
         metrics["loss/policy"] = tally_mean(losses.of_policy, tokens.weight)
@@ -168,15 +170,20 @@ class PolicyObjective:
         given = {
             name: torch.where(rows.active, tokens.columns[name], current) for name in self.columns if "logprob" in name
         }
-        old = given.setdefault("old_logprob", current)
-        policy = self.own(tokens, given, rows) if self.own else self._policy_loss(tokens, old, rows)
+        old, rollout = given.setdefault("old_logprob", current), given.get("rollout_logprob")
         correction, divergence = Correction(), None
         trainer = current if self.old_is_rollout else old
         if self.correction is not None:
-            correction = correct(self.correction, trainer, given["rollout_logprob"], rows, tokens.totals[1:])
+            assert rollout is not None
+            correction = correct(self.correction, trainer, rollout, rows, tokens.totals[1:])
+            # The loss of tokens that the correction drops must be finite: 0 * inf would make the gradient NaN.
+            for name in ("rollout_logprob", *(("old_logprob",) if self.old_is_rollout else ())):
+                given[name] = torch.where(rollout.isfinite(), given[name], current)
+        policy = self.own(tokens, given, rows) if self.own else self._policy_loss(tokens, given["old_logprob"], rows)
         if "ref_logprob" in given:
             divergence = kl_estimate(tokens.logprob, given["ref_logprob"], self.loss.kl_estimator)
-        return _Losses(rows, given, trainer, policy, correction, correction.of_policy(policy.loss), divergence)
+        weighed = correction.of_policy(policy.loss)
+        return _Losses(rows, given, trainer, rollout, policy, correction, weighed, divergence)
 
     def _share(self, tokens: ResponseTokens, losses: _Losses) -> torch.Tensor:
         per_token = losses.of_policy

@@ -2,12 +2,16 @@
 
 Both compute the same model with different kernels and precision, and a generator may have older weights. In all of
 these r = exp(trainer - rollout). Tensors are [T], whole responses, without gradient.
+
+Where the generator's log-prob is not finite, log r is NaN, which is within no bounds: no correction keeps such a token,
+nor, if it compares whole responses, the response.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -32,7 +36,7 @@ class Importance:
     truncated: torch.Tensor
     """Where the ratio was above the upper bound, which is the weight; bool."""
     masked: torch.Tensor
-    """Where the ratio was outside both bounds and the weight is 0; bool."""
+    """Where the ratio was outside both bounds, or is not known, and the weight is 0; bool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,9 @@ class Correction:
 
     importance: Importance | None = None
     rejected: torch.Tensor | None = None
-    """Tokens excluded from the loss by the criterion; bool."""
+    """Tokens excluded from the loss by a criterion; bool."""
+    by_criterion: Mapping[RejectionCriterion, torch.Tensor] = field(default_factory=dict)
+    """The same by criterion, of several."""
     vetoed: torch.Tensor | None = None
     """Tokens of responses excluded from the loss because of a single token; bool."""
 
@@ -54,6 +60,11 @@ class Correction:
         for out in (self.rejected, self.vetoed):
             loss = loss if out is None else torch.where(out, 0.0, loss)
         return loss
+
+
+def log_ratio_of(trainer: torch.Tensor, rollout: torch.Tensor) -> torch.Tensor:
+    """Log-ratios [T], NaN where `rollout` is not finite."""
+    return torch.where(rollout.isfinite(), trainer - rollout, torch.nan)
 
 
 def importance_weights(
@@ -75,7 +86,7 @@ def importance_weights(
     # Compared as logs, because the ratio of a response may overflow.
     above, below = log_weight > math.log(upper), _below(log_weight, lower)
     weight = log_weight.clamp(-_LARGEST_LOG, _LARGEST_LOG).exp().clamp(max=upper)
-    masked = torch.zeros_like(above) if lower is None else above | below
+    masked = log_weight.isnan() if lower is None else log_weight.isnan() | above | below
     weight = torch.where(masked, 0.0, weight).to(log_ratio.dtype)
     return Importance(weight, above & ~masked, masked)
 
@@ -98,16 +109,16 @@ def rejected(
     Stability" (see `importance_weights`), part 3, and trust region masking, Li et al. 2025, arXiv 2512.23075. The names
     are verl's: `docs/mismatch.md` has the table.
     """
-    # Clamped, because an infinite difference would make k3 NaN, which compares as not rejected.
-    log_ratio = (trainer.double() - rollout.double()).clamp(-_LARGEST_LOG, _LARGEST_LOG)
+    log_ratio = log_ratio_of(trainer.double(), rollout.double()).clamp(-_LARGEST_LOG, _LARGEST_LOG)
     if criterion in _RATIOS:
         statistic = _over(_RATIOS[criterion], log_ratio, rows)
-        outside = (statistic > math.log(upper)) | _below(statistic, 1 / upper if lower is None else lower)
+        lower = 1 / upper if lower is None else lower
+        within = (statistic <= math.log(upper)) & (statistic >= math.log(lower))
     else:
         scope, _, estimator = criterion.rpartition("_")
         divergence = log_ratio.square() / 2 if estimator == "k2" else k3(-log_ratio)
-        outside = _over(scope, divergence, rows) > upper
-    return outside & rows.active
+        within = _over(scope, divergence, rows) <= upper
+    return ~within & rows.active
 
 
 def vetoed(log_ratio: torch.Tensor, rows: RowReducer, *, threshold: float) -> torch.Tensor:
@@ -115,7 +126,7 @@ def vetoed(log_ratio: torch.Tensor, rows: RowReducer, *, threshold: float) -> to
 
     The trainer would hardly ever have sampled such a token, so what follows it is not a sample of its policy.
     """
-    return (rows.largest(-log_ratio) > -math.log(threshold)) & rows.active
+    return ~(rows.largest(-log_ratio) <= -math.log(threshold)) & rows.active
 
 
 def correct(
@@ -126,26 +137,22 @@ def correct(
     totals: tuple[float, ...] = (),
 ) -> Correction:
     """All that `spec` asks for. `trainer` and `rollout` are log-probs [T]; `totals`: see `importance_totals`."""
-    importance = out = veto = None
+    importance = veto = None
+    log_ratio = log_ratio_of(trainer, rollout)
     if spec.rollout_is is not None:
-        importance = _importance(spec, trainer - rollout, rows)
+        importance = _importance(spec, log_ratio, rows)
         if spec.rollout_is_batch_normalize:
             total, count = totals
             # If all weights are 0, they stay 0.
             importance = replace(importance, weight=importance.weight * (count / total if total else 1.0))
-    if spec.rollout_rs is not None:
-        assert spec.rollout_rs_threshold is not None, "validated with the pipeline"
-        out = rejected(
-            trainer,
-            rollout,
-            rows,
-            criterion=spec.rollout_rs,
-            upper=spec.rollout_rs_threshold,
-            lower=spec.rollout_rs_threshold_lower,
-        )
+    by_criterion = {
+        each.criterion: rejected(trainer, rollout, rows, criterion=each.criterion, upper=each.upper, lower=each.lower)
+        for each in spec.rejections
+    }
+    out = torch.stack([*by_criterion.values()]).any(0) if by_criterion else None
     if spec.rollout_token_veto_threshold is not None:
-        veto = vetoed(trainer - rollout, rows, threshold=spec.rollout_token_veto_threshold)
-    return Correction(importance, out, veto)
+        veto = vetoed(log_ratio, rows, threshold=spec.rollout_token_veto_threshold)
+    return Correction(importance, out, by_criterion if len(by_criterion) > 1 else {}, veto)
 
 
 def importance_totals(spec: RolloutCorrectionSpec, batch: Batch) -> tuple[float, float]:
@@ -158,7 +165,7 @@ def importance_totals(spec: RolloutCorrectionSpec, batch: Batch) -> tuple[float,
     rows = RowReducer(torch.from_numpy(row), torch.from_numpy(mask.values > 0))
     old, rollout = (torch.from_numpy(batch[name].values) for name in ("old_logprob", "rollout_logprob"))
     # Masked, because inactive tokens may hold any value, also infinity.
-    log_ratio = torch.where(rows.active, old - rollout, 0.0)
+    log_ratio = torch.where(rows.active, log_ratio_of(old, rollout), 0.0)
     counted = rows.active if spec.rollout_is == "token" else rows.once
     weight = _importance(spec, log_ratio, rows).weight.double()
     return float((weight * counted).sum()), float(counted.sum())
@@ -173,6 +180,8 @@ def correction_metrics(correction: Correction, rows: RowReducer) -> dict[str, to
         of_tokens["correction/masked_fraction"] = importance.masked
     if correction.rejected is not None:
         of_tokens["correction/rejected_fraction"] = correction.rejected
+        for criterion, out in correction.by_criterion.items():
+            of_tokens[f"correction/rejected_fraction/{criterion}"] = out
         of_responses["correction/rejected_responses"] = rows.sums(correction.rejected) > 0
     if correction.vetoed is not None:
         of_responses["correction/vetoed_responses"] = correction.vetoed

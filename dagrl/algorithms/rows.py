@@ -21,6 +21,10 @@ class RowReducer:
         self.once = (self._first == place) & (self.counts > 0)
         """One token of each response with an active token, bool [T]; for statistics over responses."""
 
+    def among(self, known: torch.Tensor) -> RowReducer:
+        """The same responses, of whose active tokens only those in `known`, bool [T], count."""
+        return RowReducer(self._first, self.active & known)
+
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """For each token the sum of `values` [T] over the active tokens of its response, float64 [T]."""
         # Float64, so that the order of summation on a GPU does not matter.
@@ -32,7 +36,10 @@ class RowReducer:
         return self.sums(values) / self.counts.clamp(min=1)
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """For each token the maximum over the active tokens of its response, float64 [T]; -inf without any."""
+        """For each token the maximum over the active tokens of its response, float64 [T].
+
+        -inf without any, NaN if one is NaN.
+        """
         nothing = torch.full(values.shape, -torch.inf, dtype=torch.float64, device=values.device)
         inside = torch.where(self.active, values.double(), -torch.inf)
         return nothing.scatter_reduce(0, self._first, inside, "amax")[self._first]

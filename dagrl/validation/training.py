@@ -247,22 +247,38 @@ def _check_correction(spec: RolloutCorrectionSpec, place: Place, findings: Findi
             "changes the weight of tokens with ratio 1, on which trainer and generator agree; choose bounds around 1"
         )
         findings.warning((*place, "rollout_is_threshold"), message, code="bounds-not-around-1")
-    if spec.rollout_rs is None:
-        return
-    limit, lower = spec.rollout_rs_threshold, spec.rollout_rs_threshold_lower
-    of_ratios = spec.rollout_rs in get_args(RatioCriterion)
-    if limit is None:
+    if spec.criteria:
+        _check_rejections(spec, place, findings)
+
+
+def _check_rejections(spec: RolloutCorrectionSpec, place: Place, findings: Findings) -> None:
+    ratios, count = get_args(RatioCriterion), len(spec.criteria)
+    if spec.rollout_rs_threshold is None:
+        typical = [2.0 if criterion in ratios else 0.01 for criterion in spec.criteria]
         message = (
-            f"`{spec.rollout_rs}` has no bound; add for example `rollout_rs_threshold: {2.0 if of_ratios else 0.01}`"
+            f"`{spec.criteria[0]}` has no bound; add for example "
+            f"`rollout_rs_threshold: {typical if count > 1 else typical[0]}`"
         )
         findings.error((*place, "rollout_rs"), message, code="missing-threshold")
-    elif lower is not None and not of_ratios:
-        message = f"`{spec.rollout_rs}` is a divergence, which is best at 0; remove it"
-        findings.error((*place, "rollout_rs_threshold_lower"), message, code="option-without-effect")
-    elif of_ratios and not (1 / limit if lower is None else lower) < 1 < limit:
-        bounds = f"{1 / limit if lower is None else lower:g} and {limit:g}"
-        message = f"samples with ratio 1, the best, are not between {bounds}; choose bounds around 1"
-        findings.error((*place, "rollout_rs_threshold"), message, code="bounds-not-around-1")
+        return
+    for option in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
+        given = getattr(spec, option)
+        if isinstance(given, list) and len(given) != count:
+            message = f"gives {len(given)} bounds for {count} criteria (rollout_rs); give one for each, in their order"
+            findings.error((*place, option), message, code="missing-threshold")
+            return
+    for each in spec.rejections:
+        lower = 1 / each.upper if each.lower is None else each.lower
+        if each.criterion not in ratios and each.lower is not None:
+            message = f"`{each.criterion}` is a divergence, which is best at 0; "
+            message += "write null in its place" if count > 1 else "remove it"
+            findings.error((*place, "rollout_rs_threshold_lower"), message, code="option-without-effect")
+        elif each.criterion in ratios and not lower < 1 < each.upper:
+            message = (
+                f"samples with ratio 1, the best, are not between {lower:g} and {each.upper:g} (`{each.criterion}`); "
+                "choose bounds around 1"
+            )
+            findings.error((*place, "rollout_rs_threshold"), message, code="bounds-not-around-1")
 
 
 def _check_old(
@@ -277,6 +293,13 @@ def _check_old(
         )
         findings.error(place, message, code="missing-old-logprob")
     if spec.rollout_is is None:
+        return
+    if node.takes_rollout_for_old and node.loss.has_ratio:
+        message = (
+            f"weighs the loss by the policy's ratio to the generator a second time: {node.loss.policy} has it, as "
+            "`read` takes the generator's log-probs for the old ones; remove this, or set `policy: reinforce`"
+        )
+        findings.error((*place, "rollout_is"), message, code="ratio-counted-twice")
         return
     if spec.rollout_is_batch_normalize and not has_old:
         message = (

@@ -34,6 +34,7 @@ def test_metrics_by_hand():
             "rollout_ppl": (math.sqrt(1 / 0.05) + 1.25) / 2,
             "trainer_ppl": (math.sqrt(1 / 0.1) + 5) / 2,
             "ppl_ratio": (math.sqrt(0.5) + 4) / 2,
+            "unknown_fraction": 0,
         },
         rel=1e-6,
         abs=1e-7,

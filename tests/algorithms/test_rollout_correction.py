@@ -1,7 +1,7 @@
 """Corrections on numbers by hand: weights, what is rejected, and what becomes of the loss."""
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.rollout_correction import correct, correction_metrics, importance_weights, rejected, vetoed
 from dagrl.algorithms.rows import RowReducer
 from dagrl.backends.base import ResponseTokens
-from dagrl.config.schema import DivergenceCriterion, LossSpec, RatioCriterion, RolloutCorrectionSpec
+from dagrl.config.schema import DivergenceCriterion, LossSpec, PolicyForm, RatioCriterion, RolloutCorrectionSpec
 from dagrl.data.tally import read_tallies
 
 # Three responses; the last token of the second does not count, and its ratio is absurd.
@@ -108,6 +108,27 @@ def test_what_is_infinitely_far_apart_is_rejected(criterion, difference):
     for trainer, rollout in ((far, near), (near, far)):
         found = rejected(trainer, rollout, rows, criterion=criterion, upper=5.0).tolist()
         assert found == ([False, True, False] if criterion.startswith("token") else [True, True, False])
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("criterion", [*get_args(RatioCriterion), *get_args(DivergenceCriterion)])
+def test_a_token_whose_probability_the_generator_does_not_know_is_rejected(criterion, wrong):
+    # Its ratio is in no bounds. The same for all criteria on responses, whatever the other tokens are.
+    rows = RowReducer(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 1, 0]).bool())
+    rollout = torch.tensor([-1.0, wrong, -1.0, wrong])
+    found = rejected(torch.full((4,), -1.0), rollout, rows, criterion=criterion, upper=5.0).tolist()
+    assert found == ([False, True] if criterion.startswith("token") else [True, True]) + [False, False]
+
+
+def test_a_response_with_such_a_token_is_vetoed_and_has_no_weight():
+    rows = RowReducer(torch.tensor([0, 0, 1]), torch.ones(3).bool())
+    log_ratio = torch.tensor([0.0, math.nan, 0.0])
+    assert vetoed(log_ratio, rows, threshold=1e-4).tolist() == [True, True, False]
+    for level, expected in (("token", [1.0, 0.0, 1.0]), ("sequence", [0.0, 0.0, 1.0])):
+        for lower in (None, 0.5):
+            found = importance_weights(log_ratio, rows, level=level, upper=2.0, lower=lower)
+            assert found.weight.tolist() == expected
+            assert found.masked.tolist() == [not weight for weight in expected]
 
 
 def test_a_log_ratio_counts_up_to_20_as_in_verl():
@@ -238,6 +259,101 @@ def test_where_the_generators_logprobs_are_the_old_ones_the_current_ones_are_com
     assert metrics["correction/rejected_fraction"].mean == 0.25
     # Ratios 1, 2 (clipped), 4 (out), 1.
     assert gradient == pytest.approx([-0.25, 0.0, 0.0, 0.5], abs=1e-15)
+
+
+FORMS = [
+    *({"rollout_rs": each, "rollout_rs_threshold": 5.0} for each in get_args(RatioCriterion)),
+    *({"rollout_rs": each, "rollout_rs_threshold": 9.0} for each in get_args(DivergenceCriterion)),
+    {"rollout_rs": ["token", "seq_mean_k3"], "rollout_rs_threshold": [5.0, 9.0]},
+    {"rollout_token_veto_threshold": 1e-4},
+    {"rollout_is": "token"},
+    {"rollout_is": "sequence"},
+    {"rollout_is": "token", "rollout_is_threshold": 5.0, "rollout_is_threshold_lower": 0.1},
+    {"rollout_is": "token", "rollout_rs": "sequence", "rollout_rs_threshold": 5.0},
+    {"rollout_is": "sequence", "rollout_rs": "token", "rollout_rs_threshold": 5.0},
+]
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("policy", ["ppo_clip", "gspo", "reinforce", "topr"])
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("correction", FORMS)
+def test_no_correction_keeps_a_token_without_a_finite_log_prob(correction, is_old, policy, wrong):
+    rollout = [*ROLLOUT[:2], wrong, math.log(0.5)]
+    columns = {"rollout_logprob": rollout} | ({"old_logprob": rollout} if is_old else {})
+    loss, gradient, metrics = loss_of(
+        correction, {"policy": policy, "clip_ratio_high": 9.0}, old_is_rollout=is_old, **columns
+    )
+    assert math.isfinite(loss) and all(map(math.isfinite, gradient))
+    assert gradient[2] == 0 and gradient[0] < 0
+    for name, stat in metrics.items():
+        assert all(map(math.isfinite, (stat.mean, stat.low, stat.high))), name
+    assert metrics["mismatch/unknown_fraction"].mean == 0.25
+    # The other token of its response is known, and stays where nothing compares whole responses.
+    alone = RolloutCorrectionSpec(**correction).is_of_tokens
+    assert (gradient[3] != 0) == alone
+    of_tokens = "rollout_rs" in correction and alone
+    assert not of_tokens or metrics["correction/rejected_fraction"].mean == 0.25
+
+
+def test_without_a_correction_such_a_token_is_trained_on_and_left_out_of_the_metrics():
+    rollout = [*ROLLOUT[:3], math.nan]
+    _, gradient, metrics = loss_of({}, rollout_logprob=rollout)
+    assert gradient == pytest.approx([-0.25, -0.25, 0.5, 0.5])
+    assert metrics["mismatch/ratio"].count == 3
+    assert metrics["mismatch/ratio"].mean == pytest.approx(7 / 3)
+    assert metrics["mismatch/unknown_fraction"].mean == 0.25
+    assert math.isfinite(metrics["mismatch/rollout_ppl"].mean)
+
+
+# Ratios 1, 2, 4 and 1, of responses 2 and 4; k3 0, 0.307, 1.614 and 0.
+@pytest.mark.parametrize(
+    ("criteria", "upper", "lower", "out", "by"),
+    [
+        (["token", "sequence"], [1.5, 2.5], None, [0, 1, 1, 1], {"token": 0.5, "sequence": 0.5}),
+        (["token", "seq_max_k3"], [3.0, 0.2], [0.2, None], [1, 1, 1, 1], {"token": 0.25, "seq_max_k3": 1.0}),
+        (["token", "token_k3"], 1.9, None, [0, 1, 1, 0], {"token": 0.5, "token_k3": 0.0}),
+        (["token"], [1.5], [0.2], [0, 1, 1, 0], {}),
+    ],
+)
+def test_what_one_of_several_criteria_rejects_is_out(criteria, upper, lower, out, by):
+    correction = {"rollout_rs": criteria, "rollout_rs_threshold": upper, "rollout_rs_threshold_lower": lower}
+    _, gradient, metrics = loss_of(correction)
+    assert [int(slope == 0) for slope in gradient] == out
+    assert metrics["correction/rejected_fraction"].mean == sum(out) / 4
+    prefix = "correction/rejected_fraction/"
+    found = {name.removeprefix(prefix): stat.mean for name, stat in metrics.items() if name.startswith(prefix)}
+    assert found == by
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyForm))
+def test_the_losses_that_have_a_ratio_are_known(policy):
+    """Their gradient on samples of another policy holds the ratio once already: `rollout_is` would square it.
+
+    Two responses of a token each, u = 0.9 times as likely now as when they were drawn: the power of u in the gradient
+    is 1 with a ratio or a weight, and 2 with both.
+    """
+
+    def slope(u: float, **options: Any) -> float:
+        rollout = [math.log(0.5 / u)] * 2
+        columns = {"advantage": [-1.0, 1.0], "rollout_logprob": rollout, "old_logprob": rollout}
+        columns |= {"clip_cov_mask": [0.0, 0.0], "group_id": [0.0, 0.0]}
+        spec = LossSpec(policy=policy, tau=1e-6, aggregation="token-mean")
+        objective = PolicyObjective(spec, 1.0, columns, old_is_rollout=True, **options)
+        values = {name: torch.tensor(each, dtype=torch.float64) for name, each in columns.items()}
+        logprob = torch.full((2,), math.log(0.5), dtype=torch.float64).requires_grad_()
+        weight = torch.full((2,), 0.5, dtype=torch.float64)
+        tokens = ResponseTokens(logprob, torch.ones(2), weight, values, torch.tensor([0, 1]), (2.0,))
+        objective(tokens)[0].backward()
+        return logprob.grad[0].item()
+
+    def power(**options: Any) -> float:
+        return math.log(slope(0.9, **options) / slope(1.0, **options)) / math.log(0.9)
+
+    has_ratio = LossSpec(policy=policy).has_ratio
+    assert power() == pytest.approx(1.0 if has_ratio else 0.0, abs=0.03)
+    weighted = power(correction=RolloutCorrectionSpec(rollout_is="token"))
+    assert weighted == pytest.approx(2.0 if has_ratio else 1.0, abs=0.03)
 
 
 @pytest.mark.parametrize(

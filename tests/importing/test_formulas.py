@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.kl import kl_estimate
-from dagrl.config.schema.nodes.update import UpdateNode
+from dagrl.config.schema.nodes.update import RolloutCorrectionSpec, UpdateNode
 from dagrl.data.batch import Column
 from dagrl.importing.parts import kl_estimator
 from dagrl.importing.roll.common import devices
@@ -246,3 +246,74 @@ def test_a_warmup_by_ratio_stays_one(translated, framework, given_settings, sche
     """However long the run is: ``run.steps`` may stand in for a data file that is not here."""
     tree, prefix = translated(framework, given_settings), "engines.actor.lr_schedule.lr_warmup_"
     assert {key.removeprefix(prefix): value for key, value in tree.items() if key.startswith(prefix)} == schedule
+
+
+CORRECTION = "algorithm.rollout_correction"
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "correction"),
+    [
+        # verl's example: bounds of k1 are of the generator's probability over the trainer's.
+        (
+            {"rollout_rs": "token_k1,seq_max_k2", "rollout_rs_threshold": "0.5_4.0,2.5"},
+            {
+                "rollout_rs": ["token", "seq_max_k2"],
+                "rollout_rs_threshold": [2.0, 2.5],
+                "rollout_rs_threshold_lower": [0.25, None],
+            },
+        ),
+        # One threshold is that of all.
+        (
+            {"rollout_rs": "token_k3, seq_mean_k2", "rollout_rs_threshold": 0.1},
+            {"rollout_rs": ["token_k3", "seq_mean_k2"], "rollout_rs_threshold": [0.1, 0.1]},
+        ),
+        (
+            {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "2.0"},
+            {"rollout_rs": "sequence", "rollout_rs_threshold": 2.0, "rollout_rs_threshold_lower": 0.5},
+        ),
+        ({"rollout_rs": "token_k1,token_k1", "rollout_rs_threshold": "2,3"}, {}),
+        ({"rollout_rs": "token_k1,token_k9", "rollout_rs_threshold": 2}, {}),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": "0.1_0.2"}, {}),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": "much"}, {}),
+    ],
+)
+def test_several_criteria_of_verl_each_keep_their_bounds(translated, given_settings, correction):
+    tree = translated("verl", {f"{CORRECTION}.{name}": value for name, value in given_settings.items()})
+    prefix = "nodes.update.rollout_correction."
+    found = {key.removeprefix(prefix): value for key, value in tree.items() if key.startswith(prefix)}
+    assert found == correction
+    RolloutCorrectionSpec.model_validate(found)
+
+
+def test_several_filters_of_roll_are_several_criteria(translated):
+    filters = "train_infer_correction.filters"
+    given_settings = {
+        f"{filters}.0.enabled": True,
+        f"{filters}.0.agg_type": "token",
+        f"{filters}.0.ratio_high": 2.0,
+        f"{filters}.1.enabled": False,
+        f"{filters}.2.enabled": True,
+        f"{filters}.2.agg_type": "geometric",
+    }
+    tree, prefix = translated("roll", given_settings), "nodes.update.rollout_correction.rollout_rs"
+    assert tree[prefix] == ["token", "geometric"]
+    assert (tree[f"{prefix}_threshold"], tree[f"{prefix}_threshold_lower"]) == ([2.0, 1.2], [0.8, 0.8])
+
+
+@pytest.mark.parametrize(("mode", "policy"), [("vanilla", "ppo_clip"), ("gspo", "gspo"), ("kl_cov", "kl_cov")])
+@pytest.mark.parametrize("kind", [None, "ppo_clip", "reinforce"])
+def test_verls_bypass_counts_the_ratio_to_the_generator_once(translated, kind, mode, policy):
+    # compute_policy_loss_bypass_mode: PPO's clip without weights, or REINFORCE with them.
+    given_settings = {
+        f"{CORRECTION}.bypass_mode": True,
+        f"{CORRECTION}.rollout_is": "token",
+        f"{CORRECTION}.rollout_is_threshold": 3.0,
+        f"{ACTOR}.policy_loss.loss_mode": mode,
+    }
+    tree = translated("verl", given_settings | ({f"{CORRECTION}.loss_type": kind} if kind else {}))
+    assert tree["nodes.update.read"] == {"old_logprob": "rollout_logprob"}
+    weight = tree.get("nodes.update.rollout_correction.rollout_is")
+    expected = ("reinforce", "token") if kind == "reinforce" else (policy, None)
+    assert (tree.get("nodes.update.loss.policy", "ppo_clip"), weight) == expected
+    assert ("nodes.held.op" in tree) == (expected[0] == "kl_cov")

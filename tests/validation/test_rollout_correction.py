@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dagrl.config.schema import LossSpec
 from dagrl.validation import check_file
 
 UPDATE = "loss: {kl_coef: 0.01}}"
@@ -37,6 +38,23 @@ OLD = "nodes.old={op: logprob, engine: actor, write: old_logprob}"
             ".rollout_is_batch_normalize",
             ["missing-old-logprob"],
         ),
+        ("{rollout_rs: [token, seq_max_k2]}", ".rollout_rs", ["missing-threshold", "[2.0, 0.01]"]),
+        ("{rollout_rs: [token], rollout_rs_threshold: [2.0, 3.0]}", ".rollout_rs_threshold", ["2 bounds for 1"]),
+        (
+            "{rollout_rs: [token, token_k3], rollout_rs_threshold: 2.0, rollout_rs_threshold_lower: [0.5]}",
+            ".rollout_rs_threshold_lower",
+            ["missing-threshold", "1 bounds for 2"],
+        ),
+        (
+            "{rollout_rs: [token, token_k3], rollout_rs_threshold: 2.0, rollout_rs_threshold_lower: 0.5}",
+            ".rollout_rs_threshold_lower",
+            ["option-without-effect", "token_k3", "null"],
+        ),
+        (
+            "{rollout_rs: [token_k3, geometric], rollout_rs_threshold: [0.1, 0.9]}",
+            ".rollout_rs_threshold",
+            ["bounds-not-around-1", "geometric"],
+        ),
     ],
 )
 def test_options_that_do_not_go_together(project, options, place, fragments):
@@ -53,10 +71,10 @@ def test_log_probs_with_dropout_are_not_corrected_by(project):
     check_file(path, [lora, OLD])
 
 
-@pytest.mark.parametrize("name", ["seq_mean_k1", "sequnce"])
+@pytest.mark.parametrize("name", ["seq_mean_k1", "sequnce", "[]", "[token, seq_mean_k1]"])
 def test_a_criterion_that_there_is_not(project, name):
     path = project.pipeline((UPDATE, f"rollout_correction: {{rollout_rs: {name}, rollout_rs_threshold: 2}}}} #!"))
-    assert project.only_problem(path).place == f"{PLACE}.rollout_rs"
+    assert project.only_problem(path).place.startswith(f"{PLACE}.rollout_rs")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +84,8 @@ def test_a_criterion_that_there_is_not(project, name):
         "{rollout_is: token, rollout_is_threshold: 5.0, rollout_is_threshold_lower: 0.5}",
         "{rollout_is: sequence, rollout_rs: sequence, rollout_rs_threshold: 2.0, rollout_rs_threshold_lower: 0.4}",
         "{rollout_rs: seq_max_k3, rollout_rs_threshold: 0.1, rollout_token_veto_threshold: 1.0e-4}",
+        "{rollout_rs: [token, geometric], rollout_rs_threshold: 2.0, rollout_rs_threshold_lower: 0.4}",
+        "{rollout_rs: [token, seq_max_k2], rollout_rs_threshold: [1.6, 2.5], rollout_rs_threshold_lower: [0.6, null]}",
     ],
 )
 def test_options_that_go_together(project, options):
@@ -88,7 +108,7 @@ def test_normalized_weights_keep_the_old_log_probs(project):
     assert check_file(project.folder / "p.yaml", [OLD]).graph.skipped
     assert not check_file(project.folder / "p.yaml", [OLD, normalized]).graph.skipped
     bypass = "nodes.update.read={old_logprob: rollout_logprob}"
-    (problem,) = project.problems(project.folder / "p.yaml", normalized, bypass)
+    (problem,) = project.problems(project.folder / "p.yaml", normalized, bypass, "nodes.update.loss.policy=reinforce")
     assert problem.code == "missing-old-logprob"
 
 
@@ -101,6 +121,37 @@ def test_the_generators_log_probs_may_stand_for_the_old_ones(project):
     named = check_file(project.folder / "p.yaml", ["nodes.update.read={old_logprob: rollout.rollout_logprob}"])
     assert named.loaded.pipeline.nodes["update"].takes_rollout_for_old
     assert not check_file(project.folder / "p.yaml", [OLD]).loaded.pipeline.nodes["update"].takes_rollout_for_old
+
+
+@pytest.mark.parametrize("policy", ["ppo_clip", "topr", "reinforce"])
+@pytest.mark.parametrize(
+    ("read", "is_old"),
+    [
+        ("{old_logprob: rollout_logprob}", True),
+        ("{old_logprob: rollout.rollout_logprob}", True),
+        ("{rollout_logprob: old_logprob}", True),
+        ("{old_logprob: old.old_logprob}", False),
+        # Ratios to the reference, and weights of the reference over the generator: together that of the policy.
+        ("{old_logprob: ref_logprob}", False),
+        ("{}", False),
+    ],
+)
+def test_the_ratio_to_the_generator_is_counted_once(project, read, is_old, policy):
+    overrides = [OLD, f"nodes.update.read={read}", f"nodes.update.loss.policy={policy}"]
+    overrides += ["nodes.update.rollout_correction={rollout_is: token}"]
+    path = project.folder / "p.yaml"
+    if not is_old or not LossSpec(policy=policy).has_ratio:
+        check_file(path, overrides)
+        return
+    assert [problem.code for problem in project.problems(path, *overrides)] == ["ratio-counted-twice"]
+    check_file(path, [*overrides, "nodes.update.rollout_correction={rollout_rs: token, rollout_rs_threshold: 2.0}"])
+
+
+def test_columns_of_one_name_of_two_nodes_are_not_the_same(project):
+    nodes = ["nodes.old={op: logprob, engine: actor}", "nodes.other={op: logprob, engine: reference}"]
+    read = "nodes.update.read={old_logprob: old.logprob, rollout_logprob: other.logprob}"
+    checked = check_file(project.folder / "p.yaml", [*nodes, read])
+    assert not checked.loaded.pipeline.nodes["update"].takes_rollout_for_old
 
 
 def test_reinforce_follows_its_policy_by_weights(project):

@@ -6,6 +6,7 @@ import re
 
 from dagrl.importing.parts import put_logprob, put_node, put_reference
 from dagrl.importing.roll.common import TRAIN
+from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, joint
 
 _KL = {"kl": "k1", "abs": "abs", "mse": "k2"}
@@ -100,22 +101,28 @@ def _correction(t: Translation) -> None:
             t.write(f"{target}.rollout_is_threshold", t.get(f"{weight}.upper_bound"), f"{weight}.upper_bound")
         else:
             t.refuse("weights are of tokens or of sequences", kind, f"{weight}.enabled")
-    first = f"{prefix}.filters.0"
-    if t.flag(f"{first}.enabled"):
-        levels = {"token": "token", "sequence": "sequence", "geometric": "geometric"}
-        level = t.get(f"{first}.agg_type", "token")
-        if level in levels and not t.flag(f"{first}.diff_enabled"):
-            t.write(f"{target}.rollout_rs", levels[level], f"{first}.agg_type", f"{first}.enabled")
-            t.write(f"{target}.rollout_rs_threshold", t.get(f"{first}.ratio_high", 1.2), f"{first}.ratio_high")
-            t.write(f"{target}.rollout_rs_threshold_lower", t.get(f"{first}.ratio_low", 0.8), f"{first}.ratio_low")
+    found = (re.match(rf"{prefix}\.filters\.\d+", key) for key in t.current)
+    filters = dict.fromkeys(match[0] for match in found if match)
+    kept = []
+    for each in filters:
+        if not t.flag(f"{each}.enabled"):
+            continue
+        by_ratio = t.get(f"{each}.agg_type", "token") in ("token", "sequence", "geometric")
+        if by_ratio and not t.flag(f"{each}.diff_enabled") and t.get(f"{each}.ratio_enabled", True) is True:
+            kept.append(each)
         else:
-            t.refuse(
-                "responses are rejected by ratio alone, of tokens or responses",
-                *(k for k in t.current if k.startswith(first)),
-            )
-    for key in t.current:
-        if re.match(rf"{prefix}\.filters\.[1-9]", key):
-            t.refuse("one criterion: `rollout_rs`", key)
+            reason = "responses are rejected by ratio alone, of tokens or responses"
+            t.refuse(reason, *(key for key in t.current if key.startswith(f"{each}.")))
+    for option, name, default in (
+        ("rollout_rs", "agg_type", "token"),
+        ("rollout_rs_threshold", "ratio_high", 1.2),
+        ("rollout_rs_threshold_lower", "ratio_low", 0.8),
+    ):
+        if kept:
+            values = [t.get(f"{each}.{name}", default) for each in kept]
+            unknown = next((value for value in values if isinstance(value, Unresolved)), None)
+            keys = [f"{each}.{key}" for each in kept for key in (name, "enabled")]
+            t.write(f"{target}.{option}", unknown or (values if len(kept) > 1 else values[0]), *keys)
     t.imply("is off, or has no effect", *(key for key in t.current if not t.is_recorded(key)))
 
 

@@ -6,7 +6,7 @@ from dagrl.importing.engines import FSDP
 from dagrl.importing.parts import kl_estimator
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
-from dagrl.importing.verl.common import ACTOR, MEMORY, context_parallel, is_megatron, packed_tokens
+from dagrl.importing.verl.common import ACTOR, CORRECTION, MEMORY, context_parallel, is_megatron, packed_tokens
 from dagrl.importing.verl.megatron import layout, megatron_rest, offload
 from dagrl.importing.verl.optimizer import optimizer_rest
 
@@ -35,6 +35,10 @@ _POLICIES = {
 
 
 def _policy(t: Translation) -> None:
+    if t.flag(f"{CORRECTION}.bypass_mode") and t.get(f"{CORRECTION}.loss_type") == "reinforce":
+        t.write("nodes.update.loss.policy", "reinforce", f"{CORRECTION}.loss_type")
+        t.imply_all("has no effect: `rollout_correction.loss_type` takes its place, with `bypass_mode`")
+        return
     key = f"{ACTOR}.policy_loss.loss_mode"
     mode = t.get(key)
     drift, own = f"{ACTOR}.policy_drift_coeff", f"{ACTOR}.use_cpgd_loss"
@@ -62,7 +66,7 @@ def _policy(t: Translation) -> None:
 def _covariance(t: Translation, policy: str) -> None:
     prefix = f"{ACTOR}.policy_loss"
     t.put("nodes.held.op", "covariance")
-    if t.get("algorithm.rollout_correction.bypass_mode") is True:
+    if t.flag(f"{CORRECTION}.bypass_mode"):
         t.put("nodes.held.read", {"old_logprob": "rollout_logprob"})
     t.write("nodes.held.share", t.get(f"{prefix}.{policy}_ratio"), f"{prefix}.{policy}_ratio")
     if policy == "clip_cov":

@@ -7,7 +7,7 @@ from typing import Any
 
 from dagrl.importing.parts import kl_estimator
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
-from dagrl.importing.verl.common import ACTOR
+from dagrl.importing.verl.common import ACTOR, CORRECTION
 
 _ESTIMATORS = {
     **{name: name for name in ("gae", "grpo", "rloo", "remax", "opo", "gpg", "gigpo", "reinforce_plus_plus")},
@@ -16,7 +16,6 @@ _ESTIMATORS = {
     "rloo_vectorized": "rloo",
     "cpgd": "grpo",
 }
-_CORRECTION = "algorithm.rollout_correction"
 _CRITERIA = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
 _DIVERGENCES = (
     "token_k2",
@@ -124,23 +123,26 @@ def _bounds(text: Any) -> tuple[float | None, float | None]:
 
 def _correction(t: Translation) -> None:
     names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
-    is_key, is_bound, normalize, rs_key, rs_bound = (f"{_CORRECTION}.{name}" for name in names)
+    is_key, is_bound, normalize, rs_key, rs_bound = (f"{CORRECTION}.{name}" for name in names)
     target = "nodes.update.rollout_correction"
-    level = t.get(is_key)
-    if level in ("token", "sequence"):
+    level, bypass = t.get(is_key), t.flag(f"{CORRECTION}.bypass_mode")
+    if bypass and t.get(f"{CORRECTION}.loss_type") != "reinforce":
+        reason = "`bypass_mode` has no weights but with `loss_type: reinforce`: the ratio is that to the generator"
+        t.imply(reason, is_key, is_bound, normalize)
+    elif level in ("token", "sequence"):
         t.write(f"{target}.rollout_is", level, is_key)
         low, high = _bounds(t.get(is_bound))
         t.write(f"{target}.rollout_is_threshold", high, is_bound)
         if low is not None:
             t.write(f"{target}.rollout_is_threshold_lower", low, is_bound)
-        if t.flag(normalize):
+        if t.flag(normalize) and bypass:
+            t.refuse("the mean of all weights needs log-probs from before the update", normalize)
+        elif t.flag(normalize):
             t.write(f"{target}.rollout_is_batch_normalize", True, normalize)
     _rejection(t, rs_key, rs_bound, target)
-    if t.flag(f"{_CORRECTION}.bypass_mode"):
-        t.write("nodes.update.read", {"old_logprob": "rollout_logprob"}, f"{_CORRECTION}.bypass_mode")
-        if t.get(f"{_CORRECTION}.loss_type") == "reinforce":
-            t.write("nodes.update.loss.policy", "reinforce", f"{_CORRECTION}.loss_type")
-    veto = f"{_CORRECTION}.rollout_token_veto_threshold"
+    if bypass:
+        t.write("nodes.update.read", {"old_logprob": "rollout_logprob"}, f"{CORRECTION}.bypass_mode")
+    veto = f"{CORRECTION}.rollout_token_veto_threshold"
     if t.number(veto):
         t.write(f"{target}.rollout_token_veto_threshold", t.get(veto), veto)
     rest = [key for key in t.current if not t.is_recorded(key)]
@@ -148,21 +150,37 @@ def _correction(t: Translation) -> None:
 
 
 def _rejection(t: Translation, key: str, bound: str, target: str) -> None:
-    """Verl's bounds are of the generator's probability over the trainer's, dagrl's of its reciprocal."""
-    criterion = t.get(key)
-    if criterion is None:
+    """Criteria and their thresholds, divided by commas; a single threshold is that of all."""
+    if t.get(key) is None:
         return
-    low, high = _bounds(t.get(bound))
-    if criterion in _DIVERGENCES and high is not None:
-        t.write(f"{target}.rollout_rs", criterion, key)
-        t.write(f"{target}.rollout_rs_threshold", high, bound)
-    elif criterion in _CRITERIA and high is not None:
-        t.write(f"{target}.rollout_rs", _CRITERIA[criterion], key)
-        lowest = _reciprocal(high) if low is None else low
-        t.write(f"{target}.rollout_rs_threshold", _reciprocal(lowest), bound, note="reciprocals of verl's bounds")
-        t.write(f"{target}.rollout_rs_threshold_lower", _reciprocal(high), bound)
-    else:
-        t.refuse("one criterion: token_k1 to token_k3, or seq_sum, seq_mean or seq_max of them", key, bound)
+    names, given = ([part.strip() for part in str(t.get(each)).split(",")] for each in (key, bound))
+    given = given * len(names) if len(given) == 1 else given
+    found = [_limits(*each) for each in zip(names, given, strict=False)]
+    if None in found or len(names) != len(given) or len(set(names)) != len(names):
+        t.refuse("criteria are token_k1 to token_k3, or seq_sum, seq_mean or seq_max of them, with bounds", key, bound)
+        return
+    criteria, highs, lows = zip(*(each for each in found if each), strict=True)
+    columns = {"rollout_rs": criteria, "rollout_rs_threshold": highs, "rollout_rs_threshold_lower": lows}
+    for name, column in columns.items():
+        if any(value is not None for value in column):
+            source, note = (key, "") if name == "rollout_rs" else (bound, "reciprocals of verl's bounds of k1")
+            t.write(f"{target}.{name}", list(column) if len(column) > 1 else column[0], source, note=note)
+
+
+def _limits(name: str, text: str) -> tuple[str, float, float | None] | None:
+    """The criterion, its largest value and its smallest, or None if verl knows no such one.
+
+    Verl's bounds of k1 are of the generator's probability over the trainer's, dagrl's of its reciprocal.
+    """
+    try:
+        *low, high = map(float, text.split("_"))
+    except ValueError:
+        return None
+    if name in _DIVERGENCES and not low:
+        return name, high, None
+    if name in _CRITERIA and len(low) < 2 and high > 0:
+        return _CRITERIA[name], _reciprocal(low[0]) if low else high, _reciprocal(high)
+    return None
 
 
 RULES = (
@@ -191,8 +209,8 @@ RULES = (
     joint(_filter, "algorithm.filter_groups.*", "data.gen_batch_size", targets=("nodes.keep",)),
     joint(
         _correction,
-        f"{_CORRECTION}.*",
-        f"{_CORRECTION}",
+        f"{CORRECTION}.*",
+        f"{CORRECTION}",
         targets=("nodes.update.rollout_correction", "nodes.update.read"),
     ),
     to("algorithm.step_advantage_w", "nodes.advantage.step_coef"),

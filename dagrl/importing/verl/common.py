@@ -9,6 +9,7 @@ MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
 
 MEMORY = "changes memory or speed alone, by kernels that Megatron-core chooses"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -99,6 +100,22 @@ class LossSpec(Section):
         """Whether a token's loss depends on no other token's log-prob. A user's may."""
         return self.policy not in ("gspo", "gmpo", "topr", "opmd_kimi", "opmd_pairwise") and ":" not in self.policy
 
+    @property
+    def has_ratio(self) -> bool:
+        """Whether a token's gradient is multiplied by the policy's ratio to the old one. A user's may be."""
+        others = ("cpgd", "reinforce", "opmd", "opmd_kimi", "opmd_pairwise")
+        return self.policy not in others and ":" not in self.policy
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A criterion of ``rollout_rs`` with its bounds."""
+
+    criterion: RejectionCriterion
+    upper: float
+    lower: float | None
+    """Default: 1 / `upper`; divergences have none."""
+
 
 class RolloutCorrectionSpec(Section):
     """Weigh or reject samples by how far the trainer's log-probs are from those that they were drawn with.
@@ -114,23 +131,40 @@ class RolloutCorrectionSpec(Section):
     """With it, weights below this and above `rollout_is_threshold` are 0 instead: IcePop, with 0.5 and 5.0."""
     rollout_is_batch_normalize: bool = False
     """Divide weights by their mean over the mini-batch; needs the old log-probs."""
-    rollout_rs: RejectionCriterion | None = None
+    rollout_rs: RejectionCriterion | Annotated[list[RejectionCriterion], Field(min_length=1)] | None = None
     """Criterion that removes tokens, or whole responses, from the loss: r of the token, its product over the response,
     or its geometric mean (``geometric``); or the k2 or k3 estimate of the divergence, of the token, or its sum, mean
-    or largest over the response."""
-    rollout_rs_threshold: Threshold | None = None
-    """Largest ratio, or divergence, that stays."""
-    rollout_rs_threshold_lower: Threshold | None = None
-    """Smallest ratio that stays. Default: 1 / `rollout_rs_threshold`."""
+    or largest over the response. Of several, each removes its own."""
+    rollout_rs_threshold: Threshold | list[Threshold] | None = None
+    """Largest ratio, or divergence, that stays: of all criteria, or one for each."""
+    rollout_rs_threshold_lower: Threshold | list[Threshold | None] | None = None
+    """Smallest ratio that stays: of all criteria, or one for each, null for the default and for divergences. Default:
+    1 / `rollout_rs_threshold`."""
     rollout_token_veto_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Takes whole responses out of the loss that have a token with r below this, such as 1.0e-4."""
+
+    @property
+    def criteria(self) -> tuple[RejectionCriterion, ...]:
+        """The criteria of `rollout_rs`."""
+        return (self.rollout_rs,) if isinstance(self.rollout_rs, str) else tuple(self.rollout_rs or ())
+
+    @property
+    def rejections(self) -> tuple[Rejection, ...]:
+        """The criteria with their bounds. Validation checks that there are as many, and that each has an upper one."""
+        criteria, given = self.criteria, (self.rollout_rs_threshold, self.rollout_rs_threshold_lower)
+        uppers, lowers = (each if isinstance(each, list) else [each] * len(criteria) for each in given)
+        return tuple(
+            Rejection(criterion, upper, lower)
+            for criterion, upper, lower in zip(criteria, uppers, lowers, strict=True)
+            if upper is not None
+        )
 
     @property
     def is_of_tokens(self) -> bool:
         """Whether a token's correction depends on no other token's log-probs."""
         return (
             self.rollout_is != "sequence"
-            and self.rollout_rs in (None, "token", "token_k2", "token_k3")
+            and all(criterion.startswith("token") for criterion in self.criteria)
             and self.rollout_token_veto_threshold is None
         )
 
@@ -154,8 +188,9 @@ class UpdateNode(TrainingNode):
     @property
     def takes_rollout_for_old(self) -> bool:
         """Whether it reads the generator's log-probs as the old ones: verl's ``bypass_mode``."""
-        old, rollout = (self.read.get(name, name).rpartition(".")[2] for name in ("old_logprob", "rollout_logprob"))
-        return old == rollout
+        old, rollout = (self.read.get(name, name).rpartition(".") for name in ("old_logprob", "rollout_logprob"))
+        # Columns of one name may be those of two nodes.
+        return old[2] == rollout[2] and (old[0] == rollout[0] or not (old[0] and rollout[0]))
 
     @property
     def user_function(self) -> tuple[tuple[str, ...], str] | None:
