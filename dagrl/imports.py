@@ -21,6 +21,8 @@ from typing import Any
 
 UNUSED = ("sklearn",)
 """A package that transformers imports if it is installed, for assisted generation only."""
+CODE_IS_NOT_RUN = "it needs Python code of its own folder (auto_map), which is not run"
+"""Why a model or a tokenizer cannot be loaded without ``trust_remote_code``."""
 _GGUF = "transformers.modeling_gguf_pytorch_utils"
 
 

@@ -21,7 +21,7 @@ from dagrl.backends.families.registry import buildable, find_family
 from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.backends.families.tensors import published_tensors as published_tensors_of
 from dagrl.config.schema import ModelSpec
-from dagrl.imports import UNUSED, import_transformers, without_packages
+from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, without_packages
 from dagrl.models.hf_config import IMAGE
 from dagrl.models.library_classes import UNDECLARED
 
@@ -240,12 +240,14 @@ def _config_of_folder(folder: Path) -> PretrainedConfig:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: model.path must be a Hugging Face model folder")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        # By default transformers asks on the terminal whether to run the folder's code.
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except StrictDataclassError as error:
         # This error's class cannot be pickled.
         raise ValueError(f"{folder / 'config.json'} is no valid config: {_last_line(error)}") from error
     except (ValueError, OSError, TypeError, LookupError, AttributeError) as error:
-        raise ValueError(f"cannot read {folder / 'config.json'}: {_first_line(error)}") from error
+        why = CODE_IS_NOT_RUN if "trust_remote_code" in str(error) else _first_line(error)
+        raise ValueError(f"cannot read {folder / 'config.json'}: {why}") from error
 
 
 def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfig:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagrl.config.schema import ModelSpec, TokenizerSpec
-from dagrl.imports import tokenizers_alone
+from dagrl.imports import CODE_IS_NOT_RUN, tokenizers_alone
 from dagrl.models.chats import with_arguments_as_text
 from dagrl.models.hf_config import EOS, IMAGE, PAD, UNKNOWN, token_ids
 
@@ -152,11 +152,15 @@ def _from_folder(source: Path) -> PreTrainedTokenizerBase:
         with tokenizers_alone():
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
+            # By default transformers asks on the terminal whether to run the folder's code.
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False, **options
+            )
     except Exception as error:
         # The library raises any kind of error for a file it does not understand, such as one of a newer version.
+        why = CODE_IS_NOT_RUN if "trust_remote_code" in str(error) else error
         raise ValueError(
-            f"cannot load a tokenizer from {folder}: {error}; it needs tokenizer.json or similar files that "
+            f"cannot load a tokenizer from {folder}: {why}; it needs tokenizer.json or similar files that "
             "the installed transformers can read"
         ) from error
     if tokenizer.pad_token is None:

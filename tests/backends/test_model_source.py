@@ -112,6 +112,18 @@ def test_a_config_that_transformers_refuses_is_an_error_that_processes_can_send(
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+def test_code_of_a_folder_is_refused_without_a_question(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also where transformers asks, with a person at the terminal who says yes."""
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    mark = folder / "was_here"
+    (folder / "code.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    for auto_map in ({"AutoConfig": "code.Own"}, {"AutoConfig": f"{folder}--code.Own"}):
+        (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": auto_map}))
+        with pytest.raises(ValueError, match=r"cannot read .*config.json: it needs Python code .* not run"):
+            load_hf_config(ModelSpec(path=folder))
+    assert not mark.exists()
+
+
 def test_a_model_from_nowhere_is_refused():
     with pytest.raises(ValueError, match=r"model: give either path .* or init"):
         load_hf_config(ModelSpec())

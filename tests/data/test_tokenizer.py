@@ -123,3 +123,14 @@ def test_a_file_that_the_library_does_not_understand_is_refused(tmp_path: Path) 
     file.write_text(json.dumps({**json.loads(file.read_text()), "model": {"type": "of a later version"}}))
     with pytest.raises(ValueError, match=r"cannot load a tokenizer from .*; it needs tokenizer\.json .* can read"):
         load_tokenizer(ModelSpec(path=tmp_path))
+
+
+def test_code_of_a_folder_is_refused_without_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    mark = tmp_path / "was_here"
+    (tmp_path / "code.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    described = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["code.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=r"cannot load a tokenizer from .*: it needs Python code .* not run"):
+        load_tokenizer(ModelSpec(path=tmp_path))
+    assert not mark.exists()

@@ -150,6 +150,7 @@ def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
         from transformers import AutoModelForSequenceClassification
 
     options: dict[str, Any] = {"config": config, "local_files_only": True, "output_loading_info": True}
+    options |= {"trust_remote_code": False, "use_safetensors": True}
     assert model.path is not None
     try:
         built, report = AutoModelForSequenceClassification.from_pretrained(

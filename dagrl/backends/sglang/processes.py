@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dagrl.backends.sglang.kernels import compile_ahead
-from dagrl.imports import UNUSED, import_transformers, without_packages
+from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, without_packages
 
 
 def run_scheduler(log_prefix: Path, fused_sampler: bool, *args: Any) -> None:
@@ -32,12 +33,32 @@ def run_scheduler(log_prefix: Path, fused_sampler: bool, *args: Any) -> None:
             compile_ahead(server_args)
         from sglang.srt.managers.scheduler import run_scheduler_process
 
+        keep_code_out(trusted=server_args.trust_remote_code)
         if fused_sampler:
             from dagrl.backends.sglang.sampler import use_fused_sampler
 
             use_fused_sampler(server_args)
 
     run_scheduler_process(*args)
+
+
+def keep_code_out(*, trusted: bool) -> None:
+    """Let SGLang run no code of a model's folder in this process.
+
+    It unpickles weights in an old format of PyTorch with all that they ask for, and imports the folder's Python files
+    for an architecture that it does not know, without ``trust_remote_code``.
+    """
+    import torch
+    from sglang.srt.model_loader import weight_utils
+    from transformers import dynamic_module_utils
+
+    weight_utils._load_pt_file = partial(torch.load, map_location="cpu", weights_only=True)
+    if not trusted:
+        dynamic_module_utils.get_class_in_module = _refuse_code
+
+
+def _refuse_code(*_: Any, **__: Any) -> Any:
+    raise ValueError(CODE_IS_NOT_RUN)
 
 
 @contextmanager

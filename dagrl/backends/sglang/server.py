@@ -24,7 +24,7 @@ import psutil
 
 from dagrl.backends.serving.client import ServerError, ServerLostError
 from dagrl.backends.sglang.layout import FUSED
-from dagrl.backends.sglang.processes import run_scheduler, without_megatron
+from dagrl.backends.sglang.processes import keep_code_out, run_scheduler, without_megatron
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
 _WATCH_S = 0.5
@@ -119,7 +119,9 @@ class ServerProcess:
         try:
             # For a model that sees, it imports all models of SGLang, the debugging tool among them.
             with without_megatron():
-                engine = _engine_class(self._log_prefix, self._fused_sampler, self._note_processes)(**self._arguments)
+                kind = _engine_class(self._log_prefix, self._fused_sampler, self._note_processes)
+                keep_code_out(trusted=self._arguments.get("trust_remote_code", False))
+                engine = kind(**self._arguments)
         except BaseException as failure:  # noqa: BLE001 - raised in the thread that waits for the start
             self._started.set_exception(failure)
             return

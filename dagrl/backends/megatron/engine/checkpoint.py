@@ -6,7 +6,9 @@ The initial weights are not included. The orchestrator moves the folder into pla
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +16,15 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import merge
-from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject, apply_factory_merges
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.utils import extract_sharded_base
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.safe_globals import SafeUnpickler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer import MegatronModule
 from torch.distributed.checkpoint import CheckpointException
@@ -30,7 +33,7 @@ from dagrl.backends.megatron.engine.background_save import FILES, BackgroundWrit
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.optimizer_state import held_states
 from dagrl.backends.megatron.engine.parallel_reader import parallel_reads
-from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+from dagrl.backends.megatron.engine.stored_tensors import COMMON, ForbiddenPickleError, StoredTensors, would_run_code
 from dagrl.backends.megatron.engine.stored_weights import check_fit
 from dagrl.backends.megatron.lora import ADAPTER
 from dagrl.backends.megatron.section import ParallelSpec
@@ -71,23 +74,21 @@ def load(folder: Path, state: TrainingState) -> int:
     one or one of another model.
     """
     _check_files(folder)
-    saved = dist_checkpointing.load_common_state_dict(str(folder))
+    # Megatron's own `load` unpickles whatever the folder's objects ask for.
+    stored = StoredTensors(folder)
+    (saved,) = stored.read_object(COMMON)
     name = "distributed_optimizer"
     if (setting := saved["layout"][name]) != _layout(state)[name]:
         raise ValueError(
             f"checkpoint {folder} was saved with optimizer.use_{name}: {setting}; load it with the same setting"
         )
     wanted, options = _tensors(state, loading=True)
-    check_fit(StoredTensors(folder), load_preprocess(wanted)[0])
     if saved["layout"] == _layout(state):
         wanted["rng"] = _rng_of_this_rank()
-    try:
-        with parallel_reads():
-            loaded = dist_checkpointing.load(wanted, str(folder))
-    except (CheckpointingException, CheckpointException) as error:
-        raise ValueError(f"cannot read checkpoint {folder}; resume from an earlier one") from error
+    loaded = _read(stored, wanted)
     for i, chunk in enumerate(state.chunks):
         model = unwrap(chunk)
+        check_extra_states(folder, loaded[f"model_{i}"])
         model.load_state_dict(loaded[f"model_{i}"], strict=not _has_adapters(model))
     _set_steps(options, saved["optimizer_steps"])
     state.optimizer.load_state_dict(merge(options, loaded["optimizer"]))
@@ -96,6 +97,32 @@ def load(folder: Path, state: TrainingState) -> int:
     if "rng" in loaded:
         _set_rng(loaded["rng"])
     return saved["policy_version"]
+
+
+def _read(stored: StoredTensors, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The saved values of a sharded state."""
+    on_disk, held, factories = load_preprocess(wanted)
+    check_fit(stored, on_disk)
+    try:
+        with parallel_reads(stored):
+            loaded = TorchDistLoadShardedStrategy().load(on_disk, stored.folder)
+    except (CheckpointingException, CheckpointException) as error:
+        for cause, _ in getattr(error, "failures", {}).values():
+            if isinstance(cause, ForbiddenPickleError):
+                raise cause from error
+        raise ValueError(f"cannot read checkpoint {stored.folder}; resume from an earlier one") from error
+    merge(loaded, held)
+    return cast("dict[str, Any]", apply_factory_merges(loaded, factories))
+
+
+def check_extra_states(folder: Path, state: dict[str, Any]) -> None:
+    """Raise ForbiddenPickleError for pickled bytes that could run code, which Transformer Engine would unpickle."""
+    for name, value in state.items():
+        if name.endswith("_extra_state") and isinstance(value, torch.Tensor) and value.numel():
+            try:
+                SafeUnpickler(io.BytesIO(value.cpu().numpy().tobytes())).load()
+            except pickle.UnpicklingError as error:
+                raise would_run_code(folder, str(error)) from error
 
 
 def _content(folder: Path, state: TrainingState, policy_version: int) -> dict[str, Any]:

@@ -19,9 +19,11 @@ from typing import IO, Any, cast
 
 import torch
 from megatron.core.dist_checkpointing.strategies import torch as strategies
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+
+from dagrl.backends.megatron.engine.stored_tensors import CheckedReader, StoredTensors
 
 _THREADS = 8
 """A thread reads and compares about 1 GB/s."""
@@ -30,10 +32,10 @@ _BLOCK = 2**26
 
 
 @contextmanager
-def parallel_reads() -> Iterator[None]:
-    """Context in which Megatron reads checkpoints with `ParallelReader`."""
+def parallel_reads(stored: StoredTensors) -> Iterator[None]:
+    """Context in which Megatron reads this folder, with `ParallelReader`."""
     own = strategies._get_filesystem_reader
-    strategies._get_filesystem_reader = lambda folder, *_, **__: ParallelReader(folder)
+    strategies._get_filesystem_reader = lambda *_, **__: ParallelReader(stored)
     try:
         yield
     finally:
@@ -50,11 +52,17 @@ class _Record:
     """Its shape, strides and type, on the meta device."""
 
 
-class ParallelReader(FileSystemReader):
-    """torch's reader of checkpoint folders, with several tensors at a time."""
+class ParallelReader(CheckedReader):
+    """torch's reader of checkpoint folders, with several tensors at a time, and without pickles that could run code."""
+
+    def __init__(self, stored: StoredTensors) -> None:
+        super().__init__(stored.folder, stored.metadata)
+        self._stored = stored
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """See `StorageReader.read_data`. Raises CheckpointException for tensors that differ from their checksums."""
+        # The planner itself would unpickle objects with all that they ask for.
+        objects = cast("DefaultLoadPlanner", planner).state_dict
         items: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             items.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
@@ -63,7 +71,9 @@ class ParallelReader(FileSystemReader):
             reads = []
             for file, wanted in items.items():
                 for item in sorted(wanted, key=lambda each: self.storage_data[each.storage_index].offset):
-                    if item.type == LoadItemType.BYTE_IO or self.storage_data[item.storage_index].transform_descriptors:
+                    if item.type == LoadItemType.BYTE_IO:
+                        objects[item.dest_index.fqn] = self._stored.read_object(item.storage_index.fqn)
+                    elif self.storage_data[item.storage_index].transform_descriptors:
                         others.append(item)
                     else:
                         reads.append(pool.submit(self._read, Path(self.path) / file, item, planner))

@@ -2,7 +2,7 @@
 
 The format is torch's: ``.metadata`` lists the tensors and where their pieces are, ``*.distcp`` files hold the pieces,
 ``metadata.json`` names the format. Nothing that could run code is unpickled: ``.metadata`` may contain only classes
-that describe tensors, and tensors are read by ``torch.load(weights_only=True)``.
+that describe tensors, and the contents are read by ``torch.load(weights_only=True)``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from dagrl.backends.megatron.stored_folder import METADATA, check_folder
 
 EMBEDDING = "embedding.word_embeddings.weight"
+COMMON = "common_state/shard_0_1"
+"""Key of Megatron's state other than tensors, a list of one object."""
 
 _NOT_WEIGHTS = ("optimizer.", "rng", "common_state", "rerun_state_machine_state", "mtp.")
 """Key prefixes of a checkpoint's contents other than the model, and of multi-token prediction layers."""
@@ -41,6 +43,15 @@ class StoredTensor:
     dtype: torch.dtype
 
 
+class ForbiddenPickleError(ValueError):
+    """A file could run code when it is unpickled."""
+
+
+def would_run_code(file: Path, asked: str) -> ForbiddenPickleError:
+    """The error for a file or folder with a pickle that asks for something else than data."""
+    return ForbiddenPickleError(f"{file} would run code when read ({asked}); do not use this folder")
+
+
 class StoredTensors:
     """The tensors of one folder; pieces are read one at a time."""
 
@@ -50,9 +61,9 @@ class StoredTensors:
         Raises ValueError for a folder that is missing, torn or in another format, or that could run code when read.
         """
         self.folder = folder
-        metadata, self.tensors = _read_metadata(folder)
+        self.metadata, self.tensors = _read_metadata(folder)
         """All tensors by key, including an optimizer's."""
-        self._reader = _Reader(folder, metadata)
+        self._reader = CheckedReader(folder, self.metadata)
 
     def weights(self) -> dict[str, StoredTensor]:
         """The model's own tensors."""
@@ -90,6 +101,30 @@ class StoredTensors:
             raise ValueError(f"cannot read tensor {key!r} in {self.folder}; copy the folder again") from error
         return wanted.tensor.reshape(stored.shape[len(index) :])
 
+    def read_object(self, key: str) -> Any:
+        """What was pickled as `key`: containers of numbers, texts and tensors.
+
+        Raises ValueError for an unknown key, for files that cannot be read and for a pickle that could run code.
+        """
+        place = self.metadata.storage_data.get(MetadataIndex(key)) if self.metadata.storage_data else None
+        if place is None:
+            raise ValueError(f"{self.folder} holds no {key!r}; is it a checkpoint of dagrl?")
+        return load_object(self.folder / place.relative_path, place.offset, place.length)
+
+
+def load_object(file: Path, start: int, length: int) -> Any:
+    """Unpickle a part of a file. Raises ValueError if it cannot be read, or could run code."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(start)
+            return torch.load(io.BytesIO(stream.read(length)), weights_only=True)
+    except pickle.UnpicklingError as error:
+        # The rest of torch's message says how to run the code.
+        asked = re.search(r"Unsupported .*?(?= was not|\.|$)", str(error))
+        raise would_run_code(file, asked[0] if asked else "unknown objects") from error
+    except (OSError, *_TORN) as error:
+        raise ValueError(f"cannot read {file}: {_reason(error)}; copy the folder again") from error
+
 
 class _Part:
     """A part of a stored tensor to read."""
@@ -117,8 +152,8 @@ class _Planner(DefaultLoadPlanner):
         return self._part.tensor
 
 
-class _Reader(FileSystemReader):
-    """Torch's reader, with metadata that has been read safely."""
+class CheckedReader(FileSystemReader):
+    """Torch's reader, with metadata that has been read safely. It still unpickles objects other than tensors."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
@@ -137,10 +172,13 @@ def _read_metadata(folder: Path) -> tuple[Metadata, dict[str, StoredTensor]]:
             raise TypeError(f"it holds a {type(found).__name__}")
         return found, _tensors_of(found)
     except _ForbiddenError as error:
-        raise ValueError(f"{folder / METADATA} would run code when read ({error}); do not use this folder") from error
+        raise would_run_code(folder / METADATA, str(error)) from error
     except _TORN as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"cannot read {folder / METADATA}: {reason}; copy the folder again") from error
+        raise ValueError(f"cannot read {folder / METADATA}: {_reason(error)}; copy the folder again") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 _TORN = (

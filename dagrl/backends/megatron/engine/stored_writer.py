@@ -20,10 +20,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from dagrl.backends.megatron.engine.stored_tensors import COMMON
 from dagrl.backends.megatron.stored_folder import BACKEND, CONFIG
-
-_COMMON = "common_state/shard_0_1"
-"""Key of Megatron's state other than tensors, a list of one object."""
 
 
 @dataclass(slots=True)
@@ -79,7 +77,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, TensorToWrite], common: Ma
         axes = len(next(iter(tensor.parts)))
         expected = math.prod(tensor.shape[:axes])
         assert len(tensor.parts) == expected, f"{key} has {len(tensor.parts)} parts of {expected}"
-    content = {**tensors, _COMMON: [dict(common)]}
+    content = {**tensors, COMMON: [dict(common)]}
     try:
         save_pieces(
             cast(dict[str, Any], content),

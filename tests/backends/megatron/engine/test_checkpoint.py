@@ -281,3 +281,67 @@ def test_a_checkpoint_of_another_model_is_refused(run_engine, saved, tiny_model)
     wider = tiny_model.model_copy(update={"init": {**tiny_model.init, "intermediate_size": 64}})
     message = load_error(run_engine, saved["folder"], model=wider)
     assert message.startswith(f"checkpoint {saved['folder']} does not fit this engine: ")
+
+
+class Evil:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("where", [".metadata", "common_state/shard_0_1", "rng/shard_0_2", "common.pt", "a weight"])
+def test_pickles_that_run_code_are_refused_and_do_not_run(run_engine, saved, tmp_path: Path, where: str) -> None:
+    import io
+    import pickle
+    import shutil
+
+    import torch
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+
+    folder, mark = shutil.copytree(saved["folder"], tmp_path / "evil"), tmp_path / "was_here"
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    if where == ".metadata":
+        (folder / where).write_bytes(pickle.dumps(Evil(mark)))
+    elif where == "common.pt":
+        torch.save(Evil(mark), folder / where)
+    else:
+        key = next(iter(metadata.state_dict_metadata)) if where == "a weight" else where
+        buffer = io.BytesIO()
+        torch.save([Evil(mark)], buffer)
+        (folder / "evil.distcp").write_bytes(buffer.getvalue())
+        index = next(each for each in metadata.storage_data if each.fqn == key)
+        place = type(metadata.storage_data[index])("evil.distcp", 0, len(buffer.getvalue()))
+        metadata.state_dict_metadata[key] = BytesStorageMetadata()
+        metadata.storage_data[MetadataIndex(key)] = place
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.name != "files.json"}
+    (folder / "files.json").write_text(json.dumps(sizes))
+
+    def on_rank(engine: Any) -> str:
+        try:
+            engine.load(folder)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    (told, *_) = run_engine(2, on_rank, **OPTIONS)
+    assert not mark.exists()
+    assert str(folder) in told if where != "common.pt" else not told
+
+
+def test_a_pickle_for_transformer_engine_that_runs_code_is_refused(tmp_path: Path) -> None:
+    import pickle
+
+    import torch
+
+    from dagrl.backends.megatron.engine.checkpoint import check_extra_states
+
+    def stored(content: Any) -> dict[str, Any]:
+        return {"layer._extra_state": torch.frombuffer(bytearray(pickle.dumps(content)), dtype=torch.uint8)}
+
+    check_extra_states(tmp_path, stored({"scale_fwd": torch.ones(2), "extra_fp8_variables": {"num_gemms": 1}}))
+    with pytest.raises(ValueError, match="would run code when read"):
+        check_extra_states(tmp_path, stored({"recipe": Evil(tmp_path / "was_here")}))
+    assert not (tmp_path / "was_here").exists()
