@@ -51,6 +51,8 @@ class PipelineHandle:
     name: str
     steps: int
     """Steps of a whole run."""
+    only_validates: bool = False
+    """Whether `run` validates, and trains nothing."""
 
     def validate(self) -> list[Problem]:
         """Check everything that needs no engine, and return the warnings. PipelineError with all problems."""
@@ -112,7 +114,8 @@ class PipelineHandle:
             failure = "\n".join(line for line in lines if not line.startswith(_WARNING))
             raise RunFailedError(failure or f"dagrl run exited with {code}")
         record = read_run(folder)
-        return RunResult(folder, record.last_step, record.last_step < self.steps, list(record.steps))
+        stopped = record.last_step < self.steps and not self.only_validates
+        return RunResult(folder, record.last_step, stopped, list(record.steps))
 
 
 def load(pipeline: Path | str, overrides: Mapping[str, Any] | None = None) -> PipelineHandle:
@@ -130,7 +133,7 @@ def load(pipeline: Path | str, overrides: Mapping[str, Any] | None = None) -> Pi
     path = pipeline_file(Path(pipeline).expanduser())
     written = tuple(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items())
     found = load_pipeline(path, written).pipeline
-    return PipelineHandle(path, written, found.name, found.run.steps)
+    return PipelineHandle(path, written, found.name, found.run.steps, found.run.only_validates)
 
 
 def _run_to_its_end(command: list[str], errors: IO[str]) -> int:

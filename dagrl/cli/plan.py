@@ -89,6 +89,8 @@ def plan(
     with exit_on("plan", ValueError):
         _check_search(search, simulate, cluster)
         found = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu)
+        if (search or simulate is not None) and found.fit.plan.only_validates:
+            raise ValueError("a run that only validates has no steps to estimate; set run.val_only=false")
         times = run_times(run, gpu=found.gpu) if run is not None else None
         if times is not None:
             assumed = times.lengths_for(found.pipeline, assumed)

@@ -29,12 +29,14 @@ def run(
 ) -> int:
     """Train as a pipeline file says, or continue from the newest checkpoint in the run folder.
 
+    With run.val_only=true, validate that checkpoint, or the start weights, and train nothing.
     Ctrl-C saves and stops. Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines.
 
     Examples:
         dagrl run pipeline.yaml
         dagrl run pipeline.yaml run.steps=60 engines.actor.optimizer.lr=3e-6
         dagrl run tiny_grpo --run-dir runs/demo -q
+        dagrl run pipeline.yaml run.val_only=true
         dagrl run pipeline.yaml --dry-run
     """
     from dagrl.cli.errors import exit_on
@@ -57,7 +59,9 @@ def run(
     folder = run_dir or Path("runs") / checked.loaded.pipeline.name
     if not quiet:
         # The next import takes seconds.
-        print(f"starting {checked.loaded.pipeline.name}, {checked.loaded.pipeline.run.steps} steps", flush=True)
+        run = checked.loaded.pipeline.run
+        told = "a validation alone" if run.only_validates else f"{run.steps} steps"
+        print(f"starting {checked.loaded.pipeline.name}, {told}", flush=True)
     from dagrl.orchestrator.run import run_pipeline
     from dagrl.tracking.console import Verbosity
     from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError

@@ -359,6 +359,9 @@ class Driver:
         self._last_commit = time.time()
         for what in self.overlong:
             self.overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
+        if self.plan.only_validates:
+            # The rest of the step's line is that of its training.
+            metrics = {name: value for name, value in metrics.items() if name.startswith("val/")}
         self.trackers.log(commit.step, metrics)
         self._draw(commit.step, *record.activities)
         if commit.save:
@@ -382,6 +385,8 @@ class Driver:
             self._batches.pop((commit.step, rows), None)
 
     def _draw(self, step: int, *activities: StepActivity) -> None:
+        if self.plan.only_validates:
+            return
         self.trackers.timeline.extend(
             complete_event(
                 activity.name,

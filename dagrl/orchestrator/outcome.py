@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagrl.tracking.report import in_a_line, read_run
+from dagrl.tracking.report import in_a_line, read_run, scores
 
 _CONTENTS = {
     "metrics.jsonl": "metrics, one line a step",
@@ -33,6 +33,8 @@ class RunOutcome:
     """How the pipeline differs from that of the finished run."""
     seconds: float | None = None
     """Duration since this start."""
+    only_validated: bool = False
+    """Whether the run has validated step `step`, and trained nothing."""
     policies: tuple[str, ...] = ()
     """Trained engines whose weights can be exported."""
 
@@ -40,14 +42,20 @@ class RunOutcome:
         """Text for the user: the last step, the results, the files and the next commands."""
         took = "" if self.seconds is None else f" in {in_words(self.seconds)}"
         lines = [f"finished step {self.step}{took}"]
-        if self.stopped:
+        if self.only_validated:
+            weights = f"the checkpoint of step {self.step}" if self.step else "the start weights"
+            lines = [f"validated {weights}{took}"]
+        elif self.stopped:
             lines = [f"stopped after step {self.step}{took}; `dagrl run` with the same folder goes on"]
         elif self.before:
             lines = [f"finished step {self.step} before; nothing is left to do, a larger run.steps goes on"]
             if self.changed:
                 lines.append(f"  without effect, and not noted in the folder: {self.changed}")
         with suppress(ValueError):  # the metrics may have been removed meanwhile
-            lines += [f"  {told}" for told in [in_a_line(read_run(folder))] if told]
+            run = read_run(folder)
+            lines += [
+                f"  {told}" for told in (scores(run, self.step) if self.only_validated else [in_a_line(run)]) if told
+            ]
         for name, what in _CONTENTS.items():
             if (folder / name).exists():
                 lines.append(f"  {folder / name}  {what}")
@@ -57,7 +65,7 @@ class RunOutcome:
         run, name = shlex.quote(str(folder)), folder.resolve().name
         several = len(self.policies) > 1
         # The validation before the first step leaves no checkpoint.
-        policies = self.policies if self.step else ()
+        policies = self.policies if self.step and not self.only_validated else ()
         exports = [
             f"dagrl export {run} -o {shlex.quote(f'{name}-{policy}-hf')} --engine {policy}"
             if several

@@ -10,16 +10,19 @@ from pathlib import Path
 from types import ModuleType
 
 from dagrl.config.loading.loader import LoadedPipeline
+from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.export import policies
 from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
 from dagrl.orchestrator.outcome import RunOutcome
 from dagrl.orchestrator.records.recorder import Recorder
 from dagrl.orchestrator.steps.kl_control import KlControl
+from dagrl.orchestrator.validation_alone import plan_validation
 from dagrl.scheduler.plan import Plan
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers, open_trackers
 from dagrl.tracking.console import Verbosity
+from dagrl.tracking.report import read_run
 from dagrl.validation import CheckedPipeline
 from dagrl.workers.cluster.ray_cluster import cluster
 from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError, WorkerLostError
@@ -32,7 +35,7 @@ from dagrl.workers.messages import StartEngine
 def run_pipeline(
     checked: CheckedPipeline, plan: Plan, run_dir: Path, verbosity: Verbosity = Verbosity.NORMAL
 ) -> RunOutcome:
-    """Train from the start, or from the last checkpoint in the run folder.
+    """Train from the start, or from the last checkpoint in the run folder; or validate alone, as `RunSpec` says.
 
     Raises RunError for any failure, RefusedFolderError if the folder is not for this run. If workers are lost that
     cannot be restarted one by one, all workers restart from the last checkpoint.
@@ -61,15 +64,23 @@ def _go_on(
     loaded = checked.loaded
     pipeline = loaded.pipeline
     with open_run_folder(run_dir, pipeline, loaded.resolved, modules=loaded.folder, again=bool(told)) as folder:
-        done = folder.resumed.step if folder.resumed else 0
-        if done >= pipeline.run.steps:
+        done, alone = folder.resumed.step if folder.resumed else 0, pipeline.run.only_validates
+        if alone:
+            checked, plan = plan_validation(checked, folder.resumed)
+            loaded = checked.loaded
+        elif done >= pipeline.run.steps:
             return RunOutcome(done, stopped=False, before=True, changed=folder.changed)
         with _opened(loaded, folder, verbosity) as trackers:
             changed = folder.changed and f"changed since the last start of the run: {folder.changed}"
             for note in filter(None, (told, *folder.torn, changed)):
                 trackers.note(note)
-            trackers.note(f"run folder {folder.path}" + (f", going on after step {done}" if done else ""))
-            with cluster(pipeline, folder.path / "logs", trackers.note, patient=bool(told)) as ray:
+            trackers.note(
+                f"run folder {folder.path}" + (f", {'with' if alone else 'going on after'} step {done}" if done else "")
+            )
+            used = {name: group for name, group in pipeline.groups.items() if name in plan.groups}
+            with cluster(
+                pipeline.model_copy(update={"groups": used}), folder.path / "logs", trackers.note, patient=bool(told)
+            ) as ray:
                 return asyncio.run(_train(ray, loaded, plan, folder, trackers, restarts))
 
 
@@ -82,12 +93,20 @@ def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> 
             run_name=pipeline.name,
             config=loaded.resolved,
             total_steps=pipeline.run.steps,
-            resumed_step=folder.resumed.step if folder.resumed else None,
+            resumed_step=_last_kept(folder, pipeline),
             shown_samples=pipeline.run.log_val_generations,
             verbosity=verbosity,
         )
     except (OSError, ValueError) as error:
         raise RunError(str(error)) from error
+
+
+def _last_kept(folder: RunFolder, pipeline: Pipeline) -> int | None:
+    """The last step whose records stay: that of the checkpoint, or all of them where nothing is trained."""
+    if pipeline.run.only_validates:
+        with suppress(ValueError):  # there are none yet
+            return read_run(folder.path).last_step
+    return folder.resumed.step if folder.resumed else None
 
 
 async def _train(
@@ -121,7 +140,9 @@ async def _train(
             await groups.launch(setup, resumed_from, trackers.note)
             groups.write_info(folder.path)
             trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
-            interrupts.training = restarts.has_run = True
+            restarts.has_run = True
+            # A validation has nothing to save.
+            interrupts.training = not plan.only_validates
             await driver.train()
             if any(driver.overlong.values()):
                 found = ", ".join(f"{count} {what}" for what, count in driver.overlong.items())
@@ -137,4 +158,4 @@ async def _train(
             raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
     with suppress(asyncio.CancelledError):  # everything is saved; Ctrl-C only ends the wait
         await groups.close()
-    return RunOutcome(scheduler.committed, stopped=scheduler.committed < plan.steps)
+    return RunOutcome(scheduler.committed, stopped=scheduler.committed < plan.steps, only_validated=plan.only_validates)

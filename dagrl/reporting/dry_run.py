@@ -29,7 +29,9 @@ def describe_start(path: Path, overrides: Sequence[str], run_dir: Path | None) -
     folder = run_dir or Path("runs") / pipeline.name
     found, _ = examine(folder, checked.loaded.pipeline, checked.loaded.resolved)
     at = f"goes on after step {found.state.step}" if found.state else "begins"
-    if found.state and found.state.step >= pipeline.run.steps:
+    if pipeline.run.only_validates:
+        at = f"validates {f'step {found.state.step}' if found.state else 'the start weights'}"
+    elif found.state and found.state.step >= pipeline.run.steps:
         at = f"has finished step {found.state.step}, so that nothing is left to do"
     parts: list[RenderableType] = [
         "",

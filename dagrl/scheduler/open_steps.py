@@ -183,4 +183,5 @@ class CommitPolicy:
             self._saved = {save for save in self._saved if save.step >= self.next}
 
     def _is_saved(self, step: int) -> bool:
-        return step > 0 and (self._plan.saves(step) or self._steps.stopping)
+        stopped = self._steps.stopping and not self._plan.only_validates
+        return step > 0 and (self._plan.saves(step) or stopped)

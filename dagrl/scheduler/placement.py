@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
 from dagrl.config.capability import Capability
@@ -19,33 +19,35 @@ _VALIDATION_PREFIX = "val/"
 
 def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
     """The plan of a pipeline that has passed its checks, without the nodes that the graph skips."""
-    graph = graph.working
+    graph, alone = graph.working, pipeline.run.only_validates
     tasks = [
-        *_tasks(graph.training, pipeline, Rows.TRAIN),
+        *(() if alone else _tasks(graph.training, pipeline, Rows.TRAIN)),
         *(_tasks(graph.validation, pipeline, Rows.VALIDATION) if pipeline.run.validates else ()),
     ]
     return Plan(
-        executors=_executors(pipeline, graph),
+        executors=_executors(pipeline, graph, _used(tasks, pipeline) if alone else None),
         tasks=tuple(tasks),
         samples_per_prompt=rows_per_prompt(pipeline),
         val_samples_per_prompt=rows_per_prompt(pipeline, validation=True),
         shards=pipeline.schedule.shards_per_step,
-        steps=pipeline.run.steps,
+        steps=0 if alone else pipeline.run.steps,
         max_staleness=pipeline.schedule.max_staleness,
         in_flight=pipeline.schedule.in_flight_weight_update,
         save_every=pipeline.run.save_every,
         validate_every=pipeline.run.validate_every,
         validate_first=pipeline.run.validate_first,
+        only_validates=alone,
         expected_rounds=expected_rounds(pipeline),
     )
 
 
-def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
+def _executors(pipeline: Pipeline, graph: Graph, only: Set[str] | None) -> dict[str, Executor]:
+    """All executors; with `only`, those of these engines, none of which is trained."""
     trained = {node.spec.engine for node in graph.nodes.values() if node.contract.needs is Capability.TRAIN}  # type: ignore[union-attr]
     host = tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(pipeline.run.host_workers))
     executors = {HOST: Executor(HOST, None, host)}
     for name, engine in pipeline.engines.items():
-        if engine.frozen_copy_of:
+        if engine.frozen_copy_of or (only is not None and name not in only):
             continue
         assert engine.group is not None
         group = pipeline.groups[engine.group]
@@ -53,14 +55,21 @@ def _executors(pipeline: Pipeline, graph: Graph) -> dict[str, Executor]:
             name,
             engine.group,
             tuple(engine.layout(group)),
-            (name, *frozen_copies_of(name, pipeline)),
+            (name, *(copy for copy in frozen_copies_of(name, pipeline) if only is None or copy in only)),
             weights_from=engine.weights_from,
-            trained=name in trained,
+            trained=name in trained and only is None,
+            restored=name in trained,
             on_gpus=not group.is_cpu,
             sleeps=sleeps(pipeline, name),
             are_servers=engine.replicas_are_servers,
         )
     return executors
+
+
+def _used(tasks: Iterable[PlannedTask], pipeline: Pipeline) -> Set[str]:
+    """The engines of some tasks, those whose ranks they are on, and those that they take weights from."""
+    used = {name for task in tasks for name in (task.engine, task.executor) if name in pipeline.engines}
+    return used | {source for name in used if (source := pipeline.engines[name].weights_from)}
 
 
 def frozen_copies_of(name: str, pipeline: Pipeline) -> Iterable[str]:

@@ -33,6 +33,8 @@ class Executor:
     """The executor whose weights it takes."""
     trained: bool = False
     """Whether some task trains it."""
+    restored: bool = False
+    """Whether it takes its weights from a checkpoint: it is trained, or was."""
     on_gpus: bool = False
     """Whether its ranks have GPUs, not CPU slots."""
     sleeps: bool = False
@@ -114,12 +116,19 @@ class Plan:
     save_every: int | None = None
     validate_every: int | None = None
     validate_first: bool = False
+    only_validates: bool = False
+    """Whether it has no task of training, and one step, the last: the validation of that step's weights."""
     expected_rounds: int = 1
     """Expected rounds per step, for estimates."""
 
     def task(self, name: str) -> PlannedTask:
         """The task with this name."""
         return next(task for task in self.tasks if task.name == name)
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups that an executor is on."""
+        return {executor.group for executor in self.executors.values() if executor.group is not None}
 
     def group_size(self, rows: Rows) -> int:
         """Rows per group in this batch."""
@@ -162,12 +171,16 @@ class Plan:
 
     def validates(self, step: int) -> bool:
         """Whether `step` ends with a validation. Step 0 is before training."""
+        if self.only_validates:
+            return step == self.steps
         if step == 0:
             return self.validate_first
         return self.validate_every is not None and step % self.validate_every == 0
 
     def saves(self, step: int) -> bool:
         """Whether a checkpoint is due after `step`."""
+        if self.only_validates:
+            return False
         return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
 
     def tasks_of(self, step: int) -> tuple[PlannedTask, ...]:

@@ -75,6 +75,8 @@ class Scheduler:
     def __init__(self, plan: Plan, first_step: int = 1) -> None:
         self.plan = plan
         first = 0 if first_step == 1 and plan.validates(0) else first_step
+        if plan.only_validates:
+            first = plan.steps
         self.committed = first - 1
         """The newest committed step; -1 if the start weights are validated first."""
         self._trained = [name for name, executor in plan.executors.items() if executor.trained]

@@ -161,7 +161,9 @@ class Console:
             self._progress.update(self._task, completed=step)
             self._is_stale |= metrics.get("staleness/mean", 0.0) > 0
             values = {head: value for head, value in _values(metrics) if head != "staleness" or self._is_stale}
-            if self._live is None:
+            if not values:  # it was trained before, and is validated now
+                pass
+            elif self._live is None:
                 shown = "  ".join(f"{head} {value}" for head, value in values.items())
                 self._line(f"step {step}/{self._total_steps}  {shown}")
             else:
@@ -175,7 +177,8 @@ class Console:
         sets = [(found[1], value) for name, value in metrics.items() if (found := OF_A_SET.fullmatch(name))]
         validation += [f"{head} {value:.4g}" for head, value in sets[:VISIBLE_SETS]]
         if validation:
-            self._line(f"step {step}/{self._total_steps} validation  " + "  ".join(validation))
+            of = f"/{self._total_steps}" if self._total_steps else ""
+            self._line(f"step {step}{of} validation  " + "  ".join(validation))
         if self._live is not None:
             self._live.refresh()
 

@@ -20,6 +20,8 @@ class MetricsFile:
     def __init__(self) -> None:
         self._path = Path()
         self._file: TextIO | None = None
+        self._last = -1
+        """Step of the last line."""
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
         """Remove lines after `resumed_step` and a torn last line, then open for appending.
@@ -30,16 +32,30 @@ class MetricsFile:
         with naming(self._path):
             run_dir.mkdir(parents=True, exist_ok=True)
             if self._path.is_file():
-                replace_text(self._path, "".join(kept_lines(self._path, resumed_step)))
+                kept = kept_lines(self._path, resumed_step)
+                replace_text(self._path, "".join(kept))
+                self._last = max((_step_of(line) for line in kept), default=-1)
             self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a step; NaN and infinity become null."""
+        """Append a step, or add to its line if it has one; NaN and infinity become null."""
         assert self._file is not None, "log before start"
         record = {"step": step, **{name: _json_number(value) for name, value in metrics.items()}}
         with naming(self._path):
+            if step <= self._last:
+                self._add_to(step, record)
+                return
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
+        self._last = step
+
+    def _add_to(self, step: int, record: dict[str, Any]) -> None:
+        """Add a checkpoint's validation to the line of its step, or between the lines around it."""
+        steps = {_step_of(line): json.loads(line) for line in kept_lines(self._path, self._last)}
+        steps[step] = steps.get(step, {}) | record
+        self.close(ok=True)
+        replace_text(self._path, "".join(f"{json.dumps(steps[each])}\n" for each in sorted(steps)))
+        self._file = self._path.open("a", encoding="utf-8")
 
     def close(self, ok: bool) -> None:
         file, self._file = self._file, None
@@ -55,13 +71,17 @@ def _json_number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def _step_of(line: str) -> int:
+    return int(json.loads(line)["step"])
+
+
 def kept_lines(path: Path, resumed_step: int | None) -> list[str]:
     """Lines of steps up to `resumed_step`, without a torn last line."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     kept = []
     for number, line in enumerate(lines, start=1):
         try:
-            step = int(json.loads(line)["step"])
+            step = _step_of(line)
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             if number == len(lines):
                 break

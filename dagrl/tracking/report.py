@@ -119,7 +119,15 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
         what = "a line is" if run.torn == 1 else f"{run.torn} lines are"
         parts.append(f"  {what} torn in metrics.jsonl and left out")
     if not any(line["step"] > 0 for line in run.steps):
-        return [*parts, "  no step has been finished yet"]
+        told = scores(run, 0)
+        return [
+            *parts,
+            *(
+                ["  validation of the start weights", *(f"  {each}" for each in told)]
+                if told
+                else ["  no step has been finished yet"]
+            ),
+        ]
     parts += ["", table(_progress_rows(run), headings=["", "first", "last", "best"])]
     best = run.folder / "checkpoints" / "best"
     if best.is_file():
@@ -157,6 +165,14 @@ def in_a_line(run: RunRecord) -> str:
     """The first and last rewards of a run, or losses where it has no rewards. Empty without either."""
     told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress_rows(run) if best]
     return ", ".join(told[:_MOST_IN_A_LINE])
+
+
+def scores(run: RunRecord, step: int) -> list[str]:
+    """What the validation of a step has measured, a line for each metric."""
+    found = next((line for line in run.steps if line["step"] == step), {})
+    names = [name for name in found if name.startswith("val/") and not name.startswith("val/data/")]
+    width = max(map(len, names), default=0)
+    return [f"{name.ljust(width)}  {_number(found[name])}" for name in names]
 
 
 _Best = Callable[[list[float]], float] | None

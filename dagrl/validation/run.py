@@ -48,7 +48,7 @@ def check_run(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     _check_val_n(pipeline, findings)
     _check_checkpoints(pipeline, findings)
     _check_record(pipeline, findings)
-    if pipeline.profile is not None:
+    if pipeline.profile is not None and not pipeline.run.only_validates:
         _check_profile(pipeline, pipeline.profile, findings)
     for index, name in enumerate(pipeline.track):
         if name in _OPTIONAL_TRACKERS and find_spec(name) is None:
@@ -80,9 +80,13 @@ def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> N
 
 def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
     run, data = pipeline.run, pipeline.data
+    if not run.steps and not run.validate_first and run.val_only is False:
+        message = "there is nothing to do; set `run.validate_first`, or train for at least 1 step"
+        findings.error(("run", "steps"), message, code="no-steps")
+        return
     offline = is_offline(pipeline)
     scores = any(isinstance(node, RewardNode | RewardModelNode | JudgeNode) for node in pipeline.nodes.values())
-    key = "validate_every" if run.validate_every else "validate_first"
+    key = "validate_every" if run.validate_every else "validate_first" if run.validate_first else "val_only"
     if not run.validates:
         if data.val is not None:
             message = "nothing is validated; set `run.validate_every`, or remove it"
@@ -97,7 +101,7 @@ def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
     if offline and not scores and not tells_val_loss(pipeline):
         message = "a validation measures nothing; remove `val_loss: false`, add a rollout and a reward, or remove it"
         findings.error(("run", key), message, code="empty-validation")
-    if run.validate_every is not None and run.validate_every > run.steps:
+    if run.validate_every is not None and run.validate_every > run.steps and not run.only_validates:
         message = f"no step is validated, as run.steps = {run.steps}; lower it"
         findings.warning(("run", "validate_every"), message, code="validated-never")
 
@@ -128,7 +132,7 @@ def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
 
 def _check_checkpoints(pipeline: Pipeline, findings: Findings) -> None:
     run, best = pipeline.run, pipeline.run.keep_best
-    if best is None:
+    if best is None or run.only_validates:
         return
     if run.save_every is None or run.save_every >= run.steps:
         message = "only the last step is saved; set `run.save_every` below run.steps, or remove it"

@@ -223,7 +223,7 @@ def _check_update(pipeline: Pipeline, place: Place, node: UpdateNode, findings: 
     if not any(isinstance(other, CriticNode) for other in pipeline.nodes.values()):
         message = "there is no critic; add a node `{op: critic, ...}`, or remove it"
         findings.error((*place, "critic_warmup"), message, code="missing-critic")
-    elif node.critic_warmup >= pipeline.run.steps:
+    elif node.critic_warmup >= pipeline.run.steps and not pipeline.run.only_validates:
         message = f"the policy is never trained, as run.steps = {pipeline.run.steps}; lower it"
         findings.error((*place, "critic_warmup"), message, code="warmup-too-long")
 

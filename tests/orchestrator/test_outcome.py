@@ -46,6 +46,17 @@ def test_what_a_run_has_come_to_is_told(folder, outcome, first):
     ]
 
 
+def test_a_validation_alone_tells_its_scores(tmp_path):
+    lines = [{"step": 2, "reward/mean": 0.5, "val/reward/mean": 0.25, "val/data/dropped_prompts": 0}, {"step": 4}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    outcome = RunOutcome(2, stopped=False, seconds=5, only_validated=True, policies=("actor",))
+    lines = outcome.summary(tmp_path).splitlines()
+    assert lines[:2] == ["validated the checkpoint of step 2 in 5 s", "  val/reward/mean  0.25"]
+    assert lines[-2:] == ["next", f"  dagrl report {tmp_path}"]
+    outcome = RunOutcome(0, stopped=False, only_validated=True)
+    assert outcome.summary(tmp_path).startswith("validated the start weights\n")
+
+
 @pytest.mark.parametrize(
     ("policies", "exports"),
     [

@@ -71,3 +71,17 @@ def test_trackers_show_the_samples(run) -> None:
     tables: list[Path] = list(run.folder.glob("swanlab/run-*/media/**/*.json"))
     assert len(tables) == 5
     assert "swanlab: offline; upload with: swanlab sync" in run.output
+
+
+def test_a_validation_alone_of_a_checkpoint_measures_what_its_run_did(run, lab) -> None:
+    def left() -> dict[str, bytes]:
+        files = ["metrics.jsonl", "timeline.json", "pipeline.yaml", "checkpoints/best"]
+        return {name: (run.folder / name).read_bytes() for name in files}
+
+    before, samples = left(), pq.read_table(run.folder / "samples" / "step_4_val.parquet")
+    again = lab.start(run.folder.parent / "pipeline.yaml", run.folder, "run.val_only=true")
+    assert again.wait() == 0, again.output
+    assert left() == before
+    assert pq.read_table(run.folder / "samples" / "step_4_val.parquet") == samples
+    assert "step 4/4 validation  reward" in again.output
+    assert "validated the checkpoint of step 4 in" in again.output

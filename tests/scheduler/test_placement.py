@@ -173,6 +173,18 @@ def test_nothing_validates_where_nobody_asks_for_it(plan_of) -> None:
     assert not any(plan.validates(step) for step in range(7))
 
 
+@pytest.mark.parametrize("keys", [["run.val_only=true"], ["run.steps=0", "run.validate_first=true"]])
+def test_a_validation_alone_starts_what_it_needs_and_trains_nothing(plan_of, keys: list[str]) -> None:
+    scorer = "engines.scorer={backend: hf, group: rollout, head: reward, model: {path: scorer}}"
+    plan = plan_of(*keys, "groups.third={cpus_per_node: 1}", "engines.other={backend: megatron, group: third}", scorer)
+    assert (names(plan, Rows.TRAIN), names(plan, Rows.VALIDATION)) == ([], VALIDATION)
+    assert set(plan.executors) == {HOST, "actor", "generator"}
+    assert plan.groups == {"train", "rollout"}
+    actor = plan.executors["actor"]
+    assert (actor.engines, actor.trained, actor.restored) == (("actor",), False, True)
+    assert (plan.validates(0), plan.saves(0)) == (True, False)
+
+
 def test_a_validation_prompt_has_its_own_number_of_responses(plan_of) -> None:
     plan = plan_of("data.val=train.parquet", "run.validate_every=3")
     assert (plan.group_size(Rows.TRAIN), plan.group_size(Rows.VALIDATION)) == (4, 1)

@@ -185,6 +185,27 @@ def test_validation_runs_on_the_weights_of_its_step_and_belongs_to_its_commit():
     assert commits == [0, 1, 2]
 
 
+@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_validation_alone_has_one_step_on_the_weights_of_the_checkpoint(step: int, stop: bool):
+    plan = diamond(steps=step, only_validates=True)
+    actor = replace(plan.executors["actor"], trained=False)
+    tasks = tuple(task for task in plan.tasks if task.rows is Rows.VALIDATION)
+    scheduler = Scheduler(replace(plan, executors={**plan.executors, "actor": actor}, tasks=tasks), first_step=step + 1)
+    begun = []
+    commands = scheduler.start()
+    if stop:
+        commands += scheduler.handle(StopRequested())
+    while commands:
+        begun += commands
+        commands = [each for command in commands for each in scheduler.handle(CommandDone(command))]
+    assert [type(command) for command in begun if not isinstance(command, Run)] == [Sync, Commit]
+    assert begun[-1] == Commit(step, False)
+    assert [run.task for run in begun if isinstance(run, Run)] == ["val/prompts", "val/rollout"]
+    assert scheduler.version("generator") == step
+    assert scheduler.finished
+
+
 def test_a_save_keeps_the_trainer_and_holds_the_next_update_up():
     scheduler = Scheduler(diamond(steps=3, save_every=1, max_staleness=1))
     saving, saved = False, []

@@ -105,3 +105,20 @@ time.sleep(60)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert steps(tmp_path) == list(range(1, 51))
+
+
+def test_what_a_step_is_measured_later_is_added_to_its_line(tmp_path):
+    write_steps(tmp_path, 3)
+    for step, value in ((2, 0.5), (0, math.nan), (2, 0.75), (5, 1.0)):
+        tracker = MetricsFile()
+        tracker.start(tmp_path, {}, 3)
+        tracker.log(step, {"val/reward/mean": value})
+        tracker.close(ok=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"step": 0, "val/reward/mean": None},
+        {"step": 1, "reward/mean": 0.25},
+        {"step": 2, "reward/mean": 0.5, "val/reward/mean": 0.75},
+        {"step": 3, "reward/mean": 0.75},
+        {"step": 5, "val/reward/mean": 1.0},
+    ]

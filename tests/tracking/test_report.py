@@ -141,3 +141,9 @@ def test_spans_come_from_the_timeline_and_a_foreign_one_is_an_error(tmp_path):
     (folder / "timeline.json").write_text(f"[\n{json.dumps(event)}\n]\n")
     with pytest.raises(ValueError, match="an event has an unexpected value"):
         read_run(folder)
+
+
+def test_a_validation_of_the_start_weights_is_told(tmp_path):
+    text = said(read_run(write(tmp_path / "run", {"step": 0, "val/reward/mean": 0.25, "policy_version": 0})), {})
+    assert "val/reward/mean  0.25" in text
+    assert "policy_version" not in text

@@ -29,6 +29,29 @@ def test_validation_without_prompts(project):
     project.assert_problem(path, "run.validate_every", "missing-validation-set")
 
 
+@pytest.mark.parametrize(
+    ("keys", "place", "code"),
+    [
+        ("steps: 0", "run.steps", "no-steps"),
+        ("steps: 0, validate_every: 1", "run.steps", "no-steps"),
+        ("steps: 10, val_only: true", "run.val_only", "missing-validation-set"),
+        ("steps: 0, val_only: best", "run.val_only", "missing-validation-set"),
+        ("steps: 0, validate_first: true", "run.validate_first", "missing-validation-set"),
+    ],
+)
+def test_a_validation_alone_needs_something_to_validate(project, keys, place, code):
+    project.assert_problem(project.pipeline(("run: {steps: 10}", f"run: {{{keys}}} #!")), place, code)
+
+
+@pytest.mark.parametrize(
+    "keys", ["steps: 0, validate_first: true", "steps: 1, val_only: true, validate_every: 5", "steps: 9, val_only: 3"]
+)
+def test_rules_of_training_are_not_those_of_a_validation_alone(project, keys):
+    path = project.pipeline(VAL, ("run: {steps: 10}", f"run: {{{keys}, keep_best: {{metric: val/mean@1}}}}"))
+    path.write_text(path.read_text() + "\nprofile: {steps: [7]}\n")
+    assert check_file(path).warnings == ()
+
+
 def test_several_sets_are_files_of_their_own(project, row):
     project.write_rows("more.parquet", [row] * 3)
     checked = check_file(project.pipeline(SETS, run("save_every: 5")))

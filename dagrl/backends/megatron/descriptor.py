@@ -44,7 +44,7 @@ class MegatronBackend(Backend):
         trained = any(isinstance(node, TrainingNode) and node.engine == check.name for node in nodes)
         if check.engine.frozen_copy_of is None:
             check_layout(check)
-            if trained:
+            if trained and not check.pipeline.run.only_validates:
                 check_learning_rate(check)
         check_options(check)
         check_lora(check)

@@ -53,8 +53,8 @@ class RecordSpec(Section):
 class RunSpec(Section):
     """How long, how often, how safely."""
 
-    steps: PositiveInt
-    """Steps to train."""
+    steps: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    """Steps to train; 0 with `validate_first`, or with `val_only`, only validates."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Source of all randomness."""
     save_every: PositiveInt | None = None
@@ -69,6 +69,9 @@ class RunSpec(Section):
     """Steps between validations."""
     validate_first: bool = False
     """Validate before the first step too."""
+    val_only: bool | Literal["best"] | PositiveInt = False
+    """Validate once and train nothing: ``true``, the newest checkpoint of the run folder, or the start weights where it
+    has none; ``best``, or the number of a step: that checkpoint. See docs/validation.md."""
     resume: Literal["auto", "never"] = "auto"
     """``auto`` goes on from the run folder's newest checkpoint; ``never`` refuses a folder that holds one."""
     host_workers: Concurrency = 1
@@ -92,9 +95,14 @@ class RunSpec(Section):
     After that, a lost worker ends the run. See docs/failures.md."""
 
     @property
+    def only_validates(self) -> bool:
+        """Whether nothing is trained."""
+        return self.val_only is not False or self.steps == 0
+
+    @property
     def validates(self) -> bool:
         """Whether there are validations."""
-        return self.validate_first or self.validate_every is not None
+        return self.validate_first or self.validate_every is not None or self.val_only is not False
 
     @property
     def recorded(self) -> RecordSpec | None:

@@ -44,13 +44,14 @@ def examine(
     earlier = _earlier(path) if PIPELINE in entries else {}
     if earlier and (other := another_name(earlier, resolved)):
         raise RefusedFolderError(f"{path} holds {other}", hint=_ELSEWHERE)
-    found = _find(checkpoints)
+    wanted = pipeline.run.val_only
+    found = _find(checkpoints) if isinstance(wanted, bool) else _named(path, pipeline, wanted)
     with _reading(path):
         recorded = found.folder is not None or (METRICS in entries and (path / METRICS).stat().st_size > 0)
     if earlier and recorded and (other := another_run(earlier, resolved, with_model=found.folder is None)):
         raise RefusedFolderError(f"{path} holds {other}", hint=_ELSEWHERE)
     if found.folder and found.state:
-        _check_checkpoint(pipeline, found, again)
+        _check_checkpoint(pipeline, found, again or pipeline.run.only_validates)
     _check_metrics(path, found)
     return found, earlier
 
@@ -151,6 +152,29 @@ def _find(checkpoints: Checkpoints) -> FoundCheckpoint:
             hint="put a whole checkpoint there, or give the run a new --run-dir to begin anew",
         )
     return found
+
+
+def _named(path: Path, pipeline: Pipeline, wanted: int | str) -> FoundCheckpoint:
+    """The checkpoint of a step, or the best one. Raises RefusedFolderError if there is none, or it is torn."""
+    best, newest = pipeline.run.keep_best, "or validate the newest, with run.val_only=true"
+    checkpoints = Checkpoints(path, pipeline.run.keep, best)
+    if wanted == "best":
+        folder = checkpoints.best()
+        if folder is None:
+            measured = f"none was measured by {best.metric}" if best else "run.keep_best is not set"
+            raise RefusedFolderError(f"{path} holds no best checkpoint: {measured}", hint=f"name a step, {newest}")
+    else:
+        assert isinstance(wanted, int)
+        folder, steps = checkpoints.of_step(wanted), checkpoints.steps()
+        if wanted not in steps:
+            there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
+            raise RefusedFolderError(
+                f"{path} holds no checkpoint of step {wanted}", hint=f"{there}; name one, {newest}"
+            )
+    try:
+        return FoundCheckpoint(folder, checkpoints.read(folder), {})
+    except ValueError as error:
+        raise RefusedFolderError(str(error), hint=f"name another step, {newest}") from error
 
 
 def _check_checkpoint(pipeline: Pipeline, found: FoundCheckpoint, again: bool) -> None:

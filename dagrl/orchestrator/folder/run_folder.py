@@ -51,7 +51,8 @@ def open_run_folder(
 
     `modules`: the folder of the user's modules, for `modules_of`. `again`: this run resumes after a failure, regardless
     of ``resume``. Raises RefusedFolderError if another process has locked the folder, `examine` refuses it, or it is
-    not writable. Then nothing in the folder changes, nor if the run has finished before.
+    not writable. Then nothing in the folder changes, nor if the run has finished before. A run that only validates
+    leaves the pipeline and the checkpoints of an earlier one as they are.
     """
     with ExitStack() as stack:
         lock = _lock_of(path)
@@ -59,8 +60,9 @@ def open_run_folder(
             stack.enter_context(lock)
             _take(lock, path)
         found, earlier = examine(path, pipeline, resolved, again=again)
-        changed = changes(earlier, resolved) if earlier and found.state else ""
-        if found.state and found.state.step >= pipeline.run.steps:
+        alone = pipeline.run.only_validates
+        changed = changes(earlier, resolved) if earlier and found.state and not alone else ""
+        if found.state and found.state.step >= pipeline.run.steps and not alone:
             yield RunFolder(path, _checkpoints(path, pipeline), found.state, found.folder, changed=changed)
             return
         if lock is None:
@@ -69,7 +71,11 @@ def open_run_folder(
                 lock = stack.enter_context((path / LOCK).open("a+"))
             _take(lock, path)
             # Another process may have started a run here in the meantime.
-            found, _ = examine(path, pipeline, resolved, again=again)
+            found, earlier = examine(path, pipeline, resolved, again=again)
+        if alone and earlier:
+            # What the folder's run goes on with stays as it is.
+            yield RunFolder(path, _checkpoints(path, pipeline), found.state, found.folder, tuple(found.torn.values()))
+            return
         with _writing(path):
             _sign(lock)
             replace_text(path / PIPELINE, dump_document(dict(resolved)))

@@ -38,6 +38,8 @@ def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None
     if not report.fits:
         return ReportSection(["a step: not estimated, as it does not fit"], "steps", None)
     plan = report.fit.plan
+    if plan.only_validates:
+        return ReportSection(["a step: not estimated, as the run only validates"], "steps", None)
     calibration = _applied(report, times).calibration if times else Calibration()
     costs = PipelineCosts(pipeline, plan, report.fit.shape, report.gpu, assumed, calibration)
     estimate = estimate_step(costs)

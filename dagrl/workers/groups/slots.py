@@ -112,8 +112,9 @@ class SlotAllocator:
         deadline = time.monotonic() + bound
         while True:
             machines = machines_of(self._ray, free=True)
+            groups = {name: group for name, group in self._pipeline.groups.items() if name in self._plan.groups}
             try:
-                found = assign_machines(self._pipeline.groups, machines)
+                found = assign_machines(groups, machines)
             except MisfitError as error:
                 if time.monotonic() > deadline:
                     raise RunError(

@@ -110,7 +110,8 @@ class WorkerGroups:
     async def launch(self, setup: StartEngine, resumed_from: Path | None, note: Callable[[str], None]) -> None:
         """Place and start all workers. `setup` holds what they have in common.
 
-        Trained engines load their state from the checkpoint `resumed_from`. `note` is called for each engine.
+        Engines that are trained, or were, load their state from the checkpoint `resumed_from`.
+        `note` is called for each engine.
         """
         self._setup = setup
         for name, executor in self._plan.executors.items():
@@ -154,7 +155,7 @@ class WorkerGroups:
             try:
                 await run_all([call.result(self._start_timeout) for call in preloads.get(name, ())])
                 await self._start(executor, setup, range(executor.ranks))
-                if executor.trained and resumed_from is not None:
+                if executor.restored and resumed_from is not None:
                     await group.call_all(f"{name} to load {resumed_from}", Worker.load, resumed_from / name)
                 if residency is not Residency.AWAKE:
                     await group.call_all(f"{name} to make room for {chain[-1]}", Worker.sleep, residency)

@@ -216,3 +216,44 @@ def test_where_every_checkpoint_is_torn_nothing_begins_anew(tmp_path, pipeline) 
     assert f"the checkpoint {torn} is torn: state.json cannot be read" in refused.cause
     assert "a new --run-dir" in refused.hint
     assert torn.is_dir()
+
+
+def test_a_validation_alone_leaves_the_folder_of_a_run_as_it_is(tmp_path, pipeline) -> None:
+    run = tmp_path / "run"
+    save_checkpoint(run, pipeline, 2)
+    newest = save_checkpoint(run, pipeline, 4)
+    torn, partial = run / "checkpoints" / "step_6", run / "checkpoints" / ".step_7.partial"
+    torn.mkdir()
+    partial.mkdir()
+    before = set(run.rglob("*"))
+    for wanted, step in ((True, 4), (2, 2), (4, 4)):
+        # `never` is about training.
+        alone = edited(pipeline, run={"val_only": wanted, "steps": 3, "resume": "never"})
+        with open_run_folder(run, alone, resolved("alone")) as folder:
+            assert folder.resumed is not None and folder.resumed.step == step
+            assert folder.changed == ""
+            assert bool(folder.torn) == (wanted is True)
+    assert folder.resumed_from == newest
+    assert written(run) == "first"
+    assert set(run.rglob("*")) == before
+    alone = edited(pipeline, run={"val_only": True})
+    with open_run_folder(tmp_path / "new", alone, resolved("new")) as folder:
+        assert folder.resumed is None
+    assert written(tmp_path / "new") == "new"
+
+
+@pytest.mark.parametrize(
+    ("run", "hint"),
+    [
+        ({"val_only": 3}, "there are 2, 4; name one"),
+        ({"val_only": 1}, "there are 2, 4; name one"),
+        ({"val_only": "best"}, "name a step"),
+        ({"val_only": "best", "keep_best": {}}, "name a step"),
+        ({"val_only": 4}, "name another step"),
+    ],
+)
+def test_a_checkpoint_to_validate_that_is_not_there_is_named(tmp_path, pipeline, run, hint) -> None:
+    for step in (2, 4):
+        saved = save_checkpoint(tmp_path, pipeline, step)
+    (saved / "state.json").write_text("{")
+    assert hint in refusal(tmp_path, edited(pipeline, run=run)).hint

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -85,11 +85,7 @@ def load(folder: Path, state: TrainingState) -> int:
     wanted, options = _tensors(state, loading=True)
     if saved["layout"] == _layout(state):
         wanted["rng"] = _rng_of_this_rank()
-    loaded = _read(stored, wanted)
-    for i, chunk in enumerate(state.chunks):
-        model = unwrap(chunk)
-        check_extra_states(folder, loaded[f"model_{i}"])
-        model.load_state_dict(loaded[f"model_{i}"], strict=not _has_adapters(model))
+    loaded = _loaded(stored, wanted, state.chunks)
     _set_steps(options, saved["optimizer_steps"])
     state.optimizer.load_state_dict(merge(options, loaded["optimizer"]))
     state.schedule.num_steps = saved["schedule_steps"]
@@ -97,6 +93,30 @@ def load(folder: Path, state: TrainingState) -> int:
     if "rng" in loaded:
         _set_rng(loaded["rng"])
     return saved["policy_version"]
+
+
+@torch.no_grad()
+def load_weights(folder: Path, chunks: Sequence[MegatronModule]) -> int:
+    """Load the weights alone into an engine that is not trained; returns their policy version. Collective.
+
+    Raises FileNotFoundError and ValueError as `load`.
+    """
+    _check_files(folder)
+    stored = StoredTensors(folder)
+    (saved,) = stored.read_object(COMMON)
+    models = [cast(MegatronModule, unwrap(chunk)) for chunk in chunks]
+    _loaded(stored, {f"model_{i}": _trained(model) for i, model in enumerate(models)}, chunks)
+    return saved["policy_version"]
+
+
+def _loaded(stored: StoredTensors, wanted: dict[str, Any], chunks: Sequence[MegatronModule]) -> dict[str, Any]:
+    """The saved values of a sharded state, the weights among which are put into the model."""
+    loaded = _read(stored, wanted)
+    for i, chunk in enumerate(chunks):
+        model = unwrap(chunk)
+        check_extra_states(stored.folder, loaded[f"model_{i}"])
+        model.load_state_dict(loaded[f"model_{i}"], strict=not _has_adapters(model))
+    return loaded
 
 
 def _read(stored: StoredTensors, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +184,12 @@ def _trained(chunk: MegatronModule) -> dict[str, Any]:
     parameters = dict(chunk.named_parameters())
     if not _has_adapters(chunk):
         return whole
-    return {name: state for name, state in whole.items() if name in parameters and parameters[name].requires_grad}
+    return {
+        name: state
+        for name, state in whole.items()
+        # Adapters of an engine that is not trained have no gradients.
+        if name in parameters and (parameters[name].requires_grad or ADAPTER in name)
+    }
 
 
 def _has_adapters(chunk: torch.nn.Module) -> bool:

@@ -108,7 +108,7 @@ class MegatronEngine:
             chunks,
             self._training.optimizer if self._training else None,
             spec.offload,
-            sends_trained=spec.sent_adapter is not None,
+            sends_trained=trainable and spec.sent_adapter is not None,
         )
         self._model = PackedModel(
             chunks,
@@ -260,7 +260,10 @@ class MegatronEngine:
         """See `TrainEngine.load`. Raises FileNotFoundError or ValueError for a folder that cannot be loaded."""
         self._writer.wait_until_copied()
         with self._at_work(), self._memory.optimizer():
-            self.policy_version = checkpoint.load(folder, self._own_training())
+            if self._training is None:
+                self.policy_version = checkpoint.load_weights(folder, self._model.chunks)
+            else:
+                self.policy_version = checkpoint.load(folder, self._training)
 
     def close(self) -> None:
         """Leave the other ranks. The engine cannot be used afterwards."""

@@ -345,3 +345,33 @@ def test_a_pickle_for_transformer_engine_that_runs_code_is_refused(tmp_path: Pat
     with pytest.raises(ValueError, match="would run code when read"):
         check_extra_states(tmp_path, stored({"recipe": Evil(tmp_path / "was_here")}))
     assert not (tmp_path / "was_here").exists()
+
+
+@pytest.mark.parametrize("fields", [{}, {"lora": {"rank": 4}}], ids=["whole", "adapters"])
+def test_an_engine_that_is_not_trained_takes_the_weights_alone(
+    run_engine, samples: Batch, objective: Any, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    folder = tmp_path / "step_1"
+
+    def logprobs(engine: Any) -> list[float]:
+        return engine.logprobs(samples, temperature=1.0, tokens_per_micro_batch=40).values.tolist()
+
+    def train(engine: Any) -> list[float]:
+        update(engine, samples, objective)
+        engine.save(folder)
+        return logprobs(engine)
+
+    def look(engine: Any) -> tuple[list[float], int, list[float], list[float]]:
+        start = logprobs(engine)
+        engine.load(folder)
+        loaded = logprobs(engine)
+        with engine.start_weights():
+            return start, engine.policy_version, loaded, logprobs(engine)
+
+    (trained,) = run_engine(1, train, **OPTIONS, **fields)
+    ((start, version, loaded, again),) = run_engine(
+        1, look, trainable=False, keep_start_weights=True, **OPTIONS, **fields
+    )
+    assert version == 1
+    assert loaded == trained != start
+    assert again == start
