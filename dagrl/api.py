@@ -20,9 +20,9 @@ class RunFailedError(RuntimeError):
     """A run failed, or was refused. The message is that of `dagrl run`: node, worker and cause."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RunResult:
-    """The outcome of a run."""
+    """The outcome of a run. `print` shows its folder, its last step and its main metrics."""
 
     folder: Path
     """The run folder: docs/run_folder.md describes its files."""
@@ -39,6 +39,18 @@ class RunResult:
         if not found:
             raise KeyError(name)
         return [step for step, _ in found], [value for _, value in found]
+
+    def __repr__(self) -> str:
+        lines = f"{len(self.metrics)} line{'' if len(self.metrics) == 1 else 's'}"
+        return f"RunResult(folder={str(self.folder)!r}, step={self.step}, stopped={self.stopped}, metrics=[{lines}])"
+
+    def __str__(self) -> str:
+        from dagrl.tables import render
+        from dagrl.tracking.report import RunRecord, main_metrics
+
+        run = RunRecord(self.folder, self.metrics, (), 0)
+        told = f"{'stopped after' if self.stopped else 'finished'} step {self.step}, in {self.folder}"
+        return render([told, *main_metrics(run)]).rstrip()
 
 
 @dataclass(frozen=True, slots=True)

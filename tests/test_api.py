@@ -73,6 +73,32 @@ def test_a_metric_is_a_series_of_the_steps_that_have_it() -> None:
         result.series("kl")
 
 
+@pytest.mark.parametrize(
+    ("result", "printed", "shown"),
+    [
+        (
+            dagrl.RunResult(
+                Path("runs/a b"), 2, True, [{"step": 1, "reward/mean": 0.25}, {"step": 2, "reward/mean": 0.5}]
+            ),
+            "stopped after step 2, in runs/a b\n               first  last  best\n  reward/mean   0.25   0.5   0.5",
+            "RunResult(folder='runs/a b', step=2, stopped=True, metrics=[2 lines])",
+        ),
+        (
+            dagrl.RunResult(Path("new"), 0, False, [{"step": 0, "val/mean@1": 0.5}]),
+            "finished step 0, in new\n  validation of the start weights\n  val/mean@1  0.5",
+            "RunResult(folder='new', step=0, stopped=False, metrics=[1 line])",
+        ),
+        (
+            dagrl.RunResult(Path("new"), 0, True, []),
+            "stopped after step 0, in new",
+            "RunResult(folder='new', step=0, stopped=True, metrics=[0 lines])",
+        ),
+    ],
+)
+def test_a_result_prints_what_has_come_of_the_run(result, printed, shown) -> None:
+    assert (str(result), repr(result)) == (printed, shown)
+
+
 CHILD = """
 import signal, sys
 print("begun", flush=True)

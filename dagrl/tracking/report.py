@@ -119,16 +119,8 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
         what = "a line is" if run.torn == 1 else f"{run.torn} lines are"
         parts.append(f"  {what} torn in metrics.jsonl and left out")
     if not any(line["step"] > 0 for line in run.steps):
-        told = scores(run, 0)
-        return [
-            *parts,
-            *(
-                ["  validation of the start weights", *(f"  {each}" for each in told)]
-                if told
-                else ["  no step has been finished yet"]
-            ),
-        ]
-    parts += ["", table(_progress_rows(run), headings=["", "first", "last", "best"])]
+        return [*parts, *(main_metrics(run) or ["  no step has been finished yet"])]
+    parts += ["", *main_metrics(run)]
     best = run.folder / "checkpoints" / "best"
     if best.is_file():
         parts.append(f"  best checkpoint: {best.read_text().strip()}; dagrl export {run.folder} --best -o DIR")
@@ -159,6 +151,14 @@ def summary_values(run: RunRecord, steps: int | None = None) -> dict[str, Any]:
         },
         "restarts": _restarts(run),
     }
+
+
+def main_metrics(run: RunRecord) -> list[RenderableType]:
+    """A table of the metrics that show a run's result; only the scores of a run that has trained nothing."""
+    if any(line["step"] > 0 for line in run.steps):
+        return [table(_progress_rows(run), headings=["", "first", "last", "best"])]
+    told = scores(run, 0)
+    return ["  validation of the start weights", *(f"  {each}" for each in told)] if told else []
 
 
 def in_a_line(run: RunRecord) -> str:
