@@ -81,9 +81,11 @@ class PipelineHandle:
         """
         from dagrl.models.gpus import DEFAULT_GPU
         from dagrl.planner.cost.lengths import Assumed
+        from dagrl.planner.published import with_published_models
         from dagrl.planner.showing import report, show, show_steps
 
-        found = report.report(self.path, self.overrides, gpu=gpu or DEFAULT_GPU)
+        overrides, _ = with_published_models(self.path, self.overrides)
+        found = report.report(self.path, overrides, gpu=gpu or DEFAULT_GPU)
         sections = [*show.memory_sections(found), show_steps.step_section(found, Assumed(None, None))]
         values: dict[str, Any] = json.loads(show.as_json(found, sections))
         return values

@@ -79,15 +79,16 @@ def plan(
     from dagrl.models.gpus import DEFAULT_GPU
     from dagrl.planner.cost.lengths import Assumed
     from dagrl.planner.hardware import why_unread
+    from dagrl.planner.published import with_published_models
     from dagrl.planner.showing import report, show, show_steps
     from dagrl.reporting.measured_run import run_times
 
-    overrides = overrides or []
     asked = {"gpus": gpus, "nodes": nodes, "gpus_per_node": gpus_per_node, "top": top}
     cluster = {name: count for name, count in asked.items() if count is not None}
     assumed = Assumed(prompt_tokens, response_tokens)
     with exit_on("plan", ValueError):
         _check_search(search, simulate, cluster)
+        overrides, told = with_published_models(pipeline, overrides or [])
         found = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu)
         if (search or simulate is not None) and found.fit.plan.only_validates:
             raise ValueError("a run that only validates has no steps to estimate; set run.val_only=false")
@@ -99,6 +100,8 @@ def plan(
         else:
             sections = [*show.memory_sections(found), show_steps.step_section(found, assumed, times)]
             sections += [show_steps.run_section(found, times)] if times else []
+    for each in told:
+        print(f"dagrl plan: {each}", file=sys.stderr)
     if gpu is not None and not search and (why := why_unread(found.pipeline)):
         print(f"dagrl plan: --gpu {gpu} has no effect, as {why}", file=sys.stderr)
     print((show.as_json if as_json else show.as_text)(found, sections), end="", flush=True)

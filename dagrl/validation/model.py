@@ -17,6 +17,7 @@ from dagrl.backends.families.sizes import ModelSizes, sizes_of
 from dagrl.config.errors import Place
 from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
+from dagrl.config.loading.published_configs import published_name
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
 from dagrl.models.hf_config import flat_config, folder_config, read_json
 from dagrl.validation.model_config import check_config, check_family, check_scale
@@ -90,7 +91,11 @@ class _Model:
         try:
             config = folder_config(folder)
         except ValueError as error:
-            self.findings.error(self.source, str(error))
+            name = None if folder.exists() else published_name(folder.name)
+            fetched = (
+                f"{folder} does not exist; set the path to {name}, which fetches it, or give a Hugging Face folder"
+            )
+            self.findings.error(self.source, fetched if name else str(error))
             if not folder.is_dir():
                 return None
         path = folder / "config.json"

@@ -38,6 +38,40 @@ def test_a_wrong_file_a_wrong_gpu_and_an_unknown_model_exit_with_2(pipeline, cap
     assert "the megatron engine has no model type 'gpt2'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ([], ["Qwen/Qwen3-1.7B"]),
+        (["model.path=gone/qwen2.5-7b-instruct"], ["Qwen/Qwen2.5-7B-Instruct"]),
+        (["engines.generator.model={path: /gone/Llama-3.2-1B}"], ["Qwen/Qwen3-1.7B", "meta-llama/Llama-3.2-1B"]),
+    ],
+)
+def test_plans_published_models_in_place_of_folders_of_another_machine(overrides, names, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    template = str(Path(__file__).parents[2] / "dag_templates" / "grpo.yaml")
+    assert main(["plan", template, *overrides, "--gpu", "H200"]) == 0
+    captured = capsys.readouterr()
+    assert "a step: " in captured.out
+    told = [line for line in captured.err.splitlines() if "does not exist, so the plan is that of" in line]
+    assert [line.rpartition(" ")[2] for line in told] == names
+
+
+def test_a_folder_that_no_published_model_is_called_by_is_missing(capsys):
+    template = str(Path(__file__).parents[2] / "dag_templates" / "grpo.yaml")
+    assert main(["plan", template, "model.path=/gone/Qwen9-8B"]) == 2
+    assert "/gone/Qwen9-8B does not exist; give a Hugging Face folder" in capsys.readouterr().err
+
+
+def test_a_validation_alone_has_memory_and_no_step(pipeline, capsys):
+    call = ["plan", str(pipeline), "data.val=x.parquet", "run.val_only=true"]
+    assert main(call) == 0
+    assert "a step: not estimated, as the run only validates" in capsys.readouterr().out
+    assert main([*call, "--simulate", "x.json"]) == 2
+    assert "a run that only validates has no steps to estimate" in capsys.readouterr().err
+
+
 def test_says_what_a_step_will_take(pipeline, capsys):
     assert main(["plan", str(pipeline)]) == 0
     text = capsys.readouterr().out

@@ -178,6 +178,13 @@ def _fetch_from_modelscope(model: HubModel, patterns: Sequence[str]) -> Path:
     raise _UnreachableError(f"ModelScope cannot give `{model}`: {first}") from failure
 
 
+def known_model(name: str) -> Path:
+    """A folder with the sizes of a published model that dagrl knows. Raises HubError if it cannot be written."""
+    config, model = published_config(name), hub_model(name)
+    assert config is not None and model is not None, f"{name} is not known"
+    return _folder_with(model, config)
+
+
 def has_config_only(folder: Path) -> bool:
     """Whether the folder is that of a known model, whose files could not be fetched."""
     return folder.parent == _known_models()

@@ -21,11 +21,14 @@ _LLAMA3 = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 _CONFIGS: dict[str, dict[str, Any]] = {}
+_NAMES: dict[str, str] = {}
+"""Name without its organization -> whole name."""
 
 
 def _add(names: str, base: dict[str, Any], sizes: tuple[int, int, int, int], **more: Any) -> None:
     config = base | dict(zip(_SIZES, sizes, strict=True)) | more
     _CONFIGS.update(dict.fromkeys(names.lower().split(), config))
+    _NAMES.update({name.lower().rpartition("/")[2]: name for name in names.split()})
 
 
 for _name, _sizes, _tied in (
@@ -70,3 +73,8 @@ _add(
 def published_config(name: str) -> dict[str, Any] | None:
     """Return the sizes of a model in the fields of its config.json; None for an unknown one."""
     return _CONFIGS.get(name.lower())
+
+
+def published_name(folder: str) -> str | None:
+    """Return the published model that a folder of this name most likely holds: ``Qwen3-8B`` is ``Qwen/Qwen3-8B``."""
+    return _NAMES.get(folder.lower())
