@@ -39,19 +39,21 @@ def test_a_wrong_file_a_wrong_gpu_and_an_unknown_model_exit_with_2(pipeline, cap
 
 
 @pytest.mark.parametrize(
-    ("overrides", "names"),
+    ("template", "overrides", "names"),
     [
-        ([], ["Qwen/Qwen3-1.7B"]),
-        (["model.path=gone/qwen2.5-7b-instruct"], ["Qwen/Qwen2.5-7B-Instruct"]),
-        (["engines.generator.model={path: /gone/Llama-3.2-1B}"], ["Qwen/Qwen3-1.7B", "meta-llama/Llama-3.2-1B"]),
+        ("grpo", [], ["Qwen/Qwen3-1.7B"]),
+        ("grpo", ["model.path=gone/qwen2.5-0.5b-instruct"], ["Qwen/Qwen2.5-0.5B-Instruct"]),
+        ("judge", [], ["Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B"]),
     ],
 )
-def test_plans_published_models_in_place_of_folders_of_another_machine(overrides, names, capsys, tmp_path, monkeypatch):
+def test_plans_published_models_in_place_of_folders_of_another_machine(
+    template, overrides, names, capsys, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    template = str(Path(__file__).parents[2] / "dag_templates" / "grpo.yaml")
-    assert main(["plan", template, *overrides, "--gpu", "H200"]) == 0
+    file = str(Path(__file__).parents[2] / "dag_templates" / f"{template}.yaml")
+    assert main(["plan", file, *overrides, "--gpu", "H200"]) == 0
     captured = capsys.readouterr()
     assert "a step: " in captured.out
     told = [line for line in captured.err.splitlines() if "does not exist, so the plan is that of" in line]
