@@ -42,7 +42,7 @@ def test_a_wrong_file_a_wrong_gpu_and_an_unknown_model_exit_with_2(pipeline, cap
     ("template", "overrides", "names"),
     [
         ("grpo", [], ["Qwen/Qwen3-1.7B"]),
-        ("grpo", ["model.path=gone/qwen2.5-0.5b-instruct"], ["Qwen/Qwen2.5-0.5B-Instruct"]),
+        ("grpo", ["model.path=/gone/qwen2.5-0.5b-instruct"], ["Qwen/Qwen2.5-0.5B-Instruct"]),
         ("judge", [], ["Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B"]),
     ],
 )
