@@ -1,4 +1,4 @@
-"""verl's reward for `published_model.py`: dagrl's strict `math` on plain numbers."""
+"""verl's reward for `published_curve.py`: dagrl's strict `math` on plain numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The learning curve of verl on the published model, beside `benchmarks/published_model.py --case grpo`.
 
-    PYTHONPATH=.:benchmarks python benchmarks/peers/verl/published_model.py --model FOLDER --data FOLDER --out FOLDER
+    PYTHONPATH=.:benchmarks python benchmarks/peers/verl/published_curve.py --model FOLDER --data FOLDER --out FOLDER
 
 `--model` is the model after SFT as a Hugging Face folder, which `dagrl export` writes, and `--data` the word problems.
 Prompts, batch, sampling, learning rate, loss and validation are those of `dag_templates/smollm2_grpo.yaml`. Writes
