@@ -106,8 +106,9 @@ def learn(case: str, model: Path, data: Path, out: Path, seed: int, steps: int) 
     with DagrlRun(pipeline(case, model, data, out / "sft", seed, steps), folder) as run:
         run.wait_until(lambda _: run.over, _RUN_S)
         metrics = run.metrics()
-    result = {"case": case, "seed": seed, "steps": steps} | figures(metrics)
-    gained = result["best"] - result["start"]
+    found = figures(metrics)
+    result = {"case": case, "seed": seed, "steps": steps} | found
+    gained = found["best"] - found["start"]
     verdict = Verdict(f"{case}, seed {seed}: gain in accuracy", gained, "at least", GAIN)
     tell(result | {"last": metrics[-1]}, [verdict], file)
     return verdict.met
