@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from dagrl.algorithms.rows import RowReducer
 from dagrl.data.batch import Column
 
 if TYPE_CHECKING:
@@ -49,3 +51,26 @@ def token_weights(
             assert longest_response
             weights, normalizer = values / longest_response, responses
     return Column(weights.astype(np.float32), mask.offsets), normalizer
+
+
+def batch_parts(
+    weight: torch.Tensor,
+    rows: RowReducer,
+    aggregation: Aggregation,
+    longest_response: int | None = None,
+    share: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Each token's part of its mini-batch [T]: they add up to 1, whatever the weights add up to.
+
+    Metrics of the loss count mini-batches by them: total / parts is then the number that was optimised, and the mean of
+    several mini-batches is theirs. `weight` [T] is that of `token_weights` over the normalizer, for masks of 0 and 1;
+    `share` [S] are the rows' parts of trajectories.
+    """
+    if aggregation in ("token-mean", "seq-mean-token-mean"):
+        return weight
+    # The tokens of a response weigh the same: one of them stands for it.
+    part = rows.largest(weight) if share is None else rows.largest(weight) * share[rows.row]
+    if aggregation == "seq-mean-token-sum-norm":
+        assert longest_response
+        part = part * longest_response
+    return torch.where(rows.once, part, 0.0)

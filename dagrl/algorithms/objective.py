@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dagrl.algorithms.aggregation import token_weights
+from dagrl.algorithms.aggregation import batch_parts, token_weights
 from dagrl.algorithms.kl import kl_clipped, kl_estimate
 from dagrl.algorithms.losses import (
     PolicyLoss,
@@ -109,7 +109,9 @@ class PolicyObjective:
         self.longest_response = longest_response
         self.temperature = temperature
         self.needs_entropy = needs_entropy or loss.entropy_coef > 0
-        optional = tuple(name for name in ("old_logprob", "ref_logprob", "rollout_logprob") if name in available)
+        optional = tuple(
+            name for name in ("old_logprob", "ref_logprob", "rollout_logprob", "trajectory_share") if name in available
+        )
         self.own = own
         further = own.columns if own else _FURTHER.get(loss.policy, ())
         self.columns: tuple[str, ...] = tuple(dict.fromkeys(("advantage", *optional, *further)))
@@ -130,8 +132,8 @@ class PolicyObjective:
     def __call__(self, tokens: ResponseTokens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The micro-batch's share of the loss, and metrics as tallies.
 
-        ``loss/policy`` is averaged with the loss's weights; the others are plain means over tokens with a weight above
-        0. ``kl/ref`` is KL(policy || reference) by the loss's estimator, ``kl/clip_fraction`` the fraction of tokens at
+        ``loss/policy`` is the policy's part of the loss; the others are plain means over tokens with a weight above 0.
+        ``kl/ref`` is KL(policy || reference) by the loss's estimator, ``kl/clip_fraction`` the fraction of tokens at
         its bound (``k3`` and ``k3+``), ``kl/old`` KL(old || policy) by k3. ``ratio/mean`` and ``ratio/clip_fraction``
         are from `PolicyLoss`, ``mismatch/...`` from `mismatch_metrics`, ``correction/...`` from `correction_metrics`.
         """
@@ -142,7 +144,9 @@ class PolicyObjective:
             metrics |= mismatch_metrics(losses.trainer, losses.rollout, rows)
             if self.correction is not None:
                 metrics |= correction_metrics(losses.correction, rows)
-        metrics["loss/policy"] = tally_mean(losses.of_policy, tokens.weight)
+        share = tokens.columns.get("trajectory_share")
+        parts = batch_parts(tokens.weight, rows, self.loss.weighting, self.longest_response, share)
+        metrics["loss/policy"] = tally_mean(losses.of_policy, tokens.weight, parts)
         current = tokens.logprob.detach()
         told = {
             "ratio/mean": policy.ratio,

@@ -13,6 +13,7 @@ class RowReducer:
 
     def __init__(self, row: torch.Tensor, active: torch.Tensor) -> None:
         """`row`: response of each token, int64 [T], ascending; `active`: bool [T]; other tokens do not count."""
+        self.row = row
         self.active = active
         self._first = torch.searchsorted(row, row)
         self.counts = self.sums(torch.ones_like(active, dtype=torch.float64))
@@ -23,7 +24,7 @@ class RowReducer:
 
     def among(self, known: torch.Tensor) -> RowReducer:
         """The same responses, of whose active tokens only those in `known`, bool [T], count."""
-        return RowReducer(self._first, self.active & known)
+        return RowReducer(self.row, self.active & known)
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """For each token the sum of `values` [T] over the active tokens of its response, float64 [T]."""

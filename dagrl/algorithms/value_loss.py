@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dagrl.algorithms.aggregation import token_weights
+from dagrl.algorithms.aggregation import batch_parts, token_weights
+from dagrl.algorithms.rows import RowReducer
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.data.tally import tally, tally_mean
@@ -48,12 +49,17 @@ def value_loss(
 class ValueObjective:
     """The value loss over the response tokens of a batch, weighted like a policy loss."""
 
-    columns: tuple[str, ...] = ("value", "return")
     needs_entropy = False
     temperature = 1.0
 
-    def __init__(self, *, cliprange: float, aggregation: Aggregation, longest_response: int) -> None:
-        """`longest_response`: largest number of tokens of a response; see `token_weights`."""
+    def __init__(
+        self, *, cliprange: float, aggregation: Aggregation, longest_response: int, has_shares: bool = False
+    ) -> None:
+        """`longest_response`: largest number of tokens of a response; see `token_weights`.
+
+        `has_shares`: whether there is a column ``trajectory_share``.
+        """
+        self.columns: tuple[str, ...] = ("value", "return", *(("trajectory_share",) if has_shares else ()))
         self.cliprange = cliprange
         self.aggregation = aggregation
         self.longest_response = longest_response
@@ -72,10 +78,12 @@ class ValueObjective:
         counted = tokens.weight > 0
         value = tokens.value.detach()
         # Values of inactive tokens may be anything: 0 * inf would make the sum NaN.
-        before, returns = (torch.where(counted, tokens.columns[name], value) for name in self.columns)
+        before, returns = (torch.where(counted, tokens.columns[name], value) for name in ("value", "return"))
         loss, clipped = value_loss(tokens.value, before, returns, cliprange=self.cliprange)
         told = {"critic/clip_fraction": clipped, _RETURN: returns, _ERROR: returns - before}
-        metrics = {"critic/loss": tally_mean(loss, tokens.weight)} | tally(told, counted)
+        share, rows = tokens.columns.get("trajectory_share"), RowReducer(tokens.row, counted)
+        parts = batch_parts(tokens.weight, rows, self.aggregation, self.longest_response, share)
+        metrics = {"critic/loss": tally_mean(loss, tokens.weight, parts)} | tally(told, counted)
         return (tokens.weight * loss).sum(), metrics
 
 

@@ -34,9 +34,13 @@ def tally(values: Mapping[str, torch.Tensor], counted: torch.Tensor) -> dict[str
     return dict(zip(values, rows, strict=True))
 
 
-def tally_mean(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The mean of `values` [N], weighted by non-negative `weight` [N]; see `Stat.weighted`."""
-    total, count = (values.detach().double() * weight).sum(), weight.sum().double()
+def tally_mean(values: torch.Tensor, weight: torch.Tensor, parts: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of `values` [N], weighted by non-negative `weight` [N]; see `Stat.weighted`.
+
+    With `parts` [N], the weighted sum over their sum instead.
+    """
+    total = (values.detach().double() * weight).sum()
+    count = (weight if parts is None else parts).sum().double()
     known = count > 0
     total = torch.where(known, total, 0.0)
     mean = total / torch.where(known, count, 1.0)

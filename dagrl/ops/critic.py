@@ -26,6 +26,7 @@ def critic(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         cliprange=node.cliprange_value,
         aggregation=node.aggregation,
         longest_response=context.sampling.max_new_tokens,
+        has_shares="trajectory_share" in parts[0].batch,
     )
     stats = engine.update(
         [part.batch for part in parts] * node.epochs,

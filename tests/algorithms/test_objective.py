@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.backends.base import ResponseTokens
-from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
+from dagrl.config.schema import Aggregation, LossSpec, RolloutCorrectionSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import read_tallies
 
@@ -126,6 +127,34 @@ def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, 
     torch.testing.assert_close(gradient_in_parts, gradient, atol=1e-10, rtol=0)
     assert metrics_in_parts == pytest.approx(metrics, abs=1e-10)
     assert correction or gradient.abs().max() > 0
+
+
+@settings(deadline=None)
+@given(
+    cut_batches(),
+    st.sampled_from(get_args(Aggregation)),
+    st.sampled_from(POLICIES),
+    st.sampled_from(CORRECTIONS),
+    st.booleans(),
+)
+def test_the_metric_is_the_number_whose_gradient_is_applied(cut, aggregation, policy, correction, in_rows):
+    batch, logits, parts = cut
+    available = [*ALL, "rollout_logprob"]
+    if in_rows:
+        # Each trajectory has two of the rows, or is cut off.
+        share = Column(np.full(len(batch), 0.5, dtype=np.float32))
+        batch, parts = (
+            batch.with_columns({"trajectory_share": share}),
+            [part.with_columns({"trajectory_share": Column(share.values[: len(part)])}) for part in parts],
+        )
+        available.append("trajectory_share")
+    spec = LossSpec(aggregation=aggregation, **policy)
+    corrections = {"correction": RolloutCorrectionSpec(**correction)} if correction else {}
+    objective = PolicyObjective(spec, 1.0, available, longest_response=5, **corrections)
+    for pieces in ([batch], parts):
+        loss, _, metrics = train(pieces, objective, logits)
+        # Weights are float32, one fifth for example.
+        assert metrics["loss/policy"] == pytest.approx(loss, rel=1e-6, abs=1e-10)
 
 
 @settings(deadline=None)
