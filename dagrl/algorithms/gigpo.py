@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -36,12 +37,15 @@ def gigpo_advantages(
     discount: float,
     step_coef: float,
     normalize_by_std: bool = True,
+    mean_over: Literal["responses", "turns"] = "responses",
 ) -> Column:
     """A = A_episode + w A_step (GiGPO, arXiv 2505.10978, equations 3 and 6 to 8).
 
-    A_episode are the advantages of `grpo_advantages`. For A_step, the turns of a group that begin in the same state are
-    compared with each other in the same way, by their returns R_t = sum over k >= t of discount^(k - t) r_k. The state
-    is what the policy was told since its turn before: the paper's anchor state. A state that occurs once has A_step 0.
+    A_episode are the advantages of `grpo_advantages`, as in the paper; or, with `mean_over` ``turns``, those where a
+    response counts as often in its group as it has turns, as in verl-agent and ROLL. For A_step, the turns of a group
+    that begin in the same state are compared with each other in the same way, by their returns
+    R_t = sum over k >= t of discount^(k - t) r_k. The state is what the policy was told since its turn before: the
+    paper's anchor state. A state that occurs once has A_step 0.
 
     Args:
         rewards: [S], one per response.
@@ -54,6 +58,7 @@ def gigpo_advantages(
         discount: weight of a reward one turn later.
         step_coef: w.
         normalize_by_std: whether to divide both advantages by their groups' standard deviations.
+        mean_over: what a group's mean and standard deviation of rewards are of.
 
     Returns:
         float32, ragged as `mask`.
@@ -71,9 +76,12 @@ def gigpo_advantages(
     one_each = Column(np.ones(len(steps), dtype=np.float32), np.arange(len(steps) + 1))
     returns = _returns(steps, token_rewards, discount)
     compared = grpo_advantages(returns, anchors, one_each, normalize_by_std=normalize_by_std)
+    rows = [step.row for step in steps]
+    of_rows = grpo_advantages(rewards[rows], groups[rows], one_each, normalize_by_std=normalize_by_std)
     values = episode.values.astype(np.float64)
-    for step, advantage in zip(steps, compared.values.tolist(), strict=True):
-        values[step.begin : step.end] += step_coef * advantage
+    for step, whole, advantage in zip(steps, of_rows.values.tolist(), compared.values.tolist(), strict=True):
+        span = slice(step.begin, step.end)
+        values[span] = (whole if mean_over == "turns" else values[span]) + step_coef * advantage
     return Column(np.where(mask.values > 0, values, 0.0).astype(np.float32), mask.offsets)
 
 

@@ -114,6 +114,7 @@ def _estimate(
                 discount=node.gamma,
                 step_coef=node.step_coef,
                 normalize_by_std=node.normalize_by_std,
+                mean_over=node.mean_over,
             )
         case "reinforce_plus_plus_baseline":
             return reinforce_plus_plus_baseline_advantages(rewards, groups, mask)

@@ -33,6 +33,7 @@ _OF_ESTIMATORS = {
     "normalize_by_std": ("grpo", "gigpo"),
     "gamma": ("gae", "gigpo"),
     "step_coef": ("gigpo",),
+    "mean_over": ("gigpo",),
     "lam": ("gae",),
     "baseline": ("opmd",),
     "tau": ("opmd",),

@@ -12,8 +12,9 @@ import torch
 
 from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinforce_plus_plus_advantages
 from dagrl.algorithms.aggregation import token_weights
+from dagrl.algorithms.dpo import preference_loss
 from dagrl.algorithms.gae import gae_advantages
-from dagrl.algorithms.losses import PolicyLoss, cispo, opmd_kimi, topr
+from dagrl.algorithms.losses import PolicyLoss, cispo, opmd_kimi, ppo_clip, topr
 from dagrl.algorithms.rows import RowReducer
 from dagrl.data.batch import Column
 
@@ -95,19 +96,39 @@ def test_a_single_response_says_nothing_where_verl_takes_its_reward():
     assert grpo_advantages(np.array([3.0]), np.array([0]), mask).values.tolist() == [0.0]
 
 
-@pytest.mark.parametrize(("mask", "same"), [([1, 1, 1], True), ([1, 0, 1], False)])
-def test_returns_step_over_a_tools_tokens_where_verl_lets_them_end(mask, same):
-    # verl: backwards, what is to come is multiplied with the mask of each token after that token has had its share.
+@pytest.mark.parametrize("mask", [[1, 1, 1], [1, 0, 1]])
+@pytest.mark.parametrize(("gamma", "same"), [(1.0, True), (0.9, False)])
+def test_returns_are_not_discounted_where_verls_are(mask, gamma, same):
+    # verl since 0.9: backwards, tokens outside of the mask leave what is to come as it is.
     tokens, other = Column.ragged([mask, [1]], "float32"), 0.5
     to_come, there = 0.0, []
     for reward, counts in zip([0.0, 0.0, 2.0][::-1], mask[::-1], strict=True):
-        to_come += reward
-        there.insert(0, to_come)
-        to_come *= counts
+        following = reward + gamma * to_come
+        there.insert(0, following * counts)
+        to_come = following * counts + to_come * (1 - counts)
     whole = [*(each for each, counts in zip(there, mask, strict=True) if counts), other]
     expected = [(each - np.mean(whole)) / np.std(whole, ddof=1) for each in whole]
     found = reinforce_plus_plus_advantages(np.array([2.0, other]), tokens).values
     assert (found[tokens.values > 0].tolist() == pytest.approx(expected, abs=1e-6)) == same
+
+
+@pytest.mark.parametrize(("lengths", "same"), [((1, 1), True), ((4, 2), False)])
+def test_ipo_takes_sums_where_trl_takes_means(lengths, same):
+    # TRL divides both log-ratios by the lengths of their responses.
+    ratios, beta = (0.8, -0.4), 0.1
+    here = preference_loss(torch.tensor(ratios[0] - ratios[1], dtype=torch.float64), "ipo", beta=beta).item()
+    there = (ratios[0] / lengths[0] - ratios[1] / lengths[1] - 1 / (2 * beta)) ** 2
+    assert (here == pytest.approx(there)) == same
+
+
+def test_a_dual_clip_is_in_the_clip_fraction_where_verl_has_two():
+    # verl: pg_clipfrac of the bounds around 1, and pg_clipfrac_lower of the dual clip.
+    ratio = torch.tensor([0.5, 0.9, 1.5, 4.0, 1.5, 4.0, 0.5], dtype=torch.float64)
+    advantage = torch.tensor([-1.0, -1.0, -1.0, -1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    found = ppo_clip(ratio.log(), torch.zeros(7), advantage, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+    free, bounded = -advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)
+    two = bounded > free, (torch.maximum(free, bounded) > -advantage * 3.0) & (advantage < 0)
+    assert found.clipped.sum() == two[0].sum() + two[1].sum() == 4
 
 
 @pytest.mark.parametrize(("mask", "same"), [([1, 1, 1], True), ([1, 0, 1], False)])

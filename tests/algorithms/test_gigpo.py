@@ -50,6 +50,32 @@ def test_both_comparisons_are_scaled_alike() -> None:
     np.testing.assert_allclose(np.abs(scaled[0]), np.array([3, 3, 0, 3]) / np.sqrt(2), rtol=1e-6)
 
 
+@pytest.mark.parametrize("normalize_by_std", [True, False])
+@pytest.mark.parametrize("by_turns", [True, False])
+def test_a_response_counts_once_or_as_often_as_it_has_turns(by_turns, normalize_by_std) -> None:
+    """verl-agent and ROLL have a row for each turn, and take mean and deviation over a group's rows."""
+    turns = ragged([1, 0, 2, 0, 3], [1], [1, 1, 0, 2], [1], dtype="int16")
+    groups, rewards = np.array([0, 0, 0, 1]), np.array([1.0, 0.0, 0.5, 3.0])
+    found = gigpo_advantages(
+        rewards,
+        groups,
+        Column((turns.values > 0).astype(np.float32), turns.offsets),
+        token_rewards=ragged([0] * 5, [0], [0] * 4, [0]),
+        prompts=ragged([3], [3], [3], [4], dtype="int64"),
+        tokens=ragged([5, 6, 7, 8, 9], [4], [1, 2, 3, 4], [1], dtype="int64"),
+        turns=turns,
+        discount=1.0,
+        step_coef=0.0,
+        normalize_by_std=normalize_by_std,
+        mean_over="turns" if by_turns else "responses",
+    )
+    entries = np.array([1.0, 1.0, 1.0, 0.0, 0.5, 0.5] if by_turns else [1.0, 0.0, 0.5])
+    scale = entries.std(ddof=1) if normalize_by_std else 1.0
+    expected = [(reward - entries.mean()) / scale for reward in rewards[:3]]
+    for row, advantage in enumerate([*expected, 0.0]):
+        np.testing.assert_allclose(found[row], np.where(turns[row] > 0, advantage, 0.0), rtol=1e-6, atol=1e-7)
+
+
 def test_groups_do_not_share_states() -> None:
     turns = ragged([1], [1], dtype="int16")
     mask = ragged([1], [1])

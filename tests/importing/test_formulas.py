@@ -248,6 +248,14 @@ def test_a_warmup_by_ratio_stays_one(translated, framework, given_settings, sche
     assert {key.removeprefix(prefix): value for key, value in tree.items() if key.startswith(prefix)} == schedule
 
 
+def test_gigpo_of_verl_agent_is_over_turns(translated):
+    given_settings = {"algorithm.adv_estimator": "gigpo", "algorithm.gamma": 0.95}
+    options = {"algorithm.gigpo.mode": "mean_norm", "algorithm.gigpo.step_advantage_w": 0.5}
+    tree = translated("verl", {**given_settings, **options, "algorithm.norm_adv_by_std_in_grpo": True})
+    names = ("estimator", "mean_over", "normalize_by_std", "gamma", "step_coef")
+    assert [tree[f"nodes.advantage.{name}"] for name in names] == ["gigpo", "turns", False, 0.95, 0.5]
+
+
 CORRECTION = "algorithm.rollout_correction"
 
 

@@ -40,13 +40,22 @@ def _estimator(t: Translation) -> None:
         return
     t.write("nodes.advantage.estimator", _ESTIMATORS[name], key)
     std = "algorithm.norm_adv_by_std_in_grpo"
+    mode, weight = "algorithm.gigpo.mode", "algorithm.gigpo.step_advantage_w"
+    if name == "gigpo":
+        # The estimator of verl-agent, which has a row for each turn.
+        t.put("nodes.advantage.mean_over", "turns")
+        t.copy(weight, "nodes.advantage.step_coef")
+        if t.given(mode):
+            t.write("nodes.advantage.normalize_by_std", t.get(mode) == "mean_std_norm", mode)
+            t.imply("`gigpo.mode` takes its place", std)
+    t.imply("has no effect on this estimator", mode, weight)
     if name not in ("grpo", "gigpo", "grpo_vectorized"):
         t.imply("has no effect on this estimator", std)
-    elif t.given(std):
+    elif t.given(std) and not t.is_recorded(std):
         t.write("nodes.advantage.normalize_by_std", t.get(std), std)
     for option in ("gamma", "lam"):
         option_key = f"algorithm.{option}"
-        if name == "gae" and t.given(option_key):
+        if t.given(option_key) and (name == "gae" or (name, option) == ("gigpo", "gamma")):
             t.write(f"nodes.advantage.{option}", t.get(option_key), option_key)
         elif t.get(option_key) in (None, 1, 1.0) or name not in ("reinforce_plus_plus",):
             t.imply("has no effect on this estimator", option_key)
@@ -190,6 +199,7 @@ RULES = (
         "algorithm.norm_adv_by_std_in_grpo",
         "algorithm.gamma",
         "algorithm.lam",
+        "algorithm.gigpo.*",
         targets=(
             "nodes.advantage.estimator",
             "nodes.advantage.normalize_by_std",

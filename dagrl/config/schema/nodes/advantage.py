@@ -111,6 +111,9 @@ class AdvantageNode(NodeBase):
     """``gae``: weight of a reward one token later; ``gigpo``: of one a turn later."""
     step_coef: Weight = 1.0
     """``gigpo`` only: weight of the comparison of turns."""
+    mean_over: Literal["responses", "turns"] = "responses"
+    """``gigpo`` only: whether a response counts once in the mean and deviation of its group's rewards, as in the paper,
+    or as often as it has turns, as in verl-agent and ROLL."""
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
     """``gae`` only: 1 takes rewards as they come; below, the critic's word for what is still to come counts for more:
     less variance, and more of the critic's own mistakes."""
