@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-_END_OF_THOUGHT = "</think>"
+import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BEGIN = re.compile(r"<(?:seed:)?think>|\[THINK\]")
+_MARK_TOKENS = 16
+"""Tokens of such a mark, at most, with the space behind it."""
+_REASONING = re.compile(r".*(?:</(?:seed:)?think>|\[/THINK\])", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +25,8 @@ class Call:
 
     name: str
     arguments: Mapping[str, Any]
+    id: str = ""
+    """The id that the policy has written, where its syntax has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +36,28 @@ class MalformedCall:
     why: str
 
 
-type Parser = Callable[[str], Sequence[Call | MalformedCall]]
-"""From the text of a turn, without the token that ended it, to the calls in it, in order."""
+class Parser(Protocol):
+    """Finds the calls in the text of a turn."""
+
+    def __call__(self, text: str, /, *, thinks: bool = False) -> Sequence[Call | MalformedCall]:
+        """The calls in order. `text` has no end token; `thinks` says that the prompt has begun the reasoning."""
 
 
 def after_reasoning(text: str) -> str:
     """The text after a model's reasoning."""
-    return text.rpartition(_END_OF_THOUGHT)[2]
+    return _REASONING.sub("", text, count=1)
+
+
+def outside_reasoning(text: str, *, thinks: bool) -> str:
+    """As `after_reasoning`, and before reasoning that does not end; `thinks` as in `Parser`."""
+    answer = after_reasoning(text)
+    return "" if thinks and answer == text else _BEGIN.split(answer, maxsplit=1)[0]
+
+
+def begins_reasoning(tokenizer: PreTrainedTokenizerBase, context: np.ndarray) -> bool:
+    """Whether tokens before a turn end with the mark that begins reasoning, as some templates write it."""
+    end = tokenizer.decode(context[-_MARK_TOKENS:]).rstrip()
+    return any(found.end() == len(end) for found in _BEGIN.finditer(end))
 
 
 def parsed_call(name: str, arguments: Any) -> Call | MalformedCall:

@@ -100,6 +100,23 @@ def chat_text(
     A `complete` chat ends with the assistant's message. Raises ValueError if the chat template rejects the messages,
     for example a system message or turns that do not alternate.
     """
+    try:
+        return render_chat(tokenizer, chat, tools, complete=complete)
+    except ValueError as error:
+        roles = ", ".join(str(message.get("role")) for message in chat)
+        raise ValueError(
+            f"the tokenizer's chat template rejects a chat of {roles}: {error}; change the chat or the template"
+        ) from error
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    complete: bool = False,
+) -> str:
+    """As `chat_text`; its ValueError has the template's reason alone."""
     from jinja2 import TemplateError
 
     def render(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -117,10 +134,7 @@ def chat_text(
         with suppress(TemplateError, TypeError):
             if (written := with_arguments_as_text(chat)) != chat:
                 return render(written)
-        roles = ", ".join(str(message.get("role")) for message in chat)
-        raise ValueError(
-            f"the tokenizer's chat template rejects a chat of {roles}: {error}; change the chat or the template"
-        ) from error
+        raise ValueError(str(error)) from error
 
 
 def _byte_vocabulary(spec: TokenizerSpec) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -35,10 +37,10 @@ CHATML = """\
 said is written otherwise where it comes last."""
 
 
-def chatml_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, and the special tokens of ChatML."""
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend = Tokenizer(BPE({character: number for number, character in enumerate(sorted(alphabet))}, merges=[]))
+def chatml_tokenizer(merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
+    """Bytes, joined by `merges`, and the special tokens of ChatML."""
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    backend = Tokenizer(BPE({piece: number for number, piece in enumerate(pieces)}, merges=[*merges]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from dagrl.backends.tool_calls import Call, MalformedCall, Parser, after_reasoning, parsed_call
+from dagrl.backends.tool_calls import Call, MalformedCall, Parser, outside_reasoning, parsed_call
 from dagrl.models.library_classes import source_of
 
 _PARSERS = "srt/function_call/function_call_parser.py"
+_AROUND = {"gpt-oss": ("<|start|>assistant", "<|call|>")}
+"""What the prompt ends with, and the end token of a call, where a parser looks for them."""
+_CALL_ID = re.compile(r"\[CALL_ID\](\w+)")
+_KIMI_ID = re.compile(r"<\|tool_call_begin\|>\s*([\w.-]+:\d+)")
 
 
 def parser_names() -> Iterator[str]:
@@ -32,16 +39,36 @@ def tool_parser(name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
     except ValueError as error:
         raise ValueError(f"SGLang has no tool-call parser `{name}`: {error}") from error
 
-    def parse(text: str) -> list[Call | MalformedCall]:
+    def parse(text: str, /, *, thinks: bool = False) -> list[Call | MalformedCall]:
         # A parser remembers its message, so each text needs another one.
-        parser, answer = FunctionCallParser(tools, name), after_reasoning(text)
+        parser = FunctionCallParser(tools, name)
+        begin, end = _AROUND.get(name, ("", ""))
+        answer = begin + outside_reasoning(text, thinks=thinks) + end
         if not parser.has_tool_call(answer):
             return []
         try:
-            _, items = parser.parse_non_stream(answer)
+            _, items = parser.parse_non_stream(_CALL_ID.sub("", answer))
         except Exception as error:  # noqa: BLE001 (text of a model must not end a run, whatever the parser raises)
             return [MalformedCall(f"the tool call cannot be read: {error}")]
         calls = [parsed_call(str(item.name), item.parameters) for item in items]
+        ids = _ids(answer)
+        if len(calls) == len(ids) == len(set(ids)):
+            calls = [
+                replace(call, id=each) if isinstance(call, Call) else call
+                for call, each in zip(calls, ids, strict=True)
+            ]
         return calls or [MalformedCall("no tool call could be parsed that names an existing tool")]
 
     return parse
+
+
+def _ids(text: str) -> list[str]:
+    """Ids that the policy has given its calls: newer and older models of Mistral, and Kimi."""
+    if marked := _CALL_ID.findall(text) or _KIMI_ID.findall(text):
+        return marked
+    listed = text.partition("[TOOL_CALLS]")[2].lstrip()
+    try:
+        calls, _ = json.JSONDecoder(strict=False).raw_decode(listed)
+        return [call["id"] for call in calls if isinstance(call["id"], str)]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return []

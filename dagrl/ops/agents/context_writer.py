@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +12,15 @@ import numpy as np
 from dagrl.data.tokenizer import chat_text
 from dagrl.models.images import ImageSettings, image_starts
 from dagrl.ops.agents.messages import FOLLOWING, Message, RequestError
+from dagrl.ops.turns.rendered import RenderedText
 from dagrl.ops.turns.template import Message as Answer
-from dagrl.ops.turns.template import MessageWriter, encodable
+from dagrl.ops.turns.template import MessageWriter, nine_characters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 type Images = Sequence[np.ndarray]
 """Images in order, uint8 [height, width, 3] each, as the policy sees them."""
-_UNLIMITED = 10**9
 _WRITERS = 64
 """Sets of tools that are remembered."""
 
@@ -34,9 +33,7 @@ class ContextWriter:
         self._vision = vision
         # A copy, because tokenizers have states, and other threads use this one.
         self.tokenizer = copy.deepcopy(tokenizer)
-        self._literal = copy.deepcopy(tokenizer)
-        self._specials = tuple(tokenizer.all_special_tokens)
-        self._placeholder = str(tokenizer.convert_ids_to_tokens(vision.token)) if vision else ""
+        self._rendered = RenderedText(self.tokenizer, vision)
         self._writers: dict[str, MessageWriter] = {}
 
     def conversation(
@@ -49,18 +46,11 @@ class ContextWriter:
         """
         if not self.tokenizer.chat_template:
             raise RequestError("the policy's tokenizer has no chat template; use /v1/completions")
-        shown, hidden = self._without_specials(messages)
+        left = [image.shape[:2] for image in images]
         try:
-            text = chat_text(self.tokenizer, shown, tools)
+            tokens = self._rendered.encode(self._written([self._shown(message) for message in messages], tools), left)
         except ValueError as error:
             raise RequestError(str(error)) from error
-        tokens: list[int] = []
-        left = [image.shape[:2] for image in images]
-        for mark, content in hidden:
-            before, found, text = text.partition(mark)
-            tokens += self._encoded(before, left)
-            tokens += self.plain(content).tolist() if found else []
-        tokens += self._encoded(text, left)
         if left:
             raise RequestError(f"the policy's chat template does not write {len(left)} of the {len(images)} images")
         if not tokens:
@@ -80,9 +70,7 @@ class ContextWriter:
         if key not in self._writers:
             if len(self._writers) >= _WRITERS:
                 self._writers.clear()
-            self._writers[key] = MessageWriter(
-                self.tokenizer, tools, _UNLIMITED, literal=self._literal, vision=self._vision
-            )
+            self._writers[key] = MessageWriter(self.tokenizer, tools, None, self._rendered, self._vision)
         left = iter(images)
         try:
             answers = [_answer(message, left) for message in messages]
@@ -110,55 +98,56 @@ class ContextWriter:
 
     def plain(self, text: str) -> np.ndarray:
         """Tokens of a text, int64; special tokens in it are plain text."""
-        tokens = self._literal.encode(encodable(text), add_special_tokens=False, split_special_tokens=True)
-        return np.array(tokens, dtype=np.int64)
+        return np.array(self._rendered.plain(text), dtype=np.int64)
 
-    def _without_specials(self, messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, str]]]:
-        """The messages with marks in place of texts that hold special tokens; the marks and texts in order."""
-        hidden: list[tuple[str, str]] = []
+    def _written(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+        """The messages as the template writes them; ids of calls become shorter if it wants that."""
+        try:
+            return chat_text(self.tokenizer, messages, tools)
+        except ValueError:
+            try:
+                return chat_text(self.tokenizer, [_with_short_ids(message) for message in messages], tools)
+            except ValueError:
+                pass  # the ids were not the reason
+            raise
 
-        def shown(text: str, role: str) -> str:
-            specials = self._specials if role in ("user", "tool") else ()
-            # The token of images stands for images alone.
-            if not any(special in text for special in (*specials, *filter(None, [self._placeholder]))):
-                return text
-            hidden.append((f"content {secrets.token_hex(8)}", text))
-            return hidden[-1][0]
+    def _shown(self, message: Message) -> Message:
+        """The message without special tokens where users and tools speak; those of images stand for images alone."""
+        content, only_images = message["content"], message["role"] not in ("user", "tool")
+        if isinstance(content, str):
+            return {**message, "content": self._rendered.hidden(content, only_images=only_images)}
+        parts = [
+            {**part, "text": self._rendered.hidden(part["text"], only_images=only_images)} if "text" in part else part
+            for part in content
+        ]
+        return {**message, "content": parts}
 
-        written = []
-        for message in messages:
-            role, content = message["role"], message["content"]
-            if isinstance(content, str):
-                content = shown(content, role)
-            else:
-                content = [{**each, "text": shown(each["text"], role)} if "text" in each else each for each in content]
-            written.append({**message, "content": content})
-        return written, hidden
 
-    def _encoded(self, text: str, left: list[tuple[int, ...]]) -> list[int]:
-        """Tokens of a text, with those of the images at its placeholders, whose sizes are taken from `left`."""
-        if not self._vision:
-            return self.tokenizer.encode(encodable(text), add_special_tokens=False) if text else []
-        tokens: list[int] = []
-        for number, piece in enumerate(text.split(self._placeholder)):
-            if number:
-                if not left:
-                    raise RequestError("the policy's chat template writes more images than there are")
-                tokens += [self._vision.token] * int(self._vision.tokens(np.array(left.pop(0)))[0])
-            tokens += self.tokenizer.encode(encodable(piece), add_special_tokens=False) if piece else []
-        return tokens
+def _with_short_ids(message: Message) -> Message:
+    short = dict(message)
+    if "tool_call_id" in message:
+        short["tool_call_id"] = nine_characters(message["tool_call_id"])
+    if "tool_calls" in message:
+        short["tool_calls"] = [{**call, "id": nine_characters(str(call["id"]))} for call in message["tool_calls"]]
+    return short
 
 
 def _answer(message: Message, images: Iterator[np.ndarray]) -> Answer:
     """A message as `MessageWriter` takes it; its images are the next ones."""
-    content = message["content"]
-    if isinstance(content, str):
-        return Answer(message["role"], content)
-    text, places, own = "", [], []
-    for part in content:
+    content, text = message["content"], ""
+    places: list[int] = []
+    own: list[np.ndarray] = []
+    for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
         if part["type"] == "text":
             text += part["text"]
         else:
             places.append(len(text))
             own.append(next(images))
-    return Answer(message["role"], text, tuple(own), tuple(places))
+    return Answer(
+        message["role"],
+        text,
+        tuple(own),
+        tuple(places) if own else None,
+        message.get("name", ""),
+        message.get("tool_call_id", ""),
+    )

@@ -110,6 +110,17 @@ def key_of(message: Message) -> bytes:
     return json.dumps(told, sort_keys=True).encode()
 
 
+def with_names(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the name of the tool that answers, which some templates write, as its call has it."""
+    named: list[Message] = []
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {str(call["id"]): call["function"]["name"] for call in message.get("tool_calls", ())}
+        name = names.get(message.get("tool_call_id", ""))
+        named.append({"name": name, **message} if message["role"] == "tool" and name else message)
+    return named
+
+
 def reply_message(text: str, calls: Sequence[Call], ids: Sequence[str]) -> Message:
     """The assistant's message of a reply."""
     message: Message = {"role": "assistant", "content": text}

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.backends.tool_calls import Call, Parser, after_reasoning
+from dagrl.backends.tool_calls import Call, Parser, after_reasoning, begins_reasoning
 from dagrl.data.tokenizer import begun_text
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.images import ImageReader
-from dagrl.ops.agents.messages import Message, key_of, reply_message
+from dagrl.ops.agents.messages import Message, key_of, reply_message, with_names
 from dagrl.ops.agents.tree import (
     ContextLengthError,
     Exchange,
@@ -26,7 +26,7 @@ from dagrl.ops.agents.tree import (
     cut_reply,
     digests,
 )
-from dagrl.ops.turns.template import encodable
+from dagrl.ops.turns.rendered import encodable
 
 _LENGTH, _TURNS = "length", "turns"
 
@@ -109,6 +109,7 @@ class Session:
 
     async def chat(self, messages: Sequence[Message], wish: Wish) -> list[Reply]:
         """Replies to a conversation. Raises RequestError, ContextLengthError or TurnLimitError."""
+        messages = with_names(messages)
         start = digests([repr(wish.tools).encode()])[0]
         said = digests([key_of(message) for message in messages], start)
         parent, given, images = self._known(messages, said, wish) or self._new(messages, wish)
@@ -222,7 +223,9 @@ class Session:
 
     def _reply(self, exchange: Exchange, completion: Completion, text: str, read: Parser | None, wish: Wish) -> Reply:
         # Some parsers read a call that was cut off as a whole one.
-        found = read(text) if read and completion.finish_reason != _LENGTH else ()
+        context = self.tree.context(exchange)
+        thinks = begins_reasoning(self.writer.tokenizer, context)
+        found = read(text, thinks=thinks) if read and completion.finish_reason != _LENGTH else ()
         calls = [call for call in found if isinstance(call, Call)]
         if wish.single_call:
             calls = calls[:1]
@@ -235,11 +238,12 @@ class Session:
             reasoning.removeprefix("<think>").removesuffix("</think>").strip(),
             content.strip() if reasoning or calls else content,
             tuple(calls),
-            tuple(f"call_{secrets.token_hex(8)}" for _ in calls),
+            # Nine letters and digits, as Mistral's templates want it.
+            tuple(call.id or secrets.token_hex(5)[:9] for call in calls),
             completion.finish_reason,
             completion.tokens,
             completion.logprobs,
-            len(self.tree.context(exchange)),
+            len(context),
         )
 
     def _decode(self, tokens: np.ndarray) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.registry import backends
-from dagrl.backends.tool_calls import Call, MalformedCall, Parser, after_reasoning, parsed_call
+from dagrl.backends.tool_calls import Call, MalformedCall, Parser, outside_reasoning, parsed_call
 from dagrl.graph.plugins.custom import load_function, located, raised_by
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -27,12 +27,12 @@ def parser_of(tool_format: str, schemas: Sequence[Mapping[str, Any]], folder: Pa
     return backend.tool_parser(tool_format, schemas)
 
 
-def hermes_calls(text: str) -> list[Call | MalformedCall]:
+def hermes_calls(text: str, /, *, thinks: bool = False) -> list[Call | MalformedCall]:
     """Parse ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, the format of Hermes, Qwen 2.5 and Qwen 3.
 
-    Calls inside a model's reasoning (up to ``</think>``) are ignored.
+    Calls inside a model's reasoning are ignored.
     """
-    return [_hermes_call(body.strip()) for body in _HERMES.findall(after_reasoning(text))]
+    return [_hermes_call(body.strip()) for body in _HERMES.findall(outside_reasoning(text, thinks=thinks))]
 
 
 def _hermes_call(body: str) -> Call | MalformedCall:
@@ -49,7 +49,7 @@ def _own_parser(place: str, folder: Path | None) -> Parser:
     """Wrap a user's function from text to (name, arguments) pairs, which raises ValueError for malformed calls."""
     function = load_function(place, folder)
 
-    def parse(text: str) -> list[Call | MalformedCall]:
+    def parse(text: str, /, *, thinks: bool = False) -> list[Call | MalformedCall]:
         try:
             found = list(function(text))
         except ValueError as error:

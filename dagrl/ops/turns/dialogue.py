@@ -84,12 +84,14 @@ class ResponseDialogue:
         self._offered = offered(others.tools, self._extra_info)
         self._episode = Episode(others.environment, fields) if others.environment else None
 
-    def respond(self, text: str, *, cut: bool, last: bool) -> PendingReply:
+    def respond(self, text: str, *, cut: bool, last: bool, thinks: bool = False) -> PendingReply:
         """Respond to a turn's `text`, which may be `cut` off by a length limit, or the `last` turn allowed.
+
+        `thinks` says that the prompt has begun the turn's reasoning.
 
         A turn with tool calls goes to the tools alone, any other to the environment, if there is one.
         """
-        calls = self._others.parse(text) if self._others.tools and not cut else []
+        calls = self._others.parse(text, thinks=thinks) if self._others.tools and not cut else []
         over = LENGTH if cut else TURNS if last else None
         if calls:
             return PendingReply([], lambda _: Reply(ends=TURNS)) if last else self._called(calls)
@@ -111,8 +113,8 @@ class ResponseDialogue:
 
         def conclude(ends: Sequence[Done]) -> Reply:
             answers = tuple(
-                Message("tool", refusal) if refusal else self._message("tool", tool_answer(end))
-                for refusal, end in zip(refusals, ends, strict=True)
+                self._message("tool", refusal or tool_answer(end), call)
+                for call, refusal, end in zip(calls, refusals, ends, strict=True)
             )
             failed = sum(bool(refusal) or end.failure is not None for refusal, end in zip(refusals, ends, strict=True))
             return Reply(answers, calls=len(calls), failed_calls=failed)
@@ -150,16 +152,19 @@ class ResponseDialogue:
         answer = self._message("user", (str(observation.text), *observation.images))
         return Reply((answer,), reward=observation.reward)
 
-    def _message(self, role: str, answer: Answer) -> Message:
+    def _message(self, role: str, answer: Answer, call: Call | MalformedCall | None = None) -> Message:
         """A message of the texts and images of an answer. ValueError for an image if prompts have none."""
+        name, call_id = (call.name, call.id) if isinstance(call, Call) else ("", "")
         if isinstance(answer, str):
-            return Message(role, answer)
+            return Message(role, answer, name=name, call_id=call_id)
         images = [part for part in answer if not isinstance(part, str)]
         vision = self._others.vision
         if images and vision is None:
             raise ValueError("a tool or environment answers with an image, and prompts have none; set data.image_key")
         pixels = tuple(resized(image, vision) for image in images) if vision else ()
-        return Message(role, "".join(part for part in answer if isinstance(part, str)), pixels)
+        return Message(
+            role, "".join(part for part in answer if isinstance(part, str)), pixels, name=name, call_id=call_id
+        )
 
 
 def tool_answer(end: Done) -> Answer:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dagrl.backends.base import GenerationRequest
+from dagrl.backends.tool_calls import begins_reasoning
 from dagrl.data.batch import Batch
 from dagrl.ops.base import Context
 from dagrl.ops.response import ABORTED, Response
@@ -172,7 +173,10 @@ class Conversations:
         # Without the end token.
         text = self._tokenizer.decode(response.tokens[turn.begin : turn.end if cut else turn.end - 1])
         last = len(response.turns) >= self._max_turns
-        pending = self._pending[row] = self._dialogues[row].respond(text, cut=cut, last=last)
+        # What the turn continues: the prompt, or the answers to the turn before.
+        context = response.tokens[: turn.begin] if turn.begin else self._requests[row].prompt
+        thinks = begins_reasoning(self._tokenizer, context)
+        pending = self._pending[row] = self._dialogues[row].respond(text, cut=cut, last=last, thinks=thinks)
         for index, work in enumerate(pending.work):
             if work is not None:
                 self._rows_of_jobs[self._jobs.begin(work)] = row, index

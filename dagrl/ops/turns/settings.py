@@ -52,7 +52,7 @@ def turn_settings(context: Context) -> TurnSettings:
         environment = node.environment
         return TurnSettings(
             tools,
-            parser_of(node.tool_format, schemas, resources.folder) if tools else lambda _: (),
+            parser_of(node.tool_format, schemas, resources.folder),
             load_environment(environment, node.environment_args, resources.folder) if environment else None,
             node.max_parallel_calls,
             node.on_environment_error == "end",

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import copy
+import hashlib
+import re
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dagrl.data.tokenizer import render_chat
 from dagrl.models.images import ImageSettings, image_starts
+from dagrl.ops.turns.rendered import RenderedText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CUT = "\n...\n"
-_ASSISTANT, _USER = "what the policy has said", "what it was asked"
+_USER = "what it was asked"
+_LAYOUTS = 256
+"""Sequences of messages that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +36,15 @@ class Message:
     """Images, uint8 [height, width, 3], resized as the model sees them."""
     places: tuple[int, ...] | None = None
     """Index in the text where each of them stands. Default: all stand before the text."""
+    name: str = ""
+    """The tool that answers."""
+    call_id: str = ""
+    """The id of the call that is answered."""
 
     @property
-    def layout(self) -> tuple[str, tuple[bool, ...]]:
-        """Role, and for each part whether it is an image."""
-        return self.role, tuple(part is None for part in self.parts())
+    def layout(self) -> _Layout:
+        """What the template's text around the message depends on."""
+        return _Layout(self.role, tuple(part is None for part in self.parts()), self.name, self.call_id)
 
     def parts(self) -> list[str | None]:
         """Pieces of the text in order; None stands for an image."""
@@ -47,37 +57,66 @@ class Message:
         return parts[:-1]
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A message without its texts."""
+
+    role: str
+    images: tuple[bool, ...]
+    """For each part whether it is an image."""
+    name: str
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A way in which the template writes messages of some layouts."""
+
+    calls: bool
+    """Whether the turn before has the calls that tools answer, or text alone."""
+    short_ids: bool = False
+    """Whether ids have nine letters and digits."""
+    head: str = ""
+    """What stands between the policy's text, or its last call, and the text of the first message."""
+
+    def end_of(self, sampled: str, *, is_added: bool) -> int:
+        """Where the token that has ended the policy's turn stands in the head; -1 if the template ends it otherwise.
+
+        Only a token that was added to the vocabulary can be told from the end of a call.
+        """
+        if not sampled or (self.calls and not is_added):
+            return -1
+        place = self.head.find(sampled)
+        return place if self.calls or not self.head[: max(place, 0)].strip() else -1
+
+
 class MessageWriter:
     """Writes answers as the tokens between two turns of the policy.
 
-    The chat template is rendered once for each sequence of roles, with placeholders for the texts. Texts are tokenised
-    separately, without special tokens, so that an answer cannot end a turn or begin one. Without a chat template the
-    texts follow each other.
+    The chat template renders the answers behind a turn that stands for the policy's, and what follows that turn is
+    tokenised, without the end token that the policy has written. Special tokens in the answers are plain text, so that
+    an answer cannot end a turn or begin one. Without a chat template the texts follow each other.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
         schemas: Sequence[dict[str, Any]],
-        max_tokens: int,
-        literal: PreTrainedTokenizerBase | None = None,
+        max_tokens: int | None,
+        rendered: RenderedText | None = None,
         vision: ImageSettings | None = None,
     ) -> None:
         """`schemas` of the tools, for the template; the text of an answer is truncated to `max_tokens`.
 
-        `literal` is a copy of the tokenizer that no other thread uses. Default: a new one. `vision` is set for a model
-        that sees.
+        `rendered` is one that no other thread uses. Default: a new one. `vision` is set for a model that sees.
         """
         self._vision = vision
         self._tokenizer = tokenizer
-        # A copy, because handling of special tokens is a state of the tokenizer, which other threads use.
-        self._literal = literal or copy.deepcopy(tokenizer)
-        self._schemas = list(schemas) or None
+        self._rendered = rendered or RenderedText(tokenizer, vision)
+        self._schemas = list(schemas)
         self._max_tokens = max_tokens
-        self._pieces: dict[tuple[tuple[str, tuple[bool, ...]], ...], list[list[int]]] = {}
-        cut = self._text_tokens(_CUT)
-        # Only if the tokenizer can write dots.
-        self._cut = [] if tokenizer.unk_token_id in cut else cut
+        self._said, self._marks = f"said {secrets.token_hex(8)}", f"answer {secrets.token_hex(8)} number"
+        self._frames = lru_cache(_LAYOUTS)(self._find_frames)
 
     def tokens(self, answers: Sequence[Message], last_token: int) -> np.ndarray:
         """Token ids of the answers after a turn that ended with `last_token`, up to the next turn, int64.
@@ -85,19 +124,22 @@ class MessageWriter:
         Raises ValueError if the template cannot write them.
         """
         layouts = tuple(answer.layout for answer in answers)
-        if layouts not in self._pieces:
-            self._pieces[layouts] = self._pieces_of(layouts)
-        first, *others = self._pieces[layouts]
-        # The policy has already written the end of its turn, unless that is an image's token, which it may sample.
-        ends = last_token if self._vision is None or last_token != self._vision.token else None
-        first = first[1:] if first[:1] == [ends] else first
-        images = [image for answer in answers for image in answer.images]
-        tokens = self._expanded(first, images)
-        texts = [part for answer in answers for part in answer.parts() if part is not None]
-        for text, piece in zip(texts, others, strict=True):
-            tokens += self._shortened(self._text_tokens(text))
-            tokens += self._expanded(piece, images)
-        return np.array(tokens, dtype=np.int64)
+        sizes = [image.shape[:2] for answer in answers for image in answer.images]
+        texts = [self._shortened(part) for answer in answers for part in answer.parts() if part is not None]
+        if not self._tokenizer.chat_template:
+            return np.array(self._bare_tokens(layouts, texts, sizes), dtype=np.int64)
+        # The policy may sample an image's token, which ends no turn.
+        sampled = "" if self._vision and last_token == self._vision.token else self._tokenizer.decode([last_token])
+        is_added = last_token in self._tokenizer.added_tokens_decoder
+        frames = [(frame.end_of(sampled, is_added=is_added), frame) for frame in self._frames(layouts)]
+        end, frame = next((each for each in frames if each[0] >= 0), frames[-1])
+        rest = self._rest(layouts, [self._rendered.hidden(text) for text in texts], frame)
+        if end < 0 and frame.calls and (special := self._rendered.special.search(frame.head)):
+            # The policy has written the end of its call, but not that of its turn.
+            rest = rest[special.start() :]
+        # Encoded with the end token, because some tokenizers write the beginning of a text in another way.
+        tokens = self._rendered.encode(rest[max(end, 0) :], sizes)
+        return np.array(tokens[1:] if end >= 0 and tokens[:1] == [last_token] else tokens, dtype=np.int64)
 
     def image_starts(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
         """Index in `tokens`, which `tokens` has returned, of the first token of each image, int64 [images]."""
@@ -105,100 +147,88 @@ class MessageWriter:
             return np.zeros(0, dtype=np.int64)
         return image_starts(tokens, np.array([image.shape[:2] for image in images]), self._vision)
 
-    def _expanded(self, piece: Sequence[int], images: list[np.ndarray]) -> list[int]:
-        """The tokens of a piece, with those of an image, taken from `images`, in place of each image token."""
-        if self._vision is None:
-            return list(piece)
+    def _shortened(self, text: str) -> str:
+        return text if self._max_tokens is None else self._rendered.shortened(text, self._max_tokens)
+
+    def _bare_tokens(
+        self, layouts: Sequence[_Layout], texts: Sequence[str], sizes: Sequence[tuple[int, ...]]
+    ) -> list[int]:
+        """Tokens without a chat template."""
         tokens: list[int] = []
-        for token in piece:
-            count = self._vision.tokens(np.array(images.pop(0).shape[:2]))[0] if token == self._vision.token else 1
-            tokens += [token] * int(count)
+        left, pixels = iter(texts), iter(sizes)
+        for is_image in (each for layout in layouts for each in layout.images):
+            tokens += self._rendered.image(next(pixels)) if is_image else self._rendered.plain(next(left))
         return tokens
 
-    def _shortened(self, tokens: list[int]) -> list[int]:
-        if len(tokens) <= self._max_tokens:
-            return tokens
-        cut = self._cut if len(self._cut) < self._max_tokens else []
-        kept = self._max_tokens - len(cut)
-        head = -(-kept // 2)
-        return tokens[:head] + cut + tokens[len(tokens) - (kept - head) :]
+    def _find_frames(self, layouts: tuple[_Layout, ...]) -> list[_Frame]:
+        """Ways in which the template writes messages of these layouts, the best first. Raises ValueError without one.
 
-    def _text_tokens(self, text: str) -> list[int]:
-        text = encodable(text)
-        return self._literal.encode(text, add_special_tokens=False, split_special_tokens=True)
-
-    def _pieces_of(self, layouts: Sequence[tuple[str, tuple[bool, ...]]]) -> list[list[int]]:
-        """The template's pieces around the texts of messages of these layouts, one more than there are texts.
-
-        Each image is one token.
+        With the calls that tools answer it writes what a model has been trained on, and some templates refuse answers
+        otherwise; others refuse several calls.
         """
-        roles = [role for role, _ in layouts]
-        if not self._tokenizer.chat_template:
-            return self._bare_pieces(layouts)
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": _USER},
-            {"role": "assistant", "content": _ASSISTANT},
-        ]
-        marks: list[str] = []
-        for role, layout in layouts:
-            parts: list[dict[str, str]] = []
-            for is_image in layout:
-                if is_image:
-                    parts.append({"type": "image"})
-                    continue
-                marks.append(f"answer number {len(marks)} of them")
-                parts.append({"type": "text", "text": marks[-1]})
-            messages.append({"role": role, "content": parts if any(layout) else "".join(p["text"] for p in parts)})
-        rest = self._rendered(messages, roles).partition(_ASSISTANT)[2]
-        pieces = []
-        for mark in marks:
-            piece, found, rest = rest.partition(mark)
-            if not found:
-                raise ValueError(_cannot_write(roles, "it drops their content"))
-            pieces.append(piece)
-        encoded = [self._encoded(piece) for piece in (*pieces, rest)]
-        images = sum(sum(layout) for _, layout in layouts)
-        if self._vision and sum(piece.count(self._vision.token) for piece in encoded) != images:
-            raise ValueError(_cannot_write(roles, "it drops their images"))
-        return encoded
+        texts = sum(not is_image for layout in layouts for is_image in layout.images)
+        marks = [f"{self._marks}{number}." for number in range(texts)]
+        answers_calls = any(layout.role == "tool" for layout in layouts)
+        frames: list[_Frame] = []
+        for calls in (True, False) if answers_calls else (False,):
+            for short_ids in (False, True):
+                frame = _Frame(calls, short_ids)
+                try:
+                    rest = self._rest(layouts, marks, frame)
+                    self._check(rest, marks, layouts)
+                except ValueError as error:
+                    failure = error
+                else:
+                    frames.append(replace(frame, head=rest.partition(marks[0])[0] if marks else rest))
+                    break
+        if not frames:
+            raise failure
+        return frames
 
-    def _bare_pieces(self, layouts: Sequence[tuple[str, tuple[bool, ...]]]) -> list[list[int]]:
-        """The pieces without a chat template."""
-        pieces: list[list[int]] = [[]]
-        for is_image in (each for _, layout in layouts for each in layout):
-            if not is_image:
-                pieces.append([])
-            elif self._vision:
-                pieces[-1].append(self._vision.token)
-        return pieces
+    def _check(self, rest: str, marks: Sequence[str], layouts: Sequence[_Layout]) -> None:
+        places = [rest.find(mark) for mark in marks]
+        if -1 in places or places != sorted(places):
+            raise ValueError(_cannot_write(layouts, "it drops their content"))
+        images = sum(sum(layout.images) for layout in layouts)
+        if self._vision and self._rendered.images_in(rest) != images:
+            raise ValueError(_cannot_write(layouts, "it drops their images"))
 
-    def _encoded(self, piece: str) -> list[int]:
-        if self._vision is None:
-            return self._tokenizer.encode(piece, add_special_tokens=False)
-        tokens: list[int] = []
-        for number, text in enumerate(piece.split(str(self._tokenizer.convert_ids_to_tokens(self._vision.token)))):
-            tokens += [self._vision.token] if number else []
-            tokens += self._tokenizer.encode(text, add_special_tokens=False)
-        return tokens
-
-    def _rendered(self, messages: Sequence[dict[str, Any]], roles: Sequence[str]) -> str:
-        from jinja2 import TemplateError
-
+    def _rest(self, layouts: Sequence[_Layout], texts: Sequence[str], frame: _Frame) -> str:
+        """What the template writes after the text, or the last call, of a turn that stands for the policy's."""
+        messages, calls, left = [], [], iter(texts)
+        for number, layout in enumerate(layouts):
+            parts = [{"type": "image"} if image else {"type": "text", "text": next(left)} for image in layout.images]
+            content = parts if any(layout.images) else "".join(part["text"] for part in parts)
+            message: dict[str, Any] = {"role": layout.role, "content": content}
+            if layout.role == "tool":
+                call_id = layout.call_id or f"call{number:05d}"
+                call_id = nine_characters(call_id) if frame.short_ids else call_id
+                name = layout.name or (self._schemas[0]["function"]["name"] if self._schemas else "tool")
+                message |= {"tool_call_id": call_id, "name": name}
+                function = {"name": name, "arguments": {"said": self._said}}
+                calls.append({"id": call_id, "type": "function", "function": function})
+            messages.append(message)
+        asked: dict[str, Any] = {"role": "user", "content": _USER}
+        said = {"content": "", "tool_calls": calls} if frame.calls else {"content": self._said}
+        chat = [asked, {"role": "assistant", **said}, *messages]
         try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), tools=self._schemas, tokenize=False, add_generation_prompt=True
-            )
-        except (TemplateError, TypeError) as error:  # TypeError: an expression failed
-            raise ValueError(_cannot_write(roles, str(error))) from error
+            rendered = render_chat(self._tokenizer, chat, self._schemas)
+        except ValueError as error:
+            raise ValueError(_cannot_write(layouts, str(error))) from error
+        _, found, rest = rendered.rpartition(self._said)
+        if not found:
+            raise ValueError(_cannot_write(layouts, "it drops what the assistant says"))
+        return rest
 
 
-def _cannot_write(roles: Sequence[str], why: str) -> str:
+def nine_characters(call_id: str) -> str:
+    """An id of nine letters and digits, as Mistral's templates want it, which is the same for the same id."""
+    return call_id if re.fullmatch("[a-zA-Z0-9]{9}", call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _cannot_write(layouts: Sequence[_Layout], why: str) -> str:
+    role = layouts[0].role
     return (
-        f"the tokenizer's chat template cannot write messages of role `{roles[0]}` after the assistant's: {why}; use a "
+        f"the tokenizer's chat template cannot write messages of role `{role}` after the assistant's: {why}; use a "
         "tokenizer whose template can"
     )
-
-
-def encodable(text: str) -> str:
-    """`text` with question marks for unpaired surrogates, which JSON may contain, and tokenizers do not take."""
-    return text.encode("utf-8", "replace").decode()

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
+from chatml import chatml_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_policy import TOKENIZER, WRITER, Policy, session_of
+from tokenizers import AddedToken
 
-from dagrl.ops.agents.messages import Message, message_of
+from dagrl.ops.agents.context_writer import ContextWriter
+from dagrl.ops.agents.messages import Message, message_of, with_names
 from dagrl.ops.agents.session import Reply, Session, TurnLimitError, Wish
 from dagrl.ops.agents.tree import ContextLengthError, SampledSequence
 from dagrl.ops.turns.calls import parser_of
@@ -65,6 +70,37 @@ def test_a_tools_answer_continues_a_call() -> None:
     )
     ends = np.concatenate([sequence.prompt, sequence.tokens]) == TOKENIZER.eos_token_id
     assert ends.sum() == 5, "system, user, call, answer and reply: a tool ends no turn"
+
+
+def test_special_tokens_of_a_conversation_pass_through_the_filters_as_text() -> None:
+    tokenizer = chatml_tokenizer()
+    # Added without being listed as the tokenizer's, as Llama 3 has most of them.
+    tokenizer.add_tokens([AddedToken("<|header|>", special=True)])
+    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.content | tojson }}{% endfor %}"
+    text = ' <|header|>"\n<|im_start|>'
+    tokens = ContextWriter(tokenizer).conversation([{"role": "user", "content": text}], ())
+    assert tokenizer.decode(tokens) == f"<|im_start|>{json.dumps(text)}"
+    assert (tokens >= 256).sum() == 1, "the template's own"
+
+
+def test_a_template_gets_the_ids_and_names_that_it_wants() -> None:
+    tokenizer = chatml_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% for call in m.tool_calls or [m] %}{% set id = call.id or m.tool_call_id %}"
+        "{% if m.role in ('tool', 'assistant') and id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+        "{% endfor %}[{{ m.name or m.role }}]{% endfor %}"
+    )
+    function = {"name": "search", "arguments": "{}"}
+    calls = [message_of({"role": "assistant", "tool_calls": [{"id": "call_123456789", "function": function}]}, {})]
+    answer = message_of({"role": "tool", "content": "7", "tool_call_id": "call_123456789"}, {})
+    tokens = ContextWriter(tokenizer).conversation(with_names([USER, *calls, answer]), SEARCH)
+    assert tokenizer.decode(tokens) == "[user][assistant][search]"
+
+
+def test_a_call_has_an_id_of_nine_letters_and_digits() -> None:
+    session = session_of(Policy(['<tool_call>{"name": "search", "arguments": {}}</tool_call>']))
+    (reply,) = ask(session, USER, tools=SEARCH)
+    assert re.fullmatch("[a-z0-9]{9}", reply.call_ids[0])
 
 
 def test_a_rewritten_conversation_is_another_sequence() -> None:

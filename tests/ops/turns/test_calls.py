@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from chatml import chatml_tokenizer
 
-from dagrl.backends.tool_calls import Call, MalformedCall
+from dagrl.backends.tool_calls import Call, MalformedCall, begins_reasoning
 from dagrl.graph.plugins.tool import load_tool
 from dagrl.ops.turns.calls import hermes_calls, parser_of
 
@@ -28,10 +30,40 @@ SEARCH = Call("search", {"query": 'a "b"', "count": 2})
         ('<tool_call>{"name": "f", "arguments": {"x": "two\nlines"}}</tool_call>', [Call("f", {"x": "two\nlines"})]),
         (f"<think>I could say {ONE}</think>\nNo need.", []),
         (f"I could say {ONE}</think>\n{ONE}", [SEARCH]),
+        (f"<think>I could say {ONE}", []),
+        (f"<think>first</think>Then. <think>I could say {ONE}", []),
+        (f"{ONE}<think>I could say {ONE}", [SEARCH]),
+        (f"<seed:think>I could say {ONE}", []),
+        (f"[THINK]I could say {ONE}[/THINK]{ONE}", [SEARCH]),
     ],
 )
 def test_calls_in_hermes_format(text: str, calls: list[Call]) -> None:
     assert hermes_calls(text) == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [(ONE, []), (f"{ONE}</think>", []), (f"hm</think>{ONE}", [SEARCH]), (f"</think><think>{ONE}", [])],
+)
+def test_reasoning_that_the_prompt_has_begun_calls_nothing(text: str, calls: list[Call]) -> None:
+    assert hermes_calls(text, thinks=True) == calls
+
+
+@pytest.mark.parametrize(
+    ("context", "begins"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>", True),
+        ("<seed:think>\n\n", True),
+        ("[THINK]", True),
+        ("<think>\n\n</think>\n\n", False),
+        ("write <think> first", False),
+        ("", False),
+    ],
+)
+def test_a_prompt_may_begin_the_reasoning(context: str, begins: bool) -> None:
+    tokenizer = chatml_tokenizer()
+    assert begins_reasoning(tokenizer, np.array(tokenizer.encode(context), dtype=np.int64)) == begins
 
 
 @pytest.mark.parametrize(
@@ -110,6 +142,42 @@ def test_sglangs_parsers_read_the_formats_of_other_families() -> None:
     assert qwen('<tool_call>\n{"name": "calculator", "arguments": {"expression": "3*4"}}\n</tool_call>') == [call]
     (unknown,) = qwen('<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>')
     assert isinstance(unknown, MalformedCall)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "text", "ids"),
+    [
+        ("mistral", '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "x"}, "id": "a1b2c3d4e"}]', ["a1b2c3d4e"]),
+        (
+            "mistral",
+            '[TOOL_CALLS] [{"name": "search", "arguments": {"id": "abcdefghi"}, "id": "a1b2c3d4e"}, '
+            '{"name": "search", "arguments": {}, "id": "123456789"}]',
+            ["a1b2c3d4e", "123456789"],
+        ),
+        ("mistral", '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "x"}}]', [""]),
+        ("mistral", '[TOOL_CALLS]search[CALL_ID]a1b2c3d4e[ARGS]{"query": "x"}', ["a1b2c3d4e"]),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>"
+            '{"query": "x"}<|tool_call_end|><|tool_calls_section_end|>',
+            ["functions.search:0"],
+        ),
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.search "
+            '<|constrain|>json<|message|>{"query": "x"}',
+            [""],
+        ),
+        ("gpt-oss", '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "x"}', [""]),
+        ("gpt-oss", "<|channel|>analysis<|message|>I could call search", []),
+        ("gpt-oss", "<|channel|>final<|message|>7", []),
+    ],
+)
+def test_calls_of_formats_with_ids_or_channels(name: str, text: str, ids: list[str]) -> None:
+    schema = {"type": "function", "function": {"name": "search", "description": "", "parameters": {}}}
+    found = parser_of(name, [schema])(text)
+    assert [(call.name, call.id) for call in found] == [("search", each) for each in ids]
 
 
 @pytest.mark.slow

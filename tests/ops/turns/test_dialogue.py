@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import dagrl
+from dagrl.backends.tool_calls import Call
 from dagrl.graph.plugins.environment import EnvironmentClass
 from dagrl.graph.plugins.tool import Tool, ToolUnavailableError, tool
 from dagrl.ops.turns.calls import hermes_calls
@@ -84,6 +85,10 @@ def call(*numbers: object) -> str:
     )
 
 
+def double_said(text: str) -> Message:
+    return Message("tool", text, name="double")
+
+
 def test_a_turn_without_a_call_is_the_last() -> None:
     assert hear(TOOLS, "fourteen") == Reply(ends="stop")
     assert hear(TOOLS, "fourt", cut=True) == Reply(ends="length")
@@ -94,12 +99,24 @@ def test_what_is_cut_off_calls_nothing() -> None:
     assert hear(TOOLS, call(3), cut=True) == Reply(ends="length")
 
 
+def test_a_turn_that_ends_while_the_policy_thinks_calls_nothing() -> None:
+    thinking = ResponseDialogue(TOOLS, FIELDS)
+    assert outcome(thinking.respond(call(3), cut=False, last=False, thinks=True)) == Reply(ends="stop")
+    reply = outcome(thinking.respond(f"so</think>{call(3)}", cut=False, last=False, thinks=True))
+    assert reply.answers == (double_said("6"),)
+
+
+def test_an_answer_has_the_id_of_its_call() -> None:
+    others = replace(TOOLS, parse=lambda text, thinks: [Call("double", {"number": 2}, "abc123xyz")])
+    assert hear(others, "").answers == (Message("tool", "4", name="double", call_id="abc123xyz"),)
+
+
 def test_calls_are_answered_in_their_order() -> None:
-    assert hear(TOOLS, call(3, 4)) == Reply((Message("tool", "6"), Message("tool", "8")), calls=2)
+    assert hear(TOOLS, call(3, 4)) == Reply((double_said("6"), double_said("8")), calls=2)
 
 
 def test_what_is_no_text_is_told_as_json_and_a_tool_may_know_its_row() -> None:
-    assert hear(TOOLS, call(7)).answers == (Message("tool", '{"double": 14, "row": 3}'),)
+    assert hear(TOOLS, call(7)).answers == (double_said('{"double": 14, "row": 3}'),)
 
 
 HOLDS_ITSELF: list[Any] = []
@@ -153,7 +170,7 @@ def test_a_call_in_the_last_turn_is_not_made() -> None:
 
 def test_a_row_has_the_tools_that_it_names() -> None:
     reply = hear(TOOLS, call(3), fields={"extra_info": {"index": 0, "tools": []}})
-    assert reply.answers == (Message("tool", "Error: there is no tool 'double'."),)
+    assert reply.answers == (double_said("Error: there is no tool 'double'."),)
 
 
 def test_a_tool_that_cannot_work_here_ends_the_run() -> None:
@@ -164,7 +181,7 @@ def test_a_tool_that_cannot_work_here_ends_the_run() -> None:
 def test_a_tool_that_takes_too_long_is_told_so() -> None:
     exchange = ResponseDialogue(TOOLS, FIELDS).respond(call(3), cut=False, last=False)
     exchange.ends[0] = Done(1, failure=JobTimeoutError("no answer within 2 s"))
-    assert exchange.reply == Reply((Message("tool", "Error: no answer within 2 s"),), calls=1, failed_calls=1)
+    assert exchange.reply == Reply((double_said("Error: no answer within 2 s"),), calls=1, failed_calls=1)
 
 
 # -- environments
@@ -193,7 +210,7 @@ def test_the_last_turn_is_rewarded_too(how: dict[str, bool], ends: str) -> None:
 def test_a_turn_that_calls_a_tool_is_no_move() -> None:
     both = replace(PLAY, tools=TOOLS.tools, parse=hermes_calls)
     partner = ResponseDialogue(both, FIELDS)
-    assert outcome(partner.respond(call(3), cut=False, last=False)).answers == (Message("tool", "6"),)
+    assert outcome(partner.respond(call(3), cut=False, last=False)).answers == (double_said("6"),)
     assert outcome(partner.respond("a", cut=False, last=False)).reward == 1.0
 
 
