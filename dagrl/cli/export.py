@@ -50,9 +50,7 @@ def export(
 
 def print_result(command: str, output: Path, write: Callable[[], str], *, as_json: bool) -> int:
     """Call `write`, which writes weights to `output`, and print its summary, or why it failed."""
-    from dagrl.orchestrator.export import WrongCallError
-
-    with exit_on(command, ValueError, OSError, code=1), exit_on(command, WrongCallError):
+    with exit_on(command, OSError, code=1), exit_on(command, ValueError):
         told = write()
         if as_json:
             print_json({"output": str(output.absolute()), "summary": told})

@@ -22,27 +22,23 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write where a disk, a quota or the shell's limit is full."""
 
 
-class WrongCallError(ValueError):
-    """The arguments of a command do not name what it needs."""
-
-
 def export_run(
     run: Path, output: Path, *, step: int | None, engine: str | None, best: bool = False, adapter: bool = False
 ) -> str:
     """Write the policy of a run as a Hugging Face folder, or its `adapter` as a PEFT folder; says what was done.
 
     At its newest checkpoint, or that of `step`, or the `best` one.
-    WrongCallError where an argument names nothing, ValueError or OSError where the export fails.
+    ValueError where an argument names nothing that can be exported, OSError where the export fails.
     """
     file = run / "pipeline.yaml"
     if not file.is_file():
-        raise WrongCallError(f"{run} is no run folder: it has no pipeline.yaml; name the --run-dir of `dagrl run`")
+        raise ValueError(f"{run} is no run folder: it has no pipeline.yaml; name the --run-dir of `dagrl run`")
     pipeline = load_pipeline(file).pipeline
     name = _engine(pipeline, engine)
     checkpoint = _checkpoint(run, step, pipeline.run.keep_best, best=best)
     folder = checkpoint / name
     if not folder.is_dir():
-        raise WrongCallError(f"{checkpoint} holds no engine {name!r}; was the pipeline another one then?")
+        raise ValueError(f"{checkpoint} holds no engine {name!r}; was the pipeline another one then?")
     trained = pipeline.engines[name]
     with _new_folder(output) as aside:
         model, backend = pipeline.model_of(name), backend_of(trained)
@@ -60,34 +56,23 @@ def convert(source: Path, output: Path, to: str, model: Path | None = None) -> s
     """
     if to != "hf":
         with _new_folder(output) as aside:
-            with _arguments():
-                check_model_folder(source)
+            check_model_folder(source)
             backends()[to].write_own(source, aside)
         return f"{output}: {source} for {to}"
     assert model is not None, "converting to Hugging Face needs a model's folder"
     if not source.is_dir():
         what = "is a file, not a folder" if source.exists() else "does not exist"
-        raise WrongCallError(f"{source} {what}; name the folder of one step")
+        raise ValueError(f"{source} {what}; name the folder of one step")
     backend = next((backend for backend in backends().values() if backend.owns_folder(source)), None)
     if backend is None:
-        raise WrongCallError(
+        raise ValueError(
             f"{source} is in no backend's own format; name the folder of one step, as iter_0000100 or "
             "checkpoints/step_10/ENGINE"
         )
-    with _arguments():
-        folder_config(model)
+    folder_config(model)
     with _new_folder(output) as aside:
         backend.write_hf(source, ModelSpec(path=model), aside)
     return f"{output}: {source} for Hugging Face"
-
-
-@contextmanager
-def _arguments() -> Iterator[None]:
-    """Blame the arguments of the command for files that cannot be what they should be."""
-    try:
-        yield
-    except ValueError as error:
-        raise WrongCallError(str(error)) from error
 
 
 def policies(pipeline: Pipeline) -> list[str]:
@@ -103,10 +88,10 @@ def _trained(pipeline: Pipeline) -> list[str]:
 def _engine(pipeline: Pipeline, wanted: str | None) -> str:
     trained, found = _trained(pipeline), policies(pipeline)
     if wanted is None and len(found) > 1:
-        raise WrongCallError(f"the run trains {', '.join(found)}; say which one with --engine")
+        raise ValueError(f"the run trains {', '.join(found)}; say which one with --engine")
     name = found[0] if wanted is None else wanted
     if name not in trained:
-        raise WrongCallError(f"the run trains no engine {name!r}; it trains {', '.join(trained)}")
+        raise ValueError(f"the run trains no engine {name!r}; it trains {', '.join(trained)}")
     return name
 
 
@@ -114,9 +99,9 @@ def _checkpoint(run: Path, step: int | None, keep_best: KeepBestSpec | None, *, 
     checkpoints = Checkpoints(run, keep=1, keep_best=keep_best)
     steps = checkpoints.steps()
     if not steps:
-        raise WrongCallError(f"{run} holds no checkpoint yet; set run.save_every, or wait for the run's end")
+        raise ValueError(f"{run} holds no checkpoint yet; set run.save_every, or wait for the run's end")
     if step is not None and step not in steps:
-        raise WrongCallError(f"{run} holds no checkpoint of step {step}; it holds {', '.join(map(str, steps))}")
+        raise ValueError(f"{run} holds no checkpoint of step {step}; it holds {', '.join(map(str, steps))}")
     folder = checkpoints.of_step(steps[-1] if step is None else step)
     if best:
         folder = _best(run, checkpoints, keep_best)
@@ -124,16 +109,16 @@ def _checkpoint(run: Path, step: int | None, keep_best: KeepBestSpec | None, *, 
         checkpoints.read(folder)
     except TornCheckpointError as error:
         others = [str(other) for other in steps if checkpoints.of_step(other) != folder]
-        raise ValueError(f"{error}" + (f"; --step {' or '.join(others)} may be whole" if others else "")) from error
+        raise OSError(f"{error}" + (f"; --step {' or '.join(others)} may be whole" if others else "")) from error
     return folder
 
 
 def _best(run: Path, checkpoints: Checkpoints, keep_best: KeepBestSpec | None) -> Path:
     if keep_best is None:
-        raise WrongCallError(f"{run} keeps no best checkpoint; set run.keep_best before the run, or name a --step")
+        raise ValueError(f"{run} keeps no best checkpoint; set run.keep_best before the run, or name a --step")
     folder = checkpoints.best()
     if folder is None:
-        raise WrongCallError(f"no checkpoint of {run} was measured by {keep_best.metric} yet; name a --step")
+        raise ValueError(f"no checkpoint of {run} was measured by {keep_best.metric} yet; name a --step")
     return folder
 
 
@@ -141,11 +126,16 @@ def _best(run: Path, checkpoints: Checkpoints, keep_best: KeepBestSpec | None) -
 def _new_folder(output: Path) -> Iterator[Path]:
     """A folder to write to, which becomes `output` at the end; nothing is left of it after a failure."""
     if output.exists() and not (output.is_dir() and next(output.iterdir(), None) is None):
-        raise WrongCallError(f"{output} exists and is not empty; name a new folder")
+        raise ValueError(f"{output} exists and is not empty; name a new folder")
     aside = output.parent / f".{output.name}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
+        raise ValueError(f"cannot make the folder {output}: {error.strerror}; name another") from error
+    try:
         yield aside
         aside.rename(output)
     except OSError as error:

@@ -148,6 +148,13 @@ def test_a_wrong_call_is_one_line_and_exits_with_2(run: Path, tmp_path: Path, ca
     assert f"{tmp_path / 'no'} does not exist" in refusal(
         "convert", str(tmp_path / "no"), "-o", out, "--to", "megatron"
     )
+    folder = tmp_path / "hf"
+    write_model(folder, model_type="qwen3")
+    assert "backend sglang has no format to convert to" in refusal("convert", str(folder), "-o", out, "--to", "sglang")
+    under = str(full / "file" / "out")
+    assert f"cannot make the folder {under}: Not a dir" in refusal(
+        "convert", str(folder), "-o", under, "--to", "megatron"
+    )
     assert not Path(out).exists()
 
 
@@ -155,6 +162,7 @@ def test_a_wrong_call_is_one_line_and_exits_with_2(run: Path, tmp_path: Path, ca
     ("name", "content", "fragment"),
     [
         ("config.json", "{", "config.json is not a JSON object; copy the file again"),
+        ("config.json", '{"model_type": "qwen33"}', "the megatron engine has no model type 'qwen33'; did you mean"),
         ("config.json", '{"model_type": "qwen3"}', "config.json does not say hidden_size, a size of the model"),
         ("model.safetensors", "{}", "model.safetensors is no safetensors file"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "b"}}', "lacks 1 of its weight files, b among them"),

@@ -10,6 +10,7 @@ from typing import Any
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
 from dagrl.backends.changes import Change, Ladder, Room
 from dagrl.backends.extra_fields import check_extra
+from dagrl.backends.families.registry import find_family, unknown_family
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.field_rules import check_field_rules
 from dagrl.backends.megatron.fp8_rules import check_fp8
@@ -27,6 +28,7 @@ from dagrl.backends.memory import EngineMemory
 from dagrl.backends.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline, TrainingNode
 from dagrl.graph.engines import stays_beside_sleepers
+from dagrl.models.hf_config import read_config
 
 
 class MegatronBackend(Backend):
@@ -101,6 +103,9 @@ class MegatronBackend(Backend):
         from dagrl.backends.model_source import load_hf_config, weight_source
 
         model = ModelSpec(path=source)
+        model_type = read_config(model).get("model_type")
+        if find_family(model_type) is None:
+            raise ValueError(unknown_family(str(model_type)))
         config = load_hf_config(model)
         write_megatron(weight_source(model, seed=0), config, padded_vocab_size(config.vocab_size, 1), output)
 
