@@ -11,6 +11,8 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = _PACKAGE / "_resources"
 """Where a wheel has them: `pyproject.toml` maps the repository's folders there."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096
+"""Bytes that Linux takes, of a path with its closing NUL."""
 
 
 def resource_folder(name: str) -> Path:
@@ -22,6 +24,15 @@ OWN_TEMPLATES = resource_folder("dag_templates")
 """dagrl's own templates, their data, and the modules that they name."""
 DATA_SCRIPTS = resource_folder("data_preprocess")
 """Scripts that write prompt files."""
+
+
+def why_no_path(text: str) -> str | None:
+    """Return why no file can have this path, as the end of a sentence; None if one can."""
+    if "\0" in text:
+        return "contains a NUL character"
+    if max(map(len, map(os.fsencode, text.split("/")))) > _LONGEST_NAME or len(os.fsencode(text)) >= _LONGEST_PATH:
+        return "is longer than file systems take"
+    return None
 
 
 def pipeline_file(path: Path) -> Path:

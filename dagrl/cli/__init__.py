@@ -19,6 +19,7 @@ from dagrl.cli.convert import convert
 from dagrl.cli.data import data
 from dagrl.cli.diff import diff
 from dagrl.cli.doctor import doctor
+from dagrl.cli.errors import complain
 from dagrl.cli.examples import CommandHelp
 from dagrl.cli.export import export
 from dagrl.cli.graph import graph
@@ -105,21 +106,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except TyperException as error:
-        print(_one_sentence(error), file=sys.stderr)
+        complain(*_one_sentence(error))
         return error.exit_code
     except OSError as error:
-        print(f"dagrl: {error}", file=sys.stderr)
+        complain("dagrl", error)
         return 1
     if code == INTERRUPTED:
         print("dagrl: interrupted", file=sys.stderr)
     return code
 
 
-def _one_sentence(error: TyperException) -> str:
-    """Describe a wrong call in one line: the command, the mistake, and where the usage is."""
+def _one_sentence(error: TyperException) -> tuple[str, str]:
+    """Describe a wrong call in one line: the command, then the mistake and where the usage is."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "dagrl"
     message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     if "." in getattr(error, "option_name", ""):
         message += "; set a key without dashes, for example run.steps=10"
-    return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`"
+    return command, f"{message[:1].lower()}{message[1:]}; see `{command} --help`"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import typer
 
-from dagrl.config.errors import PipelineError
+from dagrl.config.errors import PipelineError, bounded
 
 
 @contextmanager
@@ -19,5 +19,10 @@ def exit_on(command: str, *errors: type[Exception], code: int = 2) -> Iterator[N
     except PipelineError:
         raise
     except errors as error:
-        print(f"dagrl {command}: {error}", file=sys.stderr)
+        complain(f"dagrl {command}", error)
         raise typer.Exit(code) from None
+
+
+def complain(command: str, problem: object) -> None:
+    """Print why a command does not do its work. What it echoes of its call may have any length, and is cut."""
+    print(bounded(f"{command}: {problem}"), file=sys.stderr)

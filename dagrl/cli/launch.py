@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from dagrl.cli.errors import complain
 from dagrl.cli.parameters import NewRunFolder, Overrides, Pipeline, Quiet, Verbose
 from dagrl.cli.run import run
 
@@ -31,6 +30,6 @@ def launch(
     try:
         code = launch_pipeline(pipeline, overrides or [], run_dir)
     except LaunchError as error:
-        print(f"dagrl launch: {error}", file=sys.stderr)
+        complain("dagrl launch", error)
         return error.code
     return run(pipeline, overrides, run_dir, verbose, quiet) if code is None else code

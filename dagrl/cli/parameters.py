@@ -10,13 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from dagrl.cli import completion
-from dagrl.resources import pipeline_file
+from dagrl.resources import pipeline_file, why_no_path
 
 
 def parse_path(text: str) -> Path:
     """Return the path with the home folder in place of ``~``. An empty text would be the working directory."""
-    if not text.strip() or "\0" in text:
-        raise typer.BadParameter("expected a path, got an empty text or one with a NUL character")
+    if not text.strip():
+        raise typer.BadParameter("expected a path, got an empty text")
+    if why := why_no_path(text):
+        raise typer.BadParameter(f"expected a path, got one that {why}")
     return Path(os.path.expanduser(text))  # noqa: PTH111 (an unknown user's `~name` stays as it is)
 
 

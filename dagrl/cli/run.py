@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dagrl.cli.errors import complain, exit_on
 from dagrl.cli.parameters import NewRunFolder, Overrides, Pipeline, Quiet, Verbose
 
 _INTERRUPTED = 130
@@ -39,7 +40,6 @@ def run(
         dagrl run pipeline.yaml run.val_only=true
         dagrl run pipeline.yaml --dry-run
     """
-    from dagrl.cli.errors import exit_on
     from dagrl.config.loading.hub import HubError, download
     from dagrl.validation import check_file
     from dagrl.validation.placing import place_engines
@@ -70,7 +70,7 @@ def run(
         verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
         outcome = run_pipeline(checked, plan, folder, verbosity)
     except RefusedFolderError as error:
-        print(f"dagrl run: {error}", file=sys.stderr)
+        complain("dagrl run", error)
         return 2
     except RunError as error:
         left = f"; the run folder is {folder}" if folder.is_dir() else ""
@@ -89,7 +89,6 @@ def run(
 
 
 def _dry_run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
-    from dagrl.cli.errors import exit_on
     from dagrl.planner.showing.show import problems_in_words
     from dagrl.reporting.dry_run import describe_start
     from dagrl.workers.errors import RefusedFolderError

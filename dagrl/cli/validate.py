@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from dagrl.cli.parameters import AsJson, Overrides, Pipeline, print_json
 from dagrl.config.errors import PipelineError
 
@@ -28,7 +26,7 @@ def validate(pipeline: Pipeline, overrides: Overrides = None, as_json: AsJson = 
     except PipelineError as error:
         if not as_json:
             raise
-        print_json({"file": str(pipeline), "valid": False, "problems": list(map(asdict, error.problems))})
+        print_json({"file": str(pipeline), "valid": False, "problems": [each.as_values() for each in error.problems]})
         return 2
     if as_json:
         print_json(as_values(checked))

@@ -24,8 +24,12 @@ class Problem:
     """A stable name of this kind of problem, for tests and tools: ``unknown-key``, ``missing-column``."""
 
     def __str__(self) -> str:
-        place, message = _cut(self.place, _MOST_SHOWN), _WORD.sub(_cut_word, self.message)
-        return in_one_line(f"{self.file}:{self.line}: {place}: {_cut(message, _MOST_SAID)}")
+        return in_one_line("{file}:{line}: {place}: {message}".format(**self.as_values()))
+
+    def as_values(self) -> dict[str, Any]:
+        """Return the fields, with long texts cut, as they are printed."""
+        file, place = _cut(self.file, _MOST_SHOWN), _cut(self.place, _MOST_SHOWN)
+        return {"file": file, "line": self.line, "place": place, "message": bounded(self.message), "code": self.code}
 
 
 class PipelineError(ValueError):
@@ -52,6 +56,11 @@ def _cut(text: str, most: int) -> str:
 
 def _cut_word(word: re.Match[str]) -> str:
     return _cut(word[0], _MOST_SHOWN)
+
+
+def bounded(message: str) -> str:
+    """Shorten a message that echoes something of any length: first each long word, and then the whole."""
+    return _cut(_WORD.sub(_cut_word, message), _MOST_SAID)
 
 
 def in_one_line(text: str) -> str:

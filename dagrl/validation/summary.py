@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def as_values(checked: CheckedPipeline) -> dict[str, Any]:
             for name, node in checked.graph.nodes.items()
             if node.spec is not None
         },
-        "warnings": [asdict(warning) for warning in checked.warnings],
+        "warnings": [warning.as_values() for warning in checked.warnings],
         "problems": [],
     }
 

@@ -80,6 +80,45 @@ def test_a_call_that_names_nothing_is_one_sentence(pipeline, call, message, caps
     assert told.err.count("\n") == 1
 
 
+_LONG, _WORDS = "9" * 5000, "word " * 2000
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["validate", "P", f"run.steps={_LONG}"],
+        ["validate", "P", f"run.steps='{_WORDS}'"],
+        ["validate", "P", f"{_LONG}=3"],
+        ["validate", "P", _LONG],
+        ["validate", "P", "--json", f"run.steps={_LONG}"],
+        ["validate", "P", "--json", f"{_LONG}=1"],
+        ["validate", "P", f"nodes.{_LONG}={{op: reward, fn: math}}"],
+        ["validate", "P", f"engines.actor.environment={_LONG}"],
+        ["validate", "P", f"--{_LONG}"],
+        ["validate", _LONG],
+        ["graph", "P", "-o", _LONG],
+        ["plan", "P", "--gpu", _LONG],
+        ["plan", "P", "--gpu", _WORDS],
+        ["run", "P", "--run-dir", _LONG],
+        *([command, _LONG] for command in ("report", "why", "ui", "run", "init", "data", "templates", "import")),
+        ["export", _LONG, "-o", "x"],
+        ["convert", RUN, "-o", "x", "--to", _LONG],
+        ["convert", _LONG, "-o", "x", "--to", "megatron"],
+        ["diff", _LONG, _LONG],
+        ["init", "x", "--template", _LONG],
+        ["import", RUN, "--from", _LONG],
+        [_LONG],
+    ],
+    ids=lambda call: " ".join(word[:20] for word in call),
+)
+def test_long_values_are_not_echoed_whole(pipeline, call, capsys, monkeypatch):
+    monkeypatch.chdir(pipeline.parent)
+    Path(RUN).mkdir()
+    assert main([str(pipeline) if argument == "P" else argument for argument in call]) == 2
+    told = capsys.readouterr()
+    assert 0 < len(told.err + told.out) < 4500 and _LONG not in told.err + told.out
+
+
 def test_a_key_that_is_set_with_dashes_is_told_how(pipeline, capsys):
     assert main(["validate", str(pipeline), "--run.steps=3"]) == 2
     hint = "no such option: --run.steps; set a key without dashes, for example run.steps=10"

@@ -38,7 +38,7 @@ from dagrl.config.loading.yaml_source import (
 )
 from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.config.schema.backends import engine_sections
-from dagrl.resources import path_in_template
+from dagrl.resources import path_in_template, why_no_path
 
 _MODEL_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"))
 _PATHS: tuple[Place, ...] = (*_MODEL_PATHS, ("data", "train"), ("data", "val"))
@@ -197,8 +197,8 @@ def _resolve_paths(document: Document, positions: Positions, pipeline: Path) -> 
     for place in (*_PATHS, *sets, *engines):
         holder = _mapping(value_at(tree, place[:-1]))
         value = holder.get(str(place[-1]))
-        if isinstance(value, str) and "\0" in value:
-            problem = positions.problem(place, "a path cannot contain a NUL character; remove it", "invalid-value")
+        if isinstance(value, str) and (why := why_no_path(value)):
+            problem = positions.problem(place, f"is a path that {why}; give another", "invalid-value")
             document.problems.append(problem)
         elif place[-1] == "environment" and isinstance(value, str) and re.fullmatch(r"\w[\w-]*", value):
             holder["environment"] = f"{sys.prefix}-{value}"

@@ -170,7 +170,12 @@ class TestOverrides:
                 "the brackets are not closed; quote the whole override, because the shell splits it at spaces",
             ),
             ("extends=grpo", "only a file can extend others; write a file that begins with `extends: NAME`"),
-            ('data.train="a\\0b"', "a path cannot contain a NUL character; remove it"),
+            ('data.train="a\\0b"', "is a path that contains a NUL character; give another"),
+            (f"data.train={'a' * 256}", "is a path that is longer than file systems take; give another"),
+            (
+                f"engines.actor.environment={'a' * 256}/",
+                "is a path that is longer than file systems take; give another",
+            ),
             ("run.steps.more=1", "`run.steps` is not a section; override it as a whole"),
             ("data.shuffle=no", "a bare `no` is ambiguous; write `false`, or quote the word"),
         ],
