@@ -25,6 +25,8 @@ def check_schedule(pipeline: Pipeline, graph: Graph | None, findings: Findings) 
         _warn_of_bias(pipeline, findings)
         if schedule.in_flight_weight_update:
             _check_in_flight(pipeline, findings)
+    else:
+        _warn_of_no_effect(pipeline, findings)
     if schedule.stream_update:
         _warn_of_shared_group(pipeline, findings, _STREAM, "no update starts before the rollout ends")
         if schedule.max_staleness > 0 and not schedule.in_flight_weight_update:
@@ -33,6 +35,17 @@ def check_schedule(pipeline: Pipeline, graph: Graph | None, findings: Findings) 
         for name, node in pipeline.nodes.items():
             if isinstance(node, UpdateNode) and (message := hindrance(pipeline, name, node, graph)):
                 findings.error(_STREAM, message, code="update-cannot-stream")
+
+
+def _warn_of_no_effect(pipeline: Pipeline, findings: Findings) -> None:
+    """Warn of options that only matter where samples may be of older weights."""
+    schedule = pipeline.schedule
+    if schedule.in_flight_weight_update:
+        message = "has no effect with max_staleness 0, where no rollout runs beside an update; raise that, or remove it"
+        findings.warning(_IN_FLIGHT, message, code="option-without-effect")
+    if schedule.stale_samples != "auto" and not any(node.partial_rollout for node in rollouts(pipeline).values()):
+        message = "has no effect with max_staleness 0, where no sample is of older weights; raise that, or remove it"
+        findings.warning(("schedule", "stale_samples"), message, code="option-without-effect")
 
 
 def _warn_of_shared_group(pipeline: Pipeline, findings: Findings, place: Place, effect: str) -> None:

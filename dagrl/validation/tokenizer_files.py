@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagrl.models.hf_config import lfs_hint, read_json
+from dagrl.config.schema import TokenizerSpec
+from dagrl.models.hf_config import lfs_hint, read_json, token_ids
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Files that hold a tokenizer's tokens, the usual ones first."""
@@ -22,6 +23,8 @@ _SPECIAL = ("eos_token", "bos_token", "pad_token", "unk_token")
 _KINDS = ("BPE", "Unigram", "WordLevel", "WordPiece")
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes without special tokens of their own."""
+_BYTES = re.compile(rb'"ByteLevel"|"byte_fallback"\s*:\s*true')
+"""Marks of a tokenizer.json that can write any text."""
 _GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation\b")
 
 
@@ -59,6 +62,21 @@ def has_end_token(folder: Path) -> bool:
     if "eos_token" in named:
         return named["eos_token"] is not None
     return config.get("tokenizer_class") not in _GENERIC_CLASSES
+
+
+def characters_of(tokenizer: Path | TokenizerSpec | None) -> set[str] | None:
+    """Return the characters that a tokenizer has tokens for; None if it has them for all, or where that is unknown."""
+    if isinstance(tokenizer, TokenizerSpec):
+        return {*tokenizer.alphabet} if tokenizer.kind == "characters" else None
+    file = (tokenizer or Path()) / "tokenizer.json"
+    if tokenizer is None or not file.is_file():
+        return None
+    try:
+        if _BYTES.search(file.read_bytes()):
+            return None
+        return {character for token in token_ids(tokenizer) for character in token}
+    except ValueError:
+        return None  # `check_tokenizer` reports it.
 
 
 def _object_or_empty(path: Path) -> Mapping[str, Any]:

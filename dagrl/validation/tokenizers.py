@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
     JudgeNode,
@@ -21,13 +21,15 @@ from dagrl.config.schema import (
     TrainingNode,
     ValuesNode,
 )
+from dagrl.graph.plugins.tool import tool_name
 from dagrl.graph.rollouts import columns_read, rollouts
 from dagrl.models.hf_config import read_config, token_ids
 from dagrl.validation.data_files import holds_chats
-from dagrl.validation.tokenizer_files import has_end_token, has_tokenizer, template_problem
+from dagrl.validation.tokenizer_files import characters_of, has_end_token, has_tokenizer, template_problem
 
 _TEMPLATE = "put the model's own into the folder, as chat_template.jinja"
 _CLASSIFIER = "ForSequenceClassification"
+_MOST_SHOWN = 5
 
 
 def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
@@ -42,6 +44,9 @@ def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
             findings.error(place, message, code="missing-chat-template")
         if not has_end_token(folder):
             _report_no_end(pipeline, folder, place, findings)
+    for name, node in rollouts(pipeline).items():
+        if node.has_tools and ":" not in node.tool_format:
+            _check_tool_format(pipeline.model, name, node, findings)
     for user, engine in _readers_of_chats(pipeline):
         section = pipeline.model_section(engine)
         folder, place = _folder_of(pipeline.model_of(engine), section)
@@ -58,6 +63,22 @@ def check_own_models(pipeline: Pipeline, findings: Findings) -> None:
             _check_vocabulary(pipeline, name, section, findings)
         if engine.reads_messages and engine.head == "reward":
             _check_classifier(pipeline, name, section, findings)
+
+
+def _check_tool_format(model: ModelSpec, name: str, node: RolloutNode, findings: Findings) -> None:
+    """Warn of a syntax of calls with characters that the tokenizer has no tokens for: the policy never calls a tool."""
+    known = characters_of(model.tokenizer or model.path)
+    syntax = '<tool_call>{"name": ""}</tool_call>' if node.tool_format == "hermes" else ""
+    for each in [] if known is None else node.tools or [""]:
+        lacks = sorted({*syntax, *tool_name(each)} - known)
+        if lacks:
+            what = f"`{tool_name(each)}`" if each else "a tool"
+            message = (
+                f"the policy cannot call {what} in the format `{node.tool_format}`: its tokenizer has no "
+                f"{listed(lacks[:_MOST_SHOWN])}; set a `tool_format` that it can write, or take another tokenizer"
+            )
+            findings.warning(("nodes", name, "tool_format"), message, code="unwritable-calls", depends_on=[("model",)])
+            return
 
 
 def _folder_of(model: ModelSpec, section: Place) -> tuple[Path | None, Place]:

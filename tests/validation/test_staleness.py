@@ -28,6 +28,19 @@ def test_older_samples_that_nothing_weighs_are_a_warning(project):
     assert warnings(project, "schedule.max_staleness=1") == ["uncorrected-staleness"]
 
 
+@pytest.mark.parametrize("option", ["in_flight_weight_update: true", "stale_samples: drop", "stale_samples: stop"])
+def test_options_about_older_weights_are_a_warning_where_there_are_none(project, option):
+    checked = check_file(project.folder / "p.yaml", [f"schedule={{{option}}}"])
+    (warning,) = checked.warnings
+    assert warning.code == "option-without-effect" and "max_staleness" in warning.message
+    assert warning.place == f"override schedule={{{option}}}: schedule.{option.partition(':')[0]}"
+
+
+def test_partial_rollouts_may_be_of_older_weights(project):
+    partial = ["nodes.rollout.partial_rollout=true", "nodes.rollout.over_sampling_batch_size=9", SGLANG % ""]
+    assert warnings(project, "schedule.stale_samples=drop", *partial) == []
+
+
 def test_mirror_descent_does_not_ask_whose_a_sample_is(project):
     loss = "nodes.update.loss={policy: opmd, kl_coef: 0.01}"
     assert warnings(project, "schedule.max_staleness=1", loss) == []

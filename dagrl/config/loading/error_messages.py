@@ -36,6 +36,8 @@ class Fault:
     message: str
     meant: Place | None = None
     """The key that a misspelt one most likely stands for."""
+    chosen_by: Place | None = None
+    """The ``backend`` or ``op`` that makes this the wrong key, where other kinds of the section have it."""
 
 
 def faults_of(error: ValidationError, tree: dict[str, Any]) -> list[Fault]:
@@ -119,7 +121,8 @@ def _unknown_key(place: Place, tree: dict[str, Any]) -> Fault:
         if reason := section.refused.get(key):
             return Fault(place, "refused-key", reason)
     if key in known_keys(place[:-1]):
-        return Fault(place, "unknown-key", f"`{key}` belongs to other kinds of {place[0]}; remove it")
+        tag = (*place[:-1], "backend" if place[0] == "engines" else "op")
+        return Fault(place, "unknown-key", f"`{key}` belongs to other kinds of {place[0]}; remove it", chosen_by=tag)
     for section in sections:
         if issubclass(section, LibraryFields):
             meant = meant_fields(section, key)

@@ -21,8 +21,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dagrl.config.errors import PipelineError, Place, Problem, dotted, suggest
-from dagrl.config.loading.error_messages import MOST_FAULTS, faults_of, known_keys, value_at
+from dagrl.config.errors import PipelineError, Place, Problem, dotted, listed, suggest
+from dagrl.config.loading.error_messages import MOST_FAULTS, Fault, faults_of, known_keys, value_at
 from dagrl.config.loading.extends import expanded, forget, keeps_nulls, read_with_parents, takes_away
 from dagrl.config.loading.hub import HubError, hub_model, locate
 from dagrl.config.loading.positions import COMMAND_LINE, Position, Positions
@@ -81,7 +81,7 @@ def load_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> LoadedPipe
         # In strict mode only JSON input accepts a text for a path and a list for a tuple.
         pipeline = Pipeline.model_validate_json(json.dumps(document.tree), strict=True)
     except ValidationError as error:
-        for fault in faults_of(error, document.tree):
+        for fault in _by_choice(faults_of(error, document.tree), document.tree, positions):
             suppressed = {fault.place, ()} if fault.code == "missing-key" else {fault.place}
             if not suppressed & document.broken:
                 document.problems.append(positions.problem(fault.place, fault.message, fault.code))
@@ -89,6 +89,26 @@ def load_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> LoadedPipe
     if document.problems:
         raise PipelineError(_first(document.problems, path))
     return LoadedPipeline(pipeline, path, positions, document.tree)
+
+
+def _by_choice(faults: list[Fault], tree: Tree, positions: Positions) -> list[Fault]:
+    """Report inherited keys of another ``backend`` or ``op`` where the file or the command line chooses this one."""
+    left_over: dict[Place, list[Place]] = {}
+    kept = []
+    for fault in faults:
+        if fault.chosen_by and positions.overrules(fault.chosen_by, fault.place):
+            left_over.setdefault(fault.chosen_by, []).append(fault.place)
+        else:
+            kept.append(fault)
+    for choice, places in left_over.items():
+        keys = [str(place[-1]) for place in places]
+        parent = Path(positions.at(places[0]).file).name
+        message = (
+            f"`{choice[-1]}: {value_at(tree, choice)}` does not take {listed(keys)}, which {parent} sets; choose "
+            f"another, or write {listed(f'{key}: null' for key in keys)} beside it"
+        )
+        kept.append(Fault(choice, "other-kind", message))
+    return kept
 
 
 def _first(problems: list[Problem], path: Path) -> list[Problem]:

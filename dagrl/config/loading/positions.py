@@ -42,6 +42,12 @@ class Positions:
             place = place[:-1]
         return self.known.get(place, Position("pipeline", 1))
 
+    def overrules(self, place: Place, other: Place) -> bool:
+        """Whether a place is written nearer to the call than another: in the file itself, or on the command line."""
+        own = self.known[()].file
+        nearness = [1 if at.file == own else 2 if at.override else 0 for at in map(self.at, (place, other))]
+        return nearness[0] > nearness[1]
+
     def problem(self, place: Place, message: str, code: str = "") -> Problem:
         """A problem at a place."""
         position, text = self.at(place), dotted(place)

@@ -187,6 +187,31 @@ def test_keys_of_a_templates_other_backend_are_taken_away_with_null(project):
     child = project.write("child.yaml", f"extends: {inherited}\nengines: {{generator: {{backend: sglang}}}}\n")
     (problem,) = project.problems(child)
     message = (
-        "`max_batch_size` belongs to other kinds of engines; remove it, or write `max_batch_size: null` in child.yaml"
+        f"`backend: sglang` does not take `max_batch_size`, which {inherited.name} sets; choose another, or write "
+        "`max_batch_size: null` beside it"
     )
-    assert (problem.place, problem.message) == ("engines.generator.max_batch_size", message)
+    where = (problem.file, problem.place, problem.message)
+    assert where == (str(child), "engines.generator.backend", message)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "places"),
+    [
+        ("engines: {actor: {backend: vllm}}", (), ["engines.actor.backend"]),
+        (
+            "engines: {actor: {backend: hf, lr_schedule: {}}}",
+            (),
+            ["engines.actor.backend", "engines.actor.lr_schedule"],
+        ),
+        ("nodes: {reward: {op: advantage, estimator: grpo}}", (), ["nodes.reward.op"]),
+        ("", ["engines.actor.backend=vllm"], ["override engines.actor.backend=vllm"]),
+        ("engines: {actor: {backend: megatron}}", ["engines.actor.backend=hf"], ["override engines.actor.backend=hf"]),
+        ("engines: {actor: {server: {}}}", (), ["engines.actor.server"]),
+        ("", ["engines.actor.server={}"], ["override engines.actor.server={}"]),
+    ],
+)
+def test_the_choice_of_another_kind_is_named_not_the_lines_of_the_template(project, text, overrides, places):
+    child = project.write("child.yaml", f"extends: tiny_grpo\n{text}\n")
+    with pytest.raises(PipelineError) as caught:
+        load_pipeline(child, overrides)
+    assert [problem.place for problem in caught.value.problems] == places
