@@ -87,13 +87,16 @@ class Response:
             routed_experts=completion.routed_experts if len(completion.tokens) else self.routed_experts,
         )
 
+    @property
+    def turn_start(self) -> int:
+        """Index of the first token of the turn that the next completion belongs to."""
+        return self.turns[-1].begin if self.turns and self.turns[-1].interrupted else len(self.tokens)
+
     def with_turn(self, completion: Completion) -> Response:
         """Append a completion as a turn, or to the turn that an abort has interrupted."""
-        begin, earlier = len(self.tokens), self.turns
-        if earlier and earlier[-1].interrupted:
-            begin, earlier = earlier[-1].begin, earlier[:-1]
+        earlier = self.turns[:-1] if self.turns and self.turns[-1].interrupted else self.turns
         interrupted = completion.finish_reason == ABORTED
-        turn = Turn(begin, len(self.tokens) + len(completion.tokens), interrupted=interrupted)
+        turn = Turn(self.turn_start, len(self.tokens) + len(completion.tokens), interrupted=interrupted)
         return replace(self.extended(completion), turns=(*earlier, turn))
 
     def continued(self) -> Response:

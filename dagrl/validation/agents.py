@@ -27,6 +27,7 @@ _OF_OTHERS = (
         "max_parallel_calls",
         "tool_timeout_s",
         "tool_concurrency",
+        "max_turn_tokens",
         "max_observation_tokens",
     ),
     *("environment", "environment_args", "on_environment_error"),

@@ -50,6 +50,7 @@ class Conversations:
     ) -> None:
         node = context.rollout
         self._max_turns, self._sampling = node.max_turns, context.sampling
+        self._max_turn_tokens = node.max_turn_tokens
         self._tokenizer = context.resources.tokenizer
         self._writer, others = message_writer(context), turn_settings(context)
         self._told_to_abort = context.aborted
@@ -208,4 +209,7 @@ class Conversations:
         prompt_images = request.images[: len(request.images) - len(request.image_starts)]
         images = (*prompt_images, *response.images)
         asked = replace(request, begun=response.tokens, images=images, image_starts=response.image_starts)
+        if self._max_turn_tokens is not None:
+            # An interrupted turn has some of its tokens.
+            asked = replace(asked, limit=self._max_turn_tokens - len(response.tokens) + response.turn_start)
         self._requests_queue.ask(row, asked)

@@ -180,6 +180,18 @@ def test_a_response_ends_where_turns_or_tokens_do(build, play) -> None:
             assert batch["turns"].values[row] == 2
 
 
+@pytest.mark.parametrize("longest", [1, 6, LONGEST])
+def test_a_turn_that_reaches_its_limit_is_the_last(build, play, longest: int) -> None:
+    free, batch = (together(play(build(), **TOOLS, **limit)) for limit in ({}, {"max_turn_tokens": longest}))
+    for row, reason in enumerate(batch["finish_reason"].strings()):
+        lengths = [len(each.tokens) for each in passages(batch, row) if each.turn]
+        assert max(lengths) <= longest
+        assert all(length < longest for length in lengths[:-1]) or longest == 1
+        assert (reason == "length") == (lengths[-1] == longest) or longest == LONGEST
+        tokens = batch["response_tokens"][row]
+        assert tokens.tolist() == free["response_tokens"][row][: len(tokens)].tolist(), "each draw stays the same"
+
+
 def test_it_does_not_matter_who_waits_for_whom(build, play) -> None:
     first = together(play(build(), **TOOLS))
     for engine, args in ((build(3), {}), (build(), {"slow": True}), (build(2), {"slow": True})):
@@ -284,7 +296,9 @@ def test_an_abort_does_not_wait_for_tools(build, play) -> None:
     assert [output.unfinished for output in outputs] == [True]
 
 
-@pytest.mark.parametrize("others", [TOOLS, GAME], ids=["tools", "environment"])
+@pytest.mark.parametrize(
+    "others", [TOOLS, GAME, TOOLS | {"max_turn_tokens": 12}], ids=["tools", "environment", "short turns"]
+)
 def test_a_later_call_goes_on_with_what_an_aborted_one_has_left(build, play, others) -> None:
     whole = together(play(build(2), **others))
     engine = build(2)

@@ -91,6 +91,9 @@ class TurnOptions(Section):
     """Seconds that a call, or a step of the environment, may take."""
     tool_concurrency: Concurrency = 32
     """Calls and steps of the environment at a time, on each worker that samples."""
+    max_turn_tokens: Tokens | None = None
+    """Longest turn of the policy, in tokens. A turn that reaches it is cut, and the response ends with ``length``.
+    Default: what ``max_new_tokens`` leaves."""
     max_observation_tokens: Tokens = 512
     """Longest answer of a tool or the environment, in tokens; longer ones lose their middle."""
     environment: OwnFunction | None = None
