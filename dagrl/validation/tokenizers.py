@@ -68,8 +68,10 @@ def check_own_models(pipeline: Pipeline, findings: Findings) -> None:
 def _check_tool_format(model: ModelSpec, name: str, node: RolloutNode, findings: Findings) -> None:
     """Warn of a syntax of calls with characters that the tokenizer has no tokens for: the policy never calls a tool."""
     known = characters_of(model.tokenizer or model.path)
+    if known is None:
+        return
     syntax = '<tool_call>{"name": ""}</tool_call>' if node.tool_format == "hermes" else ""
-    for each in [] if known is None else node.tools or [""]:
+    for each in node.tools or [""]:
         lacks = sorted({*syntax, *tool_name(each)} - known)
         if lacks:
             what = f"`{tool_name(each)}`" if each else "a tool"
