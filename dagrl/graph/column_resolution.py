@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import ROLLOUT_WRITES, TURN_COLUMNS, NodeBase, OpContract, RolloutNode
+from dagrl.config.schema import (
+    ROLLOUT_WRITES,
+    TURN_COLUMNS,
+    JudgeNode,
+    NodeBase,
+    OpContract,
+    RewardModelNode,
+    RewardNode,
+    RolloutNode,
+)
 from dagrl.graph.columns import COLUMN_NAME, CORE_COLUMNS, IMAGE_COLUMNS, RESPONSE_IMAGE_COLUMNS
 
 _ALL_NODES: Place = ("nodes",)
@@ -125,8 +134,11 @@ class ColumnResolver:
     def warn_of_unread(self, readings: list[Reading]) -> None:
         """Warn of nodes without readers: their work is wasted."""
         read = {(reading.writer, reading.column) for reading in readings}
-        for name in self._specs:
+        for name, spec in self._specs.items():
             written = list(self.outputs[name].values())
+            # Metrics read rewards, also those under names of the user's own.
+            if isinstance(spec, RewardNode | RewardModelNode | JudgeNode) and written != ["baseline_reward"]:
+                continue
             if written and not any((name, column) in read for column in written):
                 hint = "set `write: old_logprob` or `write: ref_logprob`" if written == ["logprob"] else "remove it"
                 message = f"no node reads its columns ({listed(written)}); {hint}"

@@ -115,6 +115,23 @@ class TestInference:
             "set `write: old_logprob` or `write: ref_logprob`"
         )
 
+    @pytest.mark.parametrize(
+        "node",
+        [
+            "{op: reward, fn: exact, write: watched}",
+            "{op: reward, fn: 'own_rewards:shorter', write: watched}",
+            "{op: judge, endpoint: 'http://judge:8000/v1', model: m, prompt: '{response}', write: watched}",
+        ],
+    )
+    def test_a_reward_that_metrics_alone_read_is_fine(self, project, node):
+        project.write("own_rewards.py", "def shorter(response, answer): ...\n")
+        assert check_file(project.folder / "p.yaml", [f"nodes.watch={node}"]).warnings == ()
+
+    def test_a_baseline_that_nothing_is_compared_with_is_none(self, project):
+        node = "nodes.baseline={op: reward, fn: exact, write: baseline_reward}"
+        (warning,) = check_file(project.folder / "p.yaml", [node]).warnings
+        assert (warning.code, "baseline_reward" in warning.message) == ("unread-node", True)
+
 
 REF = "{op: logprob, engine: reference, write: ref_logprob}"
 ADVANTAGE = "{op: advantage, estimator: grpo}"
