@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from dagrl.scheduler.intervals import Interval
-from dagrl.scheduler.plan import HOST, Plan
+from dagrl.scheduler.plan import HOST, Plan, Rows
 from dagrl.tracking.report import TimelineSpan
 
 _TOLERANCE_S = 2e-3
@@ -27,6 +27,7 @@ _MOVES = {
 }
 STRAGGLER = "waits for the last responses"
 GENERATION, COMPUTATION, ON_HOST, DRIVER = "generation", "computation", "host", "no worker runs"
+VALIDATION = "validation"
 
 
 class Part(NamedTuple):
@@ -47,6 +48,7 @@ def critical_path(spans: Sequence[TimelineSpan], window: Interval, plan: Plan) -
     """
     needs = waits_for(plan)
     generating = {task.name for task in plan.tasks if task.generates}
+    validating = {task.name for task in plan.tasks if task.rows is Rows.VALIDATION}
     left = [span for span in spans if span.end - span.start > _SHORTEST_S]
     now, current = window.end, None
     found: list[Part] = []
@@ -68,12 +70,17 @@ def critical_path(spans: Sequence[TimelineSpan], window: Interval, plan: Plan) -
             now = last.end
         if last.end < now - _SHORTEST_S:
             found.append(Part("driver", "", DRIVER, max(last.end, window.start), now))
-        begin, end = max(last.start, window.start), min(last.end, now)
+        start = _start_of_rollout(last, left) if last.name in generating else last.start
+        begin, end = max(start, window.start), min(last.end, now)
         if end > begin:
             found += reversed(_parts(last, begin, end, left, generating))
         left.remove(last)
         now, current = begin, last
-    return [part for part in reversed(found) if part.end > part.start]
+    return [
+        part._replace(cause=VALIDATION) if part.name in validating else part
+        for part in reversed(found)
+        if part.end > part.start
+    ]
 
 
 def waits_for(plan: Plan) -> dict[str, frozenset[str]]:
@@ -106,6 +113,19 @@ def _of_host(before: Sequence[TimelineSpan], known: Sequence[TimelineSpan], late
     """Host activities that ended after the inputs of the host task `later` were ready: it waited for a process."""
     ready = max((span.end for span in known), default=later.start)
     return [span for span in before if later.group == span.group == HOST and span.end > ready + _AT_ONCE_S]
+
+
+def _start_of_rollout(span: TimelineSpan, spans: Sequence[TimelineSpan]) -> float:
+    """When a rollout began that runs without a pause until `span`, one of its shards.
+
+    Servers take the requests of later shards as they finish those of earlier ones.
+    """
+    start = span.start
+    shards = [each for each in spans if (each.name, each.step) == (span.name, span.step)]
+    for each in sorted(shards, key=lambda each: -each.start):
+        if each.start < start <= each.end + _TOLERANCE_S:
+            start = each.start
+    return start
 
 
 def _parts(

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_parts import ONE_RANK, executor, task
+from plan_parts import ONE_RANK, executor, for_validation, task
 
 from dagrl.config.schema import Scope
 from dagrl.reporting.why.critical_path import Part, critical_path
@@ -86,6 +86,36 @@ def test_the_time_of_the_last_shard_alone_is_a_straggler(last: float, straggles:
         expected = [("rollout", "generation", 0, last)]
     plan = replace(PLAN, shards=4, tasks=(*TASKS[:-1], task("update", "actor", "rollout", trains=True)))
     assert told(critical_path(spans, Interval(0, 10), plan)) == [*expected, ("update", "computation", last, 10)]
+
+
+def test_shards_of_a_rollout_that_begin_one_after_the_other_leave_no_pause() -> None:
+    # The servers take the last shard's requests when the first ones are done; each shard has a long response.
+    starts = [(0, 22), (2, 24), (9, 23), (15, 25)]
+    spans = [
+        span("sync", "generator", -1, 0),
+        *(span("rollout", "generator", start, end, shard) for shard, (start, end) in enumerate(starts)),
+        span("update", "actor", 25, 26),
+    ]
+    parts = critical_path(spans, Interval(-1, 26), replace(PLAN, shards=4))
+    assert {part.name for part in parts} == {"sync", "rollout", "update"}
+    assert sum(part.end - part.start for part in parts if part.name == "rollout") == 25
+
+
+def test_a_validation_is_named_as_one() -> None:
+    tasks = (*TASKS, *for_validation(list(TASKS), "rollout", "reward"))
+    spans = [
+        span("update", "actor", 0, 1),
+        span("sync", "generator", 1, 2),
+        span("val/rollout", "generator", 2, 20, 0),
+        span("val/rollout", "generator", 9, 24, 1),
+        span("val/reward", "host", 24, 25, 1),
+    ]
+    assert told(critical_path(spans, Interval(0, 25), replace(PLAN, tasks=tasks))) == [
+        ("update", "computation", 0, 1),
+        ("sync", "weights travel", 1, 2),
+        ("val/rollout", "validation", 2, 24),
+        ("val/reward", "validation", 24, 25),
+    ]
 
 
 def test_weights_that_come_after_the_call_of_a_rollout_are_waited_for() -> None:
