@@ -48,19 +48,21 @@ class PromptTable:
         limit: int | None = None,
         tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
         images: ImageColumn | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         """Open `path`; with `limit`, only its first rows.
 
         `images` of the prompts take the places that ``<image>`` marks. `responses` are columns with responses; if they
         hold chats, the messages before the response are the prompt. Without `with_answers`, columns of reference
         answers and data sources are optional. `tools` by name are described in the chat template: for each row all of
-        them, or those in its ``extra_info.tools``.
+        them, or those in its ``extra_info.tools``. `vocab_size`: rows of the model's embedding.
         """
         self.path = path
         self._tokenizer = tokenizer
         self._responses = responses
         self._tools = tools
         self._images = images
+        self._vocab_size = vocab_size
         self._table = _read(path, responses, with_answers, limit)
 
     def __len__(self) -> int:
@@ -222,7 +224,13 @@ class PromptTable:
         return [*offered(self._tools, self._cell("extra_info", row) or {}).values()] if self._tools else []
 
     def _check_known(self, tokens: Sequence[int], text: str, place: str, what: str) -> None:
-        """Raise ValueError if the tokenizer has no tokens for a part of the text."""
+        """Raise ValueError if the tokenizer has no tokens for a part of the text, or the model no rows for a token."""
+        if self._vocab_size is not None and (last := max(tokens)) >= self._vocab_size:
+            token = f"token {last} ({self._tokenizer.convert_ids_to_tokens(last)!r})"
+            raise ValueError(
+                f"{place}the {what} has {token}, and the model's embedding has {self._vocab_size} rows (vocab_size); "
+                "take the model's own tokenizer"
+            )
         unknown = self._tokenizer.unk_token_id
         if unknown is None or unknown not in tokens:
             return

@@ -89,11 +89,12 @@ class PromptLoader:
         with_answers: bool = True,
         tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
         images: ImageColumn | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         """Open `path`; with `limit`, only its first rows.
 
-        `responses` adds those of each prompt. `with_answers`, `tools` and `images` are as in `PromptTable`. Raises
-        ValueError if the file is missing, broken or empty, or lacks a column.
+        `responses` adds those of each prompt. Other options are as in `PromptTable`. Raises ValueError if the file is
+        missing, broken or empty, or lacks a column.
         """
         self.path = path
         self._limits = [_Limit("prompt", max_prompt_tokens, overlong)]
@@ -111,6 +112,7 @@ class PromptLoader:
             limit=limit,
             tools=tools,
             images=images,
+            vocab_size=vocab_size,
         )
         self._epoch_order: tuple[int, np.ndarray] | None = None
 

@@ -17,6 +17,7 @@ from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
 from dagrl.graph.columns import IMAGE_COLUMNS
 from dagrl.graph.rollouts import columns_read, is_offline, needs_answers, prompts_begun
+from dagrl.models.hf_config import read_config
 from dagrl.models.images import image_settings
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.turns.settings import rollout_tools
@@ -120,6 +121,7 @@ def _loader(name: str, path: Path, context: Context) -> PromptLoader:
             with_answers=needs_answers(context.pipeline, validation=context.validation),
             tools={name: tool.schema for name, tool in rollout_tools(context).items()},
             images=_images(path, context),
+            vocab_size=read_config(context.pipeline.model).get("vocab_size"),
         )
 
     return resources.once(f"prompts of {'val ' if context.validation else ''}{name}", open_file)

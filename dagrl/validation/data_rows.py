@@ -6,7 +6,8 @@ file's statistics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,29 @@ def row_faults(file: pq.ParquetFile, columns: Columns, limit: int | None = None)
             break
     _add_nulls_behind(file, columns, rows, found)
     return found
+
+
+def row_with(path: Path, columns: Sequence[str], texts: Sequence[str]) -> tuple[int, str] | None:
+    """The first row of a prompt file with one of the texts, and the text; None too if the file is unreadable."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row = size = 0
+    wanted = re.compile("|".join(map(re.escape, texts)))
+    try:
+        with pq.ParquetFile(path) as file:
+            names = [name for name in columns if name.partition(".")[0] in file.schema_arrow.names]
+            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=names) if names else ():
+                for values in batch.to_pylist():
+                    if found := wanted.search(str(values)):
+                        return row, found[0]
+                    row += 1
+                size += batch.nbytes
+                if row >= SCANNED_ROWS or size > SCANNED_BYTES:
+                    break
+    except (OSError, pa.ArrowException):
+        return None
+    return None
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:

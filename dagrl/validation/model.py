@@ -19,7 +19,9 @@ from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.published_configs import published_name
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
-from dagrl.models.hf_config import flat_config, folder_config, read_json
+from dagrl.graph.rollouts import columns_read
+from dagrl.models.hf_config import flat_config, folder_config, read_json, token_ids
+from dagrl.validation.data_rows import row_with
 from dagrl.validation.model_config import check_config, check_family, check_scale
 from dagrl.validation.model_weights import check_weights, may_be_quantised, quantisation_problem, readers_of
 from dagrl.validation.tokenizer_files import VOCABULARIES, check_tokenizer, has_tokenizer
@@ -139,9 +141,30 @@ class _Model:
             self.findings.error(place, f"{folder} has no tokenizer ({files}); copy it there, or name another folder")
         elif self.with_files:
             try:
-                check_tokenizer(folder, rows if is_size(rows) else None)
+                beyond = check_tokenizer(folder, rows if is_size(rows) else None)
             except ValueError as error:
                 self.findings.error(place, str(error))
+                return
+            if beyond and len(self.section) == 1:
+                self._check_prompts(place, beyond, rows)
+
+    def _check_prompts(self, place: Place, beyond: Sequence[str], rows: Any) -> None:
+        """Report prompts and responses with tokens that the embedding has no rows for."""
+        for key, path in self.pipeline.data.files.items():
+            columns = columns_read(self.pipeline, validation=key != "train")
+            if found := row_with(path, ["prompt", *columns], beyond):
+                message = (
+                    f"the tokenizer has a token {found[1]!r}, which {path} has in row {found[0]} (the first is 0), and "
+                    f"the model's embedding has only {rows} rows (vocab_size), too few for it; take the model's own "
+                    "tokenizer"
+                )
+                self.findings.error(place, message)
+
+    def _check_made_tokenizer(self, tokenizer: TokenizerSpec, rows: Any) -> None:
+        needed = len(token_ids(tokenizer))
+        if is_size(rows) and rows < needed and self.model.path is not None:
+            message = f"it has {needed} tokens, and the model's embedding has {rows} rows (vocab_size)"
+            self.findings.error((*self.section, "tokenizer"), f"{message}; take the model's own tokenizer")
 
     def _check_init(self, init: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if not isinstance(init.get("model_type"), str):
@@ -160,8 +183,8 @@ class _Model:
         tokenizer = self.tokenizer
         if not isinstance(tokenizer, TokenizerSpec) or not is_size(rows):
             return
-        needed = 256 if tokenizer.kind == "bytes" else len(tokenizer.alphabet)
-        if rows <= needed:
+        if rows < len(token_ids(tokenizer)):
+            needed = 256 if tokenizer.kind == "bytes" else len(tokenizer.alphabet)
             message = (
                 f"{rows} rows cannot hold the tokenizer's {needed} {tokenizer.kind} and its special tokens; "
                 "take vocab_size out, and it is the tokenizer's"
@@ -188,3 +211,5 @@ class _Model:
                 message = f"holds {', '.join(doubled)} more than once; write each character once"
             if message:
                 self.findings.error((*place, "alphabet"), message)
+            elif config is not None:
+                self._check_made_tokenizer(tokenizer, config.get("vocab_size"))

@@ -33,24 +33,38 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (*VOCABULARIES, *_OWN_FORMATS, _CONFIG))
 
 
-def check_tokenizer(folder: Path, rows: int | None) -> None:
+def check_tokenizer(folder: Path, rows: int | None) -> list[str]:
     """Check a folder that has a tokenizer. ValueError with the first fault, OSError if a file cannot be read.
 
-    `rows` are those of the model's embedding, where they are known.
+    `rows` are those of the model's embedding, where they are known. Returns tokens beyond them that are harmless as
+    long as no text has them, such as the one for images in the tokenizers of Gemma's models for text.
     """
-    config, *_ = [read_json(path) if (path := folder / name).is_file() else {} for name in _SMALL_FILES]
+    config, _, added = [read_json(path) if (path := folder / name).is_file() else {} for name in _SMALL_FILES]
+    numbers = {name: number for name, number in added.items() if type(number) is int}
+    listed = config.get("added_tokens_decoder")
+    for number, token in listed.items() if isinstance(listed, dict) else ():
+        if (content := _content(token)) is not None and str(number).isdecimal():
+            numbers[content] = int(number)
     if (folder / "tokenizer.json").is_file():
-        _check_vocabulary(folder / "tokenizer.json", config, rows)
+        path = folder / "tokenizer.json"
+        own, more = _vocabulary(path)
+        numbers |= more
     else:
-        _check_other_formats(folder, config)
+        path, own = folder / VOCABULARIES[2], _other_formats(folder, config)
     for name in _SPECIAL:
         if config.get(name) is not None and _content(config[name]) is None:
             raise ValueError(
                 f"{folder / _CONFIG} says {name}: {config[name]!r}, which is no token; copy the file again"
             )
+    if rows is not None:
+        template = _templates(folder).get("default", "")
+        written = {_content(config.get(name)) for name in _SPECIAL[:2]}
+        own |= {name: number for name, number in numbers.items() if name in written or name in template}
+        _check_rows(path, own, rows)
     kind = config.get("tokenizer_class")
     if kind is not None and not isinstance(kind, str):
         raise ValueError(f"{folder / _CONFIG} says tokenizer_class: {kind!r}, which is no name; copy the file again")
+    return [name for name, number in numbers.items() if rows is not None and number >= rows]
 
 
 def has_end_token(folder: Path) -> bool:
@@ -119,7 +133,8 @@ def _templates(folder: Path) -> dict[str, str]:
     return {"default": told} if isinstance(told, str) else {}
 
 
-def _check_vocabulary(path: Path, config: Mapping[str, Any], rows: int | None) -> None:
+def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the tokens of tokenizer.json with their numbers: those of the text, and those added to them."""
     content = read_json(path)
     model, added = content.get("model"), content.get("added_tokens")
     kind = model.get("type") if isinstance(model, dict) else None
@@ -139,12 +154,14 @@ def _check_vocabulary(path: Path, config: Mapping[str, Any], rows: int | None) -
     if fault:
         raise ValueError(f"{path} {fault}; copy the file again")
     assert tokens is not None and isinstance(added, list)
-    special = {_content(config.get(name)) for name in _SPECIAL[:2]}
-    numbers = tokens | {token["content"]: token["id"] for token in added if token["content"] in special}
-    last = max(numbers, key=numbers.__getitem__, default=None)
-    if rows is not None and last is not None and numbers[last] >= rows:
+    return tokens, {token["content"]: token["id"] for token in added}
+
+
+def _check_rows(path: Path, tokens: Mapping[str, int], rows: int) -> None:
+    last = max(tokens, key=tokens.__getitem__, default=None)
+    if last is not None and tokens[last] >= rows:
         raise ValueError(
-            f"{path} gives token {last!r} the number {numbers[last]}, and the model's embedding has {rows} rows "
+            f"{path} gives token {last!r} the number {tokens[last]}, and the model's embedding has {rows} rows "
             "(vocab_size); take the model's own tokenizer"
         )
 
@@ -163,8 +180,8 @@ def _is_added(token: Any) -> bool:
     return isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int
 
 
-def _check_other_formats(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check a folder without tokenizer.json."""
+def _other_formats(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
+    """Check a folder without tokenizer.json, and return the tokens of vocab.json with their numbers."""
     model, vocabulary = folder / "tokenizer.model", folder / "vocab.json"
     if model.is_file():
         with model.open("rb") as file:
@@ -175,13 +192,15 @@ def _check_other_formats(folder: Path, config: Mapping[str, Any]) -> None:
             what = "no tokenizer" if head else "empty"
             raise ValueError(f"{model} is {what}; copy the file again{lfs_hint(model)}")
     elif vocabulary.is_file():
-        if not read_json(vocabulary):
+        if not (tokens := _listed(read_json(vocabulary))):
             raise ValueError(f"{vocabulary} lists no tokens; copy the file again")
         if not (folder / "merges.txt").is_file():
             raise ValueError(f"{folder} has vocab.json and no merges.txt, which belongs to it; copy it there")
+        return tokens
     elif not any((folder / name).is_file() for name in _OWN_FORMATS) and not config.get("auto_map"):
         names = f"{VOCABULARIES[0]}, {VOCABULARIES[1]}"
         raise ValueError(f"{folder} has {_CONFIG} and no tokens ({names}); copy them there")
+    return {}
 
 
 def _content(token: Any) -> str | None:

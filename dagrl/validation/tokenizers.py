@@ -131,10 +131,11 @@ def _check_vocabulary(pipeline: Pipeline, name: str, section: Place, findings: F
     own, depends = pipeline.model_of(name), [("model",)]
     try:
         ours = token_ids(pipeline.model.tokenizer or pipeline.model.path)
-        rows = read_config(own).get("vocab_size")
+        mine, rows = (read_config(model).get("vocab_size") for model in (pipeline.model, own))
     except ValueError:
         return  # `model.py` reports unreadable files.
-    needed = max(ours.values(), default=-1) + 1
+    # The policy's own embedding may lack rows for tokens that no text has; `model.py` reports others.
+    needed = max((number for number in ours.values() if not isinstance(mine, int) or number < mine), default=-1) + 1
     if isinstance(rows, int) and rows < needed:
         message = f"it has rows for {rows} tokens, and the pipeline's tokenizer has {needed}"
         remedy = "use a model of the same family"

@@ -344,6 +344,13 @@ def test_a_character_outside_the_alphabet_is_named(loader: Callable[..., PromptL
     assert len(loader(rows[:1], tokenizer=tokenizer).take(0, 1).columns["prompt_tokens"][0]) == 4
 
 
+def test_a_token_that_the_model_has_no_row_for_is_named(loader: Callable[..., PromptLoader]) -> None:
+    few = loader(["12", "1~"], vocab_size=ord("~"))
+    assert texts(few.take(0, 1)) == ["12"]
+    with pytest.raises(ValueError, match=r"row 1 .*: the prompt has token 126 \('.*'\), .* has 126 rows"):
+        few.take(0, 2)
+
+
 @pytest.mark.parametrize("prompt", ["", [], [{"role": "user", "content": ""}]])
 def test_an_empty_prompt_is_refused_with_its_place(loader: Callable[..., PromptLoader], prompt: Any) -> None:
     filled = "ok" if isinstance(prompt, str) else [{"role": "user", "content": "ok"}]

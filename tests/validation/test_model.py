@@ -57,6 +57,12 @@ CASES = {
         "model.init.vocab_size",
         "13 rows cannot hold the tokenizer's 13 characters and its special tokens; take vocab_size out",
     ),
+    "vocabulary without the special tokens": (
+        "hidden_size: 64",
+        "hidden_size: 64, vocab_size: 15",
+        "model.init.vocab_size",
+        "15 rows cannot hold the tokenizer's 13 characters and its special tokens; take vocab_size out",
+    ),
     "no alphabet": (
         TOKENIZER,
         "  tokenizer: {kind: characters} #!",

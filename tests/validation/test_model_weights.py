@@ -96,6 +96,16 @@ def edit_model(**fields: Any) -> Change:
     return change
 
 
+def added(number: int, content: str) -> Change:
+    """Add a token to tokenizer.json."""
+
+    def change(folder: Path) -> None:
+        tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+        edit("tokenizer.json", added_tokens=[*tokens, {"id": number, "content": content}])(folder)
+
+    return change
+
+
 def weights(**tensors: tuple[str, tuple[int, ...]] | None) -> Change:
     """Other tensors, dots written as ``__``; None removes one."""
     named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
@@ -382,6 +392,22 @@ BROKEN: dict[str, tuple[Change, str]] = {
         edit("tokenizer.json", added_tokens=[{"id": 30, "content": "<eos>"}]),
         "tokenizer.json gives token '<eos>' the number 30, and the model's embedding has 24 rows",
     ),
+    "a token of the template beyond the rows": (
+        both(added(24, "<tool>"), put("chat_template.jinja", "{{ '<tool>' }}{{ messages[0].content }}")),
+        "tokenizer.json gives token '<tool>' the number 24, and the model's embedding has 24 rows",
+    ),
+    "an end token beyond the rows in the config": (
+        edit("tokenizer_config.json", eos_token="<end>", added_tokens_decoder={"30": {"content": "<end>"}}),
+        "gives token '<end>' the number 30, and the model's embedding has 24 rows",
+    ),
+    "an end token beyond the rows in added_tokens.json": (
+        both(edit("tokenizer_config.json", eos_token="<end>"), put("added_tokens.json", {"<end>": 30})),
+        "gives token '<end>' the number 30, and the model's embedding has 24 rows",
+    ),
+    "vocab.json with more tokens than rows": (
+        both(remove("tokenizer.json"), put("vocab.json", {"a": 0, "b": 24}), put("merges.txt", "#version: 0.2\n")),
+        "vocab.json gives token 'b' the number 24, and the model's embedding has 24 rows",
+    ),
     "a torn tokenizer_config.json": (cut("tokenizer_config.json", 30), "tokenizer_config.json is not a JSON object;"),
     "a tokenizer_config.json of a list": (put("tokenizer_config.json", []), "tokenizer_config.json is not a JSON obj"),
     "an eos_token of a number": (
@@ -561,6 +587,33 @@ WHOLE: dict[str, Change] = {
     "a generation config": put("generation_config.json", {"eos_token_id": [1, 2]}),
     "metadata in the header": header(lambda h: h.update({"__metadata__": {"format": "pt"}})),
 }
+
+
+@pytest.mark.parametrize("where", ["tokenizer.json", "added_tokens.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("rows", [[], ["1+1=<tool>"], [[{"role": "user", "content": "a<tool>b"}]]])
+def test_a_token_beyond_the_rows_is_harmless_until_a_prompt_has_it(project, row, folder, where, rows) -> None:
+    """As the token for images in the tokenizers of Gemma's models for text."""
+    more = {"content": "<tool>"}
+    {
+        "tokenizer.json": added(24, "<tool>"),
+        "added_tokens.json": put(where, {"<tool>": 24}),
+        "tokenizer_config.json": edit(where, added_tokens_decoder={"24": more}),
+    }[where](folder)
+    good = [{"role": "user", "content": "1+1="}] if rows and isinstance(rows[0], list) else "1+1="
+    project.write_rows("train.parquet", [row | {"prompt": prompt} for prompt in [good] * 5 + rows])
+    path = project.folder / "p.yaml"
+    if rows:
+        fragments = ("'<tool>', which", "train.parquet has in row 5 (the first is 0)", "has only 24 rows (vocab_size)")
+        project.assert_problem(path, "model.path", *fragments)
+    else:
+        check_file(path)
+
+
+def test_a_made_tokenizer_needs_rows_of_the_model(project, folder: Path) -> None:
+    path = project.folder / "p.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("  path: model #!\n", "  path: model\n  tokenizer: {kind: bytes} #!\n"))
+    project.assert_problem(path, "model.tokenizer", "it has 258 tokens, and the model's embedding has 24 rows")
 
 
 @pytest.mark.parametrize("name", WHOLE)
