@@ -207,6 +207,21 @@ def test_a_critic_reads_the_tokens_of_the_policy(project, ppo, rows, tokens, mes
         assert [message in warning for warning in warnings] == ([True] if message else [])
 
 
+def test_a_critic_needs_no_rows_for_tokens_that_the_policy_has_none_for(project, ppo):
+    """As the token for images in the tokenizers of Gemma's models for text."""
+    folder = project.folder / "small"
+    write_model(folder, model_type="qwen3", vocab_size=3)
+    content = {"model": {"type": "BPE", "vocab": TOKENS, "merges": []}}
+    image = {"id": 3, "content": "<image>"}
+    (folder / "tokenizer.json").write_text(json.dumps({**content, "added_tokens": [image]}))
+    path = ppo(
+        ('tokenizer: {kind: characters, alphabet: "0123456789+= "}', "tokenizer: small"),
+        ("hidden_size: 64", "hidden_size: 64, vocab_size: 3"),
+        ("head: value, optimizer", "head: value, model: {path: small}, optimizer"),
+    )
+    check_file(path)
+
+
 def test_what_the_docs_show_is_right(project):
     document = (Path(__file__).parents[2] / "docs" / "critic.md").read_text()
     ppo, _, _ = (block.partition("```")[0] for block in document.split("```yaml\n")[1:])
