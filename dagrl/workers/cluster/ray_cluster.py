@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import EACCES
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -49,13 +50,15 @@ def cluster(
     """
     for name, value in RAY_VARIABLES.items():
         os.environ.setdefault(name, value)
-    import ray
-
     told = os.environ.get("RAY_ADDRESS")
     address = told or running_here()
     if address and not told:
         note(f"joining the Ray that runs on this machine, at {address}; RAY_ADDRESS=local keeps a run to itself")
     theirs = None if address == OWN else address
+    if not theirs:
+        _check_home()
+    import ray
+
     with _joined(ray, theirs, found_here=not told) if theirs else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
         yield ray
@@ -164,6 +167,25 @@ def _start(ray: ModuleType, slots: int, folder: Path) -> None:
             logging_level="ERROR",
             namespace="dagrl",
         )
+
+
+def _check_home() -> None:
+    """Raise RunError if the first Ray of a user could not write its token to the home folder."""
+    if any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        return
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        return
+    folder = Path("~/.ray")
+    try:
+        folder = folder.expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder / "auth_token", os.R_OK) and not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        raise RunError(
+            f"Ray keeps its token in {folder}, which cannot be made or written: {getattr(error, 'strerror', error)}",
+            hint="set HOME to a folder that can be written",
+        ) from error
 
 
 def _check_memory(slots: int, host_workers: int) -> None:

@@ -156,6 +156,39 @@ def test_more_slots_than_the_machine_has_memory_for_are_refused_before_any_start
         _check_memory(1, 4_096_000)
 
 
+NO_HOME = """
+import os, sys
+from pathlib import Path
+from dagrl.workers.cluster.ray_cluster import cluster
+from dagrl.workers.errors import RunError
+
+if sys.argv[1] != "nobody":
+    os.environ["HOME"] = sys.argv[1]
+else:
+    os.environ.pop("HOME", None)
+    os.setuid(54321)
+try:
+    with cluster(None, Path(sys.argv[2]), print):
+        raise AssertionError("Ray has started")
+except RunError as error:
+    print(error.cause, error.hint, sep="; ")
+assert "ray" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("home", ["/proc/nohome", "/dev/null", "/proc", "nobody"])
+def test_a_home_that_cannot_be_written_is_told_before_ray_starts(tmp_path, home) -> None:
+    if home == "nobody" and os.getuid():
+        pytest.skip("needs root to become another user")
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    environment = {name: value for name, value in os.environ.items() if name not in names} | {"RAY_ADDRESS": "local"}
+    command = [sys.executable, "-c", NO_HOME, home, str(tmp_path / "logs")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("Ray keeps its token in ")
+    assert ran.stdout.endswith("; set HOME to a folder that can be written\n"), ran.stdout
+
+
 LATE_ONCE = """
 import os
 import signal
