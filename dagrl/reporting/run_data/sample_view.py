@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,15 @@ from dagrl.graph.columns import LOGPROB_COLUMNS
 _FILE = re.compile(r"step_(\d+)(_val)?\.parquet")
 _NOT_SHOWN = frozenset({"response_tokens", "token_version"})
 """Token ids, of which the text says more, and what ``versions`` sums up."""
+_USER = re.compile(
+    r"<\|im_start\|>user\n|<\|start_header_id\|>user<\|end_header_id\|>\n\n|<start_of_turn>user\n|\[INST\]"
+    r"|<\|start\|>user<\|message\|>|<\|user\|>\n?|<｜User｜>"
+)
+"""Beginnings of a user's message in the chat templates of common models."""
+_MESSAGE_END = re.compile(
+    r"<\|(?:im_end|eot_id|end|assistant)\|>|<end_of_turn>|\[/INST\]|<｜(?:Assistant|end▁of▁sentence)｜>"
+)
+_LONGEST_ASKED = 200
 
 
 def sample_steps(folder: Path) -> dict[str, list[int]]:
@@ -28,7 +38,7 @@ def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, 
     """The samples, one dictionary each. ValueError or OSError if there is no such file, or it cannot be read.
 
     ``token_count`` is the length of the response, ``versions`` those of the weights that sampled its tokens. Log-probs
-    have four digits.
+    have four digits. ``asked`` is what tells the prompt from the others: see `_asked`.
     """
     import pyarrow.parquet as pq
 
@@ -38,7 +48,23 @@ def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, 
             rows = file.read().to_pylist()
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}; remove it") from error
-    return [_shown(row) for row in rows]
+    asked = _asked([row.get("prompt") or "" for row in rows])
+    return [_shown(row) | {"asked": text} for row, text in zip(rows, asked, strict=True)]
+
+
+def _asked(prompts: list[str]) -> list[str]:
+    """The user's last message of each prompt, without the words that all of them begin with; not all of long ones."""
+    texts = [_last_message(prompt) for prompt in prompts]
+    # Whatever the first and the last in alphabetical order begin with, all do.
+    first, last = (min(texts), max(texts)) if texts else ("", "")
+    same = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
+    begin = 0 if first == last else len(same) - len(re.split(r"[\s>\]]", same)[-1])
+    return [("…" if begin else "") + text[begin : begin + _LONGEST_ASKED] for text in texts]
+
+
+def _last_message(prompt: str) -> str:
+    *_, message = _USER.split(prompt)
+    return _MESSAGE_END.split(message)[0].strip() or prompt
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@
     ];
     const cells = rows.map(({ step, row }) => [
       ...(across ? [step] : []),
-      row.sample_id, row.prompt, row.response ?? row.demonstration ?? "", row.reward, row.advantage, row.token_count, row.finish_reason ?? "",
+      row.sample_id, row.asked, row.response ?? row.demonstration ?? "", row.reward, row.advantage, row.token_count, row.finish_reason ?? "",
     ]);
     return table(columns, cells, { open: (cells) => (across ? open(cells[1], cells[0]) : open(cells[0])), limit: 20, label: "Samples" });
   }
