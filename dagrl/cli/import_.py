@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,13 +57,18 @@ def import_(
     from dagrl.importing.registry import FRAMEWORKS
 
     output = output or Path("pipeline.yaml")
-    with exit_on("import", ValueError, OSError):
+    with exit_on("import", ValueError):
         if source is not None and source not in FRAMEWORKS:
             raise ValueError(f"--from takes {', '.join(FRAMEWORKS)}, got {source!r}")
-        if output.exists():
+        if os.path.lexists(output):
             raise ValueError(f"{output} exists; remove it, or name another file with -o")
-        imported = import_file(script, arguments or (), _variables(variables or []), source, output.resolve().parent)
-        output.write_text(imported.text)
+        imported = import_file(script, arguments or (), _variables(variables or []), source, output.absolute().parent)
+        try:
+            # Never through a link.
+            with output.open("x", encoding="utf-8") as file:
+                file.write(imported.text)
+        except OSError as error:
+            raise ValueError(f"{output} cannot be written ({error.strerror}); name another file with -o") from error
     code, said = _checked(output)
     if as_json:
         found = {"pipeline": str(output), **report.as_object(imported.translation, imported.remarks), **said}

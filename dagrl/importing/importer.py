@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from dagrl.importing.bounded import bounded
 from dagrl.importing.pipeline_text import pipeline_text
 from dagrl.importing.registry import FRAMEWORKS
 from dagrl.importing.shell.script import Remark
@@ -33,8 +35,14 @@ def import_file(
 ) -> Imported:
     """Translate a script or configuration. `read_source` describes the arguments; ImportProblem if it cannot be read.
 
-    `folder` is that of the pipeline file, where data files are looked for. Default: the source's.
+    A child process does it, with bounded time and memory. `folder` is that of the pipeline file, where data files are
+    looked for. Default: the source's.
     """
-    source = read_source(path, arguments, variables, framework)
-    translation = translate(FRAMEWORKS[source.framework], source.settings, folder or path.resolve().parent)
-    return Imported(translation, pipeline_text(translation, path), source.remarks)
+
+    def work() -> tuple[Any, ...]:
+        source = read_source(path, arguments, variables, framework)
+        t = translate(FRAMEWORKS[source.framework], source.settings, folder or path.resolve().parent)
+        return source.framework, t.settings, t.tree, t.origins, t.lines, pipeline_text(t, path), source.remarks
+
+    name, settings, tree, origins, lines, text, remarks = bounded(work, path)
+    return Imported(Translation(FRAMEWORKS[name], settings, folder, tree, origins, lines), text, remarks)

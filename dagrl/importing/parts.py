@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
+from dagrl.importing.files import is_file
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Rule, Translation, joint
 
@@ -31,8 +33,8 @@ def rows_of(t: Translation, path: Any) -> int | None:
     """The rows of a parquet file that is here."""
     if not isinstance(path, str) or t.folder is None:
         return None
-    found = t.folder / Path(path).expanduser()
-    if not found.is_file():
+    found = t.folder / os.path.expanduser(path)  # noqa: PTH111 (an unknown user's `~name` stays as it is)
+    if not is_file(found):
         return None
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from dagrl.importing.settings import ImportProblem
 from dagrl.importing.table import Translation
 
 _SECTIONS = ("name", "model", "data", "groups", "engines", "nodes", "schedule", "run", "track")
@@ -47,6 +48,8 @@ def _nested(tree: dict[str, Any]) -> dict[str, Any]:
         section = nested
         for parent in parents:
             section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
+                raise ImportProblem(f"the file sets both a value and a section for the pipeline's {key}")
         section[last] = value
     return nested
 

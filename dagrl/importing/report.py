@@ -35,7 +35,7 @@ def as_text(translation: Translation, remarks: tuple[Remark, ...]) -> str:
             heading = title.format(translation.framework.version)
             blocks.append(f"{heading} ({len(lines)})\n" + "".join(f"  {_text(line)}\n" for line in _sorted(lines)))
     if remarks:
-        notes = "".join(f"  {each.file}:{each.line}: {each.message}\n" for each in remarks)
+        notes = "".join(f"  {each.file}:{each.line}: {_cut(each.message, 300)}\n" for each in remarks)
         blocks.append(f"Parts of the script that were not read ({len(remarks)})\n{notes}")
     found = counts(translation)
     blocks.append(", ".join(f"{number} {status}" for status, number in found.items()) + "\n")
@@ -81,8 +81,12 @@ def _shown_value(line: Line) -> Any:
 def _text(line: Line) -> str:
     value = _shown_value(line)
     shown = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value
-    if len(shown) > 80:
-        shown = f"{shown[:77]}..."
     place = f"{line.place}: " if line.place else ""
     arrow = f" -> {', '.join(line.targets)}" if line.targets else ""
-    return f"{place}{line.key} = {shown}{arrow}" + (f": {line.note}" if line.note else "")
+    return f"{place}{_cut(line.key, 200)} = {_cut(shown, 80)}{arrow}" + (
+        f": {_cut(line.note, 300)}" if line.note else ""
+    )
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_MOST_DIGITS = 300
+"""Longer numbers are texts: no setting is one, and Python limits the digits that it reads."""
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
 
 
@@ -88,9 +90,9 @@ def parse_scalar(text: str) -> Any:
     stripped = text.strip()
     if stripped.casefold() in _WORDS:
         return _WORDS[stripped.casefold()]
-    if _NUMBER.fullmatch(stripped):
+    if len(stripped) <= _MOST_DIGITS and _NUMBER.fullmatch(stripped):
         number = stripped.replace("_", "")
-        return int(number) if re.fullmatch(r"[-+]?\d+", number) else float(number)
+        return int(number) if re.fullmatch(r"[-+]?[0-9]+", number) else float(number)
     if stripped[:1] in "[{" and stripped[-1:] in "]}":
         return _parse_collection(stripped)
     if len(stripped) > 1 and stripped[0] == stripped[-1] and stripped[0] in "'\"":
@@ -100,18 +102,22 @@ def parse_scalar(text: str) -> Any:
 
 def _parse_collection(text: str) -> Any:
     try:
-        loaded = yaml.safe_load(text)
-    except yaml.YAMLError:
+        return normalized(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError):
         return text
-    return normalized(loaded)
 
 
 def normalized(value: Any) -> Any:
-    """Return a YAML value with texts such as ``1e-6`` as the numbers that the frameworks read them as."""
+    """Return a YAML value with texts such as ``1e-6`` as the numbers that the frameworks read them as.
+
+    ValueError for a number that is too long.
+    """
     if isinstance(value, dict):
         return {str(key): normalized(each) for key, each in value.items()}
     if isinstance(value, list):
         return [normalized(each) for each in value]
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()) and not value.strip().isdigit():
         return parse_scalar(value)
+    if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
+        raise ValueError(f"a number of more than {_MOST_DIGITS} digits")
     return value if isinstance(value, int | float | str | bool | None) else str(value)

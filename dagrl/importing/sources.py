@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagrl.importing.files import is_file
 from dagrl.importing.settings import ImportProblem, Setting, Settings, parse_scalar, why_unknown
 from dagrl.importing.shell.script import Remark, read_script
 from dagrl.importing.shell.words import Word
@@ -84,7 +85,7 @@ def _parents(path: Path) -> list[Setting]:
             continue
         for name in setting.value if isinstance(setting.value, list) else [setting.value]:
             parent = path.parent / f"{str(name).partition('@')[0]}.yaml"
-            if isinstance(name, str) and parent.is_file() and parent.resolve() != path.resolve():
+            if isinstance(name, str) and is_file(parent) and parent.resolve() != path.resolve():
                 found += read_yaml(parent)
     return found
 
@@ -137,7 +138,7 @@ def _add_hydra(
         settings.add(Setting("--config-name", name.strip("'\""), word.file, word.line))
         folder = Path(options.get("config-path", ("", word))[0].strip("'\"") or ".")
         files = [base / folder / f"{name.removesuffix('.yaml')}.yaml" for base in (path.parent, Path())]
-        if found := next((file for file in files if file.is_file()), None):
+        if found := next((file for file in files if is_file(file)), None):
             for setting in resolved([*_parents(found), *read_yaml(found)], variables):
                 if not setting.key.startswith(("defaults", "hydra.")):
                     settings.add(setting)

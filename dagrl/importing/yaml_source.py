@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dagrl.importing.files import read_file
 from dagrl.importing.settings import ImportProblem, Setting, Unresolved, normalized, parse_scalar
 
-_MOST_BYTES = 1024 * 1024
-_MOST_VALUES = 20_000
 _MOST_DEPTH = 40
+"""Of interpolations that name others; deeper ones name themselves."""
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 
 
@@ -28,43 +27,35 @@ def read_yaml(path: Path) -> list[Setting]:
     A list of scalars is one value; other lists have their indices in the keys.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ImportProblem(f"{path} cannot be read ({error.strerror}); check the path") from error
-    if len(data) > _MOST_BYTES:
-        raise ImportProblem(f"{path} has more than {_MOST_BYTES} bytes")
-    try:
-        root = yaml.compose(data, Loader=yaml.SafeLoader)
-        settings = (
-            list(islice(_leaves(root, "", str(path), 0), _MOST_VALUES + 1))
-            if isinstance(root, yaml.MappingNode)
-            else []
-        )
+        root = yaml.compose(read_file(path), Loader=yaml.SafeLoader)
+        settings = list(_leaves(root, "", str(path))) if isinstance(root, yaml.MappingNode) else []
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ImportProblem(f"{place}: is not YAML: {getattr(error, 'problem', None) or error}") from error
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ImportProblem(f"{place}: is not YAML: {problem}") from error
     if not settings:
         raise ImportProblem(f"{path}: is not a mapping of settings")
-    if len(settings) > _MOST_VALUES:
-        raise ImportProblem(f"{path} has more than {_MOST_VALUES} values")
     return settings
 
 
-def _leaves(node: yaml.Node, key: str, file: str, depth: int) -> Iterator[Setting]:
-    if depth > _MOST_DEPTH:
-        raise ImportProblem(f"{file}:{node.start_mark.line + 1}: is nested too deeply")
+def _leaves(node: yaml.Node, key: str, file: str) -> Iterator[Setting]:
     if isinstance(node, yaml.MappingNode) and node.value:
         # Put the keys that `<<` merges before the mapping's own keys, which override them.
         yaml.SafeLoader("").flatten_mapping(node)
         for key_node, value_node in node.value:
             name = str(key_node.value)
-            yield from _leaves(value_node, f"{key}.{name}" if key else name, file, depth + 1)
+            yield from _leaves(value_node, f"{key}.{name}" if key else name, file)
     elif isinstance(node, yaml.SequenceNode) and any(not isinstance(each, yaml.ScalarNode) for each in node.value):
         for index, each in enumerate(node.value):
-            yield from _leaves(each, f"{key}.{index}", file, depth + 1)
+            yield from _leaves(each, f"{key}.{index}", file)
     else:
-        yield Setting(key, normalized(_plain(node)), file, node.start_mark.line + 1)
+        line = node.start_mark.line + 1
+        try:
+            yield Setting(key, normalized(_plain(node)), file, line)
+        except (ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            tag = node.tag.rpartition(":")[2]
+            raise ImportProblem(f"{file}:{line}: the value of {key} is not of YAML's type `{tag}`") from error
 
 
 def _plain(node: yaml.Node) -> Any:

@@ -64,14 +64,18 @@ def test_problems_of_the_pipeline_are_printed_and_exit_with_2(script, capsys):
     [
         (["no.sh"], "cannot be read"),
         (["run.sh", "-o", "run.sh"], "exists"),
+        (["run.sh", "-o", "dangling"], "exists"),
+        (["run.sh", "-o", "no/p.yaml"], "cannot be written"),
         (["run.sh", "--set", "N"], "NAME=VALUE"),
         (["run.sh", "--from", "other"], "--from takes"),
-        (["train.parquet"], "is not bash"),
+        (["train.parquet"], "is not a text"),
     ],
 )
 def test_wrong_calls_are_one_sentence(script, capsys, arguments, said):
+    Path("dangling").symlink_to("elsewhere.yaml")
     assert main(["import", *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert said in lines[0]
     assert not Path("pipeline.yaml").exists()
+    assert not Path("elsewhere.yaml").exists()

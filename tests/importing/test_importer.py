@@ -167,7 +167,7 @@ def test_secrets_are_not_printed(sources, folder):
 def test_files_of_other_programs_are_refused(tmp_path):
     for name, text, said in (
         ("a.sh", "python train_my_model.py --lr 3\n", "no call of"),
-        ("b.sh", "if true; then\n", "is not bash"),
+        ("b.sh", "if true; then\n", "b.sh:1: is not bash"),
         ("c.yaml", "model: 3\n", "no known framework"),
         ("d.yaml", "a: [1\n", "is not YAML"),
         ("e.yaml", "- 1\n", "is not a mapping"),

@@ -203,7 +203,7 @@ def _serve(pipe: Connection, parents: Connection, traces: int, memory: int | Non
     code = _UNREACHABLE
     try:
         parents.close()
-        _cut_off(traces, memory)
+        cut_off(memory, traces)
         with suppress(EOFError):
             while True:
                 pipe.send_bytes(_answer(*pipe.recv()))
@@ -213,8 +213,13 @@ def _serve(pipe: Connection, parents: Connection, traces: int, memory: int | Non
         os._exit(code)
 
 
-def _cut_off(traces: int, memory: int | None) -> None:
-    """Keep user modules from the terminal and the parent's output; end with the parent."""
+def cut_off(memory: int | None, traces: int | None = None) -> None:
+    """Keep this forked child from the terminal and the parent's output, and limit its memory; it ends with the parent.
+
+    Args:
+        memory: bytes that it may take beside those it has; None for half of what the machine has left.
+        traces: the file descriptor that stacks of crashes go to.
+    """
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -230,13 +235,13 @@ def _cut_off(traces: int, memory: int | None) -> None:
             signal.signal(number, signal.SIG_DFL)
     # enable() would keep handlers that a library has replaced since.
     faulthandler.disable()
-    faulthandler.enable(traces, all_threads=False)
+    if traces is not None:
+        faulthandler.enable(traces, all_threads=False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_memory(memory)
 
 
 def _limit_memory(memory: int | None) -> None:
-    """Let the process take `memory` bytes beside those it has, by default half of what the machine has left."""
     import psutil
 
     free = psutil.virtual_memory().available // 2 if memory is None else memory

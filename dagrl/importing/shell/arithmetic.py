@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagrl.importing.shell.syntax import Node
+from dagrl.importing.shell.syntax import Node, whole_number
 
 
 class UnknownNumberError(ValueError):
@@ -114,12 +114,12 @@ def _number(text: str, variable: Callable[[str], str]) -> int:
     text = text.strip()
     if not text:
         return 0
-    if re.fullmatch(r"[-+]?0[xX][0-9a-fA-F]+", text):
+    if re.fullmatch(r"[-+]?0[xX][0-9a-fA-F]{1,300}", text):
         return int(text, 16)
-    if re.fullmatch(r"[-+]?0[0-7]+", text):
+    if re.fullmatch(r"[-+]?0[0-7]{1,300}", text):
         return int(text, 8)
-    if re.fullmatch(r"[-+]?\d+", text):
-        return int(text)
+    if (number := whole_number(text)) is not None:
+        return number
     if re.fullmatch(r"[A-Za-z_]\w*", text):
         return _number(variable(text), variable)
     raise UnknownNumberError(text)

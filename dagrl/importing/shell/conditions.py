@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Callable
 
-from dagrl.importing.shell.syntax import Node
+from dagrl.importing.shell.syntax import Node, whole_number
 from dagrl.importing.shell.words import Expander, Word
 
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -80,7 +79,7 @@ def _binary(left: Word, operator: str, right: Word, *, patterns: bool) -> Result
         same = fnmatch.fnmatchcase(left.text, right.text) if patterns else left.text == right.text
         return same == (operator != "!=")
     if operator in _NUMBERS:
-        numbers = [each.text.strip() for each in (left, right)]
-        if all(re.fullmatch(r"[-+]?\d+", number) for number in numbers):
-            return _NUMBERS[operator](*map(int, numbers))
+        first, second = (whole_number(each.text.strip()) for each in (left, right))
+        if first is not None and second is not None:
+            return _NUMBERS[operator](first, second)
     return None

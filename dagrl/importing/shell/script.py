@@ -14,16 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from dagrl.importing.settings import ImportProblem
+from dagrl.importing.files import is_file, read_file
 from dagrl.importing.shell import conditions
 from dagrl.importing.shell.arithmetic import UnknownNumberError
 from dagrl.importing.shell.conditions import Result
-from dagrl.importing.shell.syntax import Node, parse, source_of
+from dagrl.importing.shell.syntax import Node, parse, source_of, whole_number
 from dagrl.importing.shell.words import Expander, Scope, Word
 
-_MOST_BYTES = 1024 * 1024
-_MOST_STATEMENTS = 50_000
-_MOST_DEPTH = 30
 _WRAPPERS = frozenset({"builtin", "exec", "nohup", "time", "command", "env", "sudo"})
 _CALLS = re.compile(r"\b(?:source|eval)\b|\bmain_\w+|\btrain\w*\.py")
 _MATTERS = re.compile(rf"(?:^|[\s;&|(])[A-Za-z_]\w*\+?=|{_CALLS.pattern}")
@@ -44,7 +41,7 @@ def _output(name: str, arguments: list[str], folder: str) -> str | None:
         numbers = [int(each) for each in arguments]
         first, step, last = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) > 2 else 1, numbers[-1]
         ends = range(first, last + (1 if step > 0 else -1), step) if step else range(0)
-        return "\n".join(map(str, ends[:10_000]))
+        return "\n".join(map(str, ends))
     if name in ("cd", "realpath", "readlink", "dirname", "basename") and len(arguments) == 1:
         path = PurePosixPath(arguments[0])
         return {"dirname": str(path.parent), "basename": path.name}.get(name, os.path.normpath(path))
@@ -91,8 +88,6 @@ class _Walker:
         self.functions: dict[str, tuple[Node, Expander, str]] = {}
         self._printed: list[Word] | None = None
         """Lines that the commands of a substitution print; None outside of one."""
-        self._statements = 0
-        self._depth = 0
         self._kinds: dict[str, Callable[[Node, Expander], Result]] = {
             "CallExpr": self._command,
             "DeclClause": self._declaration,
@@ -110,12 +105,7 @@ class _Walker:
         }
 
     def run_file(self, path: Path) -> None:
-        try:
-            source = path.read_bytes()
-        except OSError as error:
-            raise ImportProblem(f"{path} cannot be read ({error.strerror}); check the path") from error
-        if len(source) > _MOST_BYTES:
-            raise ImportProblem(f"{path} has more than {_MOST_BYTES} bytes; give the launch script")
+        source = read_file(path)
         outer, self.scope.file = self.scope.file, str(path)
         self._all(parse(source, str(path)), Expander(self.scope, source, substitute=self._substitute))
         self.scope.file = outer
@@ -129,11 +119,6 @@ class _Walker:
         """Follow statements; whether the last one succeeds, None if that is unknown."""
         result: Result = True
         for statement in statements or ():
-            self._statements += 1
-            if self._statements > _MOST_STATEMENTS:
-                raise ImportProblem(
-                    f"{self.scope.file} runs more than {_MOST_STATEMENTS} statements; shorten its loops"
-                )
             command = statement.get("Cmd")
             if command is None:
                 continue
@@ -236,8 +221,9 @@ class _Walker:
         elif name.text == "set" and arguments and arguments[0].text == "--":
             self.scope.positional = arguments[1:]
         elif name.text == "shift":
-            count = arguments[0].text if arguments else "1"
-            self.scope.positional = self.scope.positional[int(count) if count.isdigit() else 1 :]
+            count = whole_number(arguments[0].text) if arguments else 1
+            if count is not None and 0 <= count <= len(self.scope.positional):  # As bash, which changes nothing else.
+                self.scope.positional = self.scope.positional[count:]
         elif name.text == "unset":
             for each in arguments:
                 self.scope.unset(each.text)
@@ -261,44 +247,31 @@ class _Walker:
 
     def _function(self, name: str, arguments: list[Word]) -> Result:
         body, expander, file = self.functions[name]
-        if self._depth >= _MOST_DEPTH:
-            self._remark(expander.line(body), f"is left out, as {name} calls itself")
-            return None
         outer = self.scope.positional, self.scope.file
         self.scope.positional, self.scope.file = arguments, file
-        self._depth += 1
         result = self._all([body], expander)
-        self._depth -= 1
         self.scope.positional, self.scope.file = outer
         return result
 
     def _source(self, name: Word) -> None:
         path = Path(name.text)
-        if not path.is_absolute() and not path.is_file():
+        if not path.is_absolute() and not is_file(path):
             path = Path(self.scope.file).parent / path
-        if name.missing or not path.is_file():
+        if name.missing or not is_file(path):
             self._remark(name.line, f"sources {name.text}, which is not here; what it sets is missing")
-        elif self._depth < _MOST_DEPTH:
-            self._depth += 1
+        else:
             self.run_file(path)
-            self._depth -= 1
 
     def _eval(self, words: list[Word]) -> Result:
         """Follow the statements that the words make together. What is in a word stays at its line."""
         if not words:
             return True
-        if self._depth >= _MOST_DEPTH:
-            self._remark(words[0].line, "is left out, as eval calls itself")
-            return None
         source, lines = b"", []
         for word in words:
             lines.append((len(source), word.line))
             source += word.text.encode() + b" "
         expander = Expander(self.scope, source, substitute=self._substitute, lines=lines)
-        self._depth += 1
-        result = self._all(parse(source, f"{words[0].file}:{words[0].line}"), expander)
-        self._depth -= 1
-        return result
+        return self._all(parse(source, f"{words[0].file}:{words[0].line}"), expander)
 
     def _binary(self, node: Node, expander: Expander) -> Result:
         result = self._all([node["X"]], expander)

@@ -16,7 +16,6 @@ from typing import Any
 from dagrl.importing.settings import ImportProblem
 
 Node = dict[str, Any]
-_TIMEOUT_S = 60
 
 
 def parse(source: bytes, file: str) -> list[Node]:
@@ -28,13 +27,12 @@ def parse(source: bytes, file: str) -> list[Node]:
             "shfmt is not installed, which parses shell scripts; install it with `pip install shfmt-py`"
         )
     command = [found, "--to-json", "--language-dialect", "bash"]
-    done = subprocess.run(command, input=source, capture_output=True, timeout=_TIMEOUT_S, check=False)
+    done = subprocess.run(command, input=source, capture_output=True, check=False)
     if done.returncode != 0:
         message = done.stderr.decode(errors="replace").strip().partition("\n")[0]
-        place = re.fullmatch(r".*?:(\d+):\d+: (.*)", message)
-        raise ImportProblem(
-            f"{file}:{place[1]}: is not bash: {place[2]}" if place else f"{file} is not bash: {message}"
-        )
+        if place := re.fullmatch(r"(?:.*?:)?(\d+):\d+: (.*)", message):
+            raise ImportProblem(f"{file}:{place[1]}: is not bash: {place[2]}")
+        raise ImportProblem(f"{file}: is too long or too deeply nested for shfmt, the parser of bash ({message})")
     statements: list[Node] = json.loads(done.stdout).get("Stmts") or []
     return statements
 
@@ -52,3 +50,8 @@ def offset_of(node: Node) -> int:
 def source_of(node: Node, source: bytes) -> str:
     """The text of a node."""
     return source[offset_of(node) : node["End"].get("Offset", 0)].decode(errors="replace")
+
+
+def whole_number(text: str) -> int | None:
+    """The number that decimal digits make; None for other texts, and for more digits than Python reads."""
+    return int(text) if re.fullmatch(r"[-+]?[0-9]{1,300}", text) else None

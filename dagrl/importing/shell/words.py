@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.shell import arithmetic
 from dagrl.importing.shell.arithmetic import UnknownNumberError, Variables
-from dagrl.importing.shell.syntax import Node, line_of, offset_of, source_of
+from dagrl.importing.shell.syntax import Node, line_of, offset_of, source_of, whole_number
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b"}
 
@@ -105,15 +105,14 @@ class Scope:
 
     def parameter(self, name: str) -> Word | None:
         """The value of a variable or positional parameter; None if it is not set."""
-        if name.isdigit():
-            place = int(name)
+        if (place := whole_number(name)) is not None:
             return self.positional[place - 1] if 0 < place <= len(self.positional) else None
         return self._elements(name).get("0")
 
 
 def _next_index(elements: dict[str, Word]) -> int:
     """The index after the last one of an array; associative arrays have none."""
-    return max((int(key) for key in elements if key.isdigit()), default=-1) + 1
+    return max((number for key in elements if (number := whole_number(key)) is not None), default=-1) + 1
 
 
 Substitute = Callable[[list[Node], "Expander"], Word | None]

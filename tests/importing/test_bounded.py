@@ -1,0 +1,138 @@
+"""Files that would take all time or memory, or that are no scripts, are refused by one sentence."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from dagrl.importing import bounded
+from dagrl.importing.importer import import_file
+from dagrl.importing.settings import ImportProblem
+
+CALL = "\npython -m verl.trainer.main_ppo data.train_batch_size=8 trainer.nnodes=${N:-2}\n"
+EXPLORER = "actor_rollout_ref: {rollout: {n: 4}}\n"
+LIMIT, DEEP = "reading it takes more than", "too deeply"
+EITHER = f"{LIMIT}|{DEEP}"
+"""A slow parser may reach the limit first."""
+LOOP = "for i in $(seq 1 99); do"
+
+
+@pytest.fixture(autouse=True)
+def _tight(monkeypatch):
+    monkeypatch.setattr(bounded, "_CPU_SECONDS", 1)
+    monkeypatch.setattr(bounded, "_MEMORY", 96 << 20)
+    monkeypatch.setattr(bounded, "_SECONDS", 60)  # A busy machine must not look like a hostile file.
+
+
+def said_of(path: Path, *arguments: str) -> str:
+    with pytest.raises(ImportProblem) as problem:
+        import_file(path, arguments)
+    assert "\n" not in str(problem.value)
+    assert str(problem.value).startswith(str(path))
+    assert len(str(problem.value)) < 300
+    return str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"A=xxxxxxxx\n{LOOP} A=$A$A; done{CALL}", LIMIT),
+        (f'A=(a b)\n{LOOP} A=("${{A[@]}}" "${{A[@]}}"); done{CALL}', LIMIT),
+        (f'for i in $(seq 1 10000); do eval "A=$i"; done{CALL}', LIMIT),
+        (f"A={'a' * 30000}\nB=${{A##{'*a' * 30}b}}{CALL}", LIMIT),
+        (f"A={'x' * 600_000}\necho $A $A\nN=$A$A{CALL}", LIMIT),
+        (f'source "$0"{CALL}', DEEP),
+        (f"A='eval $A; eval $A'\neval $A{CALL}", DEEP),
+        (f"f() {{ f; f; }}\nf{CALL}", DEEP),
+        (f"a=b; b=a; N=$((a)){CALL}", DEEP),
+        (f"N=$(({'(' * 3000}1{')' * 3000})){CALL}", EITHER),
+        (f"{'if true; then ' * 3000}{CALL}{'fi;' * 3000}\n", EITHER),
+        (f"source /proc/self/mem{CALL}", "/proc/self/mem: cannot be read"),
+    ],
+)
+def test_scripts_without_end(tmp_path, text, said):
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(ImportProblem, match=said) as problem:
+        import_file(tmp_path / "run.sh")
+    assert len(str(problem.value).splitlines()) == 1
+    assert len(str(problem.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a0: xxxxxxxx\n" + "".join(f"a{i}: '${{a{i - 1}}}${{a{i - 1}}}'\n" for i in range(1, 39)), LIMIT),
+        ("a: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 30)), LIMIT),
+        ("a: &a {b: *a}\n", DEEP),
+        ("a: " + "[" * 3000 + "]" * 3000 + "\n", EITHER),
+        ("a: !!int abc\n", "yaml:2: the value of a is not of YAML's type `int`"),
+        ("a: !!timestamp abc\n", "type `timestamp`"),
+        ("a: 2026-99-99\n", "type `timestamp`"),
+        (f"a: {'1' * 6000}\n", "type `int`"),
+        ("a: !!python/name:os.system ''\n", "is not YAML"),
+        ("a: \x01\n", "is not YAML"),
+    ],
+)
+def test_yaml_without_end_or_sense(tmp_path, text, said):
+    (tmp_path / "c.yaml").write_text(EXPLORER + text)
+    assert re.search(said, said_of(tmp_path / "c.yaml"))
+
+
+def test_only_texts_in_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo.yaml")
+    (tmp_path / "fifo.sh").symlink_to("fifo.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "itself.sh").symlink_to("itself.sh")
+    (tmp_path / "long.sh").write_text("#" * (2 << 20))
+    (tmp_path / "utf16.sh").write_text(CALL, encoding="utf-16")
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
+    for name, said in (
+        *((name, "not a regular file") for name in ("fifo.yaml", "fifo.sh", "zero.yaml", "folder.yaml")),
+        ("itself.sh", "cannot be read"),
+        ("x" * 5000, "cannot be read"),
+        ("long.sh", "more than 1048576 bytes"),
+        ("utf16.sh", "not a text"),
+        ("binary.yaml", "not a text"),
+    ):
+        with pytest.raises(ImportProblem, match=said):
+            import_file(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "source $(printf fifo)\nsource fifo",
+        "source /dev/zero",
+        f"source {'a' * 5000}",
+        f"A=({'1' * 6000})\nA[{'9' * 6000}]=3",
+        f"if [ {'1' * 6000} -gt 3 ]; then A=1; fi",
+        "set -- a b\nshift ²\nshift 9",
+        f"shift {'1' * 6000}",
+        "declare -A C=([²]=x)\nC+=(y)",
+    ],
+)
+def test_odd_words_leave_the_rest_readable(tmp_path, text):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "run.sh").write_text(text + CALL)
+    assert import_file(tmp_path / "run.sh").translation.tree["groups.gpus.nodes"] == 2
+
+
+def test_a_number_of_too_many_digits_is_a_text(tmp_path):
+    (tmp_path / "run.sh").write_text(
+        "python -m verl.trainer.main_ppo trainer.experiment_name=$1 trainer.seed=$(($1))\n"
+    )
+    found = import_file(tmp_path / "run.sh", ["1" * 6000]).translation
+    assert found.tree["name"] == "1" * 200
+    assert "run.seed" not in found.tree
+
+
+def test_a_fault_of_the_importer_is_a_sentence(tmp_path, monkeypatch):
+    def fault(*_):
+        raise KeyError("x\ny")
+
+    monkeypatch.setattr("dagrl.importing.importer.read_source", fault)
+    assert "fault of dagrl (KeyError: " in said_of(tmp_path / "run.sh")
+    monkeypatch.setattr("dagrl.importing.importer.read_source", lambda *_: os.kill(os.getpid(), 9))
+    assert LIMIT in said_of(tmp_path / "run.sh")
