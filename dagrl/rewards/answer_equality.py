@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
-from itertools import accumulate
-from typing import Any
+from contextlib import suppress
+from itertools import accumulate, product
 
 from dagrl.rewards.final_answer import GSM8K_MARK, LONGEST_ANSWER, THINK_END, marked_part, written_alike
+from dagrl.rewards.formulas import equal, parsed_formula, same_formula
 from dagrl.rewards.in_latex import in_latex, of_hundred
 from dagrl.rewards.markup import unwrapped, without_unit
 from dagrl.rewards.plain_number import plain_number
+from dagrl.rewards.regions import Region, region
 
 _JOINED = re.compile(
     r"\s*(?:,\s*)?(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*"
@@ -21,7 +22,13 @@ _SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)\s*(?=[()\[\]|]|\\[{}])")
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z](?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?)\s*=(?P<value>[^=<>]+)")
 _RELATION = re.compile(r"[=<>]|\\(?:[lg]eq?|neq?|in)(?![a-z])")
 _IN_BASE = re.compile(r"(\d+)\s*_\s*\{?\s*(\d+)\s*\}?")
-_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
+_PLUS, _MINUS_PLUS = re.compile(r"\\pm(?![a-z])"), re.compile(r"\\mp(?![a-z])")
+_PLUS_MINUS = re.compile(rf"{_PLUS.pattern}|{_MINUS_PLUS.pattern}")
+_POINTS = re.compile(r"[A-Z]{2,}")
+"""Points of a line or a polygon, or choices: their order counts, while that of factors does not."""
+_SET = re.compile(r"[(\[\\<>]")
+_SEGMENT = re.compile(r"\\overline\{([A-Z]+)\}")
+_QUOTED_LIST = re.compile(r"""\s*\[\s*["'].*["']\s*\]\s*""", re.DOTALL)
 _BESIDE_CJK = re.compile(r"(?<=[\u3000-\u30ff\u3400-\u9fff])(?=[-−+$€£¥]?\d)|(?<=\d)(?=[\u3400-\u9fff])")
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {ord("￥"): ord("¥")}
 """Chinese and Japanese write digits, brackets and signs as wide as their letters, and no space around a number."""
@@ -43,7 +50,7 @@ def matches(response: str, answer: str) -> bool:
     answer. Raises ValueError for a reference without an answer.
     """
     response, answer = (_BESIDE_CJK.sub(" ", text.translate(_FULL_WIDTH)) for text in (response, answer))
-    reference = _read(answer.rpartition(GSM8K_MARK)[2])
+    reference = _read_reference(answer.rpartition(GSM8K_MARK)[2])
     if not reference:
         raise ValueError(f"the reference answer {answer[:80]!r} contains nothing to compare with")
     marked = marked_part(response)
@@ -56,17 +63,36 @@ def matches(response: str, answer: str) -> bool:
     return bool(said) and same(reference, said)
 
 
+def _read_reference(answer: str) -> str:
+    """A reference, which may be a list of texts in JSON or Python: several answers, or one in several forms."""
+    elements = [answer]
+    if _QUOTED_LIST.fullmatch(answer):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            elements = [str(each) for each in ast.literal_eval(answer.strip())]
+    different: list[str] = []
+    for element in map(_read, elements):
+        if not any(same(each, element) for each in different):
+            different.append(element)
+    return ", ".join(different)
+
+
 def _read(answer: str) -> str:
     return unwrapped(in_latex(re.sub(r"\s+", " ", unwrapped(answer))))
 
 
 def same(reference: str, said: str) -> bool:
     """Whether two answers in LaTeX, without marks around them, are equal."""
-    if _as_text(reference) == _as_text(said):
+    texts = _as_text(reference), _as_text(said)
+    if texts[0] == texts[1] or (texts[0].isalpha() and texts[0].casefold() == texts[1].casefold()):
         return True
+    if all(map(_POINTS.fullmatch, texts)):
+        return False
     values = _values(reference, said)
     if values:
         return same(*values)
+    regions = region(reference), region(said)
+    if any(regions):
+        return _same_regions(reference, said, *regions)
     numbers = plain_number(reference), plain_number(said)
     if numbers[0] and numbers[1]:
         return numbers[0].equals(numbers[1])
@@ -74,12 +100,11 @@ def same(reference: str, said: str) -> bool:
     if in_base[0] and in_base[1]:
         return in_base[0].groups() == in_base[1].groups()
     ours, theirs = _elements(reference), _elements(said)
-    if not _PLUS_MINUS.search(reference + said):
-        if len(ours[1]) == len(theirs[1]) > 1:
-            return _same_elements(*ours, *theirs)
-        if any(numbers) and max(len(ours[1]), len(theirs[1])) > 1:
-            return False
-    return any(_verified(*pair) for pair in _with_percentages(without_unit(reference), without_unit(said)))
+    if len(ours[1]) == len(theirs[1]) > 1:
+        return _same_elements(*ours, *theirs)
+    if any(numbers) and max(len(ours[1]), len(theirs[1])) > 1:
+        return False
+    return any(same_formula(*pair) for pair in _with_percentages(without_unit(reference), without_unit(said)))
 
 
 def _values(reference: str, said: str) -> tuple[str, str] | None:
@@ -94,9 +119,20 @@ def _values(reference: str, said: str) -> tuple[str, str] | None:
     return None
 
 
+def _same_regions(reference: str, said: str, ours: Region | None, theirs: Region | None) -> bool:
+    """Whether answers of which at least one is a region allow the same values."""
+    if ours and theirs and ours.variable != theirs.variable:
+        return False
+    values = str(ours or reference), str(theirs or said)
+    # Bare numbers are elements of a set, but no interval.
+    if any(each.startswith(("(", "[")) for each in values) and not all(map(_SET.search, values)):
+        return False
+    return same(*values)
+
+
 def _as_text(answer: str) -> str:
-    text = re.sub(r"\A\(([A-Za-z])\)\Z", r"\1", written_alike(answer) or answer)
-    return text.casefold() if text.isalpha() else text
+    text = _SEGMENT.sub(r"\1", written_alike(answer) or answer)
+    return re.sub(r"\A\(([A-Za-z])\)\Z", r"\1", text)
 
 
 def _elements(answer: str) -> tuple[str, list[str]]:
@@ -115,17 +151,28 @@ def _elements(answer: str) -> tuple[str, list[str]]:
             elements.append("")
         else:
             elements[-1] += token
-    return around, [unwrapped(element) for element in elements]
+    if around not in ("", r"\{\}"):
+        # A tuple with a sign of both kinds is two tuples, and no element of it is two elements.
+        return ("", _signed(answer)) if _PLUS_MINUS.search(answer) else (around, list(map(unwrapped, elements)))
+    return around, [unwrapped(each) for element in elements for each in _signed(element)]
+
+
+def _signed(element: str) -> list[str]:
+    r"""The two values of an element with ``\pm``, first that with the upper sign; otherwise the element."""
+    if not _PLUS_MINUS.search(element):
+        return [element]
+    return [_MINUS_PLUS.sub(other, _PLUS.sub(upper, element)) for upper, other in ("+-", "-+")]
 
 
 def _same_elements(around: str, elements: list[str], around_said: str, said: list[str]) -> bool:
     r"""Whether lists of equal length are equal: in order, unless the reference is a set or has no brackets.
 
-    The answer may omit the brackets of a tuple or a set. Two elements in square brackets are an interval.
+    The answer may omit the brackets of a tuple, a set, a list, or a closed interval, which looks like a list.
     """
     if around not in ("", r"\{\}"):
         interval = len(elements) == 2 and around != "()"
-        if around_said not in ((around,) if interval else ("", "()") if len(elements) == 2 else ("", "()", "[]")):
+        bare = "" if around == "[]" else around
+        if around_said not in ((around, bare) if interval else ("", "()") if len(elements) == 2 else ("", "()", "[]")):
             return False
         return all(same(*pair) for pair in zip(elements, said, strict=True))
     if around and around_said not in ("", around):
@@ -153,32 +200,13 @@ def _hundredth(number: str) -> str:
     return rf"\frac{{{number}}}{{100}}"
 
 
-def _verified(reference: str, said: str) -> bool:
-    from math_verify import verify
-
-    return verify(_formula(reference), _formula(said), timeout_seconds=None)
-
-
 def _found_by_math_verify(response: str, reference: str) -> bool:
     """Whether the last formula or number of a response without a marked answer equals the reference."""
-    from math_verify import parse, verify
+    from math_verify import parse
+    from sympy import Basic
 
-    found = parse(_MARKS.sub(" ", response), parsing_timeout=None)
+    found = [each for each in parse(_MARKS.sub(" ", response), parsing_timeout=None) if isinstance(each, Basic)]
     number = of_hundred(reference)
     readings = [without_unit(reference)] if number is None else [number, _hundredth(number)]
-    return any(verify(_formula(each), found, timeout_seconds=None) for each in readings)
-
-
-def _formula(answer: str) -> list[Any]:
-    from math_verify import parse
-
-    return parse(rf"\boxed{{{answer}}}", _whole_formula(), parsing_timeout=None)
-
-
-@cache
-def _whole_formula() -> list[Any]:
-    """Extraction settings that read an answer as a whole, and keep units, which have been removed before."""
-    from math_verify import LatexExtractionConfig
-
-    normalization = replace(LatexExtractionConfig().normalization_config, units=False)
-    return [LatexExtractionConfig(try_extract_without_anchor=False, normalization_config=normalization)]
+    wanted = [formula for formula in map(parsed_formula, readings) if formula is not None]
+    return any(equal(*pair) for pair in product(wanted, found))

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from fractions import Fraction
+
+from dagrl.rewards.arguments import with_braces
 
 _SIGNS = str.maketrans(
     {
         "−": "-", "–": "-", "‐": "-", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ", "⁄": "/", "∕": "/",
+        "⩽": r"\le ", "⩾": r"\ge ", "≦": r"\le ", "≧": r"\ge ",
         "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
         "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "％": r"\%", "，": ",",
         "\u00a0": " ", "\u2009": r"\,", "\u202f": r"\,",
@@ -25,16 +29,47 @@ _POWER = re.compile(r"\*\*(-?\w+|\([^()]*\))")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\\[,!;:]|\{,\}|(?:\\ |~)(?!\d{3} */))(?=\d{3}(?!\d))")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/]| */)")
 _THOUSANDS_OF = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?=\s?(?:\\(?:pi|sqrt)|[A-Za-z]))")
+_SLANTED = re.compile(r"\\(?P<kind>[lg]eq?)(?:slant|q)(?![A-Za-z])")
+_UPRIGHT = re.compile(
+    r"(?P<behind>\\[A-Za-z]+)?(?:\\(?:mathrm|textrm|text|operatorname|mathsf|rm)\s*(?:\{\s*(?P<braced>[ei])\s*\}|\s(?P<bare>[ei])"
+    r"(?![A-Za-z]))|\{\s*\\rm\s+(?P<rm>[ei])\s*\}|(?P<dotless>\\imath)(?![A-Za-z]))"
+)
+"""Euler's number and the imaginary unit, which math-verify takes for names in these fonts."""
+_FACTORIAL = re.compile(r"(?P<factorial>(?:[A-Za-z]|(?<!\d)\d+)!)(?=\s*\^)")
+_REPEATING = re.compile(
+    r"(?<![\d.])(?P<whole>\d{1,3}(?:,\d{3})+|\d*)\.(?P<fixed>\d*)"
+    r"(?:\\(?:overline|bar)\s*(?:\{\s*(?P<line>\d+)\s*\}|(?P<digit>\d))"
+    r"|\\dot\s*\{?(?P<first>\d)\}?(?:(?P<between>\d*)\\dot\s*\{?(?P<last>\d)\}?)?)(?!\s*[\d_^])"
+)
+_LONGEST_DECIMAL = 100
 _PERCENT = re.compile(r"(?:\\?%|\\text\{ *percent *\}|percent)\Z")
 
 
 def in_latex(answer: str) -> str:
     """The answer in LaTeX, as far as the conversion is known; takes linear time."""
     answer = answer.replace(r"\varnothing", r"\emptyset")
-    answer = _THOUSANDS.sub("", answer if answer.isascii() else _from_unicode(answer))
+    answer = _THOUSANDS.sub("", with_braces(answer if answer.isascii() else _from_unicode(answer)))
+    answer = _FACTORIAL.sub(r"(\g<factorial>)", _UPRIGHT.sub(_letter, _SLANTED.sub(r"\\\g<kind> ", answer)))
+    answer = _REPEATING.sub(_fraction, answer)
     answer = _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), answer)
     answer = _THOUSANDS_OF.sub(lambda found: found[0].replace(",", ""), answer)
     return _POWER.sub(r"^{\1}", _PROGRAMMED.sub(r"\1\\times 10^{\2}", answer))
+
+
+def _letter(found: re.Match[str]) -> str:
+    letter = found["braced"] or found["bare"] or found["rm"] or "i"
+    return f"{found['behind']} {letter}" if found["behind"] else letter
+
+
+def _fraction(found: re.Match[str]) -> str:
+    r"""A repeating decimal as a fraction: ``0.1\overline{6}`` as ``\frac{1}{6}``."""
+    repeated = found["line"] or found["digit"] or found["first"] + (found["between"] or "") + (found["last"] or "")
+    before = found["whole"].replace(",", "") + found["fixed"]
+    if len(before + repeated) > _LONGEST_DECIMAL:
+        return found[0]
+    nines = 10 ** len(repeated) - 1
+    value = Fraction(int(before or 0) * nines + int(repeated), nines * 10 ** len(found["fixed"]))
+    return str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def of_hundred(answer: str) -> str | None:

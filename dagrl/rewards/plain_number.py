@@ -11,8 +11,8 @@ from dagrl.rewards.markup import without_unit
 
 _LONGEST = 1000
 _LARGEST_EXPONENT = 400
-_SIX_PLACES = Fraction(5, 10**7)
-_RELATIVE = Fraction(2, 10**5)
+SIX_PLACES = Fraction(5, 10**7)
+RELATIVE = Fraction(2, 10**5)
 
 _SPACE = r"(?:\s|~|\\[,;:! ])*"
 _CURRENCY = re.compile(r"\\?\$|[€£¥]|\\pounds")
@@ -56,7 +56,7 @@ class PlainNumber:
 
 
 def _equal(one: Fraction, other: Fraction, rounded: bool) -> bool:
-    tolerance = min(_SIX_PLACES, _RELATIVE * max(abs(one), abs(other))) if rounded else 0
+    tolerance = min(SIX_PLACES, RELATIVE * max(abs(one), abs(other))) if rounded else 0
     return abs(one - other) <= tolerance
 
 

@@ -36,6 +36,18 @@ from dagrl.rewards.in_latex import in_latex, of_hundred
         ("3√2", r"3\sqrt{2}"),
         ("√(x+1)", r"\sqrt{(x+1)}"),
         ("二", "二"),
+        (r"x \leqslant 2", r"x \leq  2"),
+        (r"\mathrm{e}^2+3\text{i}+{\rm e}", "e^2+3i+e"),
+        (r"3\pi\mathrm{i}", r"3\pi i"),
+        (r"\mathrm{if}", r"\mathrm{if}"),
+        (r"0.\overline{72}", r"\frac{8}{11}"),
+        (r"-1.1\overline 6", r"-\frac{7}{6}"),
+        (r"0.\dot{1}4285\dot7", r"\frac{1}{7}"),
+        (r"0.\bar{9}", "1"),
+        (r"1,234.\overline{5}", r"\frac{11111}{9}"),
+        (r"0.3\overline{21}_4", r"0.3\overline{21}_4"),
+        (r"\overline{72}", r"\overline{72}"),
+        ("n!^2", "(n!)^2"),
     ],
 )
 def test_what_is_no_latex_becomes_it(answer: str, latex: str) -> None:
@@ -58,7 +70,9 @@ def test_percentages(answer: str, number: str | None) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("piece", ["1", "1.", "1e", "**", "√(", r"1\,", "%", " ", "²", "½", "(", "\\text{ "])
+@pytest.mark.parametrize(
+    "piece", ["1", "1.", "1e", "**", "√(", r"1\,", "%", " ", "²", "½", "(", "\\text{ ", "0.\\dot1", ".", "!"]
+)
 def test_whatever_a_policy_repeats_takes_no_longer_than_it_is(piece: str) -> None:
     in_latex(piece * 100_000)
     of_hundred(piece * 100_000)
