@@ -12,7 +12,7 @@ from typing import IO, Any
 from dagrl.config.errors import Problem
 from dagrl.resources import pipeline_file
 
-_INTERRUPTED = 130
+_OUT_OF_TIME, _INTERRUPTED = 4, 130
 _WARNING = "dagrl run: warning: "
 
 
@@ -62,7 +62,9 @@ class PipelineHandle:
     """As on the command line: ``run.steps=10``."""
     name: str
     steps: int
-    """Steps of a whole run."""
+    """Steps of a whole run; with ``run.epochs`` at most."""
+    epochs: float | None = None
+    """``run.epochs``."""
     only_validates: bool = False
     """Whether `run` validates, and trains nothing."""
 
@@ -121,14 +123,16 @@ class PipelineHandle:
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         lines = told.splitlines()
-        warnings = [line for line in lines if code == 0 or line.startswith(_WARNING)]
+        warnings = [line for line in lines if code in (0, _OUT_OF_TIME) or line.startswith(_WARNING)]
         for line in warnings:
             print(line, file=sys.stderr)
-        if code != 0:
+        if code not in (0, _OUT_OF_TIME):
             failure = "\n".join(line for line in lines if not line.startswith(_WARNING))
             raise RunFailedError(failure or f"dagrl run exited with {code}")
         record = read_run(folder)
-        stopped = record.last_step < self.steps and not self.only_validates
+        epoch = max((line["epoch"] for line in record.steps if "epoch" in line), default=0.0)
+        through = self.only_validates or record.last_step >= self.steps
+        stopped = not through and (self.epochs is None or epoch < self.epochs)
         return RunResult(folder, record.last_step, stopped, list(record.steps))
 
 
@@ -147,7 +151,7 @@ def load(pipeline: Path | str, overrides: Mapping[str, Any] | None = None) -> Pi
     path = pipeline_file(Path(pipeline).expanduser())
     written = tuple(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items())
     found = load_pipeline(path, written).pipeline
-    return PipelineHandle(path, written, found.name, found.run.steps, found.run.only_validates)
+    return PipelineHandle(path, written, found.name, found.run.steps, found.run.epochs, found.run.only_validates)
 
 
 def _run_to_its_end(command: list[str], errors: IO[str]) -> int:

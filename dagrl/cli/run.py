@@ -16,6 +16,7 @@ _INTERRUPTED = 130
 
 
 _DOES_NOT_FIT = 3
+_OUT_OF_TIME = 4
 
 
 def run(
@@ -31,7 +32,8 @@ def run(
     """Train as a pipeline file says, or continue from the newest checkpoint in the run folder.
 
     With run.val_only=true, validate that checkpoint, or the start weights, and train nothing.
-    Ctrl-C saves and stops. Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines.
+    Ctrl-C saves and stops. Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines; 4 if
+    run.stop_after has stopped it.
 
     Examples:
         dagrl run pipeline.yaml
@@ -85,7 +87,7 @@ def run(
         os._exit(_INTERRUPTED)
     if not quiet:
         print(outcome.summary(folder))
-    return 0
+    return _OUT_OF_TIME if outcome.out_of_time else 0
 
 
 def _dry_run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:

@@ -36,6 +36,7 @@ from dagrl.scheduler.commands import (
     CommandDone,
     Commit,
     Event,
+    LastStep,
     Restart,
     Run,
     Save,
@@ -74,9 +75,10 @@ class Driver:
         carried: Iterable[int],
         kl_control: KlControl,
         recorder: Recorder,
+        rows: int,
     ) -> None:
         """`position`: prompts of the data set used so far, over all epochs. `carried`: positions of unfinished prompts
-        before that, which come first in the next step.
+        before that, which come first in the next step. `rows`: prompts of the training file.
         """
         self.pipeline = pipeline
         self.plan = plan
@@ -85,6 +87,7 @@ class Driver:
         self.folder = folder
         self.trackers = trackers
         self.position = position
+        self._rows, self._end = rows, pipeline.run.end_position(rows)
         self._partial_rollouts = PartialRolloutBuffer(carried)
         self._kl = kl_control
         self._recorder = recorder
@@ -248,6 +251,9 @@ class Driver:
                 self._kl.add(task.node, run.step, block)
                 if "next_position" in block.facts:
                     record.position = self.position = block.facts["next_position"]
+                    if self._end is not None and self.position >= self._end:
+                        # Before the run is reported as done, so that no later step reads prompts.
+                        self._events.put_nowait(LastStep(run.step))
                 if not predictable:
                     self._publish(run, task, block, batch)
         if task.engine is None:
@@ -356,6 +362,8 @@ class Driver:
         slots = sum(group.ranks for group in self.pipeline.groups.values())
         record.add_number("run/restarts", self._restarts.count)
         metrics = record.metrics(tokens, policy_version=commit.step, slots=slots, last_commit=self._last_commit)
+        if record.position is not None and self._rows:
+            metrics["epoch"] = record.position / self._rows
         self._last_commit = time.time()
         for what in self.overlong:
             self.overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))

@@ -27,6 +27,8 @@ class RunOutcome:
     """Newest finished step."""
     stopped: bool
     """Whether the user stopped it before its last step."""
+    out_of_time: bool = False
+    """Whether ``run.stop_after`` stopped it."""
     before: bool = False
     """Whether the run had finished before."""
     changed: str = ""
@@ -46,9 +48,12 @@ class RunOutcome:
             weights = f"the checkpoint of step {self.step}" if self.step else "the start weights"
             lines = [f"validated {weights}{took}"]
         elif self.stopped:
-            lines = [f"stopped after step {self.step}{took}; `dagrl run` with the same folder goes on"]
+            why = ", as run.stop_after says" if self.out_of_time else ""
+            lines = [f"stopped after step {self.step}{took}{why}; `dagrl run` with the same folder goes on"]
         elif self.before:
-            lines = [f"finished step {self.step} before; nothing is left to do, a larger run.steps goes on"]
+            lines = [
+                f"finished step {self.step} before; nothing is left to do, a larger run.steps (or run.epochs) goes on"
+            ]
             if self.changed:
                 lines.append(f"  without effect, and not noted in the folder: {self.changed}")
         with suppress(ValueError):  # the metrics may have been removed meanwhile

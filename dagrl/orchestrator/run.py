@@ -40,13 +40,14 @@ def run_pipeline(
     Raises RunError for any failure, RefusedFolderError if the folder is not for this run. If workers are lost that
     cannot be restarted one by one, all workers restart from the last checkpoint.
     """
-    began = time.monotonic()
+    began, stop_after_s = time.monotonic(), checked.loaded.pipeline.run.stop_after_s
+    stop_at = None if stop_after_s is None else began + stop_after_s
     restarts = RestartPolicy(checked.loaded.pipeline.run.max_restarts)
     told = ""
     with signals_as_ctrl_c():
         while True:
             try:
-                outcome = _go_on(checked, plan, run_dir, restarts, told, verbosity)
+                outcome = _go_on(checked, plan, run_dir, restarts, told, verbosity, stop_at)
                 exported = tuple(policies(checked.loaded.pipeline))
                 return replace(outcome, seconds=time.monotonic() - began, policies=exported)
             except RefusedFolderError as refused:
@@ -58,17 +59,27 @@ def run_pipeline(
 
 
 def _go_on(
-    checked: CheckedPipeline, plan: Plan, run_dir: Path, restarts: RestartPolicy, told: str, verbosity: Verbosity
+    checked: CheckedPipeline,
+    plan: Plan,
+    run_dir: Path,
+    restarts: RestartPolicy,
+    told: str,
+    verbosity: Verbosity,
+    stop_at: float | None,
 ) -> RunOutcome:
-    """Run from the last checkpoint until the end or a failure. `told`: the failure before."""
-    loaded = checked.loaded
+    """Run from the last checkpoint until the end, a failure or `stop_at`, by the monotonic clock.
+
+    `told`: the failure before.
+    """
+    loaded, rows = checked.loaded, checked.rows["train"]
     pipeline = loaded.pipeline
-    with open_run_folder(run_dir, pipeline, loaded.resolved, modules=loaded.folder, again=bool(told)) as folder:
+    opened = open_run_folder(run_dir, pipeline, loaded.resolved, modules=loaded.folder, again=bool(told), rows=rows)
+    with opened as folder:
         done, alone = folder.resumed.step if folder.resumed else 0, pipeline.run.only_validates
         if alone:
             checked, plan = plan_validation(checked, folder.resumed)
             loaded = checked.loaded
-        elif done >= pipeline.run.steps:
+        elif folder.resumed and folder.resumed.finishes(pipeline.run, rows):
             return RunOutcome(done, stopped=False, before=True, changed=folder.changed)
         with _opened(loaded, folder, verbosity) as trackers:
             changed = folder.changed and f"changed since the last start of the run: {folder.changed}"
@@ -81,7 +92,7 @@ def _go_on(
             with cluster(
                 pipeline.model_copy(update={"groups": used}), folder.path / "logs", trackers.note, patient=bool(told)
             ) as ray:
-                return asyncio.run(_train(ray, loaded, plan, folder, trackers, restarts))
+                return asyncio.run(_train(ray, checked, plan, folder, trackers, restarts, stop_at))
 
 
 def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> Trackers:
@@ -110,9 +121,15 @@ def _last_kept(folder: RunFolder, pipeline: Pipeline) -> int | None:
 
 
 async def _train(
-    ray: ModuleType, loaded: LoadedPipeline, plan: Plan, folder: RunFolder, trackers: Trackers, restarts: RestartPolicy
+    ray: ModuleType,
+    checked: CheckedPipeline,
+    plan: Plan,
+    folder: RunFolder,
+    trackers: Trackers,
+    restarts: RestartPolicy,
+    stop_at: float | None,
 ) -> RunOutcome:
-    resumed = folder.resumed
+    loaded, resumed = checked.loaded, folder.resumed
     scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
     groups = WorkerGroups(ray, plan, loaded.pipeline)
     position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
@@ -129,8 +146,28 @@ async def _train(
         resumed.step if resumed else 0,
     )
     driver = Driver(
-        loaded.pipeline, plan, scheduler, groups, folder, trackers, restarts, position, carried, kl_control, recorder
+        loaded.pipeline,
+        plan,
+        scheduler,
+        groups,
+        folder,
+        trackers,
+        restarts,
+        position,
+        carried,
+        kl_control,
+        recorder,
+        checked.rows["train"],
     )
+    out_of_time = False
+
+    def stop() -> None:
+        nonlocal out_of_time
+        out_of_time = True
+        why = f"run.stop_after: {loaded.pipeline.run.stop_after} have passed"
+        trackers.note(f"{why}; stopping after this step, with a checkpoint")
+        driver.request_stop()
+
     with InterruptHandler(driver.request_stop, trackers.note) as interrupts:
         try:
             began = time.time()
@@ -143,6 +180,8 @@ async def _train(
             restarts.has_run = True
             # A validation has nothing to save.
             interrupts.training = not plan.only_validates
+            if stop_at is not None and not plan.only_validates:
+                asyncio.get_running_loop().call_later(stop_at - time.monotonic(), stop)
             await driver.train()
             if any(driver.overlong.values()):
                 found = ", ".join(f"{count} {what}" for what, count in driver.overlong.items())
@@ -158,4 +197,10 @@ async def _train(
             raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
     with suppress(asyncio.CancelledError):  # everything is saved; Ctrl-C only ends the wait
         await groups.close()
-    return RunOutcome(scheduler.committed, stopped=scheduler.committed < plan.steps, only_validated=plan.only_validates)
+    stopped = scheduler.committed < scheduler.last_step
+    return RunOutcome(
+        scheduler.committed,
+        stopped=stopped,
+        out_of_time=stopped and out_of_time,
+        only_validated=plan.only_validates,
+    )

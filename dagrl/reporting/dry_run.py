@@ -31,7 +31,7 @@ def describe_start(path: Path, overrides: Sequence[str], run_dir: Path | None) -
     at = f"goes on after step {found.state.step}" if found.state else "begins"
     if pipeline.run.only_validates:
         at = f"validates {f'step {found.state.step}' if found.state else 'the start weights'}"
-    elif found.state and found.state.step >= pipeline.run.steps:
+    elif found.state and found.state.finishes(pipeline.run, checked.rows["train"]):
         at = f"has finished step {found.state.step}, so that nothing is left to do"
     parts: list[RenderableType] = [
         "",

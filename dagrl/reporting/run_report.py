@@ -62,7 +62,7 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
     run = read_run(folder)
     loaded = _pipeline_of(folder, needed=timeline)
     actual = activities_of(run)
-    parts = summary(run, _idle_in_training(run, actual), loaded.pipeline.run.steps if loaded else None)
+    parts = summary(run, _idle_in_training(run, actual), loaded.pipeline.run.known_steps if loaded else None)
     if not timeline:
         return render(parts)
     if loaded is None:
@@ -99,7 +99,7 @@ def run_values(folder: Path) -> dict[str, Any]:
     """Summarize a run as plain values. ValueError if there is no run."""
     run = read_run(folder)
     loaded = _pipeline_of(folder, needed=False)
-    values = summary_values(run, loaded.pipeline.run.steps if loaded else None)
+    values = summary_values(run, loaded.pipeline.run.known_steps if loaded else None)
     return values | {"idle": _idle_in_training(run, activities_of(run))}
 
 

@@ -118,4 +118,11 @@ class StopRequested:
     """The user has requested a stop at the next step boundary."""
 
 
-Event = ShardDone | CommandDone | BatchShort | WorkerLost | StopRequested
+@dataclass(frozen=True, slots=True)
+class LastStep:
+    """The source has read the last prompts in `step`, which is the run's last step."""
+
+    step: int
+
+
+Event = ShardDone | CommandDone | BatchShort | WorkerLost | LastStep | StopRequested

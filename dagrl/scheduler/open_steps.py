@@ -18,6 +18,8 @@ class OpenSteps:
         """Executors with new work are marked as `dirty`."""
         self.stopping = False
         """Whether no further step opens."""
+        self.last = plan.steps
+        """The last step of the run."""
         self._plan, self._dirty = plan, dirty
         self._next = self._unfinished = first
         """The step to open, and the oldest one with something left to begin."""
@@ -33,7 +35,7 @@ class OpenSteps:
     @property
     def next(self) -> int | None:
         """The step to open. None after the last one."""
-        return None if self.stopping or self._next > self._plan.steps else self._next
+        return None if self.stopping or self._next > self.last else self._next
 
     @property
     def finished(self) -> bool:
@@ -74,8 +76,16 @@ class OpenSteps:
         del self._open[step]
 
     def stop_after(self, step: int) -> None:
-        """Drop all steps after `step`."""
+        """Stop with `step`, and drop all steps after it."""
         self.stopping = True
+        self._drop_after(step)
+
+    def end_with(self, step: int) -> None:
+        """Make `step` the last one, and drop all steps after it, in which nothing has begun."""
+        self.last = min(self.last, step)
+        self._drop_after(step)
+
+    def _drop_after(self, step: int) -> None:
         for later in [each for each in self._open if each > step]:
             del self._open[later]
 
@@ -183,5 +193,6 @@ class CommitPolicy:
             self._saved = {save for save in self._saved if save.step >= self.next}
 
     def _is_saved(self, step: int) -> bool:
-        stopped = self._steps.stopping and not self._plan.only_validates
-        return step > 0 and (self._plan.saves(step) or stopped)
+        if step == 0 or self._plan.only_validates:
+            return False
+        return self._plan.saves(step) or self._steps.stopping or step == self._steps.last

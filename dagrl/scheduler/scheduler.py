@@ -29,6 +29,7 @@ differ only in `Plan.max_staleness` and in which executors share a group:
   it and the others are asleep. What the workers had not returned runs again, after a sync.
 - A step that is saved saves each trained executor right after its training.
 - Steps are committed in order, once their tasks and saves are done.
+- After `LastStep` later steps do not start, and that step is saved.
 - After `StopRequested` the oldest uncommitted step is finished, saved and committed; nothing else starts.
 
 The cost of an event depends on what it may unlock, not on the number of open steps or shards: only dirty executors are
@@ -49,6 +50,7 @@ from dagrl.scheduler.commands import (
     CommandDone,
     Commit,
     Event,
+    LastStep,
     OnEngine,
     Restart,
     Run,
@@ -101,6 +103,11 @@ class Scheduler:
         return self._steps.stopping
 
     @property
+    def last_step(self) -> int:
+        """The last step of the run: the plan's, or the one that `LastStep` has named."""
+        return self._steps.last
+
+    @property
     def finished(self) -> bool:
         """Whether the run is over."""
         return self._steps.finished
@@ -138,6 +145,9 @@ class Scheduler:
                 self._steps.begin_round(run.step)
             case WorkerLost(executor):
                 self._lose(executor)
+            case LastStep(step):
+                self._steps.end_with(step)
+                self._dirty.mark(*self.plan.executors)
             case StopRequested():
                 self._steps.stop_after(self._commits.next)
                 self._dirty.mark(*self.plan.executors)

@@ -30,7 +30,7 @@ def summarize(checked: CheckedPipeline) -> str:
     parts: list[RenderableType] = [f"{checked.loaded.path}: {pipeline.name} is valid"]
     for title, content in (
         ("model", [f"  {_model(pipeline.model)}"]),
-        ("data", [*([_table(data)] if data else []), f"  {step} prompts a step, {pipeline.run.steps} steps"]),
+        ("data", [*([_table(data)] if data else []), f"  {step} prompts a step, {_length(pipeline)}"]),
         ("groups", [_table((name, _group(group)) for name, group in pipeline.groups.items())]),
         ("engines", [_table(_engines(pipeline))]),
         ("nodes", [_table(_nodes(checked.graph))]),
@@ -40,6 +40,11 @@ def summarize(checked: CheckedPipeline) -> str:
         if content:
             parts += ["", Text(title, HEADING), *content]
     return render(parts)
+
+
+def _length(pipeline: Pipeline) -> str:
+    run = pipeline.run
+    return f"{run.steps} steps" if run.epochs is None else f"{run.epochs:g} epochs, up to {run.steps} steps"
 
 
 def as_values(checked: CheckedPipeline) -> dict[str, Any]:

@@ -32,8 +32,12 @@ def folder(tmp_path: Path) -> Path:
             "stopped after step 3 in 5 min; `dagrl run` with the same folder goes on",
         ),
         (
+            RunOutcome(3, stopped=True, out_of_time=True, seconds=300),
+            "stopped after step 3 in 5 min, as run.stop_after says; `dagrl run` with the same folder goes on",
+        ),
+        (
             RunOutcome(3, stopped=False, before=True),
-            "finished step 3 before; nothing is left to do, a larger run.steps goes on",
+            "finished step 3 before; nothing is left to do, a larger run.steps (or run.epochs) goes on",
         ),
     ],
 )

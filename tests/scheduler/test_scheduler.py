@@ -16,6 +16,7 @@ from dagrl.scheduler.commands import (
     CommandDone,
     Commit,
     Event,
+    LastStep,
     Restart,
     Run,
     Save,
@@ -183,6 +184,28 @@ def test_validation_runs_on_the_weights_of_its_step_and_belongs_to_its_commit():
             commits.append(command.step)
     assert seen == [(0, 0), (2, 2)]
     assert commits == [0, 1, 2]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 5])
+@pytest.mark.parametrize("last", [1, 3, 4])
+def test_the_step_that_reads_the_last_prompts_is_the_last_one_and_saved(staleness: int, last: int):
+    scheduler = Scheduler(diamond(steps=9, max_staleness=staleness))
+    begun, pending = [], scheduler.start()
+    while pending:
+        command = pending.pop(0)
+        begun.append(command)
+        ended = [CommandDone(command)]
+        if isinstance(command, Run) and (command.step, command.task) == (last, "prompts"):
+            ended.insert(0, LastStep(last))
+        pending += scheduler.handle(*ended)
+    assert [command.step for command in begun if isinstance(command, Run) and command.task == "update"] == [
+        *range(1, last + 1)
+    ]
+    assert max(command.step for command in begun) == last
+    assert [command for command in begun if isinstance(command, Save)] == [Save(last, "actor")]
+    assert begun[-1] == Commit(last, True)
+    assert scheduler.finished
+    assert scheduler.last_step == scheduler.committed == last
 
 
 @pytest.mark.parametrize("step", [0, 3])

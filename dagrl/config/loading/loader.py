@@ -3,6 +3,7 @@
 - ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key; its value is read as YAML.
 - ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the ``nodes`` of the largest trained group, as the
   file declares them: the same file trains with the same batch for each machine.
+- ``run.epochs`` becomes ``run.steps``, by the rows of the training file.
 - Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``model`` and ``path_fields``)
   may begin with ``~``, and are relative to the folder of the file that contains them; in an override, to the working
   directory. Data outside of dagrl's own templates is that of the pipeline's folder: `dagrl.resources`.
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -38,11 +40,13 @@ from dagrl.config.loading.yaml_source import (
 )
 from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.config.schema.backends import engine_sections
+from dagrl.config.schema.run import UNKNOWN_STEPS
 from dagrl.resources import path_in_template, why_no_path
 
 _MODEL_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"))
 _PATHS: tuple[Place, ...] = (*_MODEL_PATHS, ("data", "train"), ("data", "val"))
 _NAMED = ("groups", "engines", "nodes")
+_MOST_EPOCHS = 1e6
 _TRAINING = ("update", "critic", "sft", "dpo")
 """Ops that train in mini-batches."""
 _ROUNDS = 4
@@ -105,19 +109,20 @@ def load_with_problems(
     _prune_nulls(document.tree, document, positions)
     _multiply_by_machines(document, positions)
     _resolve_paths(document, positions, path)
-    pipeline, faults = _built(document.tree)
-    for fault in _by_choice(faults, document.tree, positions):
+    tree = _with_steps(document, positions)
+    pipeline, faults = _built(tree)
+    resolved = document.tree if pipeline else None
+    for fault in _by_choice(faults, tree, positions):
         suppressed = {fault.place, ()} if fault.code == "missing-key" else {fault.place}
         if not suppressed & document.broken:
             document.problems.append(positions.problem(fault.place, fault.message, fault.code))
     assert pipeline or document.problems, "a pipeline that cannot be built without a problem"
-    tree = document.tree
     for _ in range(_ROUNDS):
         if not faults:
             break
         tree = _without(tree, faults)
         pipeline, faults = _built(tree)
-    loaded = LoadedPipeline(pipeline, path, positions, tree) if pipeline else None
+    loaded = LoadedPipeline(pipeline, path, positions, resolved or tree) if pipeline else None
     return loaded, _first(document.problems, path)
 
 
@@ -259,6 +264,36 @@ def _multiply_by_machines(document: Document, positions: Positions) -> None:
             section[in_all] = section.pop(for_each) * factor
         else:
             document.broken.add((*place, in_all))  # The schema reports the wrong value.
+
+
+def _with_steps(document: Document, positions: Positions) -> Tree:
+    """The tree with the steps of ``run.epochs``, at most: prompts that are too long, or filtered, make them fewer.
+
+    The document keeps the epochs: the file may have other rows when the run is resumed.
+    """
+    run, data = _mapping(document.tree.get("run")), _mapping(document.tree.get("data"))
+    if "epochs" not in run:
+        return document.tree
+    if "steps" in run:
+        message = "`epochs` and `steps` are both set; keep one, or set `steps: null`"
+        document.problems.append(positions.problem(("run", "epochs"), message, "length-set-twice"))
+        return document.tree
+    epochs, prompts, steps = run["epochs"], data.get("prompts_per_step"), UNKNOWN_STEPS
+    rows = _rows_of(data.get("train"))
+    if rows and type(prompts) is int and prompts > 0 and type(epochs) in (int, float) and 0 < epochs <= _MOST_EPOCHS:
+        steps = min(-(-math.ceil(round(epochs * rows, 6)) // prompts), UNKNOWN_STEPS)
+    return {**document.tree, "run": {**run, "steps": steps}}
+
+
+def _rows_of(path: Any) -> int | None:
+    """The rows of a parquet file; None if there is none, which `dagrl.validation` reports."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(path).num_rows) if isinstance(path, str) and Path(path).is_file() else None
+    except (OSError, pa.ArrowException):
+        return None
 
 
 def _sections(tree: Tree, kind: str) -> dict[str, Tree]:

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from dagrl.config.schema.section import Concurrency, Name, PositiveInt, Seconds, Section
+
+UNKNOWN_STEPS = 2**31 - 1
+"""``run.steps`` where it follows from ``run.epochs`` and the training file is not here."""
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def seconds_of(duration: str) -> float:
+    """Seconds of a duration such as ``4h``, ``3h30m`` or ``1d12h``. ValueError for other texts, and for none."""
+    if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", duration, re.ASCII):
+        parts = re.findall(r"([\d.]+)([dhms])", duration)
+        if 0 < (seconds := sum(float(number) * _UNITS[unit] for number, unit in parts)) < math.inf:
+            return seconds
+    raise ValueError(f"{duration!r} is no duration; write 4h, 3h30m or 1d12h")
+
+
+def _is_duration(text: str) -> str:
+    seconds_of(text)
+    return text
 
 
 class ScheduleSpec(Section):
@@ -55,6 +75,12 @@ class RunSpec(Section):
 
     steps: Annotated[int, Field(ge=0, le=2**31 - 1)]
     """Steps to train; 0 with `validate_first`, or with `val_only`, only validates."""
+    epochs: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    """Instead of `steps`: passes over the training prompts. The last step is the one in which the last prompt is read;
+    it is filled up with prompts of the next pass."""
+    stop_after: Annotated[str, AfterValidator(_is_duration)] | None = None
+    """Stop at the first end of a step so long after `dagrl run` has begun, with a checkpoint and exit code 4: ``4h``,
+    ``3h30m``, ``1d12h``. Leave room for a step and the checkpoint. Default: go on to the last step."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Source of all randomness."""
     save_every: PositiveInt | None = None
@@ -93,6 +119,21 @@ class RunSpec(Section):
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts of lost workers: those of a generator start again, any others return the run to its last checkpoint.
     After that, a lost worker ends the run. See docs/failures.md."""
+
+    @property
+    def known_steps(self) -> int | None:
+        """`steps`; None if it follows from `epochs` and a file that is not here."""
+        return None if self.steps == UNKNOWN_STEPS else self.steps
+
+    @property
+    def stop_after_s(self) -> float | None:
+        """`stop_after` in seconds."""
+        return None if self.stop_after is None else seconds_of(self.stop_after)
+
+    def end_position(self, rows: int) -> int | None:
+        """Prompts of `epochs` passes over a file of so many rows."""
+        # Rounded: 0.1 of 30 is a little more than 3 in floats, and no prompt more.
+        return None if self.epochs is None else math.ceil(round(self.epochs * rows, 6))
 
     @property
     def only_validates(self) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dagrl.config.schema import KeepBestSpec
+from dagrl.config.schema import KeepBestSpec, RunSpec
 from dagrl.tracking.base import replace_text
 from dagrl.version import __version__
 
@@ -66,6 +66,11 @@ class RunState:
     """None if it was not measured."""
     kl_weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Node with an adaptive KL weight -> weights of the next steps."""
+
+    def finishes(self, run: RunSpec, rows: int) -> bool:
+        """Whether nothing is left of a run, with so many prompts in the training file."""
+        end = run.end_position(rows)
+        return self.step >= run.steps or (end is not None and self.position >= end)
 
 
 @dataclass(frozen=True, slots=True)

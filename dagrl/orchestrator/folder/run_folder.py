@@ -45,14 +45,22 @@ class RunFolder:
 
 @contextmanager
 def open_run_folder(
-    path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, modules: Path | None = None, again: bool = False
+    path: Path,
+    pipeline: Pipeline,
+    resolved: Mapping[str, Any],
+    *,
+    modules: Path | None = None,
+    again: bool = False,
+    rows: int = 0,
 ) -> Iterator[RunFolder]:
     """Lock `path` for this run and write the resolved pipeline there.
 
     `modules`: the folder of the user's modules, for `modules_of`. `again`: this run resumes after a failure, regardless
-    of ``resume``. Raises RefusedFolderError if another process has locked the folder, `examine` refuses it, or it is
-    not writable. Then nothing in the folder changes, nor if the run has finished before. A run that only validates
-    leaves the pipeline and the checkpoints of an earlier one as they are.
+    of ``resume``. `rows`: prompts of the training file.
+
+    Raises RefusedFolderError if another process has locked the folder, `examine` refuses it, or it is not writable.
+    Then nothing in the folder changes, nor if the run has finished before. A run that only validates leaves the
+    pipeline and the checkpoints of an earlier one as they are.
     """
     with ExitStack() as stack:
         lock = _lock_of(path)
@@ -62,7 +70,7 @@ def open_run_folder(
         found, earlier = examine(path, pipeline, resolved, again=again)
         alone = pipeline.run.only_validates
         changed = changes(earlier, resolved) if earlier and found.state and not alone else ""
-        if found.state and found.state.step >= pipeline.run.steps and not alone:
+        if found.state and found.state.finishes(pipeline.run, rows) and not alone:
             yield RunFolder(path, _checkpoints(path, pipeline), found.state, found.folder, changed=changed)
             return
         if lock is None:

@@ -50,7 +50,7 @@ def _described(folder: Path, changed: int) -> dict[str, Any]:
     """The parts that follow from the pipeline alone; `changed` is the file's time of change."""
     loaded = pipeline_of(folder)
     return {
-        "steps": None if isinstance(loaded, str) else loaded.pipeline.run.steps,
+        "steps": None if isinstance(loaded, str) else loaded.pipeline.run.known_steps,
         "groups": {} if isinstance(loaded, str) else _groups(loaded.pipeline),
         "pipeline": _pipeline_text(folder),
         "dag": _dag(folder, loaded),

@@ -159,7 +159,7 @@ class TestOverrides:
             ("run.stepz=3", "unknown key `stepz`; did you mean `steps`?"),
             ("rum.steps=3", "unknown key `rum`; did you mean `run`?"),
             ("run.steps=abc", "got 'abc'; it must be an integer"),
-            ("run.steps=0", "got 0; it must be greater than or equal to 1"),
+            ("run.steps=-1", "got -1; it must be greater than or equal to 0"),
             ("engines.acto.group=train", "there is no engine `acto`; did you mean `actor`?"),
             ("run.steps", "is not KEY=VALUE; write for example `run.steps=10`"),
             ("run..steps=1", "is not KEY=VALUE; write for example `run.steps=10`"),

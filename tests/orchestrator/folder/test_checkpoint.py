@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagrl.config.schema import KeepBestSpec
+from dagrl.config.schema import KeepBestSpec, RunSpec
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState, Score
 
 
@@ -276,3 +276,20 @@ def test_on_a_full_disk_the_last_checkpoint_stays_and_room_is_all_that_it_takes(
     other.unlink()
     save(checkpoints, 4)
     assert checkpoints.find().folder == checkpoints.of_step(4)
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "position", "finished"),
+    [
+        ({"steps": 4}, 3, 999, False),
+        ({"steps": 4}, 4, 0, True),
+        # Two passes over 16 prompts, in 8 steps at most.
+        ({"steps": 8, "epochs": 2}, 5, 31, False),
+        ({"steps": 8, "epochs": 2}, 5, 32, True),
+        ({"steps": 8, "epochs": 2}, 8, 30, True),
+        ({"steps": 1, "epochs": 0.1}, 0, 1, False),
+        ({"steps": 1, "epochs": 0.1}, 0, 2, True),
+    ],
+)
+def test_a_run_is_finished_after_its_steps_or_its_prompts(run, step, position, finished):
+    assert RunState(step, position, "model").finishes(RunSpec.model_validate(run), rows=16) is finished
