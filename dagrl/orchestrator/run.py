@@ -99,7 +99,7 @@ def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> 
     pipeline = loaded.pipeline
     try:
         return open_trackers(
-            pipeline.track,
+            pipeline.trackers,
             run_dir=folder.path,
             run_name=pipeline.name,
             config=loaded.resolved,
@@ -107,6 +107,7 @@ def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> 
             resumed_step=_last_kept(folder, pipeline),
             shown_samples=pipeline.run.log_val_generations,
             verbosity=verbosity,
+            folder=loaded.folder,
         )
     except (OSError, ValueError) as error:
         raise RunError(str(error)) from error

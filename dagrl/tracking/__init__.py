@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dagrl.config.schema import TrackerSpec
 from dagrl.tracking.background_tracker import BackgroundTracker
 from dagrl.tracking.base import Progress, SampleTracker, Tracker
 from dagrl.tracking.console import Console, Verbosity
 from dagrl.tracking.metrics_file import MetricsFile
 from dagrl.tracking.mlflow import Mlflow
+from dagrl.tracking.own import OwnTracker
 from dagrl.tracking.redact import without_secrets
 from dagrl.tracking.samples import read_samples
 from dagrl.tracking.swanlab import SwanLab
@@ -101,7 +103,7 @@ class Trackers:
 
 
 def open_trackers(
-    names: Sequence[str],
+    asked: Sequence[TrackerSpec],
     *,
     run_dir: Path,
     run_name: str,
@@ -109,28 +111,22 @@ def open_trackers(
     total_steps: int,
     resumed_step: int | None,
     shown_samples: int = 0,
+    folder: Path | None = None,
     verbosity: Verbosity = Verbosity.NORMAL,
 ) -> Trackers:
-    """Open metrics.jsonl, the timeline, and the trackers in `names`.
+    """Open metrics.jsonl, the timeline, and the trackers that are `asked` for.
 
-    Names are ``console``, ``tensorboard``, ``wandb``, ``mlflow`` and ``swanlab``. `config` is the resolved pipeline as
-    plain YAML values; likely secrets in it are hidden. `resumed_step` is the last step to keep, None for a new run:
-    later steps are removed from the files. `shown_samples` rows of each validation are shown as a table. `verbosity` is
-    that of the console. Raises OSError if a file cannot be written.
+    `folder` holds the user's modules. `config` is the resolved pipeline as plain YAML values; likely secrets in it are
+    hidden. `resumed_step` is the last step to keep, None for a new run: later steps are removed from the files.
+    `shown_samples` rows of each validation are shown as a table. `verbosity` is that of the console. Raises OSError if
+    a file cannot be written, and ValueError for a user's tracker that cannot be made.
     """
-    console = Console(total_steps, verbosity=verbosity) if "console" in names else None
+    console = Console(total_steps, verbosity=verbosity) if any(spec.tracker == "console" for spec in asked) else None
     trackers: list[Tracker] = [MetricsFile()]
     together = Trackers(trackers, Timeline(), console, run_dir / "samples", shown_samples)
     if console is not None:
         trackers.append(console)
-    if "tensorboard" in names:
-        trackers.append(TensorBoard())
-    if "wandb" in names:
-        trackers.append(Wandb(run_name, together.note))
-    if "mlflow" in names:
-        trackers.append(BackgroundTracker("mlflow", Mlflow(run_name, together.note), together.note))
-    if "swanlab" in names:
-        trackers.append(BackgroundTracker("swanlab", SwanLab(run_name, together.note), together.note))
+    trackers += [_made(spec, run_name, together.note, folder) for spec in asked if spec.tracker != "console"]
     config = without_secrets(config)
     with ExitStack() as on_failure:
         on_failure.callback(together.close, ok=False)
@@ -139,3 +135,19 @@ def open_trackers(
             tracker.start(run_dir, config, resumed_step)
         on_failure.pop_all()
     return together
+
+
+def _made(spec: TrackerSpec, run_name: str, note: Callable[[str], None], folder: Path | None) -> Tracker:
+    """A tracker that is not started yet."""
+    name, place = spec.name or run_name, {"project": spec.project, "entity": spec.entity, "group": spec.group}
+    match spec.tracker:
+        case "tensorboard":
+            return TensorBoard()
+        case "wandb":
+            return Wandb(name, note, **place)
+        case "mlflow":
+            return BackgroundTracker("mlflow", Mlflow(name, note, experiment=spec.project), note)
+        case "swanlab":
+            return BackgroundTracker("swanlab", SwanLab(name, note, **place), note)
+        case own:
+            return BackgroundTracker(own, OwnTracker(own, spec.args, folder), note)

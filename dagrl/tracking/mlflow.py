@@ -47,9 +47,9 @@ class Mlflow:
     metric's history twice, the later value last. Metric names replace ``@``: ``mean@4`` is ``mean_at_4``.
     """
 
-    def __init__(self, name: str, note: Callable[[str], None]) -> None:
-        """`name` of the run; `note` prints a message."""
-        self._name, self._note = name, note
+    def __init__(self, name: str, note: Callable[[str], None], *, experiment: str | None = None) -> None:
+        """`name` of the run; `note` prints a message. `experiment`: by default ``MLFLOW_EXPERIMENT_NAME``."""
+        self._name, self._note, self._experiment_name = name, note, experiment
         self._client: MlflowClient | None = None
         self._run_id = ""
         self._tables: list[dict[str, str]] = []
@@ -108,7 +108,7 @@ class Mlflow:
 
     def _experiment(self, remote: str | None, folder: Path) -> str:
         assert self._client is not None
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        name = self._experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         if (experiment := self._client.get_experiment_by_name(name)) is not None:
             return experiment.experiment_id
         artifacts = None if remote else str(folder / "artifacts")

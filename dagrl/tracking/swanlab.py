@@ -22,9 +22,21 @@ class SwanLab:
     resumed run keeps its SwanLab run, by an id in the run folder.
     """
 
-    def __init__(self, name: str, note: Callable[[str], None]) -> None:
-        """`name` of the run; `note` prints a message."""
+    def __init__(
+        self,
+        name: str,
+        note: Callable[[str], None],
+        *,
+        project: str | None = None,
+        entity: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        """`name` of the run; `note` prints a message. `entity` is the workspace.
+
+        Without `project`, `entity` or `group`, SwanLab's variables hold.
+        """
         self._name, self._note = name, note
+        self._project, self._entity, self._group = project, entity, group
         self._run: swanlab.Run | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
@@ -38,7 +50,9 @@ class SwanLab:
         settings = swanlab.Settings(interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none"))
         begin = partial(
             swanlab.init,
-            project=settings.project.name or "dagrl",
+            project=self._project or settings.project.name or "dagrl",
+            workspace=self._entity,
+            group=self._group,
             name=self._name,
             id=stable_id(folder / "run_id"),
             resume="allow",

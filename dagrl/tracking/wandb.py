@@ -28,9 +28,20 @@ class Wandb:
     ``step``, and repeated steps appear twice.
     """
 
-    def __init__(self, name: str, note: Callable[[str], None]) -> None:
-        """`name` of the run; `note` prints a message."""
-        self._name = name
+    def __init__(
+        self,
+        name: str,
+        note: Callable[[str], None],
+        *,
+        project: str | None = None,
+        entity: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        """`name` of the run; `note` prints a message.
+
+        Without `project`, `entity` or `group`, wandb's variables hold.
+        """
+        self._name, self._project, self._entity, self._group = name, project, entity, group
         self._note = note
         self._run: wandb.Run | None = None
 
@@ -91,7 +102,9 @@ class Wandb:
             finish_timeout=FINISH_TIMEOUT_S,
         )
         run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "dagrl"),
+            project=self._project or os.environ.get("WANDB_PROJECT", "dagrl"),
+            entity=self._entity,
+            group=self._group,
             name=self._name,
             id=run_id,
             resume="allow",

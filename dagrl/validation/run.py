@@ -24,11 +24,17 @@ from dagrl.config.schema import (
 from dagrl.graph.dag import Graph
 from dagrl.graph.plugins.custom import check_call
 from dagrl.graph.plugins.isolation import ask
+from dagrl.graph.plugins.tracker import check_tracker
 from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, tells_val_loss
 from dagrl.graph.val_metrics import VOTES, names_at_k, set_prefixes, val_n, vote_of
 
 _VOTE: Place = ("data", "val_vote")
 _METRIC: Place = ("run", "keep_best", "metric")
+_TRACKER_KEYS = {
+    **dict.fromkeys(("wandb", "swanlab"), ("project", "entity", "group", "name")),
+    "mlflow": ("project", "name"),
+}
+"""Settings of trackers."""
 _OPTIONAL_TRACKERS = ("mlflow", "swanlab")
 """Trackers that dagrl does not install by itself."""
 _SAMPLED = ("reward/mean", "reward/std", "response_tokens/mean", "response_tokens/max", "response_tokens/cut_fraction")
@@ -50,10 +56,29 @@ def check_run(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     _check_record(pipeline, findings)
     if pipeline.profile is not None and not pipeline.run.only_validates:
         _check_profile(pipeline, pipeline.profile, findings)
-    for index, name in enumerate(pipeline.track):
-        if name in _OPTIONAL_TRACKERS and find_spec(name) is None:
+    _check_trackers(pipeline, folder, findings)
+
+
+def _check_trackers(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
+    seen: set[str] = set()
+    for index, spec in enumerate(pipeline.trackers):
+        name, place = spec.tracker, ("track", index)
+        own = ":" in name
+        if own:
+            try:
+                ask(name, check_tracker, name, spec.args, folder=folder)
+            except ValueError as error:
+                findings.error(place, str(error), code="invalid-tracker")
+        elif name in seen:
+            findings.error(place, f"`{name}` is named twice; keep one", code="tracker-twice")
+        elif name in _OPTIONAL_TRACKERS and find_spec(name) is None:
             message = f"{name} is not installed here, and a run continues without it; pip install 'dagrl[{name}]'"
-            findings.warning(("track", index), message, code="missing-package")
+            findings.warning(place, message, code="missing-package")
+        seen.add(name)
+        known = ("args",) if own else _TRACKER_KEYS.get(name, ())
+        for key in sorted(spec.model_fields_set - {"tracker", *known}):
+            message = f"`{name}` has no such setting; remove it" + (", or put it under `args`" if own else "")
+            findings.error((*place, key), message, code="option-without-effect")
 
 
 def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:

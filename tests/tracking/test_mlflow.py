@@ -137,3 +137,18 @@ def test_a_server_that_is_not_there_does_not_end_the_run(tmp_path: Path, monkeyp
 )
 def test_names_that_mlflow_would_refuse_are_written_otherwise(name: str, expected: str) -> None:
     assert metric_name(name) == expected
+
+
+def test_the_experiment_of_the_file_comes_before_that_of_the_environment(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of the machine")
+    tracker = Mlflow("tiny", lambda note: None, experiment="of the file")
+    tracker.start(run_dir, CONFIG, None)
+    tracker.close(ok=True)
+    client = MlflowClient(tracking_uri=f"sqlite:///{run_dir / 'mlflow' / 'mlflow.db'}")
+    assert (
+        client.get_run(run_id(run_dir)).info.experiment_id == client.get_experiment_by_name("of the file").experiment_id
+    )

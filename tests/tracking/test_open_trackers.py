@@ -9,12 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dagrl.config.schema import TrackerSpec
 from dagrl.tracking import open_trackers
 
 
 def opened(run_dir, names=(), resumed_step=None, config=None, shown_samples=4):
     return open_trackers(
-        names,
+        [TrackerSpec.model_validate({"tracker": each} if isinstance(each, str) else each) for each in names],
+        folder=run_dir.parent,
         run_dir=run_dir,
         run_name="tiny",
         config=config or {"name": "tiny"},
@@ -102,3 +104,83 @@ def test_importing_trackers_is_light():
         "print([m for m in heavy if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+OWN = """
+import json
+
+
+class Lines:
+    def __init__(self, name="lines", fails_at=None):
+        self.name, self.fails_at = name, fails_at
+
+    def start(self, run_dir, config, resumed_step):
+        self.file = (run_dir / self.name).open("a")
+        self.say("start", config["name"], config.get("api_key"), resumed_step)
+
+    def log(self, step, metrics):
+        if step == self.fails_at:
+            raise KeyError("no such metric")
+        self.say("log", step, metrics["reward/mean"])
+
+    def close(self, ok):
+        self.say("close", ok)
+
+    def say(self, *what):
+        self.file.write(json.dumps(what) + "\\n")
+        self.file.flush()
+
+
+class Shows(Lines):
+    def samples(self, step, table):
+        self.say("samples", step, len(table.rows))
+
+
+class Breaks(Lines):
+    def __init__(self):
+        raise RuntimeError("no key")
+"""
+
+
+def said(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_users_own_tracker_gets_what_the_others_get(tmp_path):
+    (tmp_path / "own_trackers.py").write_text(OWN)
+    run = tmp_path / "run"
+    (run / "samples").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist([{"reward": 1.0}] * 3), run / "samples" / "step_1_val.parquet")
+    named = {"tracker": "own_trackers:Shows", "args": {"name": "shown"}}
+    with opened(run, ["own_trackers:Lines", named], config={"name": "tiny", "api_key": "sk-secret"}) as trackers:
+        trackers.log(1, {"reward/mean": 0.5, "val/reward/mean": 0.25})
+    common = [["start", "tiny", "***", None], ["log", 1, 0.5]]
+    assert said(run / "lines") == [*common, ["close", True]]
+    assert said(run / "shown") == [*common, ["samples", 1, 3], ["close", True]]
+
+
+def test_a_users_tracker_that_fails_leaves_the_run_and_tells_its_line(tmp_path, capsys):
+    (tmp_path / "own_trackers.py").write_text(OWN)
+    run = tmp_path / "run"
+    with opened(run, ["console", {"tracker": "own_trackers:Lines", "args": {"fails_at": 2}}]) as trackers:
+        for step in (1, 2, 3):
+            trackers.log(step, {"reward/mean": 0.5})
+    line = 1 + OWN.splitlines().index('            raise KeyError("no such metric")')
+    told = f"own_trackers:Lines stopped: raised KeyError: 'no such metric' ({tmp_path / 'own_trackers.py'}:{line})"
+    assert told in capsys.readouterr().out
+    assert said(run / "lines") == [["start", "tiny", None, None], ["log", 1, 0.5], ["close", False]]
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("tracker", "message"),
+    [
+        ("own_trackers:Breaks", "the tracker own_trackers:Breaks raised RuntimeError: no key"),
+        ("own_trackers:Line", "did you mean `Lines`"),
+        ("no_trackers:Lines", "there is no module 'no_trackers'"),
+    ],
+)
+def test_a_users_tracker_that_cannot_be_made_is_told_before_the_run(tmp_path, tracker, message):
+    (tmp_path / "own_trackers.py").write_text(OWN)
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path / "run", [tracker])

@@ -29,7 +29,8 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def track(run_dir: Path, steps: list[int], resumed_step: int | None = None) -> list[str]:
     notes: list[str] = []
-    tracker = BackgroundTracker("swanlab", SwanLab("tiny", notes.append), notes.append)
+    named = SwanLab("tiny", notes.append, project="long_sums", entity="our_team", group="first_try")
+    tracker = BackgroundTracker("swanlab", named, notes.append)
     tracker.start(run_dir, CONFIG, resumed_step)
     for step in steps:
         tracker.log(step, {"val/aime/mean@4": 0.123456789, "kl/ref": float("nan")})
@@ -45,7 +46,7 @@ def test_without_a_key_it_logs_offline_under_the_run_folder(tmp_path: Path, capf
     (folder,) = (tmp_path / "swanlab").glob("run-*")
     assert note == f"swanlab: offline; upload with: swanlab sync {folder}"
     (record,) = folder.glob("*.swanlab")
-    assert b"val/aime/mean@4" in record.read_bytes()
+    assert all(name in record.read_bytes() for name in (b"val/aime/mean@4", b"long_sums", b"our_team", b"first_try"))
     assert "prompts_per_step" in (folder / "files" / "config.yaml").read_text()
     tables = [file.read_text() for file in (folder / "media").rglob("*.json")]
     assert tables

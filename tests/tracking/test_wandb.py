@@ -44,7 +44,7 @@ def offline_files(run_dir: Path) -> list[Path]:
 
 def test_without_a_key_it_logs_offline_under_the_run_folder_and_leaves_no_process(tmp_path):
     notes = []
-    tracker = Wandb("tiny", notes.append)
+    tracker = Wandb("tiny", notes.append, project="long sums", entity="our team", group="first try")
     tracker.start(tmp_path, CONFIG, None)
     assert service(), "the test must see wandb's process, to see it go"
     tracker.log(1, {"reward/mean": 0.123456789})
@@ -53,6 +53,7 @@ def test_without_a_key_it_logs_offline_under_the_run_folder_and_leaves_no_proces
     (file,) = offline_files(tmp_path)
     content = file.read_bytes()
     assert b"reward/mean" in content
+    assert all(name in content for name in (b"long sums", b"our team", b"first try"))
     assert b"0.123456789" in content
     assert b"prompts_per_step" in content
     assert [note.split(";")[0] for note in notes] == ["wandb: offline"]

@@ -24,6 +24,8 @@ _YAML_WORDS = {
     "a valid number": "a number",
 }
 """Pydantic's words for JSON, and those for YAML."""
+_NO_OPTION = ("literal_error", "string_pattern_mismatch", "string_type", "model_type", "model_attributes_type")
+"""Errors of a value that is none of some options, neither as a name nor as ``module:function``."""
 _OWN = " (write your own as `module:function`)"
 
 
@@ -86,7 +88,7 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
             own = _OWN if "custom" in tags else ""
             remedy = suggest(str(value), [tag for tag in tags if tag != "custom"])
             return Fault(place, f"unknown-{key}", f"there is no {key} {shown(value)}{own}; {remedy}")
-        case "literal_error" if all(each["type"] in ("literal_error", "string_pattern_mismatch") for each in several):
+        case "literal_error" if all(each["type"] in _NO_OPTION for each in several) and not isinstance(value, dict):
             options = [option.strip(" '") for option in details["ctx"]["expected"].replace(" or ", ",").split(",")]
             own = _OWN if len(several) > 1 else ""
             message = f"{shown(details['input'])} is not one of the options{own}; {suggest(str(value), options)}"
@@ -185,6 +187,8 @@ def _below(kind: Any, key: str | int) -> Iterator[Any]:
     """The types of the value that `key` has in a value of type `kind`."""
     if get_origin(kind) is dict:
         yield from _members(get_args(kind)[1])
+    elif get_origin(kind) is tuple and isinstance(key, int):
+        yield from _members(get_args(kind)[0])
     elif _is_section(kind) and key in kind.model_fields:
         yield from _members(kind.model_fields[str(key)].annotation)
 

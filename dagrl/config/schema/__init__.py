@@ -43,5 +43,5 @@ from dagrl.config.schema.nodes.update import (
     UpdateNode,
 )
 from dagrl.config.schema.pipeline import Pipeline
-from dagrl.config.schema.run import KeepBestSpec, ProfileSpec, RecordSpec, RunSpec, ScheduleSpec
+from dagrl.config.schema.run import KeepBestSpec, ProfileSpec, RecordSpec, RunSpec, ScheduleSpec, TrackerSpec
 from dagrl.config.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from dagrl.config.schema.backends import AnyEngineSpec
 from dagrl.config.schema.model import DataSpec, GroupSpec, ModelSpec
 from dagrl.config.schema.nodes import NodeSpec
-from dagrl.config.schema.run import ProfileSpec, RunSpec, ScheduleSpec
-from dagrl.config.schema.section import Name, Section
+from dagrl.config.schema.run import ProfileSpec, RunSpec, ScheduleSpec, TrackerName, TrackerSpec
+from dagrl.config.schema.section import Name, OwnFunction, Section
 
 
 class Pipeline(Section):
@@ -34,8 +34,14 @@ class Pipeline(Section):
     """How long, how often, how safely."""
     profile: ProfileSpec | None = None
     """Traces of some steps."""
-    track: tuple[Literal["console", "tensorboard", "wandb", "mlflow", "swanlab"], ...] = ("console",)
-    """Trackers of metrics and tables of samples, beside metrics.jsonl."""
+    track: tuple[TrackerName | OwnFunction | TrackerSpec, ...] = ("console",)
+    """Trackers of metrics and tables of samples, beside metrics.jsonl: names, your own as ``module:Class``, or sections
+    with settings."""
+
+    @property
+    def trackers(self) -> tuple[TrackerSpec, ...]:
+        """`track` as sections."""
+        return tuple(TrackerSpec(tracker=each) if isinstance(each, str) else each for each in self.track)
 
     def model_section(self, engine: str) -> tuple[str, ...]:
         """Section of an engine's model: its own, that of the engine it has its weights from, or the pipeline's."""

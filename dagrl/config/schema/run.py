@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from dagrl.config.schema.section import Concurrency, Name, PositiveInt, Seconds, Section
+from dagrl.config.schema.section import Concurrency, Name, OwnFunction, PositiveInt, Seconds, Section
 
 UNKNOWN_STEPS = 2**31 - 1
 """``run.steps`` where it follows from ``run.epochs`` and the training file is not here."""
@@ -166,3 +166,24 @@ class ProfileSpec(Section):
     """Torch only: record the source lines."""
     with_memory: bool = False
     """Torch only: record allocations."""
+
+
+TrackerName = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab"]
+
+
+class TrackerSpec(Section):
+    """A tracker with settings; its name alone stands for one without."""
+
+    tracker: TrackerName | OwnFunction
+    """Its name, or your own class, ``module:Class``."""
+    project: Annotated[str, Field(min_length=1)] | None = None
+    """Project of wandb and SwanLab, experiment of MLflow. Default: that of the library's environment variable, or
+    ``dagrl``."""
+    entity: Annotated[str, Field(min_length=1)] | None = None
+    """Team or user of wandb, workspace of SwanLab. Default: the library's own."""
+    group: Annotated[str, Field(min_length=1)] | None = None
+    """Group of runs in the project, of wandb and SwanLab."""
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the run, of wandb, SwanLab and MLflow. Default: the pipeline's."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of your own class."""

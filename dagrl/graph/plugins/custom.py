@@ -205,5 +205,9 @@ def _no_function(module: ModuleType, wanted: str) -> str:
         return f"has no function {wanted!r}, but a value of type {type(known[wanted]).__name__}; name a function"
     if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
         return f"is a folder without __init__.py and has no function {wanted!r}; name a module in it, as in `a.b:f`"
-    functions = [name for name, value in known.items() if isinstance(value, FunctionType)]
+    functions = [
+        name
+        for name, value in known.items()
+        if isinstance(value, FunctionType) or (isinstance(value, type) and value.__module__ == module.__name__)
+    ]
     return f"has no function {wanted!r}; {suggest(wanted, functions)}"

@@ -22,6 +22,8 @@ _FILES = (LOCK, MODULES, PIPELINE, METRICS, "timeline.json", "workers.json", "ch
 _FOLDERS = ("checkpoints", "logs", "records", "samples")
 _OTHERS = frozenset({LOCK, f"{PIPELINE}.new", "logs", "lost+found", ".gitignore", ".gitkeep"})
 """Entries that a folder may have before its first run: from an interrupted start, `dagrl launch`, a mount or git."""
+_WITH_FOLDER = ("tensorboard", "wandb", "mlflow", "swanlab")
+"""Trackers with a folder of their name."""
 _MOST_NAMED = 3
 _ELSEWHERE = "give the run a new --run-dir"
 
@@ -104,7 +106,7 @@ def _check_it_is_a_run(path: Path, entries: set[str], checkpoints: Checkpoints) 
 def _check_kinds(path: Path, pipeline: Pipeline) -> None:
     """Refuse files where a run needs folders and vice versa: it would notice some of them hours later."""
     profile = ("profile",) if pipeline.profile else ()
-    folders = (*_FOLDERS, *(name for name in pipeline.track if name != "console"), *profile)
+    folders = (*_FOLDERS, *(each.tracker for each in pipeline.trackers if each.tracker in _WITH_FOLDER), *profile)
     wrong = [name for name in folders if _exists(path / name) and not (path / name).is_dir()]
     _refuse_kinds(path, wrong, "folder")
     asides = [f"{name}.new" for name in _FILES if name != LOCK]
