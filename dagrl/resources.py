@@ -1,4 +1,4 @@
-"""Finds the templates and the preprocessing scripts: beside the package in the repository, inside it in a wheel."""
+"""Finds templates, preprocessing scripts and pages: beside the package in the repository, inside it in a wheel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4096
 
 
 def resource_folder(name: str) -> Path:
-    """Return the folder that the repository calls `name`: ``dag_templates`` or ``data_preprocess``."""
+    """Return the folder that the repository calls `name`: ``dag_templates``, ``data_preprocess`` or ``docs``."""
     return (_INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent) / name
 
 
@@ -24,6 +24,8 @@ OWN_TEMPLATES = resource_folder("dag_templates")
 """dagrl's own templates, their data, and the modules that they name."""
 DATA_SCRIPTS = resource_folder("data_preprocess")
 """Scripts that write prompt files."""
+PAGES = resource_folder("docs")
+"""The documentation, as Markdown."""
 
 
 def why_no_path(text: str) -> str | None:

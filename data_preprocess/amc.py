@@ -6,8 +6,8 @@ files): rows of {problem, answer}. Answers that are whole numbers are written wi
 
 from __future__ import annotations
 
-from prepare import Original, run, usual_files
-from prepare.contest import contest
+from dagrl.data.prepare import Original, run, usual_files
+from dagrl.data.prepare.contest import contest
 
 AMC = contest(
     "amc",

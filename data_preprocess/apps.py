@@ -11,8 +11,8 @@ import json
 from typing import Any
 
 import pyarrow as pa
-from prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 
+from dagrl.data.prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 from dagrl.data.prompt_file import PromptRow
 
 HUB_NAME = "codeparrot/apps"

@@ -8,8 +8,8 @@ folder with dapo-math-17k.parquet and aime-2024.parquet.
 from __future__ import annotations
 
 import pyarrow as pa
-from prepare import DataSet, Drop, Field, Original, Record, answer_text, run, usual_files
 
+from dagrl.data.prepare import DataSet, Drop, Field, Original, Record, answer_text, run, usual_files
 from dagrl.data.prompt_file import PromptRow
 
 

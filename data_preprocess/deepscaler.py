@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 
 import pyarrow as pa
-from prepare import (
+
+from dagrl.data.prepare import (
     BOXED_INSTRUCTION,
     QUESTION_INFO,
     DataSet,
@@ -23,7 +24,6 @@ from prepare import (
     run,
     usual_files,
 )
-
 from dagrl.data.prompt_file import PromptRow
 
 HUB_NAME = "agentica-org/DeepScaleR-Preview-Dataset"

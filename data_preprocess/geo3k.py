@@ -8,8 +8,8 @@ the prompt.
 from __future__ import annotations
 
 import pyarrow as pa
-from prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 
+from dagrl.data.prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 from dagrl.data.prompt_file import PromptRow
 
 HUB_NAME = "hiyouga/geometry3k"

@@ -6,8 +6,7 @@ and writes train.parquet and test.parquet in verl's schema.
 
 from __future__ import annotations
 
-from prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
-
+from dagrl.data.prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 from dagrl.data.prompt_file import PromptRow
 
 HUB_NAME = "openai/gsm8k"

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import gsm8k
 import pyarrow as pa
-from prepare import DataSet, Drop, Record, run
 
+from dagrl.data.prepare import DataSet, Drop, Record, run
 from dagrl.data.prompt_file import PromptRow
 
 TOOL = "calculator"

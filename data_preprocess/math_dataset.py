@@ -7,7 +7,8 @@ train.jsonl and test.jsonl with the same fields. The reference answer is what th
 from __future__ import annotations
 
 import pyarrow as pa
-from prepare import (
+
+from dagrl.data.prepare import (
     BOXED_INSTRUCTION,
     QUESTION_INFO,
     DataSet,
@@ -20,7 +21,6 @@ from prepare import (
     run,
     usual_files,
 )
-
 from dagrl.data.prompt_file import PromptRow
 
 HUB_NAME = "DigitalLearningGmbH/MATH-lighteval"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 
-from prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
-
+from dagrl.data.prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 from dagrl.data.prompt_file import PromptRow
 
 HUB_NAME = "google-research-datasets/mbpp"

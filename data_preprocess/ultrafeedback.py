@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from prepare import DataSet, Drop, Field, Original, Record, run, usual_files
 
+from dagrl.data.prepare import DataSet, Drop, Field, Original, Record, run, usual_files
 from dagrl.data.prompt_file import PromptRow
 
 HUB_NAME = "HuggingFaceH4/ultrafeedback_binarized"

@@ -63,11 +63,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(python, packages, wheel)
 
 
-def test_it_has_the_tracked_files_of_three_folders(installed: Installed) -> None:
-    folders = ("dagrl", "dag_templates", "data_preprocess")
+def test_it_has_the_tracked_files_of_three_folders_and_the_pages(installed: Installed) -> None:
+    folders = ("dagrl", "dag_templates", "data_preprocess", "docs/*.md")
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders]
     tracked = called(listing, REPOSITORY).stdout.splitlines()
-    names = {re.sub("^(dag_templates|data_preprocess)/", r"dagrl/_resources/\1/", name) for name in tracked}
+    names = {re.sub("^(dag_templates|data_preprocess|docs)/", r"dagrl/_resources/\1/", name) for name in tracked}
     with zipfile.ZipFile(installed.wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == names
@@ -91,6 +91,8 @@ def test_a_user_begins_in_an_empty_folder(installed: Installed, tmp_path: Path) 
         path.stem for path in sorted((REPOSITORY / "dag_templates").glob("*.yaml"))
     ]
     installed.dagrl("init", "--template", "tiny_grpo", cwd=tmp_path)
+    (page,) = re.findall(r"\S+\.md\b", (tmp_path / "pipeline.yaml").read_text())
+    assert Path(page).is_relative_to(installed.packages) and Path(page).is_file()
     assert " is valid\n" in installed.dagrl("validate", "pipeline.yaml", cwd=tmp_path)
     assert "nothing was started or written" in installed.dagrl("run", "pipeline.yaml", "--dry-run", cwd=tmp_path)
     assert not (tmp_path / "runs").exists()
@@ -115,6 +117,14 @@ def test_the_data_of_a_template_is_that_of_the_project(installed: Installed, tmp
     installed.dagrl("data", "gsm8k", "--local_dir", "data/gsm8k", "--source", "originals", cwd=tmp_path)
     for pipeline in ("mine.yaml", "tiny_gsm8k"):
         assert " is valid\n" in installed.dagrl("validate", pipeline, cwd=tmp_path)
+
+
+def test_a_script_for_data_of_ones_own_runs_in_any_folder(installed: Installed, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "data.md").read_text()
+    (tmp_path / "riddles.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    (tmp_path / "train.jsonl").write_text(json.dumps({"q": "What?", "a": "it"}) + "\n")
+    called([installed.python, "riddles.py", "--local_dir", "out", "--source", "."], tmp_path)
+    assert (tmp_path / "out" / "train.parquet").is_file()
 
 
 def test_the_notebook_trains_in_an_empty_folder(installed: Installed, tmp_path: Path, monkeypatch) -> None:

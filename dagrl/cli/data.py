@@ -47,7 +47,7 @@ def data(
     script = DATA_SCRIPTS / f"{name}.py"
     before = sys.argv
     sys.argv = [str(script), *(arguments or [])]
-    # As `python data_preprocess/NAME.py` does: the scripts share the package `prepare` beside them.
+    # As `python data_preprocess/NAME.py` does: a script may import another.
     sys.path.insert(0, str(DATA_SCRIPTS))
     try:
         runpy.run_path(str(script), run_name="__main__")

@@ -10,7 +10,7 @@ from string import Template
 
 from dagrl.config.errors import suggest
 from dagrl.config.loading.extends import read_with_parents
-from dagrl.resources import OWN_TEMPLATES, setup_commands, template_names
+from dagrl.resources import OWN_TEMPLATES, PAGES, setup_commands, template_names
 
 _FILES = Path(__file__).with_name("files")
 _PIPELINE = "pipeline.yaml"
@@ -48,6 +48,7 @@ def scaffold(folder: Path, templates: Sequence[str]) -> Scaffold:
         "extends": templates[0] if len(templates) == 1 else f"[{', '.join(templates)}]",
         "nodes": _reward_lines(rewards),
         "reward": "`rewards.py` has its reward, and `pytest` tests that.\n" if rewards else "",
+        "pages": str(PAGES),
         "setup": "".join(f"    {command}\n" for command in setup_commands(templates)),
     }
     own = [_PIPELINE, *(_REWARD_FILES if rewards else ())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -46,6 +47,13 @@ def test_the_readme_has_commands_that_parse_and_those_of_the_template(tmp_path: 
     for line in lines[1:]:
         name, *arguments = shlex.split(line, comments=True)[1:]
         get_command(app).commands[name].make_context(name, arguments)
+
+
+def test_the_pages_that_a_project_names_are_there(tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path / "mine"), "--template", "gspo"]) == 0
+    texts = [path.read_text() for path in (tmp_path / "mine").iterdir()]
+    pages = [Path(page) for text in texts for page in re.findall(r"\S+\.md\b", text) if page != "README.md"]
+    assert pages and all(page.is_absolute() and page.is_file() for page in pages), pages
 
 
 def test_templates_are_merged(tmp_path: Path, capsys) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ TEXT = (ROOT / "docs" / "data.md").read_text()
 
 def test_the_example_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    shutil.copytree(ROOT / "data_preprocess" / "prepare", tmp_path / "prepare")
     (tmp_path / "riddles.py").write_text(example)
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"q": "What?", "a": a}) + "\n" for a in ("it", "")))
     command = [sys.executable, "riddles.py", "--local_dir", "out", "--source", "."]

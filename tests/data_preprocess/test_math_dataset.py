@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dagrl.data.prepare import answer_text, last_boxed
+
 
 def problem(text: str, solution: str) -> dict[str, str]:
     return {"problem": text, "level": "Level 5", "type": "Algebra", "solution": solution}
@@ -62,13 +64,13 @@ def test_the_hubs_parquet_files_are_read(originals, prepared) -> None:
         ("nothing", None),
     ],
 )
-def test_the_last_box_counts(load_script, solution: str, answer: str | None) -> None:
-    assert load_script("prepare").last_boxed(solution) == answer
+def test_the_last_box_counts(solution: str, answer: str | None) -> None:
+    assert last_boxed(solution) == answer
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [(142.0, "142"), (0.0, "0"), (0.5, "0.5"), (-3, "-3"), (None, ""), (" 7\n", "7"), (float("inf"), "inf")],
 )
-def test_answers_become_text(load_script, given: object, text: str) -> None:
-    assert load_script("prepare").answer_text(given) == text
+def test_answers_become_text(given: object, text: str) -> None:
+    assert answer_text(given) == text

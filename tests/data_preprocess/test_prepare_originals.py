@@ -18,7 +18,7 @@ import pytest
 def read(load_script):
     """(place, question) of the rows that gsm8k's description finds."""
     gsm8k = load_script("gsm8k").GSM8K
-    from prepare.originals import records
+    from dagrl.data.prepare.originals import records
 
     def rows(source: Path | None, hub: str = "huggingface", hub_name: str | None = None) -> list[tuple[str, str]]:
         found = records(gsm8k.originals["train"], "train", source, hub, hub_name)

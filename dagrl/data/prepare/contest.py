@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from dagrl.data.prepare.answers import BOXED_INSTRUCTION, answer_text, asked
+from dagrl.data.prepare.dataset import QUESTION_INFO, DataSet, Drop, Field, Original, Record
 from dagrl.data.prompt_file import PromptRow
-from prepare.answers import BOXED_INSTRUCTION, answer_text, asked
-from prepare.dataset import QUESTION_INFO, DataSet, Drop, Field, Original, Record
 
 
 def contest(name: str, title: str, data_source: str, original: Original) -> DataSet:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prepare.dataset import Original, Record
+from dagrl.data.prepare.dataset import Original, Record
 
 HUBS = ("huggingface", "modelscope")
 _ROWS_READ = 256

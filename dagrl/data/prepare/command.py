@@ -12,11 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dagrl.data.prepare.dataset import DataSet, Drop, Record
+from dagrl.data.prepare.originals import HUBS, records
+from dagrl.data.prepare.output import all_or_nothing
+from dagrl.data.prepare.report import Progress, Report
 from dagrl.data.prompt_file import Message, PromptRow, write_prompts
-from prepare.dataset import DataSet, Drop, Record
-from prepare.originals import HUBS, records
-from prepare.output import all_or_nothing
-from prepare.report import Progress, Report
 
 Length = Callable[[PromptRow], int]
 
