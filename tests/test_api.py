@@ -41,11 +41,10 @@ def test_a_wrong_file_is_told_when_it_is_loaded_and_the_rest_when_it_is_checked(
         handle.validate()
 
 
-def test_warnings_are_returned(project) -> None:
-    handle = dagrl.load(project.folder / "p.yaml", {"nodes.spare": {"op": "reward", "fn": "exact", "write": "x"}})
-    assert [warning.place for warning in handle.validate()] == [
-        'override nodes.spare={"op": "reward", "fn": "exact", "write": "x"}'
-    ]
+def test_warnings_are_returned(project, monkeypatch) -> None:
+    monkeypatch.chdir(project.folder)
+    handle = dagrl.load("p.yaml", {"data.val": "train.parquet"})
+    assert [warning.code for warning in handle.validate()] == ["unused-validation-set"]
 
 
 def test_a_refused_run_says_why(project, monkeypatch) -> None:
@@ -60,9 +59,9 @@ def test_a_failure_begins_with_what_failed_and_warnings_are_printed(project, mon
     monkeypatch.chdir(project.folder)
     (project.folder / "full").mkdir()
     (project.folder / "full" / "notes.txt").write_text("")
-    spare = {"nodes.spare": {"op": "reward", "fn": "exact", "write": "x"}}
+    unused = {"data.val": "train.parquet"}
     with pytest.raises(dagrl.RunFailedError, match=r"^dagrl run: full .*notes\.txt"):
-        dagrl.load("p.yaml", spare).run("full", quiet=True)
+        dagrl.load("p.yaml", unused).run("full", quiet=True)
     assert "dagrl run: warning: " in capsys.readouterr().err
 
 

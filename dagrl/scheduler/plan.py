@@ -179,6 +179,8 @@ class Plan:
 
     def saves(self, step: int) -> bool:
         """Whether a checkpoint is due after `step`."""
+        if self.only_validates:
+            return False
         return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
 
     def tasks_of(self, step: int) -> tuple[PlannedTask, ...]:
