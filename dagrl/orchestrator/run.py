@@ -24,8 +24,9 @@ from dagrl.tracking import Trackers, open_trackers
 from dagrl.tracking.console import Verbosity
 from dagrl.tracking.report import read_run
 from dagrl.validation import CheckedPipeline
+from dagrl.workers.cluster.liveness import while_ray_lives
 from dagrl.workers.cluster.ray_cluster import cluster
-from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError, WorkerLostError
+from dagrl.workers.errors import InterruptedRunError, RayLostError, RefusedFolderError, RunError, WorkerLostError
 from dagrl.workers.groups.worker_failures import RestartPolicy
 from dagrl.workers.groups.worker_group import WorkerGroups
 from dagrl.workers.interrupts import InterruptHandler, signals_as_ctrl_c
@@ -175,15 +176,16 @@ async def _train(
             trackers.note(f"starting {', '.join(plan.executors)}")
             resumed_from = folder.resumed_from and folder.resumed_from.resolve()
             setup = StartEngine(loaded.pipeline, loaded.folder, folder.path.resolve())
-            await groups.launch(setup, resumed_from, trackers.note)
-            groups.write_info(folder.path)
-            trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
-            restarts.has_run = True
-            # A validation has nothing to save.
-            interrupts.training = not plan.only_validates
-            if stop_at is not None and not plan.only_validates:
-                asyncio.get_running_loop().call_later(stop_at - time.monotonic(), stop)
-            await driver.train()
+            async with while_ray_lives():
+                await groups.launch(setup, resumed_from, trackers.note)
+                groups.write_info(folder.path)
+                trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
+                restarts.has_run = True
+                # A validation has nothing to save.
+                interrupts.training = not plan.only_validates
+                if stop_at is not None and not plan.only_validates:
+                    asyncio.get_running_loop().call_later(stop_at - time.monotonic(), stop)
+                await driver.train()
             if any(driver.overlong.values()):
                 found = ", ".join(f"{count} {what}" for what, count in driver.overlong.items())
                 trackers.note(f"prompts that are too long, or have too long responses: {found}, counted in each epoch")
@@ -191,13 +193,16 @@ async def _train(
             raise InterruptedRunError from cancelled
         except RunError as error:
             folder.keep_details(error)
-            with suppress(asyncio.CancelledError):  # Ctrl-C ends the wait; the failure is reported
-                await groups.abandon()
+            if not isinstance(error, RayLostError):
+                with suppress(asyncio.CancelledError):  # Ctrl-C ends the wait; the failure is reported
+                    await groups.abandon()
             raise
         except OSError as error:
             raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
-    with suppress(asyncio.CancelledError):  # everything is saved; Ctrl-C only ends the wait
-        await groups.close()
+    # Everything is saved; Ctrl-C only ends the wait.
+    with suppress(asyncio.CancelledError, RayLostError):
+        async with while_ray_lives():
+            await groups.close()
     stopped = scheduler.committed < scheduler.last_step
     return RunOutcome(
         scheduler.committed,

@@ -54,5 +54,9 @@ class WorkerHungError(WorkerLostError):
     """A worker does not answer."""
 
 
+class RayLostError(WorkerLostError):
+    """A process of Ray itself has ended. No worker can be reached or restarted without a new Ray."""
+
+
 class InterruptedRunError(Exception):
     """The user has stopped the run at once."""

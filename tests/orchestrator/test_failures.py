@@ -8,6 +8,7 @@ import re
 import resource
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,19 @@ def test_sigterm_ends_a_run_that_starts_and_all_its_processes(lab, tmp_path, sig
 def ours(identity, run):
     """Whether the process belongs to the run."""
     return int(identity.partition(":")[0]) in reaper.descendants(run.process.pid)
+
+
+def test_a_killed_control_store_of_ray_is_replaced_and_the_run_goes_on(lab, unbroken, tmp_path):
+    """Ray's driver would train on to the end of the run, wait for a minute and exit."""
+    run = lab.start(lab.write_pipeline(tmp_path, lab.tiny_pipeline()), tmp_path / "run")
+    run.wait_for_step(2)
+    programs = {pid: Path(f"/proc/{pid}/comm") for pid in reaper.descendants(run.process.pid)}
+    (store,) = (pid for pid, name in programs.items() if name.read_text().strip() == "gcs_server")
+    os.kill(store, signal.SIGKILL)
+    assert run.wait() == 0, run.output
+    assert f"Ray's gcs_server (pid {store}) cannot go on: the process was killed (SIGKILL)" in run.output
+    assert lab.comparable(run.metrics()) == lab.comparable(unbroken.metrics())
+    assert run.left_behind() == []
 
 
 @pytest.mark.soak

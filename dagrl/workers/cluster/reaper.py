@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import sys
@@ -19,6 +20,12 @@ CLEAN = "clean"
 """The driver's last line if nothing is left to do."""
 EPITAPH = "dagrl run: the driver was killed; `dagrl run` with its folder goes on from the last checkpoint"
 """Printed if the driver was killed."""
+_LOST = (
+    "dagrl run: Ray's {} was killed or ran out of memory (see `dmesg`), and Ray ended the driver; `dagrl run` with its "
+    "folder goes on from the last checkpoint"
+)
+"""Printed instead if a server of Ray ended first: a driver that cannot reach its raylet ends at once."""
+_SERVERS = ("gcs_server", "raylet")
 _SWEEPS, _MOST_SWEEPS = 5, 50
 _SWEEP_S = 0.2
 
@@ -109,16 +116,43 @@ def end_all_in(folder: str, processes: list[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _listen() -> tuple[list[str], str]:
+    """Lines of the driver until the pipe closes, and the server of Ray that ended before that, if any."""
+    text, lost, names = b"", "", dict[int, str]()
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        for ended in ready - {0}:
+            poll.unregister(ended)
+            # Ray's servers end with the driver, too: the kernel kills them.
+            lost = lost or ("" if 0 in ready else names[ended])
+        if 0 in ready:
+            known, read = text.count(b"\n"), os.read(0, 2**16)
+            if not read:
+                return [line.strip() for line in text.decode().splitlines()], lost
+            text += read
+            for line in text.decode().splitlines()[max(known, 1) : text.count(b"\n")]:
+                with contextlib.suppress(OSError, ValueError):  # it has ended, or is no process
+                    pid = int(line.partition(":")[0])
+                    name = Path(f"/proc/{pid}/comm").read_text().strip()
+                    if name in _SERVERS and name not in names.values():
+                        descriptor = os.pidfd_open(pid)
+                        names[descriptor] = name
+                        poll.register(descriptor, select.POLLIN)
+
+
 def main() -> None:
     """Read the folder and the processes until the pipe closes; clean up unless the driver has."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    lines = [line.strip() for line in sys.stdin]
+    lines, lost = _listen()
     if not lines or lines[-1] == CLEAN:
         return
     folder, *processes = lines
+    epitaph = _LOST.format(lost) if lost else sys.argv[1] if len(sys.argv) > 1 else EPITAPH
     with contextlib.suppress(OSError):
-        print(sys.argv[1] if len(sys.argv) > 1 else EPITAPH, file=sys.stderr, flush=True)
+        print(epitaph, file=sys.stderr, flush=True)
     end_all_in(folder, processes)
 
 

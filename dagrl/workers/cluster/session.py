@@ -84,8 +84,8 @@ def watched(folder: Path, epitaph: str) -> Iterator[Callable[[], None]]:
     try:
         yield watch
     finally:
-        # Processes that Ray started since then name the folder on their command line.
-        reaper.end([*known, *reaper.started_with(str(folder))])
+        # Processes that Ray started since then name the folder on their command line, or write to it.
+        reaper.end([*known, *reaper.started_with(str(folder)), *reaper.writing_in(str(folder))])
         with contextlib.suppress(BrokenPipeError):  # the reaper was killed
             tell.write(f"{reaper.CLEAN}\n")
             tell.close()

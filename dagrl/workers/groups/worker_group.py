@@ -238,7 +238,7 @@ class WorkerGroups:
         closing = asyncio.gather(*map(close, self._handles()), return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(closing, _CLOSE_TIMEOUT_S)
-        self.kill()
+        await run_in_daemon_thread(self.kill)
 
     def kill(self) -> None:
         for handle in self._handles():

@@ -209,3 +209,20 @@ def test_descendants_are_all_generations_but_not_the_process_itself(spawned) -> 
         assert reaper.descendants(child.pid) == [grandchild]
         assert reaper.descendants(grandchild) == []
         reaper.end(spawned)
+
+
+def test_a_server_of_ray_that_ends_before_the_driver_is_named(folder, watcher, tmp_path) -> None:
+    """A driver that cannot reach its raylet ends at once, without a word."""
+    program = tmp_path / "raylet"
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([program, "1000"]) as raylet:
+        assert watcher.stdin is not None
+        watcher.stdin.write(f"{folder}\n{reaper.identity(raylet.pid)}\n")
+        watcher.stdin.flush()
+        opened = Path(f"/proc/{watcher.pid}/fd")
+        wait_until(lambda: any("pidfd" in str(each.readlink()) for each in opened.iterdir()), "the reaper watches it")
+        raylet.kill()
+    time.sleep(0.1)
+    output, _ = watcher.communicate(timeout=100)
+    assert output.startswith("dagrl run: Ray's raylet was killed") and "goes on from the last checkpoint" in output
+    assert not folder.exists()
