@@ -52,6 +52,7 @@ def import_(
         dagrl import run_verl.sh -o pipeline.yaml
         dagrl import run_slime.sh --set MODEL_DIR=models --json
     """
+    from dagrl.graph.plugins.isolation import without_imports
     from dagrl.importing import report
     from dagrl.importing.importer import import_file
     from dagrl.importing.registry import FRAMEWORKS
@@ -69,7 +70,8 @@ def import_(
                 file.write(imported.text)
         except OSError as error:
             raise ValueError(f"{output} cannot be written ({error.strerror}); name another file with -o") from error
-    code, said = _checked(output)
+    with without_imports():
+        code, said = _checked(output)
     if as_json:
         found = {"pipeline": str(output), **report.as_object(imported.translation, imported.remarks), **said}
         print(json.dumps(found, indent=2, ensure_ascii=False))

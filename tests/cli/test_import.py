@@ -59,6 +59,18 @@ def test_problems_of_the_pipeline_are_printed_and_exit_with_2(script, capsys):
     assert "none.parquet does not exist" in capsys.readouterr().out
 
 
+def test_no_function_of_the_script_is_imported(script, capsys):
+    Path("my_reward.py").write_text(
+        "from pathlib import Path\nPath('executed').touch()\ndef compute_score(response, answer): ...\n"
+    )
+    own = ["custom_reward_function.path=my_reward.py", "custom_reward_function.name="]
+    main(["import", str(script), "--set", "N=4", own[0], own[1] + "compute_score"])
+    assert "my_reward" not in capsys.readouterr().out.rpartition("Wrote pipeline.yaml")[2]
+    assert main(["import", str(script), "-o", "p.yaml", "--set", "N=4", own[0], own[1] + "other"]) == 2
+    assert "has no function 'other'" in capsys.readouterr().out
+    assert not Path("executed").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

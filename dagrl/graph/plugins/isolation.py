@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dagrl.graph.plugins.custom import import_failure, load_function
+from dagrl.graph.plugins.source import function_in_source
 
 IMPORT_SECONDS = 60.0
 """Longest wait for a module."""
@@ -60,12 +61,25 @@ def isolated_imports(*, seconds: float = IMPORT_SECONDS, memory: int | None = No
         _current = None
 
 
+@contextmanager
+def without_imports() -> Iterator[None]:
+    """Within the context, `ask` reads the source of user modules, and imports none."""
+    global _imports_nothing
+    outer, _imports_nothing = _imports_nothing, True
+    try:
+        yield
+    finally:
+        _imports_nothing = outer
+
+
 def ask[Result](place: str, question: Callable[..., Result], *arguments: Any, folder: Path | None) -> Result:
     """``question(function, *arguments)`` about the user's ``module:function`` at `place`.
 
     Within `isolated_imports` a child process computes the result, so question, arguments and result are pickled.
     ValueError as raised by `load_function` or the question, or because the child ends or takes too long.
     """
+    if _imports_nothing and not place.startswith("dagrl."):
+        return question(function_in_source(place, folder), *arguments)
     if _current is None or place.startswith("dagrl."):
         return question(load_function(place, folder), *arguments)
     return _current.ask(place, folder, question, arguments)
@@ -110,6 +124,7 @@ class _Imports:
 
 
 _current: _Imports | None = None
+_imports_nothing = False
 
 
 class _Child:
