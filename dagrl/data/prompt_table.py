@@ -45,12 +45,11 @@ class PromptTable:
         *,
         responses: Sequence[str] = (),
         with_answers: bool = True,
-        limit: int | None = None,
         tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
         images: ImageColumn | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """Open `path`; with `limit`, only its first rows.
+        """Open `path`.
 
         `images` of the prompts take the places that ``<image>`` marks. `responses` are columns with responses; if they
         hold chats, the messages before the response are the prompt. Without `with_answers`, columns of reference
@@ -63,7 +62,7 @@ class PromptTable:
         self._tools = tools
         self._images = images
         self._vocab_size = vocab_size
-        self._table = _read(path, responses, with_answers, limit)
+        self._table = _read(path, responses, with_answers)
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -242,7 +241,7 @@ class PromptTable:
         raise ValueError(f"{place}the tokenizer does not know {told} {text[:80]!r}; change the {what} or the tokenizer")
 
 
-def _read(path: Path, responses: Sequence[str], with_answers: bool, limit: int | None) -> Table:
+def _read(path: Path, responses: Sequence[str], with_answers: bool) -> Table:
     """The used columns as an Arrow table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -262,8 +261,7 @@ def _read(path: Path, responses: Sequence[str], with_answers: bool, limit: int |
         raise ValueError(f"{path} cannot be read as parquet: {error}") from error
     if not any(piece.num_rows for piece in pieces):
         raise ValueError(f"{path} has no rows")
-    table = pa.concat_tables(pieces)
-    return table if limit is None else table.slice(0, limit)
+    return pa.concat_tables(pieces)
 
 
 def _check_columns(path: Path, schema: Schema, responses: Sequence[str], with_answers: bool) -> None:

@@ -84,14 +84,14 @@ class PromptLoader:
         overlong: Literal["drop", "cut", "error"],
         shuffle: bool,
         seed: int,
-        limit: int | None = None,
+        draw: int | None = None,
         responses: ResponseColumns | None = None,
         with_answers: bool = True,
         tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
         images: ImageColumn | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """Open `path`; with `limit`, only its first rows.
+        """Open `path`; with `draw`, at most so many of its rows, the same ones each time, in the order of the file.
 
         `responses` adds those of each prompt. Other options are as in `PromptTable`. Raises ValueError if the file is
         missing, broken or empty, or lacks a column.
@@ -109,16 +109,19 @@ class PromptLoader:
             tokenizer,
             responses=columns,
             with_answers=with_answers,
-            limit=limit,
             tools=tools,
             images=images,
             vocab_size=vocab_size,
         )
+        rows = len(self._table)
+        # Not by `seed`: runs with other seeds are measured on the same prompts. More are the same ones, and others.
+        drawn = np.random.default_rng(0).permutation(rows)[:draw] if draw is not None else np.arange(rows)
+        self._rows = np.sort(drawn)
         self._epoch_order: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
         """Rows per epoch, including those that are too long."""
-        return len(self._table)
+        return len(self._rows)
 
     def take(self, position: int, count: int, *, end: int | None = None, first: Sequence[int] = ()) -> PromptSlice:
         """The next `count` usable prompts from `position`, which counts all prompts of the endless sequence.
@@ -171,10 +174,10 @@ class PromptLoader:
     def _row_at(self, position: int) -> int:
         epoch, index = divmod(position, len(self))
         if not self._shuffle:
-            return index
+            return int(self._rows[index])
         if self._epoch_order is None or self._epoch_order[0] != epoch:
             self._epoch_order = (epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self)))
-        return int(self._epoch_order[1][index])
+        return int(self._rows[self._epoch_order[1][index]])
 
     def _check_some_fit(self, passed_over: list[list[int]]) -> None:
         """`passed_over`: token counts of skipped prompts and their responses."""

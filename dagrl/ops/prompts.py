@@ -116,7 +116,7 @@ def _loader(name: str, path: Path, context: Context) -> PromptLoader:
             overlong=data.overlong_prompts,
             shuffle=data.shuffle and not context.validation,
             seed=context.pipeline.run.seed,
-            limit=data.val_prompts if context.validation else None,
+            draw=data.val_prompts if context.validation else None,
             responses=_responses(context),
             with_answers=needs_answers(context.pipeline, validation=context.validation),
             tools={name: tool.schema for name, tool in rollout_tools(context).items()},

@@ -61,7 +61,6 @@ def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, find
             columns_read(pipeline, validation=validation),
             needs_answers(pipeline, validation=validation),
             readers,
-            pipeline.data.val_prompts if validation else None,
             pipeline.data.image_key,
         )
         count = _check_file(path, ("data", *key.split(".")), wanted, findings)
@@ -106,8 +105,6 @@ class _Wanted:
     answers: bool
     """Whether it needs reference answers and the data set's name."""
     readers: tuple[AnswerReader, ...] = ()
-    limit: int | None = None
-    """The number of rows that are used; None for all."""
     images: str | None = None
     """Column with the images of prompts."""
 
@@ -185,7 +182,7 @@ def _row_problems(file: pq.ParquetFile, folder: Path, wanted: _Wanted) -> tuple[
     # Chats that end with responses begin with their prompts.
     alone = "prompt" not in file.schema_arrow.names
     columns = Columns(not chats, wanted.responses, bool(readers), alone, wanted.images, folder)
-    found = row_faults(file, columns, wanted.limit)
+    found = row_faults(file, columns)
     problems, warnings = [], []
     for what in found.faults:
         if what.startswith(EMPTY_RESPONSE):

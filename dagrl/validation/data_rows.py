@@ -89,23 +89,23 @@ class RowFaults:
         return f"has {what} in row {fault.first} (the first is 0){more}"
 
 
-def row_faults(file: pq.ParquetFile, columns: Columns, limit: int | None = None) -> RowFaults:
-    """Faults in the rows of a file, or in its first `limit` rows. OSError and ArrowException if it is damaged."""
+def row_faults(file: pq.ParquetFile, columns: Columns) -> RowFaults:
+    """Faults in the rows of a file. OSError and ArrowException if it is damaged."""
     found, size = RowFaults(), 0
-    rows = file.metadata.num_rows if limit is None else min(limit, file.metadata.num_rows)
+    rows = file.metadata.num_rows
     wanted = [*(["prompt"] if columns.prompt else []), *columns.responses, *([_ANSWER] if columns.answers else [])]
     wanted += [columns.images] if columns.images else []
     if not wanted:
         return found
     for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=wanted):
-        for row in batch.slice(0, rows - found.scanned).to_pylist(maps_as_pydicts="lossy"):
+        for row in batch.to_pylist(maps_as_pydicts="lossy"):
             for what in dict.fromkeys(_faults_of(row, columns, decode=found.scanned < _DECODED_ROWS)):
                 found.add(what, found.scanned)
             found.scanned += 1
         size += batch.nbytes
         if found.scanned >= min(rows, SCANNED_ROWS) or size > SCANNED_BYTES:
             break
-    _add_nulls_behind(file, columns, rows, found)
+    _add_nulls_behind(file, columns, found)
     return found
 
 
@@ -138,7 +138,7 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES * metadata.num_rows // max(size, 1)))
 
 
-def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, rows: int, found: RowFaults) -> None:
+def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, found: RowFaults) -> None:
     """Add nulls in rows that were not read, from the statistics of row groups."""
     metadata, start = file.metadata, 0
     # A message of calls has no content.
@@ -148,7 +148,7 @@ def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, rows: int, found: 
         group = metadata.row_group(number)
         end = start + group.num_rows
         # The nulls of a group that was read in part may be in the other part.
-        if found.scanned <= start and end <= rows:
+        if found.scanned <= start:
             for index in range(group.num_columns):
                 chunk = group.column(index)
                 nulls = chunk.statistics.null_count if chunk.statistics and chunk.statistics.has_null_count else 0

@@ -128,11 +128,20 @@ def test_one_epoch_without_a_usable_prompt_is_an_error(loader: Callable[..., Pro
         loader(["much too long"], max_prompt_tokens=4).one_epoch()
 
 
-def test_limit_uses_the_first_rows_only(loader: Callable[..., PromptLoader]) -> None:
-    limited = loader(NAMES, limit=4)
-    assert len(limited) == 4
-    assert texts(limited.take(0, 5)) == [*NAMES[:4], NAMES[0]]
-    assert len(loader(NAMES, limit=99)) == 10
+def test_rows_are_drawn_from_all_of_the_file_the_same_ones_each_time(loader: Callable[..., PromptLoader]) -> None:
+    names = [chr(ord("a") + row) for row in range(26)]
+    drawn = texts(loader(names, draw=6, seed=1).one_epoch())
+    assert len(drawn) == len(set(drawn)) == 6
+    assert drawn == sorted(drawn) != names[:6]
+    assert max(drawn) > "m", "rows of the second half"
+    assert texts(loader(names, draw=6, seed=2).one_epoch()) == drawn
+    assert set(texts(loader(names, draw=9).one_epoch())) > set(drawn)
+    assert texts(loader(names, draw=6).take(0, 7)) == [*drawn, drawn[0]]
+    assert sorted(texts(loader(names, draw=6, shuffle=True).take(6, 6))) == drawn
+    assert texts(loader(names, draw=99).one_epoch()) == names
+    with pytest.raises(ValueError, match=f"row {names.index(drawn[0])} "):
+        rows = ["long" * 9 if name == drawn[0] else name for name in names]
+        loader(rows, draw=6, max_prompt_tokens=6, overlong="error").one_epoch()
 
 
 def test_taking_nothing_gives_empty_columns(loader: Callable[..., PromptLoader]) -> None:

@@ -67,7 +67,7 @@ class DataSpec(Section):
     shuffle: bool = True
     """A new order each epoch, drawn from ``run.seed``."""
     val_prompts: PositiveInt | None = None
-    """Use only the first so many prompts of each validation set."""
+    """Use only so many prompts of each validation set, drawn at random: the same ones in each validation and run."""
     val_pass_reward: FiniteFloat = 1.0
     """Reward from which on a validation response counts as right in ``pass@k``."""
     val_vote: str | None = None
