@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -42,19 +43,29 @@ _TAKEN = {
 _ALL_NODES: Place = ("nodes",)
 
 
-def build_graph(pipeline: Pipeline, folder: Path | None = None, positions: Positions | None = None) -> Graph:
-    """The graph of a pipeline whose own modules are in `folder`. PipelineError with everything wrong with it."""
+def build_graph(
+    pipeline: Pipeline,
+    folder: Path | None = None,
+    positions: Positions | None = None,
+    recorded: Mapping[str, OpContract] | None = None,
+) -> Graph:
+    """The graph of a pipeline whose own modules are in `folder`. PipelineError with everything wrong with it.
+
+    `recorded`: contracts of the nodes that name functions of the user, which are not imported then.
+    """
     findings = Findings(positions or Positions({}))
-    graph = infer_graph(pipeline, folder, findings)
+    graph = infer_graph(pipeline, folder, findings, recorded)
     findings.raise_if_any()
     assert graph is not None
     return graph
 
 
-def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> Graph | None:
+def infer_graph(
+    pipeline: Pipeline, folder: Path | None, findings: Findings, recorded: Mapping[str, OpContract] | None = None
+) -> Graph | None:
     """The graph, its problems and warnings reported to `findings`; None where there is a problem."""
     before = len(findings.problems)
-    contracts = _contracts(pipeline, folder, findings)
+    contracts = _contracts(pipeline, folder, findings, recorded)
     columns = ColumnResolver(
         contracts,
         {name: node for name, node in pipeline.nodes.items() if name in contracts},
@@ -76,7 +87,9 @@ def infer_graph(pipeline: Pipeline, folder: Path | None, findings: Findings) -> 
     return _graph(pipeline, contracts, columns, readings)
 
 
-def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> dict[str, OpContract]:
+def _contracts(
+    pipeline: Pipeline, folder: Path | None, findings: Findings, recorded: Mapping[str, OpContract] | None
+) -> dict[str, OpContract]:
     """Contracts of all nodes whose contract is known, `prompts` first and `samples` last."""
     contracts = {PROMPTS_NODE: _source_contract(pipeline)}
     for name, node in pipeline.nodes.items():
@@ -88,6 +101,13 @@ def _contracts(pipeline: Pipeline, folder: Path | None, findings: Findings) -> d
         declared = None
         if node.user_function is not None:
             key, function = node.user_function
+            if recorded is not None:
+                if name in recorded:
+                    contracts[name] = recorded[name]
+                else:
+                    message = f"the columns of `{function}` are unknown: the run has not recorded them"
+                    findings.error((*place, *key), message, code="unrecorded-columns")
+                continue
             try:
                 declared = ask(function, declaration_of, node, folder=folder)
             except ValueError as error:

@@ -74,7 +74,15 @@ def _go_on(
     """
     loaded, rows = checked.loaded, checked.rows["train"]
     pipeline = loaded.pipeline
-    opened = open_run_folder(run_dir, pipeline, loaded.resolved, modules=loaded.folder, again=bool(told), rows=rows)
+    opened = open_run_folder(
+        run_dir,
+        pipeline,
+        loaded.resolved,
+        modules=loaded.folder,
+        graph=checked.graph,
+        again=bool(told),
+        rows=rows,
+    )
     with opened as folder:
         done, alone = folder.resumed.step if folder.resumed else 0, pipeline.run.only_validates
         if alone:

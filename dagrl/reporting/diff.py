@@ -20,14 +20,12 @@ from dagrl.config.loading.yaml_source import read_document
 from dagrl.data.batch import Batch
 from dagrl.data.column_store import DamagedColumnError, StoredBlock
 from dagrl.data.stats import merge
-from dagrl.graph.dag import Graph
-from dagrl.graph.inference import build_graph
-from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.orchestrator.folder.identity import changes
-from dagrl.orchestrator.folder.run_folder import modules_of
+from dagrl.orchestrator.folder.run_graph import graph_of_run
 from dagrl.orchestrator.records.files import NodeRecord, RecordError, Records, ranges
 from dagrl.orchestrator.replay.compare import Difference, compare_columns, compare_metrics, compare_weights
 from dagrl.reporting.html_report import open_run
+from dagrl.reporting.run_data.sample_view import sample_file
 
 _MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/", "agent/seconds")
 """Metrics that differ from run to run."""
@@ -71,7 +69,7 @@ def diff_runs(left: Path, right: Path) -> RunDiff:
     metrics = [{line["step"]: line for line in run.steps} for run in runs]
     steps = sorted(metrics[0].keys() & metrics[1].keys())
     if steps:
-        if sampled := [step for step in steps if all(file.is_file() for file in _sample_files((left, right), step))]:
+        if sampled := [step for step in steps if all(_sample_files((left, right), step))]:
             compared.append(f"samples of {ranges(sampled)}")
         compared.append(f"metrics of {ranges(steps)}")
         found += [_in_samples((left, right), sampled), _in_metrics(metrics, steps)]
@@ -175,8 +173,8 @@ def _workers(records: Records, record: NodeRecord, difference: Difference) -> st
 # -- without records
 
 
-def _sample_files(folders: Sequence[Path], step: int) -> list[Path]:
-    return [folder / "samples" / f"step_{step}.parquet" for folder in folders]
+def _sample_files(folders: Sequence[Path], step: int) -> list[Path | None]:
+    return [sample_file(folder, step) for folder in folders]
 
 
 def _in_samples(folders: Sequence[Path], steps: Iterable[int]) -> Parting | None:
@@ -207,9 +205,7 @@ def _of_values(name: str, rows: Sequence[int], left: Sequence[Any], right: Seque
 def _writer(folder: Path, column: str) -> str:
     """The node that writes a column of the samples; empty if it comes from the data or is unknown."""
     try:
-        loaded = load_pipeline(folder / "pipeline.yaml")
-        with isolated_imports():
-            graph: Graph = build_graph(loaded.pipeline, modules_of(folder), loaded.positions)
+        graph = graph_of_run(folder, load_pipeline(folder / "pipeline.yaml"))
     except PipelineError:
         return ""
     wanted = _WRITTEN_AS.get(column, column)

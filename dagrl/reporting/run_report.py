@@ -17,11 +17,9 @@ from dagrl.backends.fit import place
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
-from dagrl.graph.inference import build_graph
-from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.graph.rollouts import rollouts
 from dagrl.models.gpus import DEFAULT_GPU, gpu_named
-from dagrl.orchestrator.folder.run_folder import modules_of
+from dagrl.orchestrator.folder.run_graph import graph_of_run
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.showing.report import Report
@@ -32,6 +30,7 @@ from dagrl.scheduler.intervals import Interval, busy_seconds
 from dagrl.scheduler.plan import Plan
 from dagrl.tables import render, table
 from dagrl.tracking.report import RunRecord, read_run, summary, summary_values
+from dagrl.tracking.run_file import run_file
 from dagrl.tracking.timeline import Event, complete_event, write_trace
 
 MOST_STEPS = 20
@@ -105,9 +104,9 @@ def run_values(folder: Path) -> dict[str, Any]:
 
 def _pipeline_of(folder: Path, *, needed: bool) -> LoadedPipeline | None:
     """The run's pipeline; None if the file does not exist, or cannot be read and is not `needed`."""
-    path = folder / "pipeline.yaml"
+    path = run_file(folder, "pipeline.yaml")
     try:
-        return load_pipeline(path) if path.is_file() else None
+        return load_pipeline(path) if path else None
     except PipelineError:
         if needed:
             raise
@@ -135,9 +134,7 @@ def activities_of(run: RunRecord) -> list[Activity]:
 
 def plan_again(run: RunRecord, loaded: LoadedPipeline, actual: Sequence[Activity], gpu: str | None) -> Planned:
     """Simulate the run's first steps with the cost model, or with the run's own times if that lacks GPUs or model."""
-    with isolated_imports():
-        graph = build_graph(loaded.pipeline, modules_of(run.folder), loaded.positions)
-    placed = place(loaded.pipeline, graph)
+    placed = place(loaded.pipeline, graph_of_run(run.folder, loaded))
     pipeline, plan = placed.pipeline, placed.plan
     steps = min(run.last_step, MOST_STEPS)
     costs, basis = _costs(run, pipeline, plan, actual, gpu)

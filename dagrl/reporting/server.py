@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,8 @@ from dagrl.version import __version__
 HOST = "127.0.0.1"
 RUNS = Path("runs")
 """The folder whose runs are shown if none is named."""
+_DIGITS = 12
+"""A step has fewer."""
 _HOSTS = ["127.0.0.1", "localhost"]
 """Names that a browser on this machine uses. Pages of other sites cannot reach the server under a name of theirs."""
 
@@ -43,7 +46,8 @@ class Runs:
         self._folders = folders
         self._gpu = gpu
         self._readers: dict[Path, RunReader] = {}
-        # Readers are not made for several threads, and questions about user modules use one child process.
+        # A reader is not made for several threads. Each has a lock of its own, so that a slow run holds up no other.
+        self._reading: dict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         for folder in folders:
             if not _is_run(folder) and not folder.is_dir():
@@ -64,6 +68,8 @@ class Runs:
                 folder = self._ids[int(run_id)]
             except (ValueError, IndexError) as error:
                 raise KeyError(run_id) from error
+            own = self._reading[folder]
+        with own:
             if folder not in self._readers:
                 self._readers[folder] = open_run(folder)
             reader = self._readers[folder]
@@ -154,8 +160,9 @@ def _step(request: Request, run: RunReader) -> dict[str, Any] | None:
 def _metrics(request: Request, run: RunReader) -> dict[str, Any]:
     """The steps from ``first`` on; all of them if the page has those of another generation."""
     asked = request.query_params
-    first = int(asked.get("first", 0)) if asked.get("generation") == str(run.generation) else 0
-    return metrics_table(run, max(0, min(first, len(run.steps))))
+    first = asked.get("first", "0")
+    known = asked.get("generation") == str(run.generation) and first.isdecimal() and len(first) < _DIGITS
+    return metrics_table(run, min(int(first), len(run.steps)) if known else 0)
 
 
 def _samples(request: Request, run: RunReader) -> list[dict[str, Any]] | None:

@@ -14,8 +14,10 @@ from rich.console import RenderableType
 
 from dagrl.tables import table
 from dagrl.tracking.other_policies import same_of_others
-from dagrl.tracking.timeline import read_events
+from dagrl.tracking.run_file import best_checkpoint, run_text
+from dagrl.tracking.timeline import parse_events
 
+_LARGEST = 1 << 1000
 _OWN_TIMES = ("time/step_s",)
 _OF_A_SET = re.compile(r"val/.+/mean@\d+")
 """Metrics of a single validation set or data source."""
@@ -86,19 +88,19 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder. Raises ValueError if it is not one or cannot be read."""
-    metrics = folder / "metrics.jsonl"
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the run folder, by default runs/NAME")
-    if not metrics.is_file():
+    text = run_text(folder, "metrics.jsonl")
+    if text is None:
         has_begun = (folder / "pipeline.yaml").is_file()
         why = "its run has not finished a step" if has_begun else "no run has written there"
         raise ValueError(f"{folder} holds no metrics.jsonl: {why}")
-    lines = [parse_step(line) for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines()]
+    lines = [parse_step(line) for line in text.splitlines()]
     steps = [line for line in lines if line is not None]
-    timeline = folder / "timeline.json"
-    events = read_events(timeline) if timeline.is_file() else []
+    events = parse_events((run_text(folder, "timeline.json") or "").splitlines())
     torn = len(lines) - len(steps)
-    return RunRecord(folder, sorted(steps, key=lambda step: step["step"]), spans_of(events, timeline), torn)
+    spans = spans_of(events, folder / "timeline.json")
+    return RunRecord(folder, sorted(steps, key=lambda step: step["step"]), spans, torn)
 
 
 def parse_step(line: str) -> dict[str, Any] | None:
@@ -108,7 +110,12 @@ def parse_step(line: str) -> dict[str, Any] | None:
         number = int(step["step"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-    return {name: value for name, value in step.items() if isinstance(value, int | float)} | {"step": number}
+    return {name: value for name, value in step.items() if _is_number(value)} | {"step": number}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that arithmetic in floating point takes. NaN and infinity are."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST)
 
 
 def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None) -> list[RenderableType]:
@@ -121,9 +128,8 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
     if not any(line["step"] > 0 for line in run.steps):
         return [*parts, *(main_metrics(run) or ["  no step has been finished yet"])]
     parts += ["", *main_metrics(run)]
-    best = run.folder / "checkpoints" / "best"
-    if best.is_file():
-        parts.append(f"  best checkpoint: {best.read_text().strip()}; dagrl export {run.folder} --best -o DIR")
+    if best := best_checkpoint(run.folder):
+        parts.append(f"  best checkpoint: {best}; dagrl export {run.folder} --best -o DIR")
     parts += ["", table(_times(run), headings=["", "mean", "median", "most", "of a step"])]
     if idle:
         shares = ([name, f"{share:.0%}"] for name, share in sorted(idle.items()))
@@ -133,13 +139,12 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
 
 def summary_values(run: RunRecord, steps: int | None = None) -> dict[str, Any]:
     """The summary as plain values; `steps`: the number the run asked for."""
-    best = run.folder / "checkpoints" / "best"
     return {
         "run": str(run.folder),
         "step": run.last_step,
         "steps": steps,
         "torn_lines": run.torn,
-        "best_checkpoint": best.read_text().strip() if best.is_file() else None,
+        "best_checkpoint": best_checkpoint(run.folder),
         "metrics": {
             name: {"first": values[0], "last": values[-1], "best": best_of(values) if best_of else None}
             for name, best_of, values in _progress(run)

@@ -8,6 +8,12 @@ from finished_runs import write_run
 
 from dagrl.cli import main
 from dagrl.config.errors import PipelineError
+from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.schema import OpContract
+from dagrl.graph.inference import build_graph
+from dagrl.orchestrator.folder.run_graph import contracts_text
+from dagrl.reporting.html_report import open_run
+from dagrl.reporting.run_data.overview import overview
 from dagrl.reporting.run_report import report_run
 from dagrl.tracking.timeline import Timeline
 
@@ -109,19 +115,32 @@ def test_where_the_trace_cannot_be_written_the_tables_are_told(run, tmp_path):
     assert f"no trace: cannot write {run / 'timeline_planned.json'}: Is a directory" in told
 
 
-def test_nodes_of_the_users_own_are_found_where_the_run_found_them(run, tmp_path):
+def test_reading_a_run_imports_none_of_its_modules(run, tmp_path, monkeypatch):
+    """Neither from its folder, nor from the one that it names, nor from Python's path."""
+    seen = tmp_path / "imported"
     code = tmp_path / "code"
     code.mkdir()
-    (code / "weighing.py").write_text(
-        "import dagrl\n\n@dagrl.node(reads=['response_tokens'], writes=['token_weight'])\n"
-        "def weigh(batch):\n    return {}\n"
-    )
+    for folder in (run, code):
+        (folder / "weighing.py").write_text(
+            f"import pathlib\npathlib.Path({str(seen)!r}).touch()\nimport dagrl\n"
+            "@dagrl.node(reads=['response_tokens'], writes=['token_weight'])\ndef weigh(batch):\n    return {}\n"
+        )
+    (run / ".modules").write_text(f"{code}\n")
+    monkeypatch.syspath_prepend(code)
     text = (run / "pipeline.yaml").read_text()
     (run / "pipeline.yaml").write_text(text.replace("nodes:\n", "nodes:\n  weigh:\n    op: weighing:weigh\n"))
-    with pytest.raises(PipelineError, match="no module 'weighing'"):
-        report_run(run, timeline=True)
-    (run / ".modules").write_text(f"{code}\n")
+    loaded = load_pipeline(run / "pipeline.yaml")
+    for recorded in (None, "{", '{"weigh": {"reads": 3}}', "[" * 100_000):
+        if recorded is not None:
+            (run / ".contracts.json").write_text(recorded)
+        with pytest.raises(PipelineError, match="`weighing:weigh` are unknown"):
+            report_run(run, timeline=True)
+        assert "error" in overview(open_run(run))["dag"]
+    contract = OpContract(("response_tokens",), ("token_weight",))
+    graph = build_graph(loaded.pipeline, recorded={"weigh": contract})
+    (run / ".contracts.json").write_text(contracts_text(graph))
     assert "weigh" in report_run(run, timeline=True)
+    assert not seen.exists()
 
 
 def test_a_pipeline_that_this_dagrl_cannot_read_hides_no_metrics(run):

@@ -12,9 +12,11 @@ from typing import Any, TextIO
 
 from dagrl.config.loading.yaml_source import dump_document
 from dagrl.config.schema import Pipeline
+from dagrl.graph.dag import Graph
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState
 from dagrl.orchestrator.folder.examine import LOCK, MODULES, PIPELINE, examine
 from dagrl.orchestrator.folder.identity import changes
+from dagrl.orchestrator.folder.run_graph import CONTRACTS, contracts_text
 from dagrl.tracking.base import replace_text
 from dagrl.workers.errors import RefusedFolderError, RunError
 
@@ -50,13 +52,14 @@ def open_run_folder(
     resolved: Mapping[str, Any],
     *,
     modules: Path | None = None,
+    graph: Graph | None = None,
     again: bool = False,
     rows: int = 0,
 ) -> Iterator[RunFolder]:
     """Lock `path` for this run and write the resolved pipeline there.
 
-    `modules`: the folder of the user's modules, for `modules_of`. `again`: this run resumes after a failure, regardless
-    of ``resume``. `rows`: prompts of the training file.
+    `modules`: the folder of the user's modules, for `modules_of`. `graph`: that of the pipeline, for `graph_of_run`.
+    `again`: this run resumes after a failure, regardless of ``resume``. `rows`: prompts of the training file.
 
     Raises RefusedFolderError if another process has locked the folder, `examine` refuses it, or it is not writable.
     Then nothing in the folder changes, nor if the run has finished before. A run that only validates leaves the
@@ -89,6 +92,8 @@ def open_run_folder(
             replace_text(path / PIPELINE, dump_document(dict(resolved)))
             if modules is not None:
                 replace_text(path / MODULES, f"{modules.resolve()}\n")
+            if graph is not None:
+                replace_text(path / CONTRACTS, contracts_text(graph))
             checkpoints = _checkpoints(path, pipeline)
             checkpoints.remove_torn()
             torn = tuple(f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in found.torn.items())

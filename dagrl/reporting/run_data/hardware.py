@@ -8,6 +8,7 @@ from pathlib import Path
 from dagrl.config.schema import Pipeline
 from dagrl.models.gpus import gpu_of_driver
 from dagrl.scheduler.plan import Plan
+from dagrl.tracking.run_file import run_text
 
 
 def with_gpus_of(folder: Path, pipeline: Pipeline, plan: Plan) -> Pipeline:
@@ -23,5 +24,5 @@ def with_gpus_of(folder: Path, pipeline: Pipeline, plan: Plan) -> Pipeline:
 
 def _workers(folder: Path) -> dict[str, dict[str, str]]:
     """Read ``workers.json``: worker -> its entry. Empty if the run has no such file."""
-    file = folder / "workers.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+    text = run_text(folder, "workers.json")
+    return json.loads(text) if text else {}

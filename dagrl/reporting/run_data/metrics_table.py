@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dagrl.reporting.run_data.run_reader import RunReader
@@ -14,7 +15,7 @@ def metrics_table(run: RunReader, first: int = 0) -> dict[str, Any]:
     """The steps from place `first` on: their numbers, the hours at which they ended, and a column for each metric.
 
     A column is a list with a value or None for each step, or ``{"at": places, "values": values}`` if most steps lack
-    it; places count from 0 in this table. Numbers have six digits.
+    it; places count from 0 in this table. Numbers have six digits; NaN and infinity are None.
     """
     steps = run.steps[first:]
     numbers = [step["step"] for step in steps]
@@ -47,4 +48,5 @@ def _hours(run: RunReader, steps: list[int]) -> list[float | None]:
 def _short(value: float | None) -> float | None:
     if value is None or isinstance(value, int):
         return value
-    return float(f"{value:.6g}")
+    # JSON has neither NaN nor infinity.
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -12,31 +12,28 @@ from dagrl.backends.fit import place
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
-from dagrl.graph.inference import build_graph
-from dagrl.graph.plugins.isolation import isolated_imports
-from dagrl.orchestrator.folder.run_folder import modules_of
+from dagrl.orchestrator.folder.run_graph import graph_of_run
 from dagrl.reporting.run_data.dag_view import dag_view
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps
 from dagrl.scheduler.plan import Plan
 from dagrl.tracking.redact import without_secrets
+from dagrl.tracking.run_file import best_checkpoint, run_file, run_text
 
 _LOG_CHARACTERS = 20_000
+_MOST_RESTARTS = 1000.0
+"""A file that says more is not a run's."""
 
 
 def overview(run: RunReader) -> dict[str, Any]:
     """Progress, events, pipeline and DAG of a run."""
     described = _described(run.folder, _changed(run.folder / "pipeline.yaml"))
-    best = run.folder / "checkpoints" / "best"
-    failure = run.folder / "logs" / "failure.txt"
     return {
         "folder": str(run.folder),
         "last_step": run.last_step,
         "torn": run.torn,
-        "best": best.read_text(encoding="utf-8", errors="replace").strip() if best.is_file() else "",
-        "failure": failure.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS:]
-        if failure.is_file()
-        else "",
+        "best": best_checkpoint(run.folder) or "",
+        "failure": (run_text(run.folder, "logs", "failure.txt") or "")[-_LOG_CHARACTERS:],
         "events": _events(run),
         "samples": sample_steps(run.folder),
         "timed_steps": run.timed_steps,
@@ -68,9 +65,7 @@ def _plan(folder: Path, changed: int) -> Plan | None:
     if isinstance(loaded, str):
         return None
     try:
-        with isolated_imports():
-            graph = build_graph(loaded.pipeline, modules_of(folder), loaded.positions)
-        return place(loaded.pipeline, graph).plan
+        return place(loaded.pipeline, graph_of_run(folder, loaded)).plan
     except (PipelineError, ValueError):
         return None
 
@@ -81,12 +76,10 @@ def _changed(path: Path) -> int:
 
 def pipeline_of(folder: Path) -> LoadedPipeline | str:
     """The pipeline of a run, or why there is none that this version can read."""
-    path = folder / "pipeline.yaml"
-    if not path.is_file():
-        return f"{folder} holds no pipeline.yaml"
     try:
-        return load_pipeline(path)
-    except PipelineError as error:
+        path = run_file(folder, "pipeline.yaml")
+        return f"{folder} holds no pipeline.yaml" if path is None else load_pipeline(path)
+    except (PipelineError, ValueError) as error:
         return str(error)
 
 
@@ -103,7 +96,9 @@ def _events(run: RunReader) -> list[dict[str, Any]]:
     told = [event["step"] for event in found]
     count = 0.0
     for line in run.steps:
-        step, now = line["step"], line.get("run/restarts", 0)
+        step, now = line["step"], line.get("run/restarts", 0.0)
+        # Also false for NaN.
+        now = now if 0 <= now <= _MOST_RESTARTS else count
         for _ in range(round(now - count)):
             own = next((each for each in told if each in (step, step + 1)), None)
             if own is None:
@@ -127,9 +122,8 @@ def _groups(pipeline: Pipeline) -> dict[str, str]:
 
 def _pipeline_text(folder: Path) -> str:
     """The file without secrets; empty if there is none."""
-    path = folder / "pipeline.yaml"
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.safe_load(run_text(folder, "pipeline.yaml") or "")
     except (OSError, ValueError, yaml.YAMLError):
         return ""
     return yaml.safe_dump(without_secrets(tree), sort_keys=False) if isinstance(tree, dict) else ""
@@ -139,7 +133,6 @@ def _dag(folder: Path, loaded: LoadedPipeline | str) -> dict[str, Any]:
     if isinstance(loaded, str):
         return {"error": loaded}
     try:
-        with isolated_imports():
-            return dag_view(build_graph(loaded.pipeline, modules_of(folder), loaded.positions))
+        return dag_view(graph_of_run(folder, loaded))
     except PipelineError as error:
         return {"error": str(error)}

@@ -24,8 +24,8 @@ class RunReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._metrics = Tail(folder / "metrics.jsonl")
-        self._timeline = Tail(folder / "timeline.json")
+        self._metrics = Tail(folder, "metrics.jsonl")
+        self._timeline = Tail(folder, "timeline.json")
         self.torn = 0
         """Unreadable lines of metrics.jsonl."""
         self.steps: list[dict[str, Any]] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.graph.columns import LOGPROB_COLUMNS
+from dagrl.tracking.run_file import run_file
 
 _FILE = re.compile(r"step_(\d+)(_val)?\.parquet")
 _NOT_SHOWN = frozenset({"response_tokens", "token_version"})
@@ -42,14 +43,21 @@ def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, 
     """
     import pyarrow.parquet as pq
 
-    path = folder / "samples" / f"step_{step}{'_val' if validation else ''}.parquet"
+    path = sample_file(folder, step, validation=validation)
+    if path is None:
+        raise FileNotFoundError(f"{folder} holds no samples of step {step}")
     try:
         with pq.ParquetFile(path) as file:
             rows = file.read().to_pylist()
-    except ValueError as error:
+        asked = _asked([str(row.get("prompt") or "") for row in rows])
+        return [_shown(row) | {"asked": text} for row, text in zip(rows, asked, strict=True)]
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{path} cannot be read: {error}; remove it") from error
-    asked = _asked([row.get("prompt") or "" for row in rows])
-    return [_shown(row) | {"asked": text} for row, text in zip(rows, asked, strict=True)]
+
+
+def sample_file(folder: Path, step: int, *, validation: bool = False) -> Path | None:
+    """The file of a step's samples; None if there is none. ValueError as in `run_file`."""
+    return run_file(folder, "samples", f"step_{step}{'_val' if validation else ''}.parquet")
 
 
 def _asked(prompts: list[str]) -> list[str]:
@@ -68,7 +76,7 @@ def _last_message(prompt: str) -> str:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    shown = {name: _finite(value) for name, value in row.items() if name not in _NOT_SHOWN and value is not None}
+    shown = {name: _plain(value) for name, value in row.items() if name not in _NOT_SHOWN and value is not None}
     if "response_tokens" in row:
         shown["token_count"] = len(row["response_tokens"])
     if "token_version" in row:
@@ -79,6 +87,17 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _finite(value: Any) -> Any:
-    """JSON has neither NaN nor infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: without NaN and infinity, other types as text."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case None | bool() | int() | str():
+            return value
+        case bytes():
+            return value.decode("utf-8", "backslashreplace")
+        case dict():
+            return {str(name): _plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+    return str(value)

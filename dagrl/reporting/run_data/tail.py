@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dagrl.tracking.run_file import run_file
+
 _CHUNK = 1 << 24
 """Bytes in a read, so that a file of gigabytes is not in memory twice."""
 
@@ -12,21 +14,23 @@ _CHUNK = 1 << 24
 class Tail:
     """Lines of a file, each once. It begins anew if the file is replaced, or is shorter than before."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
         self._identity: tuple[int, int] | None = None
         self._offset = 0
         self.generation = 0
         """Counts the times that earlier lines became invalid."""
 
     def new_lines(self) -> list[str]:
-        """Whole lines that were added since the last call; none if there is no file. OSError if it cannot be read."""
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
+        """Whole lines that were added since the last call; none if there is no file.
+
+        ValueError as in `run_file`, OSError if it cannot be read.
+        """
+        path = run_file(self._folder, self._name)
+        if path is None:
             self._begin_anew(None)
             return []
-        with file:
+        with path.open("rb") as file:
             status = os.fstat(file.fileno())
             identity = (status.st_dev, status.st_ino)
             if identity != self._identity or status.st_size < self._offset:

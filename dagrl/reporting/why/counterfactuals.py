@@ -15,9 +15,7 @@ from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import Graph
-from dagrl.graph.inference import build_graph
-from dagrl.graph.plugins.isolation import isolated_imports
-from dagrl.orchestrator.folder.run_folder import modules_of
+from dagrl.orchestrator.folder.run_graph import graph_of_run
 from dagrl.planner.simulation.measured import MeasuredCosts, measured_costs
 from dagrl.planner.simulation.simulate import Activity, simulate
 from dagrl.reporting.run_data.hardware import with_gpus_of
@@ -60,8 +58,7 @@ class Planned(NamedTuple):
 def plan_of(folder: Path, overrides: Sequence[str] = ()) -> Planned:
     """The pipeline of a run, with overrides and the GPUs that it ran on, and its plan. PipelineError, ValueError."""
     loaded = load_pipeline(folder / "pipeline.yaml", list(overrides))
-    with isolated_imports():
-        graph = build_graph(loaded.pipeline, modules_of(folder), loaded.positions)
+    graph = graph_of_run(folder, loaded)
     placed = place(loaded.pipeline, graph)
     return Planned(with_gpus_of(folder, placed.pipeline, placed.plan), graph, placed.plan)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagrl.reporting.run_data.sample_view import sample_file
 from dagrl.reporting.why.critical_path import STRAGGLER, Part
 
 _ALIKE = 0.8
@@ -66,12 +67,12 @@ def _stored(folder: Path, step: int, tokens: float) -> tuple[int, ...]:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    path = folder / "samples" / f"step_{step}.parquet"
-    if not path.is_file():
-        return ()
     try:
+        path = sample_file(folder, step)
+        if path is None:
+            return ()
         table = pq.read_table(path, columns=["sample_id", "response_tokens"])
-    except (pa.ArrowInvalid, OSError):
+    except (pa.ArrowInvalid, ValueError, OSError):
         return ()
     lengths = pc.list_value_length(table["response_tokens"]).to_pylist()
     ids = table["sample_id"].to_pylist()

@@ -23,7 +23,7 @@ def complete(timeline: Timeline, name: str, start: float, end: float, step: int,
 
 def test_lines_are_read_once_and_torn_ones_when_they_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    tail = Tail(path)
+    tail = Tail(path.parent, path.name)
     assert tail.new_lines() == []
     path.write_text("one\ntwo\nth")
     assert tail.new_lines() == ["one", "two"]
