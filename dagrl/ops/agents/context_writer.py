@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,16 @@ class ContextWriter:
         self.tokenizer = copy.deepcopy(tokenizer)
         self._rendered = RenderedText(self.tokenizer, vision)
         self._writers: dict[str, MessageWriter] = {}
+
+    @functools.cached_property
+    def of_another_thread(self) -> ContextWriter:
+        """A copy for a thread that writes long texts."""
+        return ContextWriter(self.tokenizer, self._vision)
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters that a token stands for at most."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], images: Images = ()

@@ -25,6 +25,7 @@ from dagrl.rewards.sandbox import runner as sandbox
 OUTPUT_BYTES = 16 << 10
 """End of a command's output that is kept."""
 _RESULT = "result.json"
+_RESULT_BYTES = 16 << 20
 _MEMORY_MIB = 4096
 """Address space of a sandboxed program, which imports more than a policy's code does."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
@@ -95,14 +96,16 @@ class CommandProgram:
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
         with TemporaryDirectory(prefix="dagrl-agent-") as made:
-            result, output = Path(made, "result.json"), Path(made, "output")
+            result, output, task = (Path(made, name) for name in ("result.json", "output", "task.json"))
+            # A file, as a program may end before it has read a pipe.
+            task.write_text(json.dumps(row))
             told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": str(result)}
             inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-            with output.open("wb") as file:
+            with output.open("wb") as file, task.open("rb") as stdin:
                 process = await asyncio.create_subprocess_exec(
                     # Ends the command with this process, whatever ends that.
                     *(sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), *self._command),
-                    stdin=asyncio.subprocess.PIPE,
+                    stdin=stdin,
                     stdout=file,
                     stderr=file,
                     cwd=self._folder,
@@ -110,14 +113,12 @@ class CommandProgram:
                     start_new_session=True,
                 )
             try:
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    await process.communicate(json.dumps(row).encode())
                 status = await process.wait()
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             said = _end_of(output)
-            return _verdict_of_process(status, said, result.read_text(errors="replace") if result.exists() else None)
+            return _verdict_of_process(status, said, _result_in(result, said))
 
 
 class SandboxedProgram:
@@ -186,6 +187,15 @@ def _verdict_of_process(status: int, said: str, result: str | None) -> Verdict:
         return verdict_of(None if result is None else json.loads(result), said)
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"its result file is not JSON: {error}", said) from error
+
+
+def _result_in(file: Path, said: str) -> str | None:
+    """The result file's text; None if there is none. ProgramError for a pipe, a device or a huge file."""
+    if not file.exists():
+        return None
+    if not file.is_file() or file.stat().st_size > _RESULT_BYTES:
+        raise ProgramError(f"its result is no file of less than {_RESULT_BYTES >> 20} MiB", said)
+    return file.read_text(errors="replace")
 
 
 def _end_of(file: Path) -> str:

@@ -6,7 +6,9 @@ import asyncio
 import secrets
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,9 @@ from dagrl.ops.agents.tree import (
 from dagrl.ops.turns.rendered import encodable
 
 _LENGTH, _TURNS = "length", "turns"
+_LONG_TEXT = 20_000
+"""Characters of a conversation that take a tokenizer a few milliseconds."""
+_LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="long texts")
 
 
 type Ask = Callable[[GenerationRequest], Awaitable[Completion]]
@@ -112,7 +117,9 @@ class Session:
         messages = with_names(messages)
         start = digests([repr(wish.tools).encode()])[0]
         said = digests([key_of(message) for message in messages], start)
-        parent, given, images = self._known(messages, said, wish) or self._new(messages, wish)
+        characters = sum(map(_characters, messages))
+        self._check_length(characters)
+        parent, given, images = await self._written(characters, partial(self._given, messages, said, wish))
         read = self.parser(wish.tools) if wish.tools else None
 
         async def reply() -> Reply:
@@ -127,7 +134,11 @@ class Session:
 
     async def continue_text(self, prompt: str | Sequence[int], wish: Wish) -> list[Reply]:
         """Continuations of a text or of tokens. Errors as in `chat`."""
-        parent, given = self._known_text(prompt) if isinstance(prompt, str) else self._known_tokens(prompt)
+        if isinstance(prompt, str):
+            self._check_length(len(prompt))
+            parent, given = await self._written(len(prompt), partial(self._known_text, prompt))
+        else:
+            parent, given = self._known_tokens(prompt)
         self.writer.check_text(given)
 
         async def reply() -> Reply:
@@ -141,7 +152,25 @@ class Session:
 
     # -- what is known already
 
-    def _known(self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish) -> _Given | None:
+    def _check_length(self, characters: int) -> None:
+        """Raise ContextLengthError if a text is too long whatever its tokens are."""
+        tokens = self.tree.longest_prompt + self.tree.longest_response
+        if characters > tokens * self.writer.longest_token:
+            self.refused = _LENGTH
+            raise ContextLengthError(f"the conversation has {characters} characters, too many for {tokens} tokens")
+
+    async def _written[Found](self, characters: int, write: Callable[[ContextWriter], Found]) -> Found:
+        """What `write` gives: for a long text in a thread, one at a time, so that the loop serves the other agents."""
+        if characters < _LONG_TEXT:
+            return write(self.writer)
+        return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS, write, self.writer.of_another_thread)
+
+    def _given(self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish, writer: ContextWriter) -> _Given:
+        return self._known(messages, said, wish, writer) or self._new(messages, wish, writer)
+
+    def _known(
+        self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish, writer: ContextWriter
+    ) -> _Given | None:
         """The reply that the conversation follows, and what comes after it; None for a conversation that is new."""
         for count in range(len(messages) - 1, 0, -1):
             if ends := self._ends.get(said[count - 1]):
@@ -151,13 +180,13 @@ class Session:
                 last = int(parent.reply.tokens[-1])
                 images = self._images_of(messages[count:])
                 pixels = [each.pixels for each in images]
-                given = self.writer.following(messages[count:], wish.tools, last, pixels)
+                given = writer.following(messages[count:], wish.tools, last, pixels)
                 return None if given is None else (parent, given, self._placed(given, images))
         return None
 
-    def _new(self, messages: Sequence[Message], wish: Wish) -> _Given:
+    def _new(self, messages: Sequence[Message], wish: Wish, writer: ContextWriter) -> _Given:
         images = self._images_of(messages)
-        given = self.writer.conversation(messages, wish.tools, [each.pixels for each in images])
+        given = writer.conversation(messages, wish.tools, [each.pixels for each in images])
         return None, given, self._placed(given, images)
 
     def _images_of(self, messages: Sequence[Message]) -> list[SeenImage]:
@@ -170,11 +199,11 @@ class Session:
             for each, start in zip(images, starts, strict=True)
         ]
 
-    def _known_text(self, prompt: str) -> tuple[Exchange | None, np.ndarray]:
+    def _known_text(self, prompt: str, writer: ContextWriter) -> tuple[Exchange | None, np.ndarray]:
         for text, exchange in sorted(self._texts, key=lambda each: -len(each[0])):
             if prompt.startswith(text) and len(prompt) > len(text):
-                return exchange, self.writer.plain(prompt[len(text) :])
-        return None, np.array(begun_text(self.writer.tokenizer, encodable(prompt)), dtype=np.int64)
+                return exchange, writer.plain(prompt[len(text) :])
+        return None, np.array(begun_text(writer.tokenizer, encodable(prompt)), dtype=np.int64)
 
     def _known_tokens(self, prompt: Sequence[int]) -> tuple[Exchange | None, np.ndarray]:
         tokens = np.array(prompt, dtype=np.int64)
@@ -248,6 +277,12 @@ class Session:
 
     def _decode(self, tokens: np.ndarray) -> str:
         return self.writer.tokenizer.decode(tokens)
+
+
+def _characters(message: Message) -> int:
+    """Length of the text of a message's content."""
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
 
 
 async def _all(replies: Any) -> list[Reply]:

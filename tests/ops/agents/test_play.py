@@ -451,6 +451,23 @@ def test_a_command_with_a_broken_result_has_failed(play, result: bytes) -> None:
     assert together(play({"command": command}, prompts=PROMPTS[:2]))["excluded"].values.all()
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exit 1",
+        "exec 0<&-; sleep 0.2",
+        """echo '{"reward": 3}' > $DAGRL_RESULT""",
+        "mkfifo $DAGRL_RESULT",
+        "ln -s /dev/zero $DAGRL_RESULT",
+        "truncate -s 17M $DAGRL_RESULT",
+        "kill -9 $$",
+    ],
+)
+def test_a_command_that_reads_no_input_or_leaves_no_usable_result_is_masked(play, script: str) -> None:
+    batch = together(play({"command": ["bash", "-c", script]}, prompts=PROMPTS[:1]))
+    assert batch["excluded"].values.tolist() == [1.0]
+
+
 def test_a_sandboxed_command_reaches_its_endpoint_alone(play, bench) -> None:
     spying = """
 import os, socket, subprocess

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import types
 import zlib
 from typing import Any
 
@@ -272,3 +273,32 @@ def test_whatever_a_program_does_each_sampled_token_counts_once_after_what_it_wa
     assert sum(each.trained for each in sequences) == sum(len(each.tokens) for each in policy.sampled)
     for some in (1, 2):
         assert len(session.tree.sequences(some)) == min(some, len(sequences))
+
+
+def test_a_text_that_no_tokens_could_hold_is_refused_before_it_is_tokenised() -> None:
+    session = session_of(Policy(), longest=1000)
+    longest = max(map(len, TOKENIZER.get_vocab()))
+    calls = []
+    session.writer = types.SimpleNamespace(longest_token=longest, conversation=lambda *given: calls.append(given))
+    for content in ("x" * (2000 * longest + 1), [{"type": "text", "text": "x" * 50_000_000}]):
+        with pytest.raises(ContextLengthError, match="characters, too many for 2000 tokens"):
+            ask(session, {"role": "user", "content": content})
+    assert session.refused == "length" and not calls
+
+
+def test_a_long_text_leaves_the_loop_to_other_agents() -> None:
+    """And is written as one that the loop writes."""
+    content = "What is 3+4? " * 20_000
+    session, ticks = session_of(Policy(), longest=500_000), []
+
+    async def both() -> None:
+        asked = asyncio.create_task(session.chat([{"role": "user", "content": content}], Wish()))
+        while not asked.done():
+            ticks.append(1)
+            await asyncio.sleep(0)
+        await asked
+
+    asyncio.run(both())
+    assert len(ticks) > 20
+    (sequence,) = session.tree.sequences(5)
+    assert np.array_equal(sequence.prompt, WRITER.conversation([{"role": "user", "content": content}], ()))
