@@ -258,6 +258,8 @@ class GenerationRequest:
     """Images of the prompt and of `begun`, uint8 [height, width, 3], resized as the model sees them."""
     image_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Index in `begun` of the first token of each of its images, which are the last of `images`, int64."""
+    turn_start: int = 0
+    """Index in `begun` from which stop strings count: where the policy's turn begins."""
 
     @property
     def context_key(self) -> Hashable:

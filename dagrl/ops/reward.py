@@ -11,10 +11,9 @@ import numpy as np
 
 from dagrl.config.schema import RewardNode
 from dagrl.data.batch import Batch, Column
-from dagrl.data.end_tokens import end_tokens
 from dagrl.data.stats import Stat
-from dagrl.graph.rollouts import rollouts
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows
 from dagrl.ops.turns.passages import passages
 from dagrl.rewards.registry import load_reward
@@ -78,23 +77,3 @@ def scored_text(batch: Batch, row: int, context: Context) -> str:
         return response_text(batch["response_tokens"][row], context)
     said = passages(batch, row)
     return response_text(said[-1].tokens, context) if said else ""
-
-
-def response_text(tokens: np.ndarray, context: Context) -> str:
-    """A response without its end token.
-
-    Other special tokens stay, so that a policy cannot hide them in an answer that is right without them.
-    """
-    ended = len(tokens) and int(tokens[-1]) in _ends(context)
-    return context.resources.tokenizer.decode(tokens[:-1] if ended else tokens)
-
-
-def _ends(context: Context) -> frozenset[int]:
-    """Tokens that end a response."""
-    sampling, resources, pipeline = context.sampling, context.resources, context.pipeline
-    named = frozenset(sampling.stop_token_ids)
-    if sampling.ignore_eos:
-        return named
-    model = pipeline.model_of(context.rollout.engine) if rollouts(pipeline) else pipeline.model
-    own = resources.once(f"ends of {context.sampled_by}", lambda: end_tokens(model, resources.tokenizer))
-    return named | own

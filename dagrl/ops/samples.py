@@ -20,7 +20,7 @@ from dagrl.graph.columns import LOGPROB_COLUMNS
 from dagrl.models.images import image_settings, shortened
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
-from dagrl.ops.reward import response_text
+from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows
 from dagrl.ops.turns.passages import passages
 from dagrl.ops.validation import validation_stats

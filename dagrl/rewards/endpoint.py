@@ -103,6 +103,7 @@ class Endpoint:
             **({"top_k": sampling.top_k} if sampling.top_k > 0 else {}),
             **({"min_p": sampling.min_p} if sampling.min_p > 0 else {}),
             **({"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}),
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
             **({"ignore_eos": True} if sampling.ignore_eos else {}),
             **extra_body,
         }

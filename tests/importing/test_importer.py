@@ -257,6 +257,12 @@ def test_micro_batches_of_slime_hold_the_longest_sample(given, tokens, tmp_path)
     assert tree["nodes.update.tokens_per_micro_batch"] == tokens
 
 
+@pytest.mark.parametrize(("given", "written"), [("'</answer>'", ["</answer>"]), ("'</a>' Q:", ["</a>", "Q:"])])
+def test_stop_strings_of_slime(given, written, tmp_path):
+    (tmp_path / "s.sh").write_text(f"python3 train.py --hf-checkpoint m --prompt-data d --rollout-stop {given}\n")
+    assert import_file(tmp_path / "s.sh").translation.tree["nodes.rollout.sampling.stop"] == written
+
+
 @pytest.mark.parametrize(
     ("model", "key"), [("Qwen/Qwen2.5-VL-7B-Instruct", "images"), ("m/vl_7B", None), ("Qwen/Qwen3-8B", None)]
 )

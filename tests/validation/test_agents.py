@@ -48,6 +48,12 @@ CASES = {
         "`function` or `verifiers`",
     ),
     "tools beside": ("agent: 'own:solve', tools: [calculator]", "tools", "option-without-effect"),
+    "the length of a turn": ("agent: 'own:solve', max_turn_tokens: 5", "max_turn_tokens", "option-without-effect"),
+    "stop strings": (
+        "agent: 'own:solve', val_sampling: {max_new_tokens: 8, stop: [x]}",
+        "val_sampling.stop",
+        "option-without-effect",
+    ),
     "too patient": (
         "agent: {function: 'own:solve', timeout_s: 100000}",
         "agent.timeout_s",

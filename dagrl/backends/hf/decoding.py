@@ -14,6 +14,7 @@ import torch
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.hf.sampling import sample_tokens, uniform_numbers
 from dagrl.backends.hf.vision import adding, seen_inputs
+from dagrl.backends.stop_strings import StopSearch, StopStrings
 from dagrl.config.schema import SamplingSpec
 from dagrl.models.images import ImageSettings
 
@@ -31,6 +32,7 @@ def decode(
     policy_version: int,
     goes_on: Callable[[int], bool],
     vision: ImageSettings | None = None,
+    stop_strings: StopStrings | None = None,
 ) -> Iterator[Completion]:
     """Decode one response per request, yielded as it ends; `index` is its index in `requests`. Prompts are not empty.
 
@@ -50,6 +52,7 @@ def decode(
     tokens = torch.empty(uniforms.shape, dtype=torch.int64, device=device)
     logprobs = torch.empty(uniforms.shape, dtype=torch.float32, device=device)
     live = torch.arange(len(requests), device=device)
+    searches = [StopSearch(stop_strings, request.begun[request.turn_start :]) for request in requests if stop_strings]
     # A partial response continues with the random numbers after those of its first tokens, and ends earlier.
     for step in range(sampling.max_new_tokens):
         picked, picked_logprobs = sample_tokens(logits, uniforms[live, begun[live] + step], sampling)
@@ -57,6 +60,9 @@ def decode(
         logprobs[live, step] = picked_logprobs
         told_to_end = not goes_on(len(live))
         stopped = torch.isin(picked, stops)
+        if stop_strings is not None:
+            found = [searches[row].see([token]) for row, token in zip(live.tolist(), picked.tolist(), strict=True)]
+            stopped |= torch.tensor(found, device=device)
         full = ~stopped & (begun[live] + step + 1 == ends[live])
         ended = stopped | full
         if ended.any():

@@ -22,6 +22,7 @@ from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.hf.sleep import SleepingWeights
 from dagrl.backends.hf.weights import replace_weights
 from dagrl.backends.model_source import auto_class, load_hf_config, model_imports, published_tensors, weight_source
+from dagrl.backends.stop_strings import StopStrings
 from dagrl.backends.weight_names import check_names
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, SamplingSpec
@@ -45,7 +46,7 @@ class HfEngine:
         """Build the model. Raises ValueError if its config, tokenizer or weights are missing or inconsistent."""
         used_by_others = device_gib_used()
         self._max_batch_size = spec.max_batch_size
-        self._eos_token_id = load_tokenizer(model).eos_token_id
+        self._tokenizer = load_tokenizer(model)
         self._model = _build(model)
         self._vision = image_settings(model)
         self._follows = spec.weights_from is not None
@@ -109,8 +110,9 @@ class HfEngine:
     ) -> Iterator[Completion]:
         """Decode batch after batch, until an abort that is not among the first `aborts`."""
         stops = [*sampling.stop_token_ids]
-        if not sampling.ignore_eos and self._eos_token_id is not None:
-            stops.append(self._eos_token_id)
+        if not sampling.ignore_eos and self._tokenizer.eos_token_id is not None:
+            stops.append(self._tokenizer.eos_token_id)
+        strings = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
 
         def goes_on(sampled: int) -> bool:
             self.sampled_tokens += sampled
@@ -123,7 +125,7 @@ class HfEngine:
                     yield from _untouched(batch, start, self.policy_version)
                     continue
                 version, vision = self.policy_version, self._vision
-                for completion in decode(self._model, batch, sampling, stops, version, goes_on, vision):
+                for completion in decode(self._model, batch, sampling, stops, version, goes_on, vision, strings):
                     yield replace(completion, index=start + completion.index)
 
     def _check_lengths(self, prompts: Sequence[np.ndarray], sampling: SamplingSpec) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from dagrl.config.schema import SamplingSpec
 
 Images = Sequence[np.ndarray]
 """Images of a prompt, uint8 [height, width, 3], of the size in which the model sees them."""
+Until = Callable[[Sequence[int]], bool]
+"""Takes the next tokens of a response, and returns whether they are enough."""
 NO_TOKENS, NO_LOGPROBS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
 
 
@@ -72,10 +74,18 @@ class ServerClient(Protocol):
         ...
 
     async def generate(
-        self, rid: str, tokens: list[int], sampling: Any, cache_key: str, images: Images = ()
+        self,
+        rid: str,
+        tokens: list[int],
+        sampling: Any,
+        cache_key: str,
+        images: Images = (),
+        until: Until | None = None,
     ) -> ServerResponse:
         """Continue after `tokens`, whose image tokens stand for `images`; only cache entries with the same `cache_key`
         are reused.
+
+        `until` sees the tokens as they come. Once it returns True, the request is aborted; further tokens may follow.
         """
         ...
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
 from dagrl.backends.serving.client import RunningServer, ServerClient, ServerLostError
@@ -25,6 +25,9 @@ from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.protocol import refuse_unknown_names
 from dagrl.weight_sync.receiver import Route
 from dagrl.weight_sync.sender import WeightSender
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _POLL_S = 5.0
 
@@ -49,10 +52,13 @@ class ServerEngine:
         *,
         waves: Sequence[int],
         gpus: Sequence[str],
-        eos: int | None,
+        tokenizer: PreTrainedTokenizerBase,
         timeout_s: float,
     ) -> None:
-        """`waves` are the processes that take an update together, wave after wave; `eos` ends a response."""
+        """`waves` are the processes that take an update together, wave after wave.
+
+        The end token of `tokenizer` ends a response.
+        """
         self.pause = spec.weight_sync.pause
         """Treatment of running requests in an update."""
         self._passes = 2 if spec.weight_sync.checksum else 1
@@ -65,7 +71,7 @@ class ServerEngine:
         self.policy_version = NO_WEIGHTS if spec.weights_from else 0
         self._server, self._client = server, client
         self._capacity = server.run(client.capacity(), "tell what it can hold", timeout_s)
-        self._responses = ResponseReader(client, lambda: self.policy_version, [] if eos is None else [eos])
+        self._responses = ResponseReader(client, lambda: self.policy_version, tokenizer)
 
     # -- generation
 

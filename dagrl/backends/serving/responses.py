@@ -9,14 +9,19 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Images, ServerClient, ServerError
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Images, ServerClient, ServerError, ServerResponse
+from dagrl.backends.stop_strings import StopSearch, StopStrings
 from dagrl.config.schema import SamplingSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _AGAIN_S = 0.5
 """How long aborted requests may take to end before they are aborted again."""
@@ -45,6 +50,11 @@ class _Response:
         return np.concatenate([self.request.prompt, self.request.begun, self.tokens])
 
     @property
+    def said(self) -> np.ndarray:
+        """What the policy has said in its turn, int64."""
+        return np.concatenate([self.request.begun[self.request.turn_start :], self.tokens])
+
+    @property
     def images(self) -> Images:
         """Images of the prompt."""
         return self.request.images
@@ -53,11 +63,12 @@ class _Response:
 class ResponseReader:
     """Samples responses, and can be paused. `version` returns that of the weights."""
 
-    def __init__(self, client: ServerClient, version: Callable[[], int], stops: Sequence[int]) -> None:
-        """`stops` are tokens that end a response, in addition to those of the model's config."""
+    def __init__(self, client: ServerClient, version: Callable[[], int], tokenizer: PreTrainedTokenizerBase) -> None:
+        """The end token of `tokenizer` ends a response, in addition to those of the model's config."""
         self._client = client
         self._version = version
-        self._stops = tuple(stops)
+        self._stops = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self._stop_strings = lru_cache(maxsize=8)(lambda strings: StopStrings(tokenizer, strings))
         self._names = itertools.count()
         self._under_way: set[str] = set()
         """Ids of the requests in the server."""
@@ -161,7 +172,8 @@ class ResponseReader:
                 response.finish_reason = "length"
             else:
                 parameters = self._client.parameters(sampling, left, request.seed, begun, self._stops)
-                await self._go_on_with(response, parameters, born)
+                search = StopSearch(self._stop_strings(sampling.stop), response.said) if sampling.stop else None
+                await self._go_on_with(response, parameters, born, search)
         deliver(
             Completion(
                 response.index,
@@ -174,14 +186,17 @@ class ResponseReader:
             )
         )
 
-    async def _go_on_with(self, response: _Response, parameters: object, born: int) -> None:
+    async def _go_on_with(self, response: _Response, parameters: object, born: int, search: StopSearch | None) -> None:
         """Run one request of a response until it ends, or is aborted or retracted."""
         version, retracts = self._version(), self._retracts
         prompt = response.context.tolist()
         with self._request() as rid:
             # The version is the cache key, so that a cache of other weights is not used.
-            answer = await self._client.generate(rid, prompt, parameters, str(version), response.images)
+            until = search.see if search else None
+            answer = await self._client.generate(rid, prompt, parameters, str(version), response.images, until)
         self._sampled += len(answer.tokens)
+        if search is not None and search.length is not None:
+            answer = _stopped(answer, len(prompt), search.length)
         if len(answer.tokens) and response.version is None:
             response.version = version
         # Weights that were updated in place have sampled the last tokens; their number is not known.
@@ -212,6 +227,18 @@ class ResponseReader:
             self._under_way.discard(rid)
             if not self._under_way:
                 self._nothing_under_way.set()
+
+
+def _stopped(answer: ServerResponse, prompt: int, length: int) -> ServerResponse:
+    """The first `length` tokens of a response to `prompt` tokens, which a stop string ends."""
+    routes = answer.routed_experts
+    return replace(
+        answer,
+        finish_reason="stop",
+        tokens=answer.tokens[:length],
+        logprobs=answer.logprobs[:length],
+        routed_experts=None if routes is None else routes[: prompt + length - 1],
+    )
 
 
 def _alike(responses: Sequence[_Response]) -> list[list[_Response]]:

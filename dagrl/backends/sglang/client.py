@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Images, ServerError, ServerResponse
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Images, ServerError, ServerResponse, Until
 from dagrl.backends.sglang.adapters import NAME, adapter_reference
 from dagrl.backends.sglang.args import ADAPTER_LOADER, WEIGHT_LOADER
 from dagrl.backends.sglang.layout import KEPT_BACK, kept_of_cache
@@ -30,6 +30,8 @@ from dagrl.config.schema.engine import SentAdapter
 from dagrl.models.images import ImageSettings
 
 _FIRST = operator.itemgetter(0)
+_LOOK_EVERY = 16
+"""Tokens after which a response is looked at for stop strings."""
 _FLUSH_S = 60.0
 """Timeout until the server is idle."""
 
@@ -73,16 +75,23 @@ class Client:
         }
 
     async def generate(
-        self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str, images: Images = ()
+        self,
+        rid: str,
+        tokens: list[int],
+        sampling: dict[str, Any],
+        cache_key: str,
+        images: Images = (),
+        until: Until | None = None,
     ) -> ServerResponse:
         """See `ServerClient.generate`."""
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
         try:
             answer = await self._asked(
+                until,
                 rid=rid,
                 input_ids=tokens,
-                sampling_params=sampling,
+                sampling_params=sampling if until is None else {**sampling, "stream_interval": _LOOK_EVERY},
                 return_logprob=True,
                 logprob_start_len=-1,
                 return_routed_experts=self._routing is not None,
@@ -117,6 +126,7 @@ class Client:
 
         with contextlib.suppress(RequestAbortedError):
             await self._asked(
+                None,
                 rid=rid,
                 input_ids=tokens,
                 sampling_params={"max_new_tokens": 0},
@@ -132,14 +142,22 @@ class Client:
         pixels, grids = patches(images, self._vision, torch.device("cpu"), torch.float32)
         return [{"format": "processor_output", "pixel_values": pixels, "image_grid_thw": grids}]
 
-    async def _asked(self, **request: Any) -> dict[str, Any]:
+    async def _asked(self, until: Until | None, rid: str, **request: Any) -> dict[str, Any]:
         from fastapi import HTTPException
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         try:
             # Exhausted, because closing an unfinished generator takes a task, which holds SGLang's lock until then.
-            asked = GenerateReqInput(lora_path=NAME if self._adapter is not None else None, **request)
-            (answer,) = [each async for each in self._manager.generate_request(asked, None)]
+            adapter = NAME if self._adapter is not None else None
+            asked = GenerateReqInput(rid=rid, lora_path=adapter, stream=until is not None, **request)
+            answer: dict[str, Any] = {}
+            seen = 0
+            async for answer in self._manager.generate_request(asked, None):
+                # Parts of a response hold all tokens so far.
+                if until is not None and until(answer["output_ids"][seen:]):
+                    until = None
+                    self.abort(rid)
+                seen = len(answer["output_ids"]) if until is not None else 0
         except HTTPException as error:
             raise ServerError(f"SGLang rejected a request: {error.detail}") from error
         return answer

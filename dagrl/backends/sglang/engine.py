@@ -45,7 +45,7 @@ class SglangEngine(ServerEngine):
         """
         # Pipeline stages are updated one after the other.
         stages = spec.server.get("pp_size", 1)
-        eos = load_tokenizer(model).eos_token_id
+        tokenizer = load_tokenizer(model)
         routing = _routing(model) if spec.server.get("enable_return_routed_experts") else None
         server = start_server(model, spec, share, seed=ranks.seed, sleeps=sleeps, adapter=adapter)
         super().__init__(
@@ -54,7 +54,7 @@ class SglangEngine(ServerEngine):
             Client(server.engine, routing, adapter, image_settings(model)),
             waves=[gpus_per_server(spec.server) // stages] * stages,
             gpus=share.gpus,
-            eos=eos,
+            tokenizer=tokenizer,
             timeout_s=ranks.timeout_s,
         )
 

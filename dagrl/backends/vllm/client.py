@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Images, ServerError, ServerResponse
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Images, ServerError, ServerResponse, Until
 from dagrl.backends.vllm.adapters import adapter_request
 from dagrl.config.schema import SamplingSpec
 from dagrl.config.schema.engine import SentAdapter
@@ -75,7 +75,13 @@ class Client:
         )
 
     async def generate(
-        self, rid: str, tokens: list[int], sampling: Any, cache_key: str, images: Images = ()
+        self,
+        rid: str,
+        tokens: list[int],
+        sampling: Any,
+        cache_key: str,
+        images: Images = (),
+        until: Until | None = None,
     ) -> ServerResponse:
         """See `ServerClient.generate`."""
         sampled: list[int] = []
@@ -94,6 +100,9 @@ class Client:
                     # One entry per token, because no others were asked for.
                     logprobs += part.logprobs.logprobs[-len(part.token_ids) :]
                 self._tokens[rid] = len(sampled)
+                if until is not None and until(part.token_ids):
+                    until = None
+                    self.abort(rid)
                 reason = part.finish_reason or reason
         finally:
             self._tokens.pop(rid, None)

@@ -56,7 +56,7 @@ class VllmEngine(ServerEngine):
         Raises ValueError for an invalid model, ServerError if it fails to start.
         """
         _check_version()
-        eos = load_tokenizer(model).eos_token_id
+        tokenizer = load_tokenizer(model)
         if not gpus:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(CPU_CACHE_GIB))
             # Ray assigns the cores.
@@ -88,7 +88,7 @@ class VllmEngine(ServerEngine):
             client,
             waves=[spec.gpus_per_server],
             gpus=gpus,
-            eos=eos,
+            tokenizer=tokenizer,
             timeout_s=ranks.timeout_s,
         )
 

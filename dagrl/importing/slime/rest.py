@@ -69,7 +69,6 @@ RULES = (
         "--disable-wandb-random-suffix",
     ),
     refused("trackers read their own environment", "--tb-*", "--mlflow-*", "--use-prometheus", "--prometheus-*"),
-    refused("generation ends at token ids: `stop_token_ids`", "--rollout-stop"),
     refused("the chat template is called without arguments", "--apply-chat-template-kwargs", "--chat-template-path"),
     refused(
         "tools are functions: `nodes.rollout.tools` (docs/multi_turn.md)", "--tool-key", "--generate-multi-samples"

@@ -19,6 +19,10 @@ def _sampling(t: Translation) -> None:
     if t.given(stops):
         value = t.get(stops)
         t.write("nodes.rollout.sampling.stop_token_ids", value if isinstance(value, list) else [value], stops)
+    texts = "--rollout-stop"
+    if t.given(texts):
+        value = t.get(texts)
+        t.write("nodes.rollout.sampling.stop", value if isinstance(value, list) else [value], texts)
     put_node(t, "rollout", "rollout", "generator")
 
 
@@ -96,7 +100,7 @@ RULES = (
     to("--rollout-max-response-len", "nodes.rollout.sampling.max_new_tokens"),
     joint(
         _sampling,
-        *("--rollout-temperature", "--rollout-top-p", "--rollout-top-k", "--rollout-stop-token-ids"),
+        *("--rollout-temperature", "--rollout-top-p", "--rollout-top-k", "--rollout-stop", "--rollout-stop-token-ids"),
         targets=("nodes.rollout.sampling",),
         always=True,
     ),

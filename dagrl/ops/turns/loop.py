@@ -19,6 +19,7 @@ from dagrl.backends.tool_calls import begins_reasoning
 from dagrl.data.batch import Batch
 from dagrl.ops.base import Context
 from dagrl.ops.response import ABORTED, Response
+from dagrl.ops.response_text import response_text
 from dagrl.ops.turns.dialogue import LENGTH, PendingReply, Reply, ResponseDialogue
 from dagrl.ops.turns.jobs import Done, Jobs
 from dagrl.ops.turns.paused import PausedResponse, PausedResponses
@@ -171,8 +172,7 @@ class Conversations:
             return
         turn = response.turns[-1]
         cut = completion.finish_reason == LENGTH
-        # Without the end token.
-        text = self._tokenizer.decode(response.tokens[turn.begin : turn.end if cut else turn.end - 1])
+        text = response_text(response.tokens[turn.begin : turn.end], self._context)
         last = len(response.turns) >= self._max_turns
         # What the turn continues: the prompt, or the answers to the turn before.
         context = response.tokens[: turn.begin] if turn.begin else self._requests[row].prompt
@@ -208,7 +208,13 @@ class Conversations:
         request, response = self._requests[row], self._open[row]
         prompt_images = request.images[: len(request.images) - len(request.image_starts)]
         images = (*prompt_images, *response.images)
-        asked = replace(request, begun=response.tokens, images=images, image_starts=response.image_starts)
+        asked = replace(
+            request,
+            begun=response.tokens,
+            images=images,
+            image_starts=response.image_starts,
+            turn_start=response.turn_start,
+        )
         if self._max_turn_tokens is not None:
             # An interrupted turn has some of its tokens.
             asked = replace(asked, limit=self._max_turn_tokens - len(response.tokens) + response.turn_start)

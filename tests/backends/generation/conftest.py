@@ -21,6 +21,7 @@ from dagrl.backends.base import GenerationRequest
 from dagrl.backends.hf.weights import replace_weights
 from dagrl.backends.model_source import load_hf_config, weight_source
 from dagrl.config.schema import ModelSpec, TokenizerSpec
+from dagrl.data.tokenizer import load_tokenizer
 from dagrl.weight_sync.exporter import IteratedExporter
 from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.sender import TransportName, WeightSender
@@ -230,3 +231,9 @@ def sender_of() -> Iterator[Callable[[TransportName, Bucket], WeightSender]]:
     yield make
     for sender in made:
         sender.close()
+
+
+@pytest.fixture(scope="session")
+def decode() -> Callable[[np.ndarray], str]:
+    """The text of tokens of `MODEL`."""
+    return load_tokenizer(MODEL).decode

@@ -54,6 +54,22 @@ def test_sampled_tokens_and_their_log_probs(engine, backend, requests, model_of:
         ].all()
 
 
+def test_a_stop_string_ends_a_response_with_its_last_token(engine, requests, decode) -> None:
+    """The same tokens and log-probs as without it, so that exactly what was sampled is trained on."""
+    long = SamplingSpec(max_new_tokens=60, temperature=0)
+    free = complete(engine, requests, long)
+    stop = decode(free[4].tokens[3:5])
+    for whole, completion in zip(
+        free, complete(engine, requests, long.model_copy(update={"stop": (stop,)})), strict=True
+    ):
+        before, found, _ = decode(whole.tokens).partition(stop)
+        assert decode(completion.tokens) == before + found
+        assert completion.finish_reason == ("stop" if found else whole.finish_reason)
+        np.testing.assert_allclose(completion.logprobs, whole.logprobs[: len(completion.tokens)], atol=1e-5)
+        if completion.routed_experts is not None:
+            assert len(completion.routed_experts) == len(requests[completion.index].prompt) + len(completion.tokens) - 1
+
+
 def test_the_token_that_stops_a_response_is_part_of_it(engine, requests) -> None:
     free = complete(engine, requests, TWELVE)
     stop = int(free[4].tokens[3])

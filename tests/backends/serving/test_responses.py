@@ -40,9 +40,10 @@ class FakeClient:
         self._ends: dict[str, asyncio.Future[ServerResponse]] = {}
 
     async def generate(
-        self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str, images: Any
+        self, rid: str, tokens: list[int], sampling: dict[str, Any], cache_key: str, images: Any, until: Any
     ) -> ServerResponse:
         self.asked[rid] = (tokens, sampling, cache_key)
+        self.until = until
         self._ends[rid] = asyncio.get_running_loop().create_future()
         try:
             return await self._ends[rid]
@@ -79,18 +80,27 @@ class FakeClient:
         return 1
 
 
+class Hundreds:
+    """A tokenizer whose token 100 is "0", 101 is "1", and so on."""
+
+    eos_token_id = 7
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(str(token - 100) if token >= 100 else "." for token in tokens)
+
+
 class Scene:
     """Some responses to a fake server, under weights of `version`."""
 
     def __init__(self) -> None:
         self.client = FakeClient()
         self.version = 3
-        self.responses = ResponseReader(self.client, lambda: self.version, [7])  # type: ignore[arg-type]
+        self.responses = ResponseReader(self.client, lambda: self.version, Hundreds())  # type: ignore[arg-type]
         self.done: list[Completion] = []
         self._calls: list[asyncio.Task[None]] = []
 
-    async def begin(self, *requests: GenerationRequest) -> asyncio.Task[None]:
-        sampling = self.responses.sample(requests or [REQUEST], SAMPLING, self.responses.born, self.done.append)
+    async def begin(self, *requests: GenerationRequest, sampling: SamplingSpec = SAMPLING) -> asyncio.Task[None]:
+        sampling = self.responses.sample(requests or [REQUEST], sampling, self.responses.born, self.done.append)
         call = asyncio.get_running_loop().create_task(sampling)
         await settle()
         return call
@@ -401,5 +411,54 @@ def test_standing_still_ends_prompts_too_and_their_group_goes_on_afterwards(play
         scene.client.end("stop", 3)
         await call
         assert sorted(each.index for each in scene.done) == [0, 1]
+
+    play(act)
+
+
+def test_a_response_ends_with_the_token_that_completes_a_stop_string(play) -> None:
+    stopping = SAMPLING.model_copy(update={"stop": ("9", "34")})
+
+    async def act(scene: Scene) -> None:
+        scene.client.routed_experts = np.zeros((len(REQUEST.prompt) + 9, 1, 1), np.int16)
+        call = await scene.begin(sampling=stopping)
+        assert not scene.client.until([100, 101, 102, 103])
+        assert scene.client.until([104])
+        # Tokens that the server has sampled meanwhile.
+        scene.client.end("abort", 10)
+        await call
+        (completion,) = scene.done
+        assert completion.tokens.tolist() == [100, 101, 102, 103, 104]
+        assert completion.finish_reason == "stop" and len(completion.logprobs) == len(completion.token_versions) == 5
+        assert len(completion.routed_experts) == len(REQUEST.prompt) + 4
+
+    play(act)
+
+
+def test_stop_strings_count_from_where_the_policys_turn_begins(play) -> None:
+    stopping = SAMPLING.model_copy(update={"stop": ("01", "10")})
+
+    async def ended(turn_start: int) -> Completion:
+        scene = Scene()
+        request = GenerationRequest(np.array([1]), 0, np.array([101, 101]), turn_start=turn_start)
+        call = await scene.begin(request, sampling=stopping)
+        scene.client.until([100, 101, 102])
+        scene.client.end("length", 3)
+        await call
+        return scene.done[0]
+
+    async def act(_: Scene) -> None:
+        assert (await ended(0)).tokens.tolist() == [100], "the policy has said 1 before"
+        assert (await ended(2)).tokens.tolist() == [100, 101], "another has said it"
+
+    play(act)
+
+
+def test_a_response_without_its_stop_string_is_whole(play) -> None:
+    async def act(scene: Scene) -> None:
+        call = await scene.begin(sampling=SAMPLING.model_copy(update={"stop": ("77",)}))
+        assert not scene.client.until([100, 101])
+        scene.client.end("length", 2)
+        await call
+        assert (scene.done[0].finish_reason, len(scene.done[0].tokens)) == ("length", 2)
 
     play(act)

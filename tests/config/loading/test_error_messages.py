@@ -125,7 +125,7 @@ CASES = [
         "nodes.rollout.sampling.repetition_penalty",
         "refused-key",
     ),
-    ("max_new_tokens: 8}}", "max_new_tokens: 8, stop: [x]}} #!", "nodes.rollout.sampling.stop", "refused-key"),
+    ("max_new_tokens: 8}}", "max_new_tokens: 8, stop: ['']}} #!", "nodes.rollout.sampling.stop[0]", "invalid-value"),
     ("kl_coef: 0.01}}", "clip_ratio: 1}} #!", "nodes.update.loss.clip_ratio", "invalid-value"),
     ("run: {steps: 10}", "run: {steps: 10}\nprofile: {steps: [0]} #!", "profile.steps[0]", "invalid-value"),
     ("run: {steps: 10}", "run: {steps: 10}\nprofile: {steps: []} #!", "profile.steps", "invalid-value"),

@@ -192,6 +192,21 @@ def test_a_turn_that_reaches_its_limit_is_the_last(build, play, longest: int) ->
         assert tokens.tolist() == free["response_tokens"][row][: len(tokens)].tolist(), "each draw stays the same"
 
 
+def test_a_turn_ends_at_a_stop_string_that_the_policy_says(build, play, bench, conversations) -> None:
+    stopping = {"sampling": {"max_new_tokens": LONGEST, "stop": ["=", "3"]}}
+    talks = conversations(together(play(build(), **TOOLS, **stopping)))
+    stopped = 0
+    for talk in talks:
+        for (turn, said), (_, answer) in pairwise(talk):
+            if turn:
+                assert not any(stop in said.removesuffix("<eos>")[:-1] for stop in "=3"), "answers are not searched"
+                stopped += said[-1] in "=3"
+                # The tool is told the stop string too, as it is no end token.
+                echo = bench.tokenizer.encode("=" + said.removesuffix("<eos>")[-3:] + "=")
+                assert answer == bench.tokenizer.decode(echo)
+    assert stopped >= 4
+
+
 def test_it_does_not_matter_who_waits_for_whom(build, play) -> None:
     first = together(play(build(), **TOOLS))
     for engine, args in ((build(3), {}), (build(), {"slow": True}), (build(2), {"slow": True})):

@@ -46,7 +46,7 @@ class SamplingSpec(Section):
         **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"), _OTHER_POLICY),
         **dict.fromkeys(("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag"), _OTHER_POLICY),
         **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), _OF_TEXT),
-        **dict.fromkeys(("stop", "stop_regex"), "is text, but output is token ids; use `stop_token_ids`"),
+        "stop_regex": "is not supported; use `stop` or `stop_token_ids`",
         "n": "is an option of the node; write it beside `sampling`",
         "sampling_seed": "follows from run.seed; remove it",
     }
@@ -62,6 +62,8 @@ class SamplingSpec(Section):
     """Longest response, in tokens."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """End a response, beside the tokenizer's end-of-sequence token. The token that ends it is part of it."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a response. The response keeps the text, and all of the token that completes it."""
     ignore_eos: bool = False
     """Go on after the end-of-sequence token."""
 

@@ -1,0 +1,29 @@
+"""The text of a response, without the token that ended it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dagrl.data.end_tokens import end_tokens
+from dagrl.graph.rollouts import rollouts
+from dagrl.ops.base import Context
+
+
+def response_text(tokens: np.ndarray, context: Context) -> str:
+    """A response without its end token.
+
+    Other special tokens stay, so that a policy cannot hide them in an answer that is right without them.
+    """
+    ended = len(tokens) and int(tokens[-1]) in _ends(context)
+    return context.resources.tokenizer.decode(tokens[:-1] if ended else tokens)
+
+
+def _ends(context: Context) -> frozenset[int]:
+    """Tokens that end a response."""
+    sampling, resources, pipeline = context.sampling, context.resources, context.pipeline
+    named = frozenset(sampling.stop_token_ids)
+    if sampling.ignore_eos:
+        return named
+    model = pipeline.model_of(context.rollout.engine) if rollouts(pipeline) else pipeline.model
+    own = resources.once(f"ends of {context.sampled_by}", lambda: end_tokens(model, resources.tokenizer))
+    return named | own
