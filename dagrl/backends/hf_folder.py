@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dagrl.backends.older_config import with_older_keys
 from dagrl.backends.weight_names import PREDICTION_LAYERS, is_prediction_layer
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.models.images import PROCESSOR_FILE, ImageSettings, image_settings
@@ -37,11 +38,13 @@ def write_hf_folder(
     architecture: str,
     weights: Iterable[tuple[str, torch.Tensor]],
     shard_bytes: int = SHARD_BYTES,
+    source: Path | None = None,
 ) -> None:
     """Write weights unchanged, and a config with their dtype, to the existing `folder`.
 
     `architecture` is the Hugging Face class of the weights. If they have no multi-token prediction layers, the config
-    says so. Raises OSError if the folder cannot be written.
+    says so. It has the keys of transformers 4 and 5, and those of the folder `source`, from which `hf_config` is.
+    Raises OSError if the folder cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -70,6 +73,10 @@ def write_hf_folder(
         # Copied from the original folder; these weights are not quantised.
         del config.quantization_config
     config.save_pretrained(folder)
+    path = folder / "config.json"
+    published = json.loads((source.expanduser() / "config.json").read_text()) if source else {}
+    whole = with_older_keys(json.loads(path.read_text()), config.attribute_map, published)
+    path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n")
     for path in folder.glob("*.safetensors"):
         # safetensors makes its files readable by their owner only.
         shutil.copymode(folder / "config.json", path)
@@ -85,6 +92,10 @@ def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
 
         settings = image_settings(model)
         make_tokenizer(model.tokenizer, finds_images=settings is not None).save_pretrained(folder)
+        path = folder / "tokenizer_config.json"
+        # The class has another name in transformers 4, which both know.
+        told = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+        path.write_text(json.dumps(told, indent=2) + "\n")
         if settings is not None:
             write_processor(folder, settings)
     elif source := model.tokenizer or model.path:

@@ -237,7 +237,7 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngin
         if config.model_type not in classes:
             raise ValueError(f"Hugging Face has no class for a {config.model_type} with a {head} head")
         name_of_class, config.num_labels = classes[config.model_type], 1
-    write_hf_folder(folder, config, name_of_class, tensors)
+    write_hf_folder(folder, config, name_of_class, tensors, source=model.path)
     copy_tokenizer(model, folder)
 
 

@@ -1,0 +1,45 @@
+"""Keys of config.json as transformers 4 names them, beside those that transformers 5 writes.
+
+transformers 4 ignores keys that it does not know: without ``rope_theta`` it takes 10000 and says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_TEXT = "text_config"
+_OWN = ("quantization_config", "torch_dtype", "_name_or_path")
+"""Keys of a source that do not hold for the folder's weights, which have another dtype and are not quantised."""
+
+
+def with_older_keys(
+    config: Mapping[str, Any], other_names: Mapping[str, str], source: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`config`, as transformers 5 writes it, with the keys of transformers 4 and those that only `source` has.
+
+    `other_names` are further names of fields, as config classes know them. Values of `config` stay as they are.
+    """
+    whole = {**_older(config), **config}
+    whole |= {name: whole[field] for name, field in other_names.items() if field in whole and name not in whole}
+    if isinstance(text := config.get(_TEXT), Mapping):
+        nested = source.get(_TEXT)
+        whole[_TEXT] = with_older_keys(text, {}, nested if isinstance(nested, Mapping) else {})
+    return {**{name: value for name, value in source.items() if name not in _OWN}, **whole}
+
+
+def _older(config: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"torch_dtype": config["dtype"]} if "dtype" in config else {}
+    rope = config.get("rope_parameters") or {}
+    if isinstance(full := rope.get("full_attention"), Mapping):
+        # Gemma 3 has another base in the layers with a sliding window.
+        found["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = full
+    if "rope_theta" not in rope:
+        return found
+    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    plain = scaling.keys() <= {"rope_type"} and scaling.get("rope_type", "default") == "default"
+    found |= {"rope_theta": rope["rope_theta"], "rope_scaling": None if plain else scaling}
+    if "partial_rotary_factor" in rope:
+        found["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    return found
