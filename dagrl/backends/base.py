@@ -279,7 +279,7 @@ class Completion:
     tokens: np.ndarray
     """Tokens sampled in this call including an end token, int64; without those of a partial response."""
     logprobs: np.ndarray
-    """Log-prob of each token under logits / temperature, before top-p and top-k, float32."""
+    """Log-prob of each token under logits / temperature, float32: before top-p, top-k and min-p, on vLLM after them."""
     finish_reason: str
     """``stop``, ``length``, or ``abort`` after `GenerateEngine.abort`."""
     policy_version: int

@@ -52,6 +52,7 @@ def check_servers(check: EngineCheck[VllmEngineSpec]) -> None:
                 error(field, "is about experts, and the model has none; remove it", "no-experts")
     _check_lengths(check, error)
     _check_temperatures(check)
+    _warn_of_truncation(check)
     if wants_routed_experts(check.pipeline, check.name) and not engine.server.get(ROUTED_EXPERTS, True):
         error(ROUTED_EXPERTS, "turns off the routes that a trainer replays; remove it", "no-routed-experts")
     if engine.weight_sync.route == "cuda_ipc" and engine.weights_from is not None:
@@ -86,3 +87,21 @@ def _check_temperatures(check: EngineCheck[VllmEngineSpec]) -> None:
                 message = f"vLLM samples at {_LEAST_TEMPERATURE} to {_LARGEST_TEMPERATURE:g}, not at "
                 message += f"{sampling.temperature:g}; choose a temperature between them, or 0"
                 check.findings.error(("nodes", name, field, "temperature"), message, code="temperature-of-server")
+
+
+def _warn_of_truncation(check: EngineCheck[VllmEngineSpec]) -> None:
+    """Warn of log-probs of training that are not those of the trainer's distribution.
+
+    vLLM has log-probs before temperature or after everything; hf and SGLang have them between the two.
+    """
+    for name, node in check.pipeline.nodes.items():
+        if not isinstance(node, RolloutNode) or node.engine != check.name:
+            continue
+        sampling = node.sampling
+        given = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+        if cut := [field for field, cuts in given.items() if cuts]:
+            message = (
+                "vLLM's `rollout_logprob` is of the tokens that this leaves, and larger than the trainer's, which "
+            )
+            message += "corrections count as mismatch; hf and sglang have it before, see docs/mismatch.md"
+            check.findings.warning(("nodes", name, "sampling", cut[0]), message, code="truncated-logprobs")

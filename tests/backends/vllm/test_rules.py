@@ -66,6 +66,25 @@ def test_temperatures_that_vllm_does_not_sample_at(project, temperature: float) 
     project.assert_problem(path, "nodes.rollout.sampling.temperature", "temperature-of-server")
 
 
+@pytest.mark.parametrize(
+    ("backend", "options", "warned"),
+    [
+        ("vllm", "top_p: 0.9", "top_p"),
+        ("vllm", "top_k: 20, temperature: 0.6", "top_k"),
+        ("vllm", "min_p: 0.1", "min_p"),
+        ("vllm", "temperature: 0.6", None),
+        ("hf", "top_p: 0.9", None),
+    ],
+)
+def test_log_probs_after_truncation_are_warned_of(project, backend: str, options: str, warned: str | None) -> None:
+    found = project.warnings(
+        (HF, HF.replace("backend: hf", f"backend: {backend}")),
+        ("sampling: {max_new_tokens: 8}}", f"sampling: {{max_new_tokens: 8, {options}}}}}"),
+    )
+    places = [place for place, code in found if code == "truncated-logprobs"]
+    assert places == ([f"nodes.rollout.sampling.{warned}"] if warned else [])
+
+
 @pytest.fixture
 def mixture(project):
     """A mixture of experts with a vLLM generator, as these keys say; the trainer routes tokens as it did."""
