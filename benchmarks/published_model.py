@@ -28,7 +28,7 @@ HIGH = 0.6
 """Accuracy whose step and seconds are told."""
 GAIN = 0.1
 """Least gain in accuracy of a recipe that learns."""
-SFT_STEPS = 40
+SFT_STEPS = 80
 _RUN_S = 570.0
 
 # 512 samples in each step, with each recipe.
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str | None, dict[str, Any]]] = {
             "schedule": {"max_staleness": 1},
         },
     ),
-    "lora": (None, {"engines": {"actor": {"lora": {"rank": 32, "alpha": 64}, "optimizer": {"lr": 3.0e-5}}}}),
+    "lora": (None, {"engines": {"actor": {"lora": {"rank": 32, "alpha": 64}, "optimizer": {"lr": 1.0e-4}}}}),
     "fp8_rollout": (None, {"engines": {"generator": {"quantization": "fp8_per_channel"}}}),
     "vllm": (
         None,

@@ -108,7 +108,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
         _make_model(cached / "snapshots" / _COMMIT, config)
         (cached / "refs").mkdir()
         (cached / "refs" / "main").write_text(_COMMIT)
-    start = folder / "runs" / "smollm2-sft" / "checkpoints" / "step_40" / "actor"
+    start = folder / "runs" / "smollm2-sft" / "checkpoints" / "step_80" / "actor"
     start.mkdir(parents=True)
     files = {"metadata.json": '{"sharded_backend": "torch_dist"}', ".metadata": "-", "__0_0.distcp": "-"}
     for name, text in files.items():
