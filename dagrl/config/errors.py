@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dagrl.redact import hide_secrets
+
 Place = tuple[str | int, ...]
 """Keys and list indices that lead to a value of the pipeline file."""
 
@@ -28,7 +30,7 @@ class Problem:
 
     def as_values(self) -> dict[str, Any]:
         """Return the fields, with long texts cut, as they are printed."""
-        file, place = _cut(self.file, _MOST_SHOWN), _cut(self.place, _MOST_SHOWN)
+        file, place = _cut(self.file, _MOST_SHOWN), _cut(hide_secrets(self.place), _MOST_SHOWN)
         return {"file": file, "line": self.line, "place": place, "message": bounded(self.message), "code": self.code}
 
 
@@ -59,8 +61,8 @@ def _cut_word(word: re.Match[str]) -> str:
 
 
 def bounded(message: str) -> str:
-    """Shorten a message that echoes something of any length: first each long word, and then the whole."""
-    return _cut(_WORD.sub(_cut_word, message), _MOST_SAID)
+    """Shorten a message that echoes something of any length, first each long word and then the whole; hide secrets."""
+    return _cut(_WORD.sub(_cut_word, hide_secrets(message)), _MOST_SAID)
 
 
 def in_one_line(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.shell.script import Remark
 from dagrl.importing.table import Line, Status, Translation
-from dagrl.tracking.redact import without_secrets
+from dagrl.redact import without_secrets
 
 _TITLES = {
     Status.TRANSLATED: "Translated",
@@ -74,8 +74,7 @@ def _shown_value(line: Line) -> Any:
     """The value, unless its key is that of a secret."""
     value = line.value.text if isinstance(line.value, Unresolved) else line.value
     name = line.key.removeprefix("--").replace("-", "_").rpartition(".")[2]
-    secret = name == "wandb_key"
-    return "***" if secret else without_secrets({name: value})[name]
+    return without_secrets({name: value})[name]
 
 
 def _text(line: Line) -> str:

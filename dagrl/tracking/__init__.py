@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from dagrl.config.schema import TrackerSpec
+from dagrl.redact import hide_secrets, hiding, without_secrets
 from dagrl.tracking.background_tracker import BackgroundTracker
 from dagrl.tracking.base import Progress, SampleTracker, Tracker
 from dagrl.tracking.console import Console, Verbosity
 from dagrl.tracking.metrics_file import MetricsFile
 from dagrl.tracking.mlflow import Mlflow
 from dagrl.tracking.own import OwnTracker
-from dagrl.tracking.redact import without_secrets
 from dagrl.tracking.samples import read_samples
 from dagrl.tracking.swanlab import SwanLab
 from dagrl.tracking.tensorboard import TensorBoard
@@ -33,9 +33,19 @@ class Trackers:
     """All trackers of a run. As a context manager it closes them, as failed if an exception is raised."""
 
     def __init__(
-        self, trackers: Sequence[Tracker], timeline: Timeline, console: Console | None, samples: Path, shown: int
+        self,
+        trackers: Sequence[Tracker],
+        timeline: Timeline,
+        console: Console | None,
+        samples: Path,
+        shown: int,
+        hide: Callable[[str], str] = hide_secrets,
     ) -> None:
-        """`samples` is the folder of the steps' samples; `shown` rows of each validation go to trackers."""
+        """`samples` is the folder of the steps' samples; `shown` rows of each validation go to trackers.
+
+        `hide` takes the secrets out of notes.
+        """
+        self._hide = hide
         self._trackers = trackers
         self._console = console
         self._samples, self._shown = samples, shown
@@ -68,7 +78,8 @@ class Trackers:
             self._console.progress(progress)
 
     def note(self, message: str) -> None:
-        """Print a message; on stderr if the pipeline has no console."""
+        """Print a message without secrets; on stderr if the pipeline has no console."""
+        message = self._hide(message)
         if self._console is not None:
             self._console.note(message)
         else:
@@ -123,7 +134,7 @@ def open_trackers(
     """
     console = Console(total_steps, verbosity=verbosity) if any(spec.tracker == "console" for spec in asked) else None
     trackers: list[Tracker] = [MetricsFile()]
-    together = Trackers(trackers, Timeline(), console, run_dir / "samples", shown_samples)
+    together = Trackers(trackers, Timeline(), console, run_dir / "samples", shown_samples, hiding(config))
     if console is not None:
         trackers.append(console)
     trackers += [_made(spec, run_name, together.note, folder) for spec in asked if spec.tracker != "console"]

@@ -76,10 +76,13 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Replace the file's contents atomically."""
+def replace_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Replace the file's contents atomically; a `private` file is readable by its owner alone, from the beginning."""
     aside = path.with_name(path.name + ".new")
     try:
+        if private:
+            aside.unlink(missing_ok=True)
+            aside.touch(mode=0o600)
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)
     except OSError:

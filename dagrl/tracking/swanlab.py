@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagrl.redact import hide_in_arguments, hide_secrets
 from dagrl.tracking.background_tracker import TrackerFailedError, failures_of, stable_id
 from dagrl.tracking.base import SampleTable
 
@@ -47,7 +50,9 @@ class SwanLab:
         with suppress(AttributeError):
             swanlab.pkg.console.c.quiet = True
         folder = (run_dir / "swanlab").resolve()
-        settings = swanlab.Settings(interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none"))
+        settings = swanlab.Settings(
+            interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none"), probe=_unprobed()
+        )
         begin = partial(
             swanlab.init,
             project=self._project or settings.project.name or "dagrl",
@@ -91,3 +96,16 @@ class SwanLab:
         run, self._run = self._run, None
         if run is not None:
             run.finish(state="success" if ok else "crashed", error=None if ok else "the run failed")
+
+
+def _unprobed() -> dict[str, bool]:
+    """Turn off what SwanLab would store of the machine, where a secret is in it: the command, or the address of git."""
+    found = {}
+    if hide_in_arguments(sys.argv) != sys.argv:
+        found["runtime"] = False
+    with suppress(OSError, subprocess.SubprocessError):
+        call = ["git", "config", "--get", "remote.origin.url"]
+        address = subprocess.run(call, capture_output=True, text=True, timeout=5).stdout
+        if hide_secrets(address) != address:
+            found["git"] = False
+    return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagrl.redact import hide_in_arguments
 from dagrl.tracking.background_tracker import TrackerFailedError, failures_of, stable_id
 from dagrl.tracking.base import SampleTable
 
@@ -101,18 +103,19 @@ class Wandb:
             init_timeout=START_TIMEOUT_S,
             finish_timeout=FINISH_TIMEOUT_S,
         )
-        run = wandb.init(
-            project=self._project or os.environ.get("WANDB_PROJECT", "dagrl"),
-            entity=self._entity,
-            group=self._group,
-            name=self._name,
-            id=run_id,
-            resume="allow",
-            dir=run_dir,
-            mode=mode,
-            config=dict(config),
-            settings=settings,
-        )
+        with _hidden_arguments():
+            run = wandb.init(
+                project=self._project or os.environ.get("WANDB_PROJECT", "dagrl"),
+                entity=self._entity,
+                group=self._group,
+                name=self._name,
+                id=run_id,
+                resume="allow",
+                dir=run_dir,
+                mode=mode,
+                config=dict(config),
+                settings=settings,
+            )
         run.define_metric("*", step_metric="step")
         return run
 
@@ -134,3 +137,13 @@ class Wandb:
         # The first failure has been reported already.
         with suppress(TrackerFailedError), failures_of("wandb"):
             wandb.teardown()
+
+
+@contextmanager
+def _hidden_arguments() -> Iterator[None]:
+    """Context in which the arguments of this command, which wandb stores, have no secrets: overrides may set some."""
+    given, sys.argv = sys.argv, hide_in_arguments(sys.argv)
+    try:
+        yield
+    finally:
+        sys.argv = given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagrl.config.errors import in_one_line
+from dagrl.redact import hide_secrets
 
 
 class RunError(Exception):
@@ -27,7 +28,7 @@ class RunError(Exception):
             ("hint", self.hint),
             ("details", self.log),
         )
-        return [f"  {name:<7} {text}" for name, text in rows if text]
+        return [f"  {name:<7} {hide_secrets(text)}" for name, text in rows if text]
 
 
 class RefusedFolderError(RunError):

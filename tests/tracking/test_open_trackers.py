@@ -74,6 +74,12 @@ def test_no_tracker_is_told_a_secret(tmp_path):
     assert text.tensor_proto.string_val[0].decode() == "```yaml\njudge:\n  api_key: '***'\n```"
 
 
+def test_no_note_has_a_secret(tmp_path, capsys):
+    with opened(tmp_path, config={"name": "tiny", "agent": {"env": {"A": "xyzzy words"}}}) as trackers:
+        trackers.note("mlflow: run 1 at https://me:xyzzy@mlflow.example; the agent said xyzzy words")
+    assert capsys.readouterr().err == "mlflow: run 1 at https://me:***@mlflow.example; the agent said ***\n"
+
+
 def test_notes_go_to_stderr_where_there_is_no_console(tmp_path, capsys):
     with opened(tmp_path) as trackers:
         trackers.note("two prompts dropped")

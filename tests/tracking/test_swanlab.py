@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ import pytest
 
 from dagrl.tracking.background_tracker import BackgroundTracker
 from dagrl.tracking.base import SampleTable
-from dagrl.tracking.swanlab import SwanLab
+from dagrl.tracking.swanlab import SwanLab, _unprobed
 
 pytest.importorskip("swanlab")
 CONFIG = {"name": "tiny", "data": {"prompts_per_step": 8}}
@@ -54,6 +55,20 @@ def test_without_a_key_it_logs_offline_under_the_run_folder(tmp_path: Path, capf
     assert (signal.getsignal(signal.SIGINT), sys.excepthook) == (handler, hook), "Ctrl-C is the run's own affair"
     captured = capfd.readouterr()
     assert captured.out + captured.err == "", "its lines would tear the table on the console"
+
+
+def test_secrets_of_the_command_and_of_git_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path / "project"], check=True)
+    monkeypatch.chdir(tmp_path / "project")
+    subprocess.run(["git", "remote", "add", "origin", "https://me:xyzzy@github.com/me/project"], check=True)
+    monkeypatch.setattr(sys, "argv", ["dagrl", "run", "p.yaml", "nodes.rollout.agent.env.A=xyzzy"])
+    assert _unprobed() == {"runtime": False, "git": False}
+    track(tmp_path, [0])
+    stored = [path for path in (tmp_path / "swanlab").rglob("*") if path.is_file()]
+    assert stored and not [path for path in stored if b"xyzzy" in path.read_bytes()]
+    monkeypatch.setattr(sys, "argv", ["dagrl", "run", "p.yaml"])
+    subprocess.run(["git", "remote", "set-url", "origin", "https://github.com/me/project"], check=True)
+    assert _unprobed() == {}
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,13 @@ def test_an_error_that_is_not_wandbs_is_not_swallowed(tmp_path):
         tracker.start(tmp_path, None, None)
     tracker.close(ok=False)
     assert service() == []
+
+
+def test_secrets_among_the_arguments_of_the_command_are_not_stored(tmp_path, monkeypatch):
+    given = ["dagrl", "run", "p.yaml", "nodes.rollout.agent.env.A=xyzzy"]
+    monkeypatch.setattr(sys, "argv", given)
+    tracker = Wandb("tiny", lambda note: None)
+    tracker.start(tmp_path, CONFIG, None)
+    assert sys.argv is given
+    tracker.close(ok=True)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"xyzzy" in path.read_bytes()]

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from dagrl.config.schema import AgentSpec
 from dagrl.ops.agents.verifiers_agent import Unscored
+from dagrl.redact import hiding
 from dagrl.rewards.sandbox import runner as sandbox
 
 OUTPUT_BYTES = 16 << 10
@@ -92,7 +93,7 @@ class CommandProgram:
 
     def __init__(self, command: tuple[str, ...], env: Mapping[str, str], folder: Path) -> None:
         self._command = (sys.executable, *command[1:]) if command[0] == "python" else command
-        self._env, self._folder = env, folder
+        self._env, self._folder, self._hide = env, folder, hiding({"env": env})
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
         with TemporaryDirectory(prefix="dagrl-agent-") as made:
@@ -117,7 +118,7 @@ class CommandProgram:
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-            said = _end_of(output)
+            said = self._hide(_end_of(output))
             return _verdict_of_process(status, said, _result_in(result, said))
 
 
@@ -128,7 +129,7 @@ class SandboxedProgram:
         assert spec.command is not None
         _, file, *self._arguments = spec.command
         self._code = (folder / file).read_text()
-        self._env, self._timeout_s = spec.env, spec.timeout_s
+        self._env, self._timeout_s, self._hide = spec.env, spec.timeout_s, hiding({"env": spec.env})
         self._threads = ThreadPoolExecutor(spec.max_running, thread_name_prefix="sandboxed agent")
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
@@ -145,7 +146,7 @@ class SandboxedProgram:
             kept=_RESULT,
         )
         ended = await asyncio.get_running_loop().run_in_executor(self._threads, run)
-        said = (ended.stdout + ended.stderr)[-OUTPUT_BYTES:]
+        said = self._hide((ended.stdout + ended.stderr)[-OUTPUT_BYTES:])
         if ended.outcome in (sandbox.Outcome.TIMED_OUT, sandbox.Outcome.TOO_MUCH):
             raise ProgramError(f"it {ended.outcome.value}", said)
         return _verdict_of_process(ended.exit_status, said, ended.kept)

@@ -10,7 +10,7 @@ from typing import Any
 from dagrl.backends.registry import backend_of
 from dagrl.config.capability import Capability
 from dagrl.config.schema import Pipeline
-from dagrl.tracking.redact import without_secrets
+from dagrl.redact import without_secrets
 
 _TRAINING = ("update", "critic", "sft", "dpo")
 """Ops that change an engine's weights."""

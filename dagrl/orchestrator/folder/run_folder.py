@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState
 from dagrl.orchestrator.folder.examine import LOCK, MODULES, PIPELINE, examine
 from dagrl.orchestrator.folder.identity import changes
 from dagrl.orchestrator.folder.run_graph import CONTRACTS, contracts_text
+from dagrl.redact import hide_secrets, hiding
 from dagrl.tracking.base import replace_text
 from dagrl.workers.errors import RefusedFolderError, RunError
 
@@ -35,13 +36,17 @@ class RunFolder:
     changed: str = ""
     """How the pipeline differs from that of the run that is resumed."""
 
+    hide: Callable[[str], str] = hide_secrets
+    """Takes the secrets of the pipeline out of a text."""
+
     def keep_details(self, error: RunError) -> None:
-        """Write the traceback of a worker to a log file."""
+        """Write the traceback of a worker to a log file, without the pipeline's secrets."""
+        error.cause, error.hint, error.details = map(self.hide, (error.cause, error.hint, error.details))
         if error.details:
             log = self.path / "logs" / "failure.txt"
             with suppress(OSError):  # the disk may be full
                 log.parent.mkdir(exist_ok=True)
-                log.write_text(error.details)
+                replace_text(log, error.details, private=True)
                 error.log = str(log)
 
 
@@ -89,7 +94,7 @@ def open_run_folder(
             return
         with _writing(path):
             _sign(lock)
-            replace_text(path / PIPELINE, dump_document(dict(resolved)))
+            replace_text(path / PIPELINE, dump_document(dict(resolved)), private=True)
             if modules is not None:
                 replace_text(path / MODULES, f"{modules.resolve()}\n")
             if graph is not None:
@@ -98,7 +103,7 @@ def open_run_folder(
             checkpoints.remove_torn()
             torn = tuple(f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in found.torn.items())
         try:
-            yield RunFolder(path, checkpoints, found.state, found.folder, torn, changed)
+            yield RunFolder(path, checkpoints, found.state, found.folder, torn, changed, hiding(resolved))
         finally:
             # A failed save may have left something; its writers have ended.
             checkpoints.remove_torn()

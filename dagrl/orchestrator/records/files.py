@@ -148,7 +148,7 @@ class Records:
         path = self.pipeline(name)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(path, text)
+            replace_text(path, text, private=True)
         return name
 
     def pipeline(self, name: str) -> Path:

@@ -13,11 +13,11 @@ from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.folder.run_graph import graph_of_run
+from dagrl.redact import hide_secrets, without_secrets
 from dagrl.reporting.run_data.dag_view import dag_view
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps
 from dagrl.scheduler.plan import Plan
-from dagrl.tracking.redact import without_secrets
 from dagrl.tracking.run_file import best_checkpoint, run_file, run_text
 
 _LOG_CHARACTERS = 20_000
@@ -33,7 +33,7 @@ def overview(run: RunReader) -> dict[str, Any]:
         "last_step": run.last_step,
         "torn": run.torn,
         "best": best_checkpoint(run.folder) or "",
-        "failure": (run_text(run.folder, "logs", "failure.txt") or "")[-_LOG_CHARACTERS:],
+        "failure": hide_secrets(run_text(run.folder, "logs", "failure.txt") or "")[-_LOG_CHARACTERS:],
         "events": _events(run),
         "samples": sample_steps(run.folder),
         "timed_steps": run.timed_steps,

@@ -15,7 +15,7 @@ from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
 from dagrl.orchestrator.folder.run_folder import modules_of, open_run_folder
-from dagrl.workers.errors import RefusedFolderError
+from dagrl.workers.errors import RefusedFolderError, RunError
 
 HOLDER = """
 import sys
@@ -257,3 +257,19 @@ def test_a_checkpoint_to_validate_that_is_not_there_is_named(tmp_path, pipeline,
         saved = save_checkpoint(tmp_path, pipeline, step)
     (saved / "state.json").write_text("{")
     assert hint in refusal(tmp_path, edited(pipeline, run=run)).hint
+
+
+def test_files_with_secrets_are_the_owner_s_alone_and_resume_keeps_the_values(tmp_path: Path, pipeline) -> None:
+    config = {"name": "tiny", "agent": {"env": {"A": "xyzzy words"}}}
+    file = tmp_path / "run" / "pipeline.yaml"
+    with open_run_folder(tmp_path / "run", pipeline, config):
+        pass
+    file.chmod(0o644)  # as an earlier version has left it
+    with open_run_folder(tmp_path / "run", pipeline, config) as run:
+        error = RunError("the agent said xyzzy words", hint="PGPASSWORD=xyzzy", details="Traceback: xyzzy words")
+        run.keep_details(error)
+    assert yaml.safe_load(file.read_text()) == config
+    log = tmp_path / "run" / "logs" / "failure.txt"
+    assert [path.stat().st_mode & 0o777 for path in (file, log)] == [0o600, 0o600]
+    assert log.read_text() == "Traceback: ***"
+    assert "xyzzy" not in "\n".join(error.lines())
