@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from dagrl.tracking.base import Progress
+from dagrl.tracking.cut_responses import cut_notes
 from dagrl.tracking.other_policies import same_of_others
 
 QUIET_S = 10.0
@@ -146,9 +147,13 @@ class Console:
         self._quiet_until: float | None = None
         """Earliest time of the next line about a rollout; None if none is running."""
         self._live: Live | None = None
+        self._config: Mapping[str, Any] = {}
+        self._told_cut: set[str] = set()
+        """Metrics of cut responses that a line has been about."""
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
         """Start drawing; progress counts from `resumed_step`."""
+        self._config = config
         self._progress.update(self._task, completed=resumed_step or 0)
         self._progress.start_task(self._task)
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
@@ -179,6 +184,10 @@ class Console:
         if validation:
             of = f"/{self._total_steps}" if self._total_steps else ""
             self._line(f"step {step}{of} validation  " + "  ".join(validation))
+        for metric, note in cut_notes([metrics], self._config).items():
+            if metric not in self._told_cut:
+                self._told_cut.add(metric)
+                self._line(f"step {step}: {note}")
         if self._live is not None:
             self._live.refresh()
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+import yaml
 from rich.console import RenderableType
 
 from dagrl.tables import table
+from dagrl.tracking.cut_responses import cut_notes
 from dagrl.tracking.other_policies import same_of_others
 from dagrl.tracking.run_file import best_checkpoint, run_text
 from dagrl.tracking.timeline import parse_events
@@ -126,7 +128,7 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
         what = "a line is" if run.torn == 1 else f"{run.torn} lines are"
         parts.append(f"  {what} torn in metrics.jsonl and left out")
     if not any(line["step"] > 0 for line in run.steps):
-        return [*parts, *(main_metrics(run) or ["  no step has been finished yet"])]
+        return [*parts, *(main_metrics(run) or ["  no step has been finished yet"]), *_troubles(run)]
     parts += ["", *main_metrics(run)]
     if best := best_checkpoint(run.folder):
         parts.append(f"  best checkpoint: {best}; dagrl export {run.folder} --best -o DIR")
@@ -227,7 +229,17 @@ def _troubles(run: RunRecord) -> list[str]:
     for name, what in _COUNTED.items():
         if total := sum(run.of(name)):
             lines.append(f"{what}: {total:.0f}")
+    lines += cut_notes(run.steps, config_of(run.folder)).values()
     return ["", *(f"  {line}" for line in lines)] if lines else []
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The pipeline of a run, as it is written; empty if it cannot be read."""
+    try:
+        tree = yaml.safe_load(run_text(folder, "pipeline.yaml") or "")
+    except yaml.YAMLError:
+        return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _restarts(run: RunRecord) -> int:

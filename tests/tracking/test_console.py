@@ -356,3 +356,22 @@ def test_a_quiet_console_prints_nothing_and_a_verbose_one_every_metric():
     assert printed[Verbosity.VERBOSE] == [
         "step 1/10  reward 0.250", "  reward/mean 0.25", "  time/update 1.5", "a note"
     ]  # fmt: skip
+
+
+CONFIG = {"nodes": {"sample": {"op": "rollout", "sampling": {"max_new_tokens": 512}}, "reward": {"op": "reward"}}}
+CUT = {**METRICS, "response_tokens/cut_fraction": 0.96}
+
+
+def test_cut_responses_are_told_once_with_the_key_to_raise(tmp_path):
+    console, stream = plain_console(9)
+    console.start(tmp_path, CONFIG, None)
+    console.log(1, {**METRICS, "response_tokens/cut_fraction": 0.4})
+    console.log(2, CUT)
+    console.log(3, CUT)
+    console.log(3, {"val/reward/mean": 0.1, "val/response_tokens/cut_fraction": 1.0})
+    told = [line for line in stream.getvalue().splitlines() if "cut at" in line]
+    assert told == [
+        "step 2: 96% of the responses were cut at the token limit; raise nodes.sample.sampling.max_new_tokens (512)",
+        "step 3: 100% of the responses in validation were cut at the token limit; raise "
+        "nodes.sample.sampling.max_new_tokens (512)",
+    ]

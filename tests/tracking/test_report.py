@@ -147,3 +147,13 @@ def test_a_validation_of_the_start_weights_is_told(tmp_path):
     text = said(read_run(write(tmp_path / "run", {"step": 0, "val/reward/mean": 0.25, "policy_version": 0})), {})
     assert "val/reward/mean  0.25" in text
     assert "policy_version" not in text
+
+
+def test_cut_responses_are_told_with_the_key_to_raise(tmp_path):
+    folder = write(tmp_path / "run", *(step(number, response_tokens__cut_fraction=0.75) for number in (1, 2)))
+    (folder / "pipeline.yaml").write_text("nodes: {act: {op: rollout, sampling: {max_new_tokens: 64}}}\n")
+    text = said(read_run(folder), {})
+    assert text.count("cut at the token limit") == 1
+    assert "75% of the responses were cut at the token limit; raise nodes.act.sampling.max_new_tokens (64)" in text
+    (folder / "pipeline.yaml").write_text("{")
+    assert "raise nodes.rollout.sampling.max_new_tokens" in said(read_run(folder), {})

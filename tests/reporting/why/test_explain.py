@@ -150,3 +150,13 @@ def test_long_prompts_of_several_responses_are_shared(tmp_path: Path, overrides:
     # 2048 + 8 x 256 tokens instead of 8 x 2304, in all but attention.
     advice = found["engines.actor.prefix_sharing=true"]
     assert 0.5 < advice.gain < 0.75 and 0.3 < advice.least < advice.gain < advice.most
+
+
+def test_steps_whose_responses_were_cut_say_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=STEPS, costs=SECONDS)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    cut = [json.dumps(line | {"response_tokens/cut_fraction": 1.0}) + "\n" for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(cut))
+    explained = explain(folder)
+    assert explained.cut.startswith("100% of the responses were cut at the token limit; raise nodes.rollout.sampling.")
+    assert as_text(folder, explained).count(explained.cut) == 1

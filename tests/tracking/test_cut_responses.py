@@ -1,0 +1,50 @@
+"""What is said about responses that were cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.tracking.cut_responses import cut_notes
+
+SAMPLING = {"max_new_tokens": 8}
+CUT = [{"response_tokens/cut_fraction": 0.4}, {"response_tokens/cut_fraction": 0.8}, {"reward/mean": 1.0}]
+VAL = [{"val/response_tokens/cut_fraction": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("steps", "node", "ends"),
+    [
+        (
+            CUT,
+            {"sampling": SAMPLING},
+            ["60% of the responses were cut at the token limit; raise {}.sampling.max_new_tokens (8)"],
+        ),
+        (
+            VAL,
+            {"sampling": SAMPLING, "val_sampling": {"max_new_tokens": 16}},
+            [
+                "50% of the responses in validation were cut at the token limit; raise "
+                "{}.val_sampling.max_new_tokens (16)"
+            ],
+        ),
+        (
+            CUT,
+            {"sampling": SAMPLING, "max_turn_tokens": 4},
+            [
+                "60% of the responses were cut at the token limit; raise {}.sampling.max_new_tokens (8) or "
+                "{}.max_turn_tokens (4)"
+            ],
+        ),
+        ([{"response_tokens/cut_fraction": 0.4}], {"sampling": SAMPLING}, []),
+        ([{"response_tokens/cut_fraction": float("nan")}], {"sampling": SAMPLING}, []),
+        ([], {"sampling": SAMPLING}, []),
+    ],
+)
+def test_the_key_of_the_limit_is_named(steps, node, ends) -> None:
+    config = {"nodes": {"judge": {"op": "judge"}, "act": {"op": "rollout", **node}}}
+    assert list(cut_notes(steps, config).values()) == [end.replace("{}", "nodes.act") for end in ends]
+
+
+def test_a_pipeline_that_is_not_there_has_the_usual_key() -> None:
+    (note,) = cut_notes(CUT, {}).values()
+    assert note.endswith("raise nodes.rollout.sampling.max_new_tokens")
