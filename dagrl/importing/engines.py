@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from dagrl.backends.environments import made_environments
 from dagrl.backends.extra_fields import lacking_field
 from dagrl.config.schema.backends import engine_sections
 from dagrl.config.schema.library_fields import LibraryFields
+from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Rule, Translation
 
 FSDP = "belongs to FSDP: trainers are Megatron-core here, split by `engines.NAME.parallel`; see `dagrl plan --search`"
@@ -88,11 +91,37 @@ def library_field(t: Translation, key: str, engine: str, section: str, field: st
     elif value is None:
         t.imply("is null, as by default", key)
     elif field in fields.model_fields:
-        t.write(f"engines.{engine}.{section}.{field}", value, key)
+        _tested_field(t, key, fields, f"engines.{engine}.{section}.{field}")
     elif lack := lacking_field(fields, field, _environment_of(t, engine)):
         t.refuse(lack, key)
     else:
         t.write(f"engines.{engine}.extra.{section}.{field}", value, key, note="untested with dagrl")
+
+
+def _tested_field(t: Translation, key: str, fields: type[LibraryFields], target: str) -> None:
+    """Write a field if its value is one that the table knows; a text may stand for a list."""
+    value, tested = t.get(key), TypeAdapter(fields)
+    listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    for each in (value, listed):
+        try:
+            tested.validate_python({target.rpartition(".")[2]: each})
+        except ValidationError as error:
+            fault = error.errors()[0]["msg"]
+        else:
+            t.write(target, each, key)
+            return
+    if isinstance(value, Unresolved):
+        t.write(target, value, key)
+    else:
+        t.refuse(f"dagrl does not take this value: {fault[:1].lower()}{fault[1:]}", key)
+
+
+def sequence_parallel(t: Translation, engine: str, key: str, tensor: str) -> None:
+    """Write Megatron's sequence parallelism, which it ignores on one tensor-parallel rank."""
+    if t.number(tensor, 1) > 1 or t.get(key) is False or isinstance(t.get(tensor), Unresolved):
+        t.write(f"engines.{engine}.parallel.sequence_parallel", t.get(key), key)
+    else:
+        t.imply("has no effect without tensor parallelism", key)
 
 
 def _environment_of(t: Translation, engine: str) -> Path | None:

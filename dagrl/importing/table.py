@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -45,6 +45,16 @@ class Line:
 
 _TEXTS = re.compile(r"name|data\.(train|val.*)|.*\.(path|tokenizer|fn|dist_checkpointing_path)|model\..*")
 """Keys of the pipeline that hold a text, which may have an unknown part."""
+
+
+_REQUIRED = (
+    "model.path",
+    "data.train",
+    "data.prompts_per_step",
+    "data.max_prompt_tokens",
+    "nodes.rollout.sampling.max_new_tokens",
+)
+"""Keys that every pipeline of these frameworks has."""
 
 
 def _is_off(value: Any) -> bool:
@@ -149,6 +159,24 @@ class Translation:
             note = note or f"default of {self.framework.version}"
             self.lines.append(Line(Status.DEFAULT, keys[0] if keys else target, value, None, (target,), note))
 
+    def drop(self, target: str, reason: str, status: Status = Status.IMPLIED) -> None:
+        """Take a key of the pipeline back; `status` and `reason` are those of the settings that it comes from."""
+        self.tree.pop(target, None)
+        for setting in self.origins.pop(target, ()):
+            self._forget_target(target, setting.key)
+            if not self.is_recorded(setting.key):
+                self._record(status, setting, (), reason)
+        self._forget_target(target, None)
+
+    def _forget_target(self, target: str, key: str | None) -> None:
+        """Forget that a setting, or a default, is written to a key of the pipeline."""
+        for line in [each for each in self.lines if target in each.targets]:
+            if (line.key == key) if key else line.place is None:
+                self.lines.remove(line)
+                rest = tuple(each for each in line.targets if each != target)
+                if rest:
+                    self.lines.append(replace(line, targets=rest))
+
     def copy(self, key: str, target: str) -> None:
         """Write a key's value, if the source sets the key."""
         if self.given(key):
@@ -247,6 +275,10 @@ def translate(framework: Framework, settings: Settings, folder: Any = None) -> T
                         key, "", f"this value, or one it goes with, has a form that is not known here ({why})"
                     )
     translation.current = ()
+    listed = {target for line in translation.lines if line.status is Status.UNKNOWN for target in line.targets}
+    for target in _REQUIRED:
+        if translation.tree.get(target) is None and target not in listed:
+            translation.note(target, target, "the source does not set it, and a pipeline needs it")
     for keys in concerned.values():
         for key in keys:
             if not translation.is_recorded(key):

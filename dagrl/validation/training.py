@@ -29,7 +29,7 @@ from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, tells_val_loss
 from dagrl.graph.updates import updates_with_dropout
 
-_OF_ESTIMATORS = {
+OF_ESTIMATORS = {
     "normalize_by_std": ("grpo", "gigpo"),
     "gamma": ("gae", "gigpo"),
     "step_coef": ("gigpo",),
@@ -40,7 +40,7 @@ _OF_ESTIMATORS = {
 }
 """Options of some estimators only."""
 _CLIPPED = ("ppo_clip", "gspo", "gmpo", "cispo", "cpgd", "clip_cov")
-_OF_LOSSES = {
+OF_LOSSES = {
     "clip_ratio": _CLIPPED,
     "clip_ratio_high": _CLIPPED,
     "dual_clip": ("ppo_clip",),
@@ -73,11 +73,11 @@ def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None
         place: Place = ("nodes", name)
         match node:
             case AdvantageNode():
-                _check_options(place, "estimator", node.estimator, node, _OF_ESTIMATORS, findings)
+                _check_options(place, "estimator", node.estimator, node, OF_ESTIMATORS, findings)
                 _check_own(place, node, folder, findings)
                 _check_advantage(pipeline, name, node, findings)
             case UpdateNode():
-                _check_options((*place, "loss"), "policy", node.loss.policy, node.loss, _OF_LOSSES, findings)
+                _check_options((*place, "loss"), "policy", node.loss.policy, node.loss, OF_LOSSES, findings)
                 _check_own(place, node, folder, findings)
                 _check_update(pipeline, place, node, findings)
                 if node.rollout_correction is not None:

@@ -7,6 +7,9 @@ from dagrl.importing.roll.batches import optimizer_steps
 from dagrl.importing.roll.common import CRITIC, TRAIN, uses_critic
 from dagrl.importing.table import Translation, joint
 
+_DEFAULT_RATE = 5.0e-5
+"""Of transformers' TrainingArguments, which ROLL's derive from."""
+
 
 def _learning_rate(t: Translation) -> None:
     for role, engine in ((TRAIN, "actor"), (CRITIC, "critic")):
@@ -15,8 +18,9 @@ def _learning_rate(t: Translation) -> None:
             t.imply(NO_CRITIC, *(key for key in t.current if key.startswith(f"{CRITIC}.")))
             continue
         target = f"engines.{engine}.optimizer"
-        for name, field in (("learning_rate", "lr"), ("weight_decay", "weight_decay")):
-            t.copy(f"{prefix}.{name}", f"{target}.{field}")
+        rate = f"{prefix}.learning_rate"
+        t.write(f"{target}.lr", _DEFAULT_RATE if t.get(rate) is None else t.get(rate), rate)
+        t.copy(f"{prefix}.weight_decay", f"{target}.weight_decay")
         t.write(f"{target}.clip_grad", t.get("max_grad_norm"), "max_grad_norm")
         schedule = f"engines.{engine}.lr_schedule"
         style = f"{prefix}.lr_scheduler_type"

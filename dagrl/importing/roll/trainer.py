@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.engines import NO_CRITIC, PARALLEL, critic_model, library_field, put_critic
+from dagrl.importing.engines import NO_CRITIC, PARALLEL, critic_model, library_field, put_critic, sequence_parallel
 from dagrl.importing.parts import is_known, put_critic_nodes
 from dagrl.importing.roll.common import CRITIC, REFERENCE, STRATEGY, TRAIN, uses_critic
 from dagrl.importing.table import Translation, joint, to
@@ -53,7 +53,9 @@ def _strategy(t: Translation) -> None:
             t.refuse("belongs to another trainer than Megatron-core", key)
         elif not is_known(t.get(key)):
             t.imply("is null, as by default", key)
-        elif field in PARALLEL or field == "sequence_parallel":
+        elif field == "sequence_parallel":
+            sequence_parallel(t, engine, key, f"{role}.{STRATEGY}.{PARALLEL[0]}")
+        elif field in PARALLEL:
             if field.startswith("virtual") and t.get(key) == 1:
                 t.imply("one chunk of layers, as by default", key)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dagrl.importing.parts import OPTIONS
 from dagrl.importing.slime import algorithm, batches, cluster, data, megatron, model, rest, reward, rollout, run
 from dagrl.importing.table import Framework
 
@@ -38,6 +39,7 @@ _RULES = (
     *algorithm.RULES,
     *batches.TOKENS,
     *algorithm.CORRECTION,
+    OPTIONS,
     *reward.RULES,
     *model.RULES,
     *rest.RULES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.engines import NO_SUCH_SHAPE, library_field, write_warmup_ratio
+from dagrl.importing.engines import NO_SUCH_SHAPE, library_field, sequence_parallel, write_warmup_ratio
 from dagrl.importing.slime.common import steps_per_rollout
 from dagrl.importing.table import Translation, joint, to
 
@@ -46,7 +46,9 @@ _DDP = {
 
 def _megatron(t: Translation) -> None:
     for key in t.current:
-        if key in _PARALLEL:
+        if key == "--sequence-parallel":
+            sequence_parallel(t, "actor", key, "--tensor-model-parallel-size")
+        elif key in _PARALLEL:
             t.write(f"engines.actor.parallel.{_PARALLEL[key]}", t.get(key), key)
         for table, names in (("transformer", _TRANSFORMER), ("optimizer", _OPTIMIZER), ("ddp", _DDP)):
             if key in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dagrl.importing.parts import OPTIONS
 from dagrl.importing.table import Framework
 from dagrl.importing.trinity import algorithm, cluster, data, explorer, optimizer, rest, reward, run, trainer
 
@@ -38,6 +39,7 @@ _RULES = (
     *explorer.RULES,
     *optimizer.RULES,
     *algorithm.RULES,
+    OPTIONS,
     *trainer.RULES,
     *reward.RULES,
     *rest.RULES,

@@ -22,6 +22,9 @@ def _trainer(t: Translation) -> None:
         given = next((each for each in keys if t.given(each) and is_known(t.get(each))), None)
         if given and is_megatron(t):
             for engine in engines:
+                if name == "sequence_parallel" and t.tree.get(f"engines.{engine}.parallel.{PARALLEL[0]}", 1) == 1:
+                    t.imply("has no effect without tensor parallelism", given)
+                    continue
                 t.write(f"engines.{engine}.parallel.{name}", t.get(given), given)
     sequence = "trainer.ulysses_sequence_parallel_size"
     if not is_megatron(t):

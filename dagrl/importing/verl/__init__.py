@@ -5,6 +5,7 @@ siiRL has verl's keys, with a few more and other defaults.
 
 from __future__ import annotations
 
+from dagrl.importing.parts import OPTIONS
 from dagrl.importing.table import Framework
 from dagrl.importing.verl import actor, algorithm, critic, data, model, optimizer, reference, reward, rollout, trainer
 from dagrl.importing.verl.common import ACTOR, REF, ROLLOUT
@@ -87,6 +88,7 @@ _RULES = (
     *rollout.RULES,
     *algorithm.RULES,
     *actor.UPDATE,
+    OPTIONS,
     *reference.RULES,
     *critic.RULES,
     *reward.RULES,

@@ -89,8 +89,15 @@ def _clip(t: Translation) -> None:
         value = t.get(key)
         bounds.append((t.get(plain, 0.2), plain) if value is None else (value, key))
     (low_value, low_key), (high_value, high_key) = bounds
-    t.write("nodes.update.loss.clip_ratio", low_value, low_key)
-    if high_value != low_value or t.given(high_key):
+    policy = t.tree.get("nodes.update.loss.policy", "ppo_clip")
+    if policy == "cispo":  # Its weights have no lower bound here, and most scripts set one out of reach.
+        if t.number(low_key, 0) >= 1:
+            t.imply("bounds nothing, as here", low_key)
+        else:
+            t.refuse("weights of cispo have an upper bound only", low_key)
+    else:
+        t.write("nodes.update.loss.clip_ratio", low_value, low_key)
+    if high_value != low_value or t.given(high_key) or policy == "cispo":
         t.write("nodes.update.loss.clip_ratio_high", high_value, high_key)
     if plain not in (low_key, high_key):
         reason = (
@@ -107,8 +114,14 @@ def _clip(t: Translation) -> None:
 def _aggregation(t: Translation) -> None:
     key = f"{ACTOR}.loss_agg_mode"
     mode = t.get(key)
-    if t.tree.get("nodes.update.loss.policy") in ("gspo", "gmpo"):
+    policy = t.tree.get("nodes.update.loss.policy")
+    if policy in ("gmpo", "sapo"):
         t.imply("has no effect on this loss, a mean over responses", key)
+        t.put("nodes.update.loss.aggregation", "seq-mean-token-mean")
+    elif policy == "gspo" and mode != "seq-mean-token-mean":
+        why = "verl 0.9.1 takes this one, its main branch always seq-mean-token-mean, which stands in"
+        t.put("nodes.update.loss.aggregation", "seq-mean-token-mean")
+        t.note(key, "nodes.update.loss.aggregation", why, mode)
     elif mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"):
         t.write("nodes.update.loss.aggregation", mode, key)
     else:
