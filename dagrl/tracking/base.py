@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -74,6 +76,12 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_in_place(path: Path, descriptor: int) -> None:
+    """Raise FileNotFoundError if an open file was removed or replaced, so that its contents are lost."""
+    if not (path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))):
+        raise FileNotFoundError(errno.ENOENT, "it was removed during the run")
 
 
 def replace_text(path: Path, text: str, *, private: bool = False) -> None:

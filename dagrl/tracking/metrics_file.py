@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from dagrl.tracking.base import is_kept, naming, replace_text
+from dagrl.tracking.base import check_in_place, is_kept, naming, replace_text
 
 
 class MetricsFile:
@@ -47,6 +47,7 @@ class MetricsFile:
                 return
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
+            check_in_place(self._path, self._file.fileno())
         self._last = step
 
     def _add_to(self, step: int, record: dict[str, Any]) -> None:

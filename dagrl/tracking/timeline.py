@@ -13,7 +13,7 @@ from itertools import batched
 from pathlib import Path
 from typing import Any
 
-from dagrl.tracking.base import is_kept, naming, replace_text
+from dagrl.tracking.base import check_in_place, is_kept, naming, replace_text
 
 _END = b"\n]\n"
 _EVENTS_PER_WRITE = 64
@@ -72,6 +72,7 @@ class Timeline:
         """Overwrite the closing bracket in one system call, so that the file stays valid."""
         assert self._file is not None, "complete before start"
         with naming(self._path):
+            check_in_place(self._path, self._file)
             end = os.fstat(self._file).st_size - len(_END)
             separator = b"\n" if end == len(b"[") else b",\n"
             lines = ",\n".join(json.dumps(event) for event in events).encode()

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,25 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
         tracker.log(1, {"reward/mean": 1.0})
     with pytest.raises(OSError, match=r"metrics\.jsonl"):
         tracker.close(ok=False)
+    tracker.close(ok=False)
+
+
+@pytest.mark.parametrize("how", ["folder", "file", "moved", "replaced"])
+def test_a_file_that_was_removed_is_an_error_at_the_next_step(tmp_path, how):
+    folder = tmp_path / "run"
+    tracker = MetricsFile()
+    tracker.start(folder, {}, None)
+    tracker.log(1, {"reward/mean": 1.0})
+    if how == "folder":
+        shutil.rmtree(folder)
+    elif how == "moved":
+        folder.rename(tmp_path / "elsewhere")
+    else:
+        (folder / "metrics.jsonl").unlink()
+    if how == "replaced":
+        (folder / "metrics.jsonl").touch()
+    with pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl: it was removed during the run$"):
+        tracker.log(2, {"reward/mean": 1.0})
     tracker.close(ok=False)
 
 

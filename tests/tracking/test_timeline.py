@@ -119,6 +119,13 @@ def test_a_full_disk_is_an_error_and_leaves_valid_json(tmp_path, timeline, monke
     assert [event["args"]["step"] for event in complete_events(tmp_path)] == [1, 3]
 
 
+def test_a_file_that_was_removed_is_an_error(tmp_path, timeline):
+    record(timeline, 1)
+    (tmp_path / "timeline.json").unlink()
+    with pytest.raises(OSError, match=r"cannot write .*timeline\.json: it was removed during the run"):
+        record(timeline, 2)
+
+
 @pytest.mark.parametrize("count", [0, 1, 64, 200])
 def test_several_at_once_are_written_as_one_after_the_other(tmp_path, timeline, count):
     other = Timeline()
