@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SCRIPTS = (
     *("gsm8k_tools", "gsm8k", "deepscaler", "math_dataset", "dapo_math", "aime", "amc", "mbpp", "apps", "geo3k"),
-    *("ultrafeedback", "arithmetic", "digits", "games"),
+    *("ultrafeedback", "arithmetic", "word_problems", "digits", "games"),
 )
 """Scripts in data_preprocess/. A name stands before those that it begins with."""
 _ANSWER = "answer"

@@ -30,7 +30,8 @@ class AgentSpec(Section):
     """Further variables of the command's environment, which has little of the worker's."""
     sandbox: bool = False
     """Confine a command ``[python, FILE, ...]`` as the code of a policy is: it sees a copy of that file, an empty
-    folder and Python's packages, starts no processes, and reaches nothing but the endpoint."""
+    folder and Python's packages, starts no processes, and connects to nothing but the endpoint's port, on any host:
+    Linux confines programs to ports, not to addresses."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """A service that is posted ``base_url``, ``api_key`` and ``row``, and answers with ``reward``."""
     listen: Literal["loopback", "node"] = "loopback"
