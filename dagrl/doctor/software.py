@@ -15,19 +15,25 @@ from dagrl.backends.environments import faults, made_environments
 from dagrl.backends.registry import backends
 from dagrl.config.schema.backends import broken_backends
 from dagrl.doctor.findings import Finding, hint, missing, ok
+from dagrl.imports import distributions_of
 
 _IMPORT_TIMEOUT_S = 180
 _CUDA = "import torch; print(torch.version.cuda, torch.cuda.device_count())"
 
 
 def software(*, on_gpus: bool) -> Iterator[Finding]:
-    """Check what is installed. Slow: imports all packages, in another process."""
+    """Check what is installed.
+
+    Libraries that were compiled for others, as torch for CUDA, are imported in another process, which takes seconds.
+    The rest would take half a minute: their requirements are compared with what is installed.
+    """
     yield ok("Python", platform.python_version())
     yield from _packages()
     needs = {
         backend: (*backend.requires, *(backend.gpu_requires if on_gpus else ())) for backend in backends().values()
     }
-    errors = _import_errors({"torch", "ray"}.union(*needs.values()))
+    compiled = {package for backend in needs for package in backend.gpu_requires} if on_gpus else set()
+    errors = _import_errors({"torch", "ray"} | compiled)
     for name in ("torch", "ray"):
         yield missing(name, f"cannot be imported: {errors[name]}") if name in errors else ok(name, "can be imported")
     if on_gpus and "torch" not in errors:
@@ -45,6 +51,10 @@ def software(*, on_gpus: bool) -> Iterator[Finding]:
             yield judge(name, f"not ready, {', '.join(absent)} is not installed; {backend.summary}")
         elif broken := next((package for package in packages if package in errors), None):
             yield missing(name, f"not ready, {broken} cannot be imported: {errors[broken]}")
+        elif unmet := [each for package in packages for each in _unmet(package)]:
+            # With a version that its own requirements rule out, it may work.
+            judge = missing if any(absent for absent, _ in unmet) else hint
+            yield judge(name, f"{'; '.join(text for _, text in unmet)}; {backend.summary}")
         else:
             yield ok(name, f"ready; {backend.summary}")
     for each, folder in made.items():
@@ -77,25 +87,48 @@ def run_python(code: str) -> tuple[str, str]:
     return "", lines[-1][:200] if done.returncode == 1 and lines else f"Python ends with exit code {done.returncode}"
 
 
+def _unmet(package: str) -> Iterator[tuple[bool, str]]:
+    """Yield what the distribution of a package requires and does not have: whether it is absent, and a message."""
+    module = f"{package.replace('.', '/')}/__init__.py"
+    for distribution in distributions_of(package.partition(".")[0]):
+        # Several distributions may share a namespace.
+        if module not in (metadata.distribution(distribution).read_text("RECORD") or ""):
+            continue
+        for each, version in _not_met(_requirements(distribution)):
+            has = f"{version} is installed" if version else "it is not installed"
+            yield not version, f"{distribution} needs {each.name} {each.specifier}, and {has}".replace(" ,", ",")
+
+
 def _packages() -> Iterator[Finding]:
     """Compare the installed versions with those that dagrl requires."""
     try:
-        required = [Requirement(text) for text in metadata.requires("dagrl") or ()]
+        required = _requirements("dagrl")
     except metadata.PackageNotFoundError:
         yield hint("packages", "dagrl is not installed as a package, so its requirements are not known")
         return
-    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
-    wrong = 0
+    wrong = list(_not_met(required))
+    for each, version in wrong:
+        has = version or "not installed"
+        yield missing(each.name, f"{has}; dagrl needs {each.specifier or 'it'}: `make setup` installs it")
+    if not wrong:
+        yield ok("packages", f"all {len(required)} that dagrl requires have versions it works with")
+
+
+def _requirements(distribution: str) -> list[Requirement]:
+    """What a distribution requires here, without its extras. Raises PackageNotFoundError."""
+    required = [Requirement(text) for text in metadata.requires(distribution) or ()]
+    return [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+
+
+def _not_met(required: Iterable[Requirement]) -> Iterator[tuple[Requirement, str]]:
+    """Yield requirements with the version that is installed instead, empty if there is none."""
     for each in required:
         try:
             version = metadata.version(each.name)
         except metadata.PackageNotFoundError:
-            version = "not installed"
-        if version == "not installed" or not each.specifier.contains(version, prereleases=True):
-            wrong += 1
-            yield missing(each.name, f"{version}; dagrl needs {each.specifier or 'it'}: `make setup` installs it")
-    if not wrong:
-        yield ok("packages", f"all {len(required)} that dagrl requires have versions it works with")
+            version = ""
+        if not version or not each.specifier.contains(version, prereleases=True):
+            yield each, version
 
 
 def _cuda() -> Finding:

@@ -40,13 +40,41 @@ def test_packages_for_gpus_are_required_on_gpus_alone(monkeypatch: pytest.Monkey
     assert verdict is Verdict.MISSING and text.startswith(f"not ready, {package} is not installed")
 
 
-@pytest.mark.parametrize("name", backends())
-def test_a_package_that_cannot_be_imported_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = backends()[name].requires[0]
+def test_a_compiled_package_that_cannot_be_imported_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, package = next((each.name, each.gpu_requires[0]) for each in backends().values() if each.gpu_requires)
     error = "ImportError: libcudart.so.12"
     monkeypatch.setattr(software, "run_python", lambda code: ("", error if package in code else ""))
-    assert found(f"backend {name}") == (Verdict.MISSING, f"not ready, {package} cannot be imported: {error}")
-    assert found("torch")[0] is Verdict.OK
+    told = f"not ready, {package} cannot be imported: {error}"
+    assert found(f"backend {name}", on_gpus=True) == (Verdict.MISSING, told)
+    assert found("torch", on_gpus=True)[0] is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict", "has"),
+    [("", Verdict.MISSING, "it is not installed"), ("1.0", Verdict.HINT, "1.0 is installed")],
+)
+def test_what_a_backends_package_requires_is_compared(
+    version: str, verdict: Verdict, has: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(package: str) -> str:
+        if package == "helper" and not version:
+            raise software.metadata.PackageNotFoundError(package)
+        return version if package == "helper" else "2.60.0"
+
+    needs = {"megatron-core": ["helper>=2"]}
+    monkeypatch.setattr(software.metadata, "requires", lambda package: needs.get(package, ["ray"]))
+    monkeypatch.setattr(software.metadata, "version", installed)
+    judged, text = found("backend megatron")
+    assert judged is verdict and text.startswith(f"megatron-core needs helper >=2, and {has}; ")
+    assert found("backend hf")[0] is Verdict.OK
+
+
+def test_only_compiled_packages_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them took half a minute."""
+    ran: list[str] = []
+    monkeypatch.setattr(software, "run_python", lambda code: ran.append(code) or ("", ""))
+    list(software.software(on_gpus=False))
+    assert ran == ["import ray, torch"]
 
 
 def test_torch_that_cannot_be_imported_or_sees_no_gpu_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
