@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,19 +16,23 @@ _CONFIGS = ("config.json", "generation_config.json")
 
 
 def end_tokens(model: ModelSpec, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokenizer's end of sequence, and those in the model's config and generation config, which servers use too.
+    """The tokenizer's end of sequence, and those in the model's config and generation config: every backend has these.
 
     Chat models often have several; the tokenizer has one.
     """
-    named = () if model.path is None else _named(model.path.expanduser())
+    named = _named([model.init or {}] if model.path is None else _configs(model.path.expanduser()))
     return frozenset(token for token in (tokenizer.eos_token_id, *named) if isinstance(token, int))
 
 
-def _named(folder: Path) -> Iterator[object]:
+def _configs(folder: Path) -> Iterator[object]:
     for name in _CONFIGS:
         try:
-            config = json.loads((folder / name).read_text(encoding="utf-8"))
+            yield json.loads((folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue  # optional; loading the model reports a broken file
-        told = config.get("eos_token_id") if isinstance(config, dict) else None
+
+
+def _named(configs: Iterable[object]) -> Iterator[object]:
+    for config in configs:
+        told = config.get("eos_token_id") if isinstance(config, Mapping) else None
         yield from told if isinstance(told, list) else [told]

@@ -35,3 +35,4 @@ def test_all_that_servers_heed_are_found(tmp_path: Path, config: Any, generation
 
 def test_a_model_of_random_weights_has_its_tokenizers() -> None:
     assert end_tokens(ModelSpec(init={"model_type": "qwen3"}), TOKENIZER) == {OWN}
+    assert end_tokens(ModelSpec(init={"model_type": "qwen3", "eos_token_id": [7, 8]}), TOKENIZER) == {OWN, 7, 8}

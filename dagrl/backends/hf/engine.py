@@ -26,6 +26,7 @@ from dagrl.backends.stop_strings import StopStrings
 from dagrl.backends.weight_names import check_names
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, SamplingSpec
+from dagrl.data.end_tokens import end_tokens
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.models.images import image_settings
 from dagrl.weight_sync.manifest import Bucket
@@ -47,6 +48,7 @@ class HfEngine:
         used_by_others = device_gib_used()
         self._max_batch_size = spec.max_batch_size
         self._tokenizer = load_tokenizer(model)
+        self._ends = sorted(end_tokens(model, self._tokenizer))
         self._model = _build(model)
         self._vision = image_settings(model)
         self._follows = spec.weights_from is not None
@@ -109,9 +111,7 @@ class HfEngine:
         self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, aborts: int
     ) -> Iterator[Completion]:
         """Decode batch after batch, until an abort that is not among the first `aborts`."""
-        stops = [*sampling.stop_token_ids]
-        if not sampling.ignore_eos and self._tokenizer.eos_token_id is not None:
-            stops.append(self._tokenizer.eos_token_id)
+        stops = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._ends)]
         strings = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
 
         def goes_on(sampled: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -53,11 +53,12 @@ class ServerEngine:
         waves: Sequence[int],
         gpus: Sequence[str],
         tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int],
         timeout_s: float,
     ) -> None:
         """`waves` are the processes that take an update together, wave after wave.
 
-        The end token of `tokenizer` ends a response.
+        Each of the tokens `ends` ends a response.
         """
         self.pause = spec.weight_sync.pause
         """Treatment of running requests in an update."""
@@ -71,7 +72,7 @@ class ServerEngine:
         self.policy_version = NO_WEIGHTS if spec.weights_from else 0
         self._server, self._client = server, client
         self._capacity = server.run(client.capacity(), "tell what it can hold", timeout_s)
-        self._responses = ResponseReader(client, lambda: self.policy_version, tokenizer)
+        self._responses = ResponseReader(client, lambda: self.policy_version, tokenizer, ends)
 
     # -- generation
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -63,11 +63,17 @@ class _Response:
 class ResponseReader:
     """Samples responses, and can be paused. `version` returns that of the weights."""
 
-    def __init__(self, client: ServerClient, version: Callable[[], int], tokenizer: PreTrainedTokenizerBase) -> None:
-        """The end token of `tokenizer` ends a response, in addition to those of the model's config."""
+    def __init__(
+        self,
+        client: ServerClient,
+        version: Callable[[], int],
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int],
+    ) -> None:
+        """Each of the tokens `ends` ends a response."""
         self._client = client
         self._version = version
-        self._stops = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self._stops = tuple(sorted(ends))
         self._stop_strings = lru_cache(maxsize=8)(lambda strings: StopStrings(tokenizer, strings))
         self._names = itertools.count()
         self._under_way: set[str] = set()

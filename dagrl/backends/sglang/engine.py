@@ -15,6 +15,7 @@ from dagrl.backends.sglang.start import start_server
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.config.schema.engine import SentAdapter
+from dagrl.data.end_tokens import end_tokens
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.models.images import image_settings
 
@@ -55,6 +56,7 @@ class SglangEngine(ServerEngine):
             waves=[gpus_per_server(spec.server) // stages] * stages,
             gpus=share.gpus,
             tokenizer=tokenizer,
+            ends=end_tokens(model, tokenizer),
             timeout_s=ranks.timeout_s,
         )
 

@@ -65,7 +65,7 @@ class Client:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             max_tokens=left,
-            stop_token_ids=[*sampling.stop_token_ids, *stops] if not sampling.ignore_eos else [],
+            stop_token_ids=[*sampling.stop_token_ids, *(() if sampling.ignore_eos else stops)],
             ignore_eos=sampling.ignore_eos,
             seed=_seed_after(begun, seed) % 2**63,
             logprobs=0,

@@ -21,6 +21,7 @@ from dagrl.backends.vllm.server import VllmServer
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.config.schema.engine import SentAdapter
+from dagrl.data.end_tokens import end_tokens
 from dagrl.data.tokenizer import load_tokenizer
 from dagrl.models.images import image_settings
 
@@ -89,6 +90,7 @@ class VllmEngine(ServerEngine):
             waves=[spec.gpus_per_server],
             gpus=gpus,
             tokenizer=tokenizer,
+            ends=end_tokens(model, tokenizer),
             timeout_s=ranks.timeout_s,
         )
 

@@ -9,7 +9,7 @@ from string import ascii_letters
 
 import numpy as np
 import pytest
-from completions import GREEDY
+from completions import GREEDY, complete
 from seeing import DEEP, seeing_model, seeing_samples
 
 from dagrl.backends.backend import RankContext
@@ -70,6 +70,17 @@ def test_a_busy_process_loses_no_experts(server, requests) -> None:
     sampled.result(timeout=60)
     for each in done:
         assert len(each.routed_experts) == len(requests[each.index].prompt) + len(each.tokens) - 1
+
+
+def test_named_tokens_stop_a_response_that_ignores_the_end(server, requests) -> None:
+    """SGLang cannot do both; `dagrl validate` refuses it there."""
+    free = SamplingSpec(max_new_tokens=12, temperature=0, ignore_eos=True)
+    wholes = complete(server, requests, free)
+    stop = int(wholes[4].tokens[3])
+    stopping = free.model_copy(update={"stop_token_ids": (stop,)})
+    for whole, completion in zip(wholes, complete(server, requests, stopping), strict=True):
+        place = [*whole.tokens, stop].index(stop)
+        assert completion.tokens.tolist() == whole.tokens[: place + 1].tolist()
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,4 @@
+import json
 import re
 import threading
 from collections import Counter
@@ -151,6 +152,21 @@ def test_a_response_ends_with_the_token_that_stops_it(
             assert len(tokens) == 12
             assert tokens[-1] not in {EOS, 4, 9}
     assert {completion.tokens[-1] for completion in completions if completion.finish_reason == "stop"} == {EOS, 4, 9}
+
+
+def test_all_end_tokens_of_the_folder_end_a_response(
+    model: ModelSpec, build_engine: Build, complete: Complete, reference: PreTrainedModel, tmp_path: Path
+) -> None:
+    reference.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, 9]}))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": 4}))
+    engine = build_engine(ModelSpec(path=tmp_path, tokenizer=model.tokenizer))
+    completions = complete(engine, PROMPTS * 8, WARM)
+    assert all(not {EOS, 4, 9} & set(completion.tokens[:-1].tolist()) for completion in completions)
+    assert {completion.tokens[-1] for completion in completions if completion.finish_reason == "stop"} == {EOS, 4, 9}
+    ignored = complete(engine, PROMPTS, WARM.model_copy(update={"ignore_eos": True}))
+    assert {len(completion.tokens) for completion in ignored} == {12}
 
 
 def test_end_of_sequence_on_the_last_allowed_token_is_a_stop(

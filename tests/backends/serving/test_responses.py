@@ -95,7 +95,7 @@ class Scene:
     def __init__(self) -> None:
         self.client = FakeClient()
         self.version = 3
-        self.responses = ResponseReader(self.client, lambda: self.version, Hundreds())  # type: ignore[arg-type]
+        self.responses = ResponseReader(self.client, lambda: self.version, Hundreds(), {8, 7})  # type: ignore[arg-type]
         self.done: list[Completion] = []
         self._calls: list[asyncio.Task[None]] = []
 
@@ -130,7 +130,7 @@ def test_a_request_says_what_the_node_says(play) -> None:
             "top_k": 3,
             "min_p": 0.1,
             "max_new_tokens": 5,
-            "stop_token_ids": [9, 7],
+            "stop_token_ids": [9, 7, 8],
             "ignore_eos": False,
             # Of which SGLang makes a signed number.
             "sampling_seed": 8,

@@ -61,11 +61,12 @@ class SamplingSpec(Section):
     max_new_tokens: Tokens
     """Longest response, in tokens."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """End a response, beside the tokenizer's end-of-sequence token. The token that ends it is part of it."""
+    """End a response, beside the end tokens of the tokenizer, config.json and generation_config.json. The token that
+    ends it is part of it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end a response. The response keeps the text, and all of the token that completes it."""
     ignore_eos: bool = False
-    """Go on after the end-of-sequence token."""
+    """Go on after end tokens."""
 
 
 class TurnOptions(Section):
