@@ -8,11 +8,9 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
-from dagrl.config.schema.nodes.advantage import AdvantageNode
 from dagrl.importing.files import is_file
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Rule, Translation, joint
-from dagrl.validation.training import OF_ESTIMATORS, OF_LOSSES
 
 STANDS_IN_STEPS = 1000
 """``run.steps`` where it depends on a data file that is not here."""
@@ -153,35 +151,6 @@ def put_reference(t: Translation) -> None:
         t.put("engines.reference.backend", "megatron")
         t.put("engines.reference.frozen_copy_of", "actor")
         put_logprob(t, "ref", "reference", "ref_logprob")
-
-
-def drop_foreign_options(t: Translation) -> None:
-    """Take back options that the loss or the estimator does not have: there, they have no effect either."""
-    for section, form, table in (
-        ("nodes.update.loss", t.tree.get("nodes.update.loss.policy", "ppo_clip"), OF_LOSSES),
-        ("nodes.advantage", t.tree.get("nodes.advantage.estimator"), OF_ESTIMATORS),
-    ):
-        for option, forms in table.items():
-            if f"{section}.{option}" in t.tree and form not in forms:
-                t.drop(f"{section}.{option}", f"has no effect on `{form}`")
-
-
-def _decide_group(t: Translation) -> None:
-    """List a single response to a prompt, which an estimator cannot compare."""
-    target, estimator = "nodes.rollout.n", t.tree.get("nodes.advantage.estimator")
-    node = AdvantageNode.model_validate({"op": "advantage", "estimator": estimator or "gae"})
-    if t.tree.get(target, 1) == 1 and "group_id" in node.contract().reads:
-        keys = [setting.key for setting in t.origins.get(target, ())]
-        t.note(keys[0] if keys else target, target, f"{estimator} compares the responses to a prompt: 2 or more", 1)
-
-
-def _finish_options(t: Translation) -> None:
-    drop_foreign_options(t)
-    _decide_group(t)
-
-
-OPTIONS = joint(_finish_options, always=True)
-"""The rule that comes after those of losses and estimators."""
 
 
 def is_known(value: Any) -> bool:

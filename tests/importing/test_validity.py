@@ -221,3 +221,34 @@ def test_the_sources_are_valid(name, sources, folder):
     path = folder / name
     path.with_suffix(".yaml").write_text(text)
     assert unlisted(path.with_suffix(".yaml"), found.translation) == []
+
+
+def test_micro_batches_hold_the_longest_sample(checked):
+    lengths = {"data.max_prompt_length": 2048, "data.max_response_length": 16384}
+    for given in ({}, {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 9000}):
+        found, problems = checked("verl", {**lengths, **given})
+        assert problems == []
+        for node in ("old", "update"):
+            assert found.tree[f"nodes.{node}.tokens_per_micro_batch"] == 2048 + 16384
+
+
+def test_a_context_that_is_too_short_is_left_to_the_server(checked):
+    for length, kept in ((1023, False), (1024, True)):
+        found, problems = checked("verl", {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.max_model_len": length})
+        assert "engines.generator.server.max_model_len" not in problems
+        assert ("engines.generator.server.max_model_len" in found.tree) == kept
+
+
+@pytest.mark.parametrize(("size", "listed"), [(8, False), (16, True), (3, True)])
+def test_a_server_of_several_machines_is_listed(checked, size, listed):
+    key = f"{ROLLOUT}.tensor_model_parallel_size"
+    found, _ = checked("verl", {f"{ROLLOUT}.name": "vllm", key: size, "trainer.nnodes": 2})
+    assert (status_of(found, key) is Status.UNKNOWN) == listed
+
+
+def test_words_in_brackets_of_an_array_are_no_indices(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text("N=3\nA=(\n  --moe-layer-freq [0]*$N+[1]*2\n  --seed 4\n)\npython train.py ${A[@]}\n")
+    lines = {line.key: line for line in import_file(script).translation.lines}
+    assert lines["--moe-layer-freq"].value == "[0]*3+[1]*2"
+    assert lines["--seed"].place == f"{script}:4"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagrl.importing.parts import OPTIONS
+from dagrl.importing import finishing
 from dagrl.importing.roll import algorithm, batches, cluster, data, optimizer, rest, reward, rollout, run, trainer
 from dagrl.importing.table import Framework
 
@@ -44,10 +44,10 @@ _RULES = (
     *algorithm.RULES,
     *batches.TOKENS,
     *algorithm.CORRECTION,
-    OPTIONS,
     *reward.RULES,
     *run.RULES,
     *trainer.MODEL,
     *rest.RULES,
+    *finishing.RULES,
 )
 ROLL = Framework("roll", "ROLL", _RULES, _DEFAULTS)

@@ -107,7 +107,8 @@ class _Walker:
     def run_file(self, path: Path) -> None:
         source = read_file(path)
         outer, self.scope.file = self.scope.file, str(path)
-        self._all(parse(source, str(path)), Expander(self.scope, source, substitute=self._substitute))
+        statements, source = parse(source, str(path))
+        self._all(statements, Expander(self.scope, source, substitute=self._substitute))
         self.scope.file = outer
 
     def _remark(self, line: int, message: str, names: frozenset[str] = frozenset()) -> None:
@@ -270,8 +271,9 @@ class _Walker:
         for word in words:
             lines.append((len(source), word.line))
             source += word.text.encode() + b" "
+        statements, source = parse(source, f"{words[0].file}:{words[0].line}")
         expander = Expander(self.scope, source, substitute=self._substitute, lines=lines)
-        return self._all(parse(source, f"{words[0].file}:{words[0].line}"), expander)
+        return self._all(statements, expander)
 
     def _binary(self, node: Node, expander: Expander) -> Result:
         result = self._all([node["X"]], expander)

@@ -18,8 +18,14 @@ from dagrl.importing.settings import ImportProblem
 Node = dict[str, Any]
 
 
-def parse(source: bytes, file: str) -> list[Node]:
-    """Return the statements of a script. ImportProblem, with file and line, if it is not bash."""
+_BRACKET = re.compile(r"(?:.*?:)?(\d+):(\d+): `\[x\]` must be followed by `=`")
+
+
+def parse(source: bytes, file: str) -> tuple[list[Node], bytes]:
+    """Return the statements of a script, and the source that they are parsed from.
+
+    ImportProblem, with file and line, if it is not bash.
+    """
     program = Path(sysconfig.get_path("scripts")) / "shfmt"
     found = str(program) if program.is_file() else shutil.which("shfmt")
     if found is None:
@@ -30,11 +36,20 @@ def parse(source: bytes, file: str) -> list[Node]:
     done = subprocess.run(command, input=source, capture_output=True, check=False)
     if done.returncode != 0:
         message = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        if bracket := _BRACKET.fullmatch(message):
+            return parse(_escaped(source, int(bracket[1]), int(bracket[2])), file)
         if place := re.fullmatch(r"(?:.*?:)?(\d+):\d+: (.*)", message):
             raise ImportProblem(f"{file}:{place[1]}: is not bash: {place[2]}")
         raise ImportProblem(f"{file}: is too long or too deeply nested for shfmt, the parser of bash ({message})")
     statements: list[Node] = json.loads(done.stdout).get("Stmts") or []
-    return statements
+    return statements, source
+
+
+def _escaped(source: bytes, line: int, column: int) -> bytes:
+    """Put a backslash before a bracket: bash takes `[0]*3` in an array as a word, shfmt as an index without value."""
+    lines = source.split(b"\n")
+    lines[line - 1] = lines[line - 1][: column - 1] + b"\\" + lines[line - 1][column - 1 :]
+    return b"\n".join(lines)
 
 
 def line_of(node: Node) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagrl.importing.parts import OPTIONS
+from dagrl.importing import finishing
 from dagrl.importing.slime import algorithm, batches, cluster, data, megatron, model, rest, reward, rollout, run
 from dagrl.importing.table import Framework
 
@@ -39,9 +39,9 @@ _RULES = (
     *algorithm.RULES,
     *batches.TOKENS,
     *algorithm.CORRECTION,
-    OPTIONS,
     *reward.RULES,
     *model.RULES,
     *rest.RULES,
+    *finishing.RULES,
 )
 SLIME = Framework("slime", "slime", _RULES, _DEFAULTS)

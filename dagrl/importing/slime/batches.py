@@ -33,13 +33,10 @@ def _tokens(t: Translation) -> None:
         padded_rows(t, "nodes.update.tokens_per_micro_batch", rows, "--micro-batch-size")
         return
     t.imply("rows are always packed by `tokens_per_micro_batch`", "--use-dynamic-batch-size", "--micro-batch-size")
-    longest = sum(t.tree.get(key) or 0 for key in ("data.max_prompt_tokens", "nodes.rollout.sampling.max_new_tokens"))
     for key, nodes in ((train, ("update", "old", "ref")), (score, ("old", "ref"))):
         if t.number(key):
             tokens = t.get(key) * parallel
             note = f"x {parallel} that share each sequence" if parallel > 1 else ""
-            if tokens < longest:
-                tokens, note = longest, "the longest sample: there, a longer one is a micro-batch by itself"
             for node in nodes:
                 if node == "update" or f"nodes.{node}.op" in t.tree:
                     t.write(f"nodes.{node}.tokens_per_micro_batch", tokens, key, note=note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagrl.importing.parts import OPTIONS
+from dagrl.importing import finishing
 from dagrl.importing.table import Framework
 from dagrl.importing.trinity import algorithm, cluster, data, explorer, optimizer, rest, reward, run, trainer
 
@@ -39,9 +39,9 @@ _RULES = (
     *explorer.RULES,
     *optimizer.RULES,
     *algorithm.RULES,
-    OPTIONS,
     *trainer.RULES,
     *reward.RULES,
     *rest.RULES,
+    *finishing.RULES,
 )
 TRINITY = Framework("trinity", "Trinity-RFT 0.6", _RULES, _DEFAULTS)

@@ -5,7 +5,7 @@ siiRL has verl's keys, with a few more and other defaults.
 
 from __future__ import annotations
 
-from dagrl.importing.parts import OPTIONS
+from dagrl.importing import finishing
 from dagrl.importing.table import Framework
 from dagrl.importing.verl import actor, algorithm, critic, data, model, optimizer, reference, reward, rollout, trainer
 from dagrl.importing.verl.common import ACTOR, REF, ROLLOUT
@@ -88,13 +88,13 @@ _RULES = (
     *rollout.RULES,
     *algorithm.RULES,
     *actor.UPDATE,
-    OPTIONS,
     *reference.RULES,
     *critic.RULES,
     *reward.RULES,
     *trainer.RULES,
     optimizer.schedule(ACTOR, "actor"),
     optimizer.schedule("critic", "critic"),
+    *finishing.RULES,
 )
 
 VERL = Framework("verl", "verl 0.9", _RULES, _DEFAULTS)

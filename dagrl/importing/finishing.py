@@ -1,0 +1,86 @@
+"""Holds a translated pipeline against what dagrl takes, after all other rules of a framework.
+
+What cannot be as the source says is taken back, raised, or listed for the user to decide.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dagrl.config.schema.nodes.advantage import AdvantageNode
+from dagrl.config.schema.nodes.base import PackingNode
+from dagrl.importing.engines import PARALLEL, server_key
+from dagrl.importing.table import Status, Translation, joint
+from dagrl.validation.training import OF_ESTIMATORS, OF_LOSSES
+
+_PACKS = ("logprob", "update", "values", "critic")
+"""Ops that pack samples into micro-batches."""
+
+
+def _drop_foreign_options(t: Translation) -> None:
+    """Take back options that the loss or the estimator does not have: there, they have no effect either."""
+    for section, form, table in (
+        ("nodes.update.loss", t.tree.get("nodes.update.loss.policy", "ppo_clip"), OF_LOSSES),
+        ("nodes.advantage", t.tree.get("nodes.advantage.estimator"), OF_ESTIMATORS),
+    ):
+        for option, forms in table.items():
+            if f"{section}.{option}" in t.tree and form not in forms:
+                t.drop(f"{section}.{option}", f"has no effect on `{form}`")
+
+
+def _list_single_response(t: Translation) -> None:
+    target, estimator = "nodes.rollout.n", t.tree.get("nodes.advantage.estimator")
+    node = AdvantageNode.model_validate({"op": "advantage", "estimator": estimator or "gae"})
+    if t.tree.get(target, 1) == 1 and "group_id" in node.contract().reads:
+        _list(t, target, f"{estimator} compares the responses to a prompt: 2 or more")
+
+
+def _list_large_server(t: Translation) -> None:
+    """List a server of more GPUs than a machine has; SGLang's may span whole machines."""
+    target = server_key(t, "tensor_parallel")
+    size, machine = t.tree.get(target), t.tree.get(f"groups.{t.tree.get('engines.generator.group')}.gpus_per_node")
+    if not isinstance(size, int) or not isinstance(machine, int) or machine < 1:
+        return
+    spans = t.tree["engines.generator.backend"] == "sglang" and size % machine == 0
+    if size < 1 or (machine % size and not spans):
+        _list(t, target, f"a server takes a divisor of the {machine} GPUs of a machine")
+
+
+def _fit_lengths(t: Translation) -> None:
+    """Let micro-batches and the server's context hold the longest sample; there, few samples are that long."""
+    prompt, response = t.tree.get("data.max_prompt_tokens"), t.tree.get("nodes.rollout.sampling.max_new_tokens")
+    if not isinstance(prompt, int) or not isinstance(response, int):
+        return
+    longest = prompt + response
+    nodes = [
+        key.split(".")[1]
+        for key, op in t.tree.items()
+        if key.startswith("nodes.") and key.endswith(".op") and op in _PACKS
+    ]
+    for target in (f"nodes.{node}.tokens_per_micro_batch" for node in nodes):
+        tokens = t.tree.get(target, PackingNode.model_fields["tokens_per_micro_batch"].default)
+        if isinstance(tokens, int) and tokens < longest:
+            sizes = [t.tree.get(f"engines.actor.parallel.{name}", 1) for name in (PARALLEL[0], PARALLEL[3])]
+            multiple = 2 * math.prod(size for size in sizes if isinstance(size, int))
+            keys = [setting.key for setting in t.origins.get(target, ())]
+            t.write(target, -(-longest // multiple) * multiple, *(keys or [target]), note="holds the longest sample")
+    target = server_key(t, "length")
+    if isinstance(t.tree.get(target), int) and t.tree[target] < longest:
+        reason = f"the longest sample has {longest} tokens; the server takes the model's own length"
+        t.drop(target, reason, Status.REFUSED)
+
+
+def _list(t: Translation, target: str, reason: str) -> None:
+    keys = [setting.key for setting in t.origins.get(target, ())]
+    t.note(keys[0] if keys else target, target, reason, t.tree.get(target))
+
+
+def _finish(t: Translation) -> None:
+    _drop_foreign_options(t)
+    _list_single_response(t)
+    if "engines.generator.backend" in t.tree:
+        _list_large_server(t)
+        _fit_lengths(t)
+
+
+RULES = (joint(_finish, always=True),)
