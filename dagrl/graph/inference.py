@@ -115,6 +115,8 @@ def _contracts(
                 findings.error((*place, *key), str(error), code=f"invalid-{kind}")
                 continue
         contract = node.contract(pipeline.engines.get(getattr(node, "engine", None) or ""), declared)
+        if isinstance(node, RolloutNode) and any(each.sampling for each in pipeline.data.val_sets.values()):
+            contract = replace(contract, reads_if_written=(*contract.reads_if_written, "data_set"))
         contracts[name] = _with_images(contract, node) if pipeline.data.image_key else contract
     contracts[SAMPLES_NODE] = _sink_contract(pipeline)
     return contracts

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 
-from dagrl.config.schema import DemonstrationNode, FilterNode, Pipeline, RolloutNode, TrainingNode
+from dagrl.config.errors import Place
+from dagrl.config.schema import DemonstrationNode, FilterNode, Pipeline, RolloutNode, SamplingSpec, TrainingNode
 
 
 def rollouts(pipeline: Pipeline) -> dict[str, RolloutNode]:
@@ -27,20 +28,44 @@ def leading_rollout(pipeline: Pipeline) -> str:
 
 def longest_sample(pipeline: Pipeline, name: str) -> int:
     """Tokens of the longest prompt and response of a rollout, in training."""
-    return longest_by_key(pipeline, name, validated=False)["sampling"]
+    return longest_by_key(pipeline, name, validated=False)["nodes", name, "sampling"]
 
 
-def longest_by_key(pipeline: Pipeline, name: str, *, validated: bool) -> dict[str, int]:
-    """Tokens of the longest prompt and response of a rollout, by the key of its sampling options.
+def samplings(pipeline: Pipeline, name: str, *, validated: bool = True) -> dict[Place, SamplingSpec]:
+    """The sampling options of a rollout by their places in the file.
 
-    That of training, and that of validation where it is another one and the pipeline validates (`validated`).
+    Those of training, and those of validation where they are others and the pipeline validates (`validated`).
     """
-    node = rollouts(pipeline)[name]
-    prompt = node.max_prompt_tokens or pipeline.data.max_prompt_tokens
-    longest = {"sampling": prompt + node.sampling.max_new_tokens}
+    node, place = rollouts(pipeline)[name], ("nodes", name)
+    found: dict[Place, SamplingSpec] = {(*place, "sampling"): node.sampling}
     if validated and node.val_sampling is not None:
-        longest["val_sampling"] = prompt + node.val_sampling.max_new_tokens
-    return longest
+        found[*place, "val_sampling"] = node.val_sampling
+    if validated and name == leading_rollout(pipeline):
+        for key, each in pipeline.data.val_sets.items():
+            if each.sampling is not None:
+                found["data", "val", key, "sampling"] = each.sampling
+    return found
+
+
+def val_sampling(pipeline: Pipeline, name: str, val_set: str | None = None) -> SamplingSpec:
+    """The sampling of a rollout in validation: of a set, or of those without their own. Greedy by default."""
+    node, own = rollouts(pipeline)[name], pipeline.data.val_sets.get(val_set or "")
+    if own is not None and own.sampling is not None and name == leading_rollout(pipeline):
+        return own.sampling
+    return node.val_sampling or node.sampling.model_copy(update={"temperature": 0.0})
+
+
+def val_ns(pipeline: Pipeline) -> dict[str, int]:
+    """Validation set -> responses to each of its prompts."""
+    usual = rollouts(pipeline)[leading_rollout(pipeline)].val_n
+    return {name: each.n or usual for name, each in pipeline.data.val_sets.items()}
+
+
+def longest_by_key(pipeline: Pipeline, name: str, *, validated: bool) -> dict[Place, int]:
+    """Tokens of the longest prompt and response of a rollout, by the places of `samplings`."""
+    prompt = rollouts(pipeline)[name].max_prompt_tokens or pipeline.data.max_prompt_tokens
+    found = samplings(pipeline, name, validated=validated)
+    return {place: prompt + sampling.max_new_tokens for place, sampling in found.items()}
 
 
 def is_offline(pipeline: Pipeline) -> bool:
@@ -67,11 +92,17 @@ def needs_answers(pipeline: Pipeline, *, validation: bool = False) -> bool:
 
 
 def rows_per_prompt(pipeline: Pipeline, *, validation: bool = False) -> int:
-    """Rows of a group: the responses that are sampled for a prompt, or those that the data set has for it."""
+    """Rows of a group: the responses that are sampled for a prompt, or those that the data set has for it.
+
+    In a validation whose sets have different numbers of responses, a prompt has several groups, of the size that
+    divides all of them.
+    """
     if not rollouts(pipeline) or (is_offline(pipeline) and not validation):
         return max(1, len(pipeline.data.responses))
     leading = rollouts(pipeline)[leading_rollout(pipeline)]
-    return leading.val_n if validation else leading.n * leading.rows_per_sample
+    if validation:
+        return math.gcd(*val_ns(pipeline).values()) or leading.val_n
+    return leading.n * leading.rows_per_sample
 
 
 def longest_row(pipeline: Pipeline) -> int:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagrl.config.schema import Pipeline, RewardNode
-from dagrl.graph.rollouts import leading_rollout, rollouts
 
 VOTES = ("math", "exact")
 """Rewards that say which part of a response is its answer, so that answers can be counted."""
@@ -29,11 +28,6 @@ def vote_of(pipeline: Pipeline) -> Vote | None:
     if named is None:
         return Vote(rewards[0].fn, rewards[0].args) if rewards else None
     return next((Vote(node.fn, node.args) for node in rewards if node.fn == named), Vote(named))
-
-
-def val_n(pipeline: Pipeline) -> int:
-    """Responses to each validation prompt."""
-    return rollouts(pipeline)[leading_rollout(pipeline)].val_n
 
 
 def set_prefixes(pipeline: Pipeline) -> dict[str, str]:

@@ -15,7 +15,7 @@ from dagrl.backends.base import NO_WEIGHTS
 from dagrl.config.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
-from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt
+from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, val_sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -143,6 +143,8 @@ class Context:
     """Group -> partial responses from earlier steps: columns of a rollout, rows in the group's order."""
     paused: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Group -> step and group of conversations that this worker has paused."""
+    val_set: str | None = None
+    """Only for a rollout: the validation set of its rows. Default: sets without sampling of their own."""
     aborted: Callable[[], bool] = _never
     """Only for a rollout: whether it was told to end early."""
 
@@ -174,10 +176,9 @@ class Context:
         """
         if not rollouts(self.pipeline):
             return SamplingSpec(max_new_tokens=self.pipeline.data.max_response_tokens or 1)
-        rollout = self.rollout
         if not self.validation:
-            return rollout.sampling
-        return rollout.val_sampling or rollout.sampling.model_copy(update={"temperature": 0.0})
+            return self.rollout.sampling
+        return val_sampling(self.pipeline, self.sampled_by or leading_rollout(self.pipeline), self.val_set)
 
     @property
     def temperature(self) -> float:

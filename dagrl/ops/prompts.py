@@ -16,7 +16,7 @@ from dagrl.data.read_ahead import ReadAhead
 from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
 from dagrl.graph.columns import IMAGE_COLUMNS
-from dagrl.graph.rollouts import columns_read, is_offline, needs_answers, prompts_begun
+from dagrl.graph.rollouts import columns_read, is_offline, needs_answers, prompts_begun, rollouts, val_ns
 from dagrl.models.hf_config import read_config
 from dagrl.models.images import image_settings
 from dagrl.ops.base import Context, OpInput, Output
@@ -36,10 +36,17 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         "data/cut_prompts": Stat.of([sum(each.cut for each in taken.values())]),
     }
     facts = {} if context.validation else {"next_position": taken["train"].next_position}
-    table = _repeat(_joined(taken), context.samples_per_prompt, context.first_group)
-    for shard, (begin, end) in enumerate(shard_bounds(len(table), context.samples_per_prompt, context.shards)):
+    joined, times = _joined(taken), context.samples_per_prompt
+    if context.validation and rollouts(context.pipeline):
+        # Sets may have several groups of rows for a prompt.
+        groups = [val_ns(context.pipeline)[name] // times for name in joined["data_set"].strings()]
+        if max(groups) > 1:
+            rows = np.arange(len(groups))
+            joined = dict(Batch(rows, joined).take(np.repeat(rows, groups)).columns)
+    table = _repeat(joined, times, context.first_group)
+    for shard, (begin, end) in enumerate(shard_bounds(len(table), times, context.shards)):
         piece = table.take(np.arange(begin, end))
-        mine = slice(begin // context.samples_per_prompt, end // context.samples_per_prompt)
+        mine = slice(begin // times, end // times)
         positions = None if context.validation else taken["train"].positions[mine]
         # In a rollout only a few rows use the data set's responses.
         uncounted = () if is_offline(context.pipeline) else ("demonstration",)
@@ -57,7 +64,7 @@ def _training_prompts(context: Context) -> PromptSlice:
 def _validation_sets(context: Context) -> dict[str, PromptSlice]:
     sets = context.pipeline.data.val_sets
     assert sets, "validation without data.val"
-    return {name: _loader(name, path, context).one_epoch() for name, path in sets.items()}
+    return {name: _loader(name, each.path, context).one_epoch() for name, each in sets.items()}
 
 
 def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
@@ -69,7 +76,7 @@ def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
     return dict(Batch.concat(tables).columns)
 
 
-def _repeat(columns: dict[str, Column], times: int, first_group: int) -> Batch:
+def _repeat(columns: Mapping[str, Column], times: int, first_group: int) -> Batch:
     prompts = np.repeat(np.arange(len(columns["prompt_tokens"]), dtype=np.int64), times)
     rows = first_group * times + np.arange(len(prompts), dtype=np.int64)
     given = [column for name, column in columns.items() if name.startswith("responses.")]

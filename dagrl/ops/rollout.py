@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -30,6 +31,20 @@ def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     Requests are built in the call itself, before the first output is requested, so that calls are served in order.
     """
     batch = Batch.concat([part.batch for part in parts])
+    if not (context.validation and "data_set" in batch):
+        return _answered(batch, context)
+    own = [name for name, each in context.pipeline.data.val_sets.items() if each.sampling is not None]
+    sets = np.array([name if name in own else "" for name in batch["data_set"].strings()])
+    return chain.from_iterable(
+        [
+            _answered(batch.take(np.flatnonzero(sets == name)), replace(context, val_set=name or None))
+            for name in dict.fromkeys(sets.tolist())
+        ]
+    )
+
+
+def _answered(batch: Batch, context: Context) -> Iterator[Output]:
+    """`rollout` of rows that are sampled alike."""
     responses = _beginnings(batch["group_id"].values, context)
     _check_lengths(batch, context)
     requests = {

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from dagrl.algorithms.at_k import best_at_k, majority_at_k, pass_at_k, worst_at_k
-from dagrl.data.batch import Batch
+from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
+from dagrl.graph.rollouts import rollouts, val_ns
 from dagrl.graph.val_metrics import ks_of, set_prefixes, vote_of
 from dagrl.ops.base import Context
 from dagrl.ops.reward import scored_text
@@ -23,35 +24,53 @@ def validation_stats(batch: Batch, context: Context) -> dict[str, Stat]:
 
     `batch` holds the rows of each prompt consecutively. Raises ValueError if the user's ``val_vote`` fails.
     """
-    n = context.samples_per_prompt
-    rewards = batch["reward"].values.reshape(-1, n)
-    votes = _votes(batch, context) if n > 1 else None
-    sets = np.array(batch["data_set"].strings())[::n]
-    sources = np.array(batch["data_source"].strings())[::n]
-    named = set_prefixes(context.pipeline)
+    sets = np.array(batch["data_set"].strings())
     stats: dict[str, Stat] = {}
-    for name, prefix in named.items():
-        of_set = np.flatnonzero(sets == name)
+    for name, prefix in set_prefixes(context.pipeline).items():
+        rows = np.flatnonzero(sets == name)
         if prefix:
-            rows = (of_set[:, None] * n + np.arange(n)).ravel()
             stats[f"{prefix}response_tokens"] = Stat.of(batch["response_tokens"].lengths[rows])
-        found = {prefix: of_set}
-        several = list(dict.fromkeys(sources[of_set].tolist()))
-        if len(several) > 1:
-            found |= {f"{prefix}{source}/": of_set[sources[of_set] == source] for source in several}
-        for place, prompts in found.items():
-            chosen = [votes[prompt] for prompt in prompts.tolist()] if votes is not None else None
-            for metric, values in _at_k(rewards[prompts], chosen, context.pipeline.data.val_pass_reward):
-                stats[place + metric] = Stat.of(values)
+        stats |= _stats_of_set(batch.take(rows), val_ns(context.pipeline)[name], prefix, context)
     return stats
 
 
-def _votes(batch: Batch, context: Context) -> list[list[str | None]] | None:
-    """Answers of each prompt's responses; None without a way to extract them."""
+def by_prompt(batch: Batch, context: Context) -> Batch:
+    """The batch of a validation with the number of each row's prompt in ``group_id``, which may have several groups."""
+    ns = val_ns(context.pipeline) if rollouts(context.pipeline) else {}
+    if len({*ns.values()}) < 2:
+        return batch
+    sets, first = np.array(batch["data_set"].strings()), 0
+    prompts = np.zeros(len(batch), dtype=np.int64)
+    for name, n in ns.items():
+        rows = np.flatnonzero(sets == name)
+        prompts[rows] = first + np.arange(len(rows)) // n
+        first += len(rows) // n
+    return Batch(batch.rows, {**batch.columns, "group_id": Column(prompts)})
+
+
+def _stats_of_set(batch: Batch, n: int, prefix: str, context: Context) -> dict[str, Stat]:
+    """Statistics of a set with `n` rows for each prompt, and of its data sources if there are several."""
+    rewards = batch["reward"].values.reshape(-1, n)
+    votes = _votes(batch, n, context) if n > 1 else None
+    sources = np.array(batch["data_source"].strings())[::n]
+    found = {prefix: np.arange(len(sources))}
+    several = list(dict.fromkeys(sources.tolist()))
+    if len(several) > 1:
+        found |= {f"{prefix}{source}/": np.flatnonzero(sources == source) for source in several}
+    stats: dict[str, Stat] = {}
+    for place, prompts in found.items():
+        chosen = [votes[prompt] for prompt in prompts.tolist()] if votes is not None else None
+        for metric, values in _at_k(rewards[prompts], chosen, context.pipeline.data.val_pass_reward):
+            stats[place + metric] = Stat.of(values)
+    return stats
+
+
+def _votes(batch: Batch, n: int, context: Context) -> list[list[str | None]] | None:
+    """Answers of each prompt's `n` responses; None without a way to extract them."""
     vote = vote_of(context.pipeline)
     if vote is None:
         return None
-    resources, n = context.resources, context.samples_per_prompt
+    resources = context.resources
     answer_in = resources.once("val_vote", lambda: load_vote(vote, resources.folder))
     answers = [answer_in(scored_text(batch, row, context)) for row in range(len(batch))]
     return [answers[first : first + n] for first in range(0, len(answers), n)]

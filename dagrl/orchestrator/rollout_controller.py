@@ -19,7 +19,7 @@ import numpy as np
 
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, RolloutNode
-from dagrl.graph.rollouts import over_sampled
+from dagrl.graph.rollouts import over_sampled, val_sampling
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch_chunk
 from dagrl.orchestrator.steps.record import StepRecord
@@ -141,8 +141,7 @@ class RolloutController:
 
     async def _request_limits(self) -> RequestLimits:
         """How many rows a server takes. The engine's limits never change, so the first server is asked once."""
-        sampling = self._node.sampling if self._training else self._node.val_sampling or self._node.sampling
-        longest = (self._node.max_prompt_tokens or self._pipeline.data.max_prompt_tokens) + sampling.max_new_tokens
+        longest = self._longest()
         request_limits, key = self._reports.request_limits, (str(self._task.engine), longest)
         if key not in request_limits:
             what = f"{self._task.engine} to tell how many requests it takes"
@@ -151,6 +150,14 @@ class RolloutController:
             return request_limits[key]
         running = self._node.agent_spec.max_running * (self._node.rows_per_sample if self._training else 1)
         return agent_limits(running, request_limits[key])
+
+    def _longest(self) -> int:
+        """Tokens of the longest prompt and response."""
+        name = self._task.node
+        sets = (None, *self._pipeline.data.val_sets)
+        validating = [val_sampling(self._pipeline, name, each) for each in sets]
+        response = max(each.max_new_tokens for each in ([self._node.sampling] if self._training else validating))
+        return (self._node.max_prompt_tokens or self._pipeline.data.max_prompt_tokens) + response
 
     def _servers_of_paused(self) -> dict[int, int]:
         """Group -> the server whose worker has paused its agents or responses."""

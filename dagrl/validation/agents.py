@@ -13,7 +13,7 @@ from dagrl.config.schema import AgentSpec, Pipeline, RolloutNode
 from dagrl.graph.plugins.agent import check_agent
 from dagrl.graph.plugins.custom import importable_from
 from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.rollouts import rollouts
+from dagrl.graph.rollouts import rollouts, samplings
 
 PYTHON = "python"
 """In place of a program: the Python of the worker."""
@@ -52,10 +52,10 @@ def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Pat
     if others := [key for key in _OF_OTHERS if key in node.model_fields_set]:
         message = f"the agent itself answers the policy; remove {listed(others)}"
         findings.error(("nodes", name, others[0]), message, code="option-without-effect")
-    for key, sampling in (("sampling", node.sampling), ("val_sampling", node.val_sampling)):
-        if sampling is not None and sampling.stop:
+    for section, sampling in samplings(pipeline, name).items():
+        if sampling.stop:
             message = "the agent names stop strings in its requests; remove it"
-            findings.error(("nodes", name, key, "stop"), message, code="option-without-effect")
+            findings.error((*section, "stop"), message, code="option-without-effect")
     _check_program(spec, place, folder, findings)
     if spec.timeout_s >= (silence := pipeline.run.node_timeout_s):
         message = f"a worker that waits for agents is silent, for at most run.node_timeout_s = {silence:g}; lower it"

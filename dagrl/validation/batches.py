@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dagrl.backends.families.sizes import ModelSizes
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, dotted
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import DemonstrationNode, DpoNode, NodeBase, PackingNode, Pipeline, TrainingNode, UpdateNode
 from dagrl.graph.dag import Graph, GraphNode
-from dagrl.graph.rollouts import leading_rollout, longest_by_key, longest_demonstration, rollouts
+from dagrl.graph.rollouts import leading_rollout, longest_by_key, longest_demonstration, rollouts, samplings
 
 _PROMPTS: Place = ("data", "prompts_per_step")
 _MOST_SAMPLES = 10**7
@@ -89,11 +89,11 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
     return [
         _Longest(
             tokens,
-            f"data.max_prompt_tokens + nodes.{rollout}.{key}.max_new_tokens",
+            f"data.max_prompt_tokens + {dotted(place)}.max_new_tokens",
             rollouts(pipeline)[leading_rollout(pipeline)].n if together else 1,
         )
         for rollout in ([sampled_by] if sampled_by else rollouts(pipeline))
-        for key, tokens in longest_by_key(pipeline, rollout, validated=validated).items()
+        for place, tokens in longest_by_key(pipeline, rollout, validated=validated).items()
     ]
 
 
@@ -123,10 +123,11 @@ def _check_micro_batch(
 def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     for rollout, node in rollouts(pipeline).items():
         positions = sizes[node.engine].positions if node.engine in sizes else None
-        for key, longest in longest_by_key(pipeline, rollout, validated=pipeline.run.validates).items():
+        found = samplings(pipeline, rollout, validated=pipeline.run.validates)
+        for section, longest in longest_by_key(pipeline, rollout, validated=pipeline.run.validates).items():
             if positions is None or longest <= positions.value:
                 continue
-            new, place = getattr(node, key).max_new_tokens, ("nodes", rollout, key, "max_new_tokens")
+            new, place = found[section].max_new_tokens, (*section, "max_new_tokens")
             engine = pipeline.engines.get(node.engine)
             if engine is not None and not engine.replicas_are_servers and new >= positions.value:
                 message = (

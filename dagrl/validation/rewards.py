@@ -31,6 +31,7 @@ from dagrl.graph.plugins.custom import check_call, load_function
 from dagrl.graph.plugins.declarations import checked_traits, declaration_of, fields_of
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.judging import FIELDS, fields_in, is_function, parser_arguments
+from dagrl.graph.rollouts import samplings
 from dagrl.models.hf_config import token_ids
 
 _LEAST_TEMPERATURE = 1e-3
@@ -59,9 +60,8 @@ def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSiz
                 _check_question(place, node, folder, findings)
             case RolloutNode():
                 vocabulary = _vocabulary(pipeline, node.engine, sizes)
-                _check_sampling((*place, "sampling"), node.sampling, vocabulary, findings)
-                if node.val_sampling is not None:
-                    _check_sampling((*place, "val_sampling"), node.val_sampling, vocabulary, findings)
+                for section, sampling in samplings(pipeline, name).items():
+                    _check_sampling(section, sampling, vocabulary, findings)
 
 
 def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findings) -> None:

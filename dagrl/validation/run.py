@@ -11,6 +11,7 @@ from pathlib import Path
 from dagrl.config.errors import Place, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
+    CustomNode,
     DpoNode,
     JudgeNode,
     NodeBase,
@@ -19,14 +20,15 @@ from dagrl.config.schema import (
     RewardModelNode,
     RewardNode,
     RolloutNode,
+    Scope,
     SftNode,
 )
 from dagrl.graph.dag import Graph
 from dagrl.graph.plugins.custom import check_call
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.tracker import check_tracker
-from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, tells_val_loss
-from dagrl.graph.val_metrics import VOTES, names_at_k, set_prefixes, val_n, vote_of
+from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, tells_val_loss, val_ns, val_sampling
+from dagrl.graph.val_metrics import VOTES, names_at_k, set_prefixes, vote_of
 
 _VOTE: Place = ("data", "val_vote")
 _METRIC: Place = ("run", "keep_best", "metric")
@@ -90,17 +92,28 @@ def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> N
     if parts is None or not rollouts(pipeline):
         known, name = [f"val/{each}" for each in _names_written(pipeline, graph.validation)], best.metric
     else:
-        kinds = names_at_k(val_n(pipeline), votes=vote_of(pipeline) is not None)
-        place, prefixes = parts["place"] or "", [prefix for prefix in set_prefixes(pipeline).values() if prefix]
+        votes, place = vote_of(pipeline) is not None, parts["place"] or ""
+        kinds = {set_prefixes(pipeline)[name]: names_at_k(n, votes=votes) for name, n in val_ns(pipeline).items()}
         # A data source may follow the prefix of the set.
-        if prefixes and not place.startswith(tuple(prefixes)):
-            known = [f"val/{prefix}{kind}" for prefix in prefixes for kind in kinds]
-        else:
-            known = [f"val/{place}{kind}" for kind in kinds]
+        own = next((prefix for prefix in kinds if place.startswith(prefix)), None)
+        places = kinds if own is None else {place: kinds[own]}
+        known = [f"val/{each}{kind}" for each, of_set in places.items() for kind in of_set]
         name = best.metric
     if name not in known:
         message = f"no validation writes `{best.metric}`; {suggest(name, known)}"
         findings.error(_METRIC, message, code="unknown-metric", depends_on=[("data", "val"), _VOTE])
+
+
+def check_val_groups(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
+    """Report nodes of a validation that need all responses to a prompt, where sets have different numbers of them."""
+    ns = val_ns(pipeline) if rollouts(pipeline) and pipeline.run.validates else {}
+    if len({*ns.values()}) < 2:
+        return
+    for name, node in graph.validation.nodes.items():
+        reads_groups = isinstance(node.spec, CustomNode) and "group_id" in node.inputs
+        if node.spec is not None and (reads_groups or node.contract.scope is Scope.GROUP):
+            message = f"`{name}` needs all responses to a prompt, and sets have different numbers; set one `n` for all"
+            findings.error(("data", "val"), message, code="different-rows")
 
 
 def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
@@ -152,6 +165,14 @@ def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
             findings.error(place, message, code="different-rows")
         if name == leading and node.val_n > 1 and (node.val_sampling is None or node.val_sampling.temperature == 0):
             message = f"{node.val_n} responses with temperature 0 are equal; add `val_sampling` with a temperature"
+            findings.error(place, message, code="greedy-samples")
+    for key, each in pipeline.data.val_sets.items():
+        place = ("data", "val", key, "n")
+        if not found and (each.n or each.sampling):
+            message = "no node samples responses to its prompts; name the file alone"
+            findings.error(place[:-1], message, code="option-without-effect")
+        elif found and (each.n or 1) > 1 and val_sampling(pipeline, leading, key).temperature == 0:
+            message = f"{each.n} responses with temperature 0 are equal; add `sampling` with a temperature"
             findings.error(place, message, code="greedy-samples")
 
 

@@ -10,6 +10,7 @@ import pytest
 from dagrl.data.batch import Batch
 from dagrl.graph.columns import SOURCE_COLUMNS
 from dagrl.ops.prompts import prompts
+from dagrl.ops.validation import by_prompt
 
 
 def whole(outputs) -> Batch:
@@ -131,6 +132,24 @@ def test_validation_sets_come_one_after_the_other_each_prompt_val_n_times(bench,
     assert batch["group_id"].values.tolist() == [group for group in range(7) for _ in range(3)]
     assert texts(batch["prompt_tokens"])[::3] == ["1+1=", "1+2=", *bench.questions]
     assert [len(output.rows) % 3 for output in outputs] == [0, 0, 0], "a group lies in two shards"
+
+
+@pytest.mark.parametrize(("ns", "size"), [((4, 2), 2), ((3, 1), 1), ((3, None), 3), ((2, 2), 2)])
+def test_validation_sets_have_their_own_numbers_of_responses(bench, texts, ns, size) -> None:
+    """The rows of a prompt follow each other, in groups of the size that divides all numbers."""
+    sums, doubles = ("1+1=", "1+2="), ("4+4=", "5+5=", "6+6=")
+    sets = {"sums": bench.write_prompts("a.parquet", sums), "doubles": bench.write_prompts("b.parquet", doubles)}
+    val = {name: {"path": path} | ({"n": n} if n else {}) for (name, path), n in zip(sets.items(), ns, strict=True)}
+    rollout = {"op": "rollout", "engine": "generator", "n": 5, "val_n": 3, "sampling": {"max_new_tokens": 3}}
+    context = bench.context(data={"val": val}, nodes={"rollout": rollout}, validation=True, shards=3)
+    batch = whole(prompts((), context))
+    first, second = ns[0], ns[1] or 3
+    assert context.samples_per_prompt == size
+    assert texts(batch["prompt_tokens"]) == [*np.repeat(sums, first), *np.repeat(doubles, second)]
+    assert batch["data_set"].strings() == ["sums"] * 2 * first + ["doubles"] * 3 * second
+    assert batch["group_id"].values.tolist() == [row // size for row in range(len(batch))]
+    numbers = [*np.repeat([0, 1], first), *np.repeat([2, 3, 4], second)]
+    assert by_prompt(batch, context)["group_id"].values.tolist() == numbers
 
 
 def test_prompts_of_all_validation_sets_that_are_left_out_are_counted(bench) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import SamplingSpec
-from dagrl.data.batch import Batch
+from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import OpInput, Output
 from dagrl.ops.rollout import rollout, sample_seed
 
@@ -300,3 +300,30 @@ def test_the_likeliest_response_to_a_prompt_is_sampled_once(bench) -> None:
     # With chance, each row has a response of its own.
     list(rollout([OpInput(0, batch)], bench.context("rollout", engine=engine)))
     assert len(set(engine.seeds)) == 4
+
+
+def test_validation_sets_with_sampling_of_their_own_are_sampled_so(bench) -> None:
+    calls = []
+
+    class Noting(Generator):
+        def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+            calls.append((len(requests), sampling.temperature, sampling.max_new_tokens))
+            return super().generate(requests, sampling)
+
+    hot = {"temperature": 0.75, "max_new_tokens": 9}
+    val = {"a": "a.parquet", "hot": {"path": "b.parquet", "sampling": hot}, "c": {"path": "c.parquet"}}
+    part = part_of(bench, list(range(6)), group_size=1)
+    names = ["a", "hot", "hot", "c", "hot", "a"]
+    part = OpInput(0, Batch(part.batch.rows, {**part.batch.columns, "data_set": Column.text(names)}))
+
+    def sampled(*, validation: bool) -> dict[int, list[int]]:
+        calls.clear()
+        context = bench.context("rollout", engine=Noting(), validation=validation, data={"val": val})
+        outputs = list(rollout([part], context))
+        return {int(row): said for output in outputs for row, said in zip(output.rows, responses(output), strict=True)}
+
+    assert sampled(validation=True) == {row: response_of(row) for row in range(6)}
+    assert [(count, temperature) for count, temperature, _ in calls] == [(3, 0.0), (3, 0.75)]
+    assert calls[1][2] == 9
+    assert sampled(validation=False) == {row: response_of(row) for row in range(6)}
+    assert len(calls) == 1

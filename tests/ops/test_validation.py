@@ -120,3 +120,24 @@ def test_a_vote_that_fails_is_named_with_its_line(measured, bench) -> None:
     bench.write_module("broken_votes", "def vote(response):\n    return response[99]\n")
     with pytest.raises(ValueError, match=r"data.val_vote broken_votes:vote raised IndexError: .*broken_votes.py:2"):
         measured([("val", "s", [("1", 1.0), ("2", 0.0)])], "v.parquet", 2, val_vote="broken_votes:vote")
+
+
+def test_each_set_is_told_for_its_own_number_of_responses(measured) -> None:
+    prompts = [
+        ("few", "sums", [("2", 1.0)]),
+        ("few", "sums", [("3", 0.0)]),
+        ("many", "sums", [("2", 1.0), ("3", 0.0), ("4", 0.0)]),
+        ("many", "games", [("2", 1.0), ("2", 1.0), ("4", 0.0)]),
+    ]
+    val = {"few": "few.parquet", "many": {"path": "many.parquet", "n": 3}}
+    found = measured(prompts, val)
+    assert {name for name in found if name.startswith("val") or ("@" in name and name.startswith("few"))} == {
+        "few/mean@1",
+        "few/pass@1",
+    }
+    assert found["few/mean@1"] == 0.5
+    assert found["many/mean@3"] == pytest.approx(0.5)
+    # One of 3 right: 1 - C(2, 2) / C(3, 2); two of 3: 1.
+    assert found["many/pass@2"] == pytest.approx((2 / 3 + 1) / 2)
+    assert found["many/sums/mean@3"] == pytest.approx(1 / 3)
+    assert found["many/games/maj@3"] == 1.0

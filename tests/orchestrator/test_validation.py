@@ -18,7 +18,8 @@ METRIC = "val/half/best@4"
 def run(lab, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("validation")
     pipeline = lab.tiny_pipeline()
-    pipeline["data"]["val"] = {"all": "train.parquet", "half": "half.parquet"}
+    greedy = {"path": "half.parquet", "n": 1, "sampling": {"max_new_tokens": 2, "temperature": 0.0}}
+    pipeline["data"]["val"] = {"all": "train.parquet", "half": "half.parquet", "greedy": greedy}
     pipeline["nodes"]["rollout"] |= {"val_n": 4, "val_sampling": {"max_new_tokens": 3, "temperature": 1.0}}
     pipeline["nodes"]["reward"] = {"op": "reward", "fn": "rewards:even"}
     pipeline["data"]["val_vote"] = "exact"
@@ -44,17 +45,21 @@ def test_each_set_has_its_metrics_in_each_validation(run) -> None:
         for name in ("all", "half"):
             assert line[f"val/{name}/mean@4"] == pytest.approx(line[f"val/{name}/pass@1"])
             assert line[f"val/{name}/worst@4"] <= line[f"val/{name}/mean@4"] <= line[f"val/{name}/best@4"]
-        # 16 prompts and 8.
-        mean = (2 * line["val/all/mean@4"] + line["val/half/mean@4"]) / 3
+        assert line["val/greedy/response_tokens/max"] <= 2
+        assert not any(name.startswith("val/greedy/") and name.endswith("@4") for name in line)
+        # 16 prompts and 8 with four responses each, and 8 with one.
+        sums = 64 * line["val/all/mean@4"] + 32 * line["val/half/mean@4"] + 8 * line["val/greedy/mean@1"]
+        mean = sums / 104
         assert line["val/reward/mean"] == pytest.approx(mean, abs=1e-6)
 
 
 def test_samples_of_both_sets_are_written_and_differ_within_a_group(run) -> None:
     rows = pq.read_table(run.folder / "samples" / "step_2_val.parquet").to_pylist()
-    assert [row["data_set"] for row in rows] == ["all"] * 64 + ["half"] * 32
+    assert [row["data_set"] for row in rows] == ["all"] * 64 + ["half"] * 32 + ["greedy"] * 8
     groups = [[row["response"] for row in rows[first : first + 4]] for first in range(0, 96, 4)]
     assert all(len({row["group_id"] for row in rows[first : first + 4]}) == 1 for first in range(0, 96, 4))
     assert any(len(set(group)) > 1 for group in groups)
+    assert [row["group_id"] for row in rows[::4][:24]] + [row["group_id"] for row in rows[96:]] == [*range(32)]
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(run) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.graph.rollouts import val_ns
 from dagrl.validation import check_file
 from dagrl.validation.summary import summarize
 
@@ -176,12 +177,16 @@ def test_what_is_learned_from_given_responses_has_a_best_too(project, row):
 
 
 def test_what_the_docs_show_is_right(project, row):
-    yaml_block, _, python_block = re.findall(r"```(?:yaml|python)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    yaml_block, own_block, _, python_block = re.findall(
+        r"```(?:yaml|python)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL
+    )
     for name in ("gsm8k/train", "gsm8k/test", "aime/test"):
         (project.folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         project.write_rows(f"data/{name}.parquet", [row] * 32)
     checked = check_file(project.write("docs.yaml", "extends: p.yaml\n" + yaml_block), ["run.steps=20"])
     assert checked.rows == {"train": 32, "val.gsm8k": 32, "val.aime": 32}
+    own = project.write("own.yaml", f"extends: docs.yaml\nrun: {{keep_best: null}}\n{own_block}")
+    assert val_ns(check_file(own, ["run.steps=20"]).loaded.pipeline) == {"gsm8k": 16, "aime": 32}
     scope: dict = {}
     exec(compile(python_block, "my_votes.py", "exec"), scope)
     assert scope["choice"]("It is B or rather C") == "C"
@@ -207,3 +212,60 @@ def test_what_scores_validation_has_room_for_its_longest_responses(project):
     )
     message = "micro-batch-too-small"
     project.assert_problem(path, "nodes.ref.tokens_per_micro_batch", message)
+
+
+HOT = "sampling: {max_new_tokens: 8, temperature: 0.5}"
+
+
+def sets(extra: str) -> tuple[str, str]:
+    return VAL[0], f"{VAL[0]}\n  val: {{sums: train.parquet, more: {{path: train.parquet, {extra}}}}}"
+
+
+@pytest.mark.parametrize("extra", ["n: 1", HOT, f"n: 4, {HOT}", "n: 1, sampling: {max_new_tokens: 2}"])
+def test_a_set_has_sampling_of_its_own(project, extra):
+    checked = check_file(project.pipeline(sets(extra), run("save_every: 5")))
+    assert checked.warnings == ()
+    assert checked.rows == {"train": 32, "val.sums": 32, "val.more": 32}
+    reads = checked.graph.nodes["rollout"].inputs
+    assert ("data_set" in reads) == ("sampling" in extra)
+
+
+@pytest.mark.parametrize(
+    ("extra", "place", "code"),
+    [
+        ("n: 4", "data.val.more.n", "greedy-samples"),
+        ("n: 4, sampling: {max_new_tokens: 8, temperature: 0}", "data.val.more.n", "greedy-samples"),
+        ("n: 0", "data.val.more.n", "invalid-value"),
+        ("m: 4", "data.val.more.m", "unknown-key"),
+        ("sampling: {temperature: 1}", "data.val.more.sampling.max_new_tokens", "missing-key"),
+        ("sampling: {max_new_tokens: 8, stop_token_ids: [99]}", "data.val.more.sampling.stop_token_ids[0]", ""),
+    ],
+)
+def test_sampling_of_a_set_that_is_wrong(project, extra, place, code):
+    old, new = sets(extra)
+    problem = project.only_problem(project.pipeline((old, f"{new} #!"), run("save_every: 5")))
+    assert problem.place.startswith(place.partition("[")[0])
+    assert code in problem.code
+
+
+def test_the_best_metric_is_one_of_the_sets_own_number_of_responses(project):
+    best = "save_every: 5, keep_best: {metric: val/%s}"
+    for metric in ("more/pass@4", "sums/pass@1", "more/sums/mean@4"):
+        check_file(project.pipeline(sets(f"n: 4, {HOT}"), run(best % metric)))
+    for metric in ("sums/pass@4", "more/mean@1", "mean@4"):
+        problem = project.only_problem(project.pipeline(sets(f"n: 4, {HOT}"), run(best % metric)))
+        assert problem.code == "unknown-metric"
+
+
+def test_a_node_that_needs_whole_groups_refuses_different_numbers(project):
+    op = "import dagrl\n@dagrl.node(reads=['reward'], writes=['shaped'], scope='group')\ndef shape(batch): ...\n"
+    project.write("group_ops.py", op)
+    reward = "reward: {op: reward, fn: exact}"
+    shaped = (
+        "reward: {op: reward, fn: exact, write: first}\n"
+        "  shape: {op: 'group_ops:shape', read: {reward: first}, write: reward}"
+    )
+    edits = run("save_every: 5"), (reward, shaped)
+    problem = project.only_problem(project.pipeline(sets(f"n: 4, {HOT}"), *edits))
+    assert (problem.place, problem.code) == ("data.val", "different-rows")
+    check_file(project.pipeline(sets(f"n: 1, {HOT}"), *edits))

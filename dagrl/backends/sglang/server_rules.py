@@ -19,11 +19,11 @@ from dagrl.backends.sglang.layout import (
     nodes_per_server,
 )
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, dotted
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode
+from dagrl.config.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode, SamplingSpec
 from dagrl.graph.engines import wants_routed_experts
-from dagrl.graph.rollouts import longest_by_key
+from dagrl.graph.rollouts import longest_by_key, samplings
 
 _REPLAYABLE = {
     ROUTED_EXPERTS: (True, "this turns off reporting routes; remove it"),
@@ -186,17 +186,19 @@ class _Server:
         """Whether SGLang can draw tokens, and stop responses, as the file says."""
         repeatable = "enable_deterministic_inference"
         for name, node in self._nodes():
-            for key, sampling in (("sampling", node.sampling), ("val_sampling", getattr(node, "val_sampling", None))):
-                if sampling is not None and sampling.ignore_eos and sampling.stop_token_ids:
+            judges = isinstance(node, JudgeNode)
+            alone: dict[Place, SamplingSpec] = {("nodes", name, "sampling"): node.sampling}
+            for section, sampling in (alone if judges else samplings(self._pipeline, name)).items():
+                if sampling.ignore_eos and sampling.stop_token_ids:
                     message = "SGLang stops at no token at all where it ignores the end of a sequence, and "
                     message += "stop_token_ids names some; take one of the two out"
-                    self._findings.error(("nodes", name, key, "ignore_eos"), message)
-                if sampling is not None and sampling.min_p and self._given.get(repeatable):
+                    self._findings.error((*section, "ignore_eos"), message)
+                if sampling.min_p and self._given.get(repeatable):
                     message = (
                         f"SGLang dies of it with `{repeatable}`, which `{self._name}` has; take one of the two out"
                     )
                     depends: list[Place] = [(*self._place, repeatable)]
-                    self._findings.error(("nodes", name, key, "min_p"), message, depends_on=depends)
+                    self._findings.error((*section, "min_p"), message, depends_on=depends)
 
     def check_experts(self, model: ModelSizes) -> None:
         """Whether there are experts where an option is about them, and in all layers where SGLang takes them for it."""
@@ -294,9 +296,9 @@ class _Server:
                 yield longest, what, [("nodes", name, "max_prompt_tokens"), ("nodes", name, "sampling")]
                 continue
             by_key = longest_by_key(self._pipeline, name, validated=self._pipeline.run.validates)
-            key = max(by_key, key=by_key.__getitem__)
-            what = f"data.max_prompt_tokens + nodes.{name}.{key}.max_new_tokens"
-            yield by_key[key], what, [("data", "max_prompt_tokens"), ("nodes", name, key)]
+            section = max(by_key, key=by_key.__getitem__)
+            what = f"data.max_prompt_tokens + {dotted(section)}.max_new_tokens"
+            yield by_key[section], what, [("data", "max_prompt_tokens"), section]
 
     def _largest(self, *fields: str) -> str:
         """The size to blame: the largest that the file says."""

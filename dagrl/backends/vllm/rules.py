@@ -6,9 +6,10 @@ from typing import Any
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.vllm.section import ROUTED_EXPERTS, VllmEngineSpec
-from dagrl.config.schema import JudgeNode, RolloutNode
+from dagrl.config.errors import Place
+from dagrl.config.schema import JudgeNode, RolloutNode, SamplingSpec
 from dagrl.graph.engines import wants_routed_experts
-from dagrl.graph.rollouts import longest_by_key
+from dagrl.graph.rollouts import longest_by_key, samplings
 
 _LEAST_TEMPERATURE, _LARGEST_TEMPERATURE = 0.01, 2.0
 """Between which vLLM samples: it raises lower ones and refuses higher ones."""
@@ -79,14 +80,14 @@ def _check_temperatures(check: EngineCheck[VllmEngineSpec]) -> None:
     for name, node in check.pipeline.nodes.items():
         if not isinstance(node, RolloutNode | JudgeNode) or node.engine != check.name:
             continue
-        for field in ("sampling", "val_sampling"):
-            sampling = getattr(node, field, None)
-            if sampling is None or sampling.temperature == 0:
+        judged: dict[Place, SamplingSpec] = {("nodes", name, "sampling"): node.sampling}
+        for section, sampling in (judged if isinstance(node, JudgeNode) else samplings(check.pipeline, name)).items():
+            if sampling.temperature == 0:
                 continue
             if not _LEAST_TEMPERATURE <= sampling.temperature <= _LARGEST_TEMPERATURE:
                 message = f"vLLM samples at {_LEAST_TEMPERATURE} to {_LARGEST_TEMPERATURE:g}, not at "
                 message += f"{sampling.temperature:g}; choose a temperature between them, or 0"
-                check.findings.error(("nodes", name, field, "temperature"), message, code="temperature-of-server")
+                check.findings.error((*section, "temperature"), message, code="temperature-of-server")
 
 
 def _warn_of_truncation(check: EngineCheck[VllmEngineSpec]) -> None:

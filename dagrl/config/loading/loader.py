@@ -306,7 +306,9 @@ def _resolve_paths(document: Document, positions: Positions, pipeline: Path) -> 
     for name, engine in _sections(tree, "engines").items():
         spec = engine_sections().get(str(engine.get("backend")), EngineSpec)
         engines += [("engines", name, *path) for path in (("environment",), *spec.path_fields, *_MODEL_PATHS)]
-    sets = [("data", "val", name) for name in _mapping(value_at(tree, ("data", "val")))]
+    sets: list[Place] = []
+    for name, value in _mapping(value_at(tree, ("data", "val"))).items():
+        sets.append(("data", "val", name, *(("path",) if isinstance(value, dict) else ())))
     for place in (*_PATHS, *sets, *engines):
         holder = _mapping(value_at(tree, place[:-1]))
         value = holder.get(str(place[-1]))

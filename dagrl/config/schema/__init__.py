@@ -31,7 +31,7 @@ from dagrl.config.schema.nodes.mcp import McpServerSpec
 from dagrl.config.schema.nodes.mix import MixNode
 from dagrl.config.schema.nodes.reward import RewardNode
 from dagrl.config.schema.nodes.reward_model import RewardModelNode
-from dagrl.config.schema.nodes.rollout import AGENT_COLUMNS, ROLLOUT_WRITES, RolloutNode, SamplingSpec, TurnOptions
+from dagrl.config.schema.nodes.rollout import AGENT_COLUMNS, ROLLOUT_WRITES, RolloutNode, TurnOptions
 from dagrl.config.schema.nodes.update import (
     DivergenceCriterion,
     ImportanceLevel,
@@ -44,4 +44,5 @@ from dagrl.config.schema.nodes.update import (
 )
 from dagrl.config.schema.pipeline import Pipeline
 from dagrl.config.schema.run import KeepBestSpec, ProfileSpec, RecordSpec, RunSpec, ScheduleSpec, TrackerSpec
+from dagrl.config.schema.sampling import SamplingSpec
 from dagrl.config.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold

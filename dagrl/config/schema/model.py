@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from dagrl.config.schema.section import Name, PositiveInt, Section, SlotsPerNode, Tokens
+from dagrl.config.schema.sampling import SamplingSpec
+from dagrl.config.schema.section import Name, PositiveInt, Responses, Section, SlotsPerNode, Tokens
 
 
 class TokenizerSpec(Section):
@@ -35,13 +36,24 @@ class ModelSpec(Section):
     """A folder with a Hugging Face tokenizer, or one made on the spot. Default: the model's folder."""
 
 
+class ValSetSpec(Section):
+    """A validation set with responses of its own; its file alone stands for one with those of the rollout."""
+
+    path: Path
+    """Parquet file with the prompts."""
+    n: Responses | None = None
+    """Responses for each prompt. Default: ``val_n`` of the rollout."""
+    sampling: SamplingSpec | None = None
+    """Their sampling, by the rollout whose responses are scored. Default: its ``val_sampling``."""
+
+
 class DataSpec(Section):
     """Prompts in verl's parquet schema: prompt, data_source, reward_model.ground_truth, extra_info."""
 
     train: Path
     """Parquet file with the training prompts."""
-    val: Path | Annotated[dict[Name, Path], Field(min_length=1)] | None = None
-    """Parquet file with the validation prompts, or several sets of them: name -> file."""
+    val: Path | Annotated[dict[Name, Path | ValSetSpec], Field(min_length=1)] | None = None
+    """Parquet file with the validation prompts, or several sets of them: name -> file, or section with a file."""
     prompts_per_step: PositiveInt
     """Prompts in one step; the batch has ``prompts_per_step * n`` samples."""
     prompts_per_node: PositiveInt | None = None
@@ -75,17 +87,18 @@ class DataSpec(Section):
     as the reward does, where that is ``math`` or ``exact``; without either there is no ``maj@k``."""
 
     @property
-    def val_sets(self) -> dict[str, Path]:
+    def val_sets(self) -> dict[str, ValSetSpec]:
         """The validation sets by name, in the order of the file; one without a name is ``val``."""
         if self.val is None:
             return {}
-        return self.val if isinstance(self.val, dict) else {"val": self.val}
+        sets = self.val if isinstance(self.val, dict) else {"val": self.val}
+        return {name: each if isinstance(each, ValSetSpec) else ValSetSpec(path=each) for name, each in sets.items()}
 
     @property
     def files(self) -> dict[str, Path]:
         """All prompt files by their keys: ``train``, ``val``, ``val.NAME``."""
-        several = isinstance(self.val, dict)
-        return {"train": self.train} | {f"val.{k}" if several else "val": path for k, path in self.val_sets.items()}
+        several, sets = isinstance(self.val, dict), self.val_sets.items()
+        return {"train": self.train} | {f"val.{name}" if several else "val": each.path for name, each in sets}
 
 
 class GroupSpec(Section):

@@ -28,7 +28,7 @@ from dagrl.config.schema import (
     ValuesNode,
 )
 from dagrl.config.schema.engine import Transport
-from dagrl.graph.rollouts import is_offline, leading_rollout, prompts_per_round, rollouts
+from dagrl.graph.rollouts import is_offline, leading_rollout, prompts_per_round, rollouts, val_ns
 from dagrl.models.gpus import DEFAULT_GPU, gpu_of_group
 from dagrl.planner.cost.calibration import Calibration, executor_of
 from dagrl.planner.cost.host import node_seconds
@@ -113,7 +113,10 @@ class PipelineCosts:
         """Return how many prompts of a step, or of a round, the task works on."""
         data = self.pipeline.data
         if task.rows is Rows.VALIDATION:
-            return (data.val_prompts or data.prompts_per_step) * len(data.val_sets)
+            # As groups, of which a prompt of a set may have several.
+            ns = val_ns(self.pipeline).values() if rollouts(self.pipeline) else [1] * len(data.val_sets)
+            size = self.plan.group_size(task.rows) if rollouts(self.pipeline) else 1
+            return sum((data.val_prompts or data.prompts_per_step) * n // size for n in ns)
         return prompts_per_round(self.pipeline) if task.in_rounds else data.prompts_per_step
 
     def rows(self, task: PlannedTask) -> int:

@@ -9,7 +9,7 @@ from pydantic import Field
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.base import NodeBase, OpContract
-from dagrl.config.schema.nodes.rollout import SamplingSpec
+from dagrl.config.schema.sampling import SamplingSpec
 from dagrl.config.schema.section import Concurrency, Name, Reward, Seconds, Tokens
 
 

@@ -1,0 +1,42 @@
+"""How tokens are drawn, by rollouts, judges and for single validation sets."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from dagrl.config.schema.section import Section, Tokens
+
+_OTHER_POLICY = "changes the logits, and log-probs would be those of another policy; remove it"
+_OF_TEXT = "concerns text, but input and output are token ids; remove it"
+
+
+class SamplingSpec(Section):
+    """How tokens are drawn."""
+
+    refused: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"), _OTHER_POLICY),
+        **dict.fromkeys(("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag"), _OTHER_POLICY),
+        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), _OF_TEXT),
+        "stop_regex": "is not supported; use `stop` or `stop_token_ids`",
+        "n": "is an option of the node; write it beside `sampling`",
+        "sampling_seed": "follows from run.seed; remove it",
+    }
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Smallest set of tokens with at least this probability."""
+    top_k: int = -1
+    """Likeliest so many tokens; -1 for all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Tokens at least so likely as this part of the likeliest one."""
+    max_new_tokens: Tokens
+    """Longest response, in tokens."""
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """End a response, beside the end tokens of the tokenizer, config.json and generation_config.json. The token that
+    ends it is part of it."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a response. The response keeps the text, and all of the token that completes it."""
+    ignore_eos: bool = False
+    """Go on after end tokens."""
