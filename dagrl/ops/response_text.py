@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from dagrl.data.end_tokens import end_tokens
@@ -19,10 +21,14 @@ def response_text(tokens: np.ndarray, context: Context) -> str:
 
 
 def _ends(context: Context) -> frozenset[int]:
-    """Tokens that end a response."""
-    sampling, resources, pipeline = context.sampling, context.resources, context.pipeline
-    named = frozenset(sampling.stop_token_ids)
-    if sampling.ignore_eos:
+    """Tokens that end a response; in validation those of all sets."""
+    resources, pipeline = context.resources, context.pipeline
+    samplings = (
+        [replace(context, val_set=name).sampling for name in pipeline.data.val_sets] if context.validation else []
+    )
+    samplings = samplings or [context.sampling]
+    named = frozenset(token for sampling in samplings for token in sampling.stop_token_ids)
+    if all(sampling.ignore_eos for sampling in samplings):
         return named
     model = pipeline.model_of(context.rollout.engine) if rollouts(pipeline) else pipeline.model
     own = resources.once(f"ends of {context.sampled_by}", lambda: end_tokens(model, resources.tokenizer))

@@ -127,6 +127,15 @@ def test_in_validation_its_own_sampling_says_what_ends_a_response(bench) -> None
     assert text_of(bench, [two, plus], **stops) == "2"
 
 
+def test_what_ends_a_response_of_a_validation_set_is_no_part_of_its_text(bench) -> None:
+    two, plus, equals = bench.tokenizer.encode("2+=")
+    own = {"path": "b.parquet", "sampling": {"max_new_tokens": 8, "stop_token_ids": (plus,), "ignore_eos": True}}
+    context = bench.context(validation=True, data={"val": {"a": "a.parquet", "own": own}})
+    for tokens, text in (([two, plus], "2"), ([two, EOS], "2"), ([two, equals], "2=")):
+        batch = bench.batch([0], response_tokens=[tokens])
+        assert response_text(batch["response_tokens"][0], context) == text
+
+
 # -- several turns
 
 
