@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EACCES
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +36,7 @@ OWN = "local"
 """With this RAY_ADDRESS a run starts its own Ray, even if one runs on this machine."""
 _CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.5
+_LONGEST_ADDRESS = 300
 _LEAST_GIB_OF_A_SLOT = 0.1
 """Memory of a worker without a model: 33 workers with their Ray take 3.4 GiB."""
 
@@ -170,7 +173,10 @@ def _start(ray: ModuleType, slots: int, folder: Path) -> None:
 
 
 def _check_home() -> None:
-    """Raise RunError if the first Ray of a user could not write its token to the home folder."""
+    """Have Ray's token in the home folder, for the user alone: Ray itself would write one that all can read.
+
+    Raises RunError if the first Ray of a user could not write it.
+    """
     if any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
         return
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
@@ -179,13 +185,28 @@ def _check_home() -> None:
     try:
         folder = folder.expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder / "auth_token", os.R_OK) and not os.access(folder, os.W_OK | os.X_OK):
+        token = folder / "auth_token"
+        if not os.access(token, os.R_OK) and not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
+        _keep_private(token)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         raise RunError(
             f"Ray keeps its token in {folder}, which cannot be made or written: {getattr(error, 'strerror', error)}",
             hint="set HOME to a folder that can be written",
         ) from error
+
+
+def _keep_private(token: Path) -> None:
+    """Make the file readable by the user alone; if there is none, write a new token."""
+    try:
+        handle = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        with suppress(PermissionError):  # another user's, whom it is left to
+            if token.stat().st_mode & 0o077:
+                token.chmod(0o600)
+    else:
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(32))
 
 
 def _check_memory(slots: int, host_workers: int) -> None:
@@ -243,14 +264,28 @@ def _address_key(address: str) -> tuple[int, ...] | tuple[()]:
 
 
 def running_here() -> str | None:
-    """Address of the cluster that `ray start` has started on this machine. None if it does not answer."""
+    """Address of the cluster that this user or root has started on this machine with `ray start`.
+
+    None if it does not answer. Others could write the file, which has a known name, and a run sends the user's token to
+    the address: only a file that no one else can write counts, and only an address of this machine.
+    """
     try:
-        address = RUNNING_CLUSTER.read_text().strip()
+        with os.fdopen(os.open(RUNNING_CLUSTER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            theirs = found.st_uid not in (os.getuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if theirs or not stat.S_ISREG(found.st_mode):
+                return None
+            address = file.read(_LONGEST_ADDRESS).strip()
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            return None
+        # Only an own address can be listened at.
+        socket.create_server((host, 0)).close()
         connect(address)
-    except OSError:
-        # The file remains if a cluster is killed, and may belong to another user.
+    except (OSError, ValueError):
+        # The file remains if a cluster is killed.
         return None
-    return address or None
+    return address
 
 
 def connect(address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from dagrl.workers.cluster import ray_cluster
-from dagrl.workers.cluster.ray_cluster import cluster, connect, running_here
+from dagrl.workers.cluster.ray_cluster import _check_home, cluster, connect, running_here
 from dagrl.workers.errors import RunError
 
 
@@ -41,6 +42,62 @@ def test_one_that_was_killed_is_no_longer_there_though_its_file_is(noted: Path, 
     assert running_here() is None
     noted.write_text("")
     assert running_here() is None
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o600, 0o444])
+def test_a_file_of_the_user_that_others_cannot_write_counts(noted: Path, mode: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        noted.write_text(f"127.0.0.1:{listening.getsockname()[1]}")
+        noted.chmod(mode)
+        assert running_here() == noted.read_text()
+
+
+def test_a_file_that_others_can_write_does_not_count(noted: Path, monkeypatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        noted.write_text(f"127.0.0.1:{listening.getsockname()[1]}")
+        for mode in (0o666, 0o664, 0o646):
+            noted.chmod(mode)
+            assert running_here() is None
+        noted.chmod(0o644)
+        assert running_here() is not None
+        own = os.getuid()
+        monkeypatch.setattr("os.getuid", lambda: own + 1)
+        assert (running_here() is None) == (own != 0)
+        real = noted.rename(noted.with_name("elsewhere"))
+        noted.symlink_to(real)
+        assert running_here() is None
+        noted.unlink()
+        os.mkfifo(noted)
+        assert running_here() is None
+
+
+def test_a_file_of_another_user_does_not_count(noted: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        noted.write_text(f"127.0.0.1:{listening.getsockname()[1]}")
+        os.chown(noted, 12345, 12345)
+        assert running_here() is None
+
+
+@pytest.mark.parametrize("address", ["192.0.2.77:6379", "203.0.113.5:6379", "ray://127.0.0.1:1", "auto", "host", ":1"])
+def test_an_address_of_another_machine_does_not_count_nor_is_it_asked(noted: Path, address: str, monkeypatch) -> None:
+    monkeypatch.setattr("dagrl.workers.cluster.ray_cluster.connect", pytest.fail)
+    noted.write_text(address)
+    assert running_here() is None
+
+
+def test_the_token_of_ray_is_the_user_s_alone(tmp_path: Path, monkeypatch) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    token = tmp_path / ".ray" / "auth_token"
+    _check_home()
+    first = token.read_text()
+    assert len(first) == 64 and token.stat().st_mode & 0o777 == 0o600
+    token.chmod(0o644)  # as Ray leaves it
+    _check_home()
+    assert token.read_text() == first and token.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_no_address_is_left_to_ray() -> None:

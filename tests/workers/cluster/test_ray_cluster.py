@@ -260,3 +260,32 @@ def test_a_ray_that_starts_too_late_is_started_once_more_and_waits_for_no_agent(
     assert ran.returncode == 0, ran.stderr
     assert "Ray did not start, and is started once more: the current node timed out" in ran.stdout
     assert ran.stdout.endswith("it works\nwhile an agent was stopped: 1\n")
+
+
+PORTS = """
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import ray
+from dagrl.workers.cluster import ray_cluster
+from dagrl.workers.cluster.session import session_folder
+
+with session_folder() as folder:
+    ray_cluster._start(ray, 1, folder)
+    ray.get(ray.remote(lambda: None).remote())
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    for process in processes:
+        for each in process.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN:
+                print(each.laddr.ip, process.name())
+    ray.shutdown()
+"""
+
+
+def test_no_other_machine_reaches_the_ray_of_a_run():
+    ran = subprocess.run([sys.executable, "-c", PORTS], capture_output=True, text=True, timeout=240)
+    listening = [line.split()[0] for line in ran.stdout.splitlines()]
+    assert ran.returncode == 0 and len(listening) > 3, ran.stderr
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
