@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 _TOLERANCE = 1e-6
+_WHOLE = re.compile(r"(-?\d+)\.0*")
 
 
 def same_output(written: str, expected: str) -> bool:
-    """Whether all words are equal, ignoring whitespace. Floats are equal within 1e-6, relative or absolute."""
+    """Whether all words are equal, ignoring whitespace. Floats are equal within 1e-6, relative or absolute.
+
+    A whole number may be written with zeros behind a point (``3.0``).
+    """
     mine, theirs = written.split(), expected.split()
     return len(mine) == len(theirs) and all(map(_same_word, mine, theirs))
 
@@ -24,7 +29,8 @@ def _same_word(written: str, expected: str) -> bool:
     if written == expected:
         return True
     if not any(sign in expected for sign in ".eE"):
-        return False
+        whole = _WHOLE.fullmatch(written)
+        return whole is not None and whole[1] == expected
     try:
         return _close(float(written), float(expected))
     except ValueError:

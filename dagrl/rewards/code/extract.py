@@ -6,7 +6,9 @@ import re
 
 # Possessive quantifiers avoid backtracking within a line: a degenerate policy writes very long lines.
 _BLOCK = re.compile(
-    r"^([ \t]*+)```[ \t]*+(\w*+)[^\n]*+\n(.*?)(?=^[ \t]*+```|\Z)(?:^[ \t]*+```[ \t]*+$)?", re.MULTILINE | re.DOTALL
+    r"^(?P<indent>[ \t]*+)(?P<fence>`{3,}+|~{3,}+)[ \t]*+(?P<language>\w*+)[^\n]*+\n(?P<code>.*?)"
+    r"(?=^[ \t]*+(?P=fence)|\Z)(?:^[ \t]*+(?P=fence)[`~]*+[ \t]*+$)?",
+    re.MULTILINE | re.DOTALL,
 )
 _PYTHON = ("python", "python3", "py")
 
@@ -14,9 +16,12 @@ _PYTHON = ("python", "python3", "py")
 def program_in(response: str) -> str | None:
     """The last Markdown block of Python in a response, else the last block without a language, else None.
 
-    An unclosed block extends to the end of the response.
+    Fences are three or more backticks or tildes. An unclosed block extends to the end of the response.
     """
-    blocks = [(language.lower(), _dedented(code, len(indent))) for indent, language, code in _BLOCK.findall(response)]
+    blocks = [
+        (found["language"].lower(), _dedented(found["code"], len(found["indent"])))
+        for found in _BLOCK.finditer(response)
+    ]
     for wanted in (_PYTHON, ("",)):
         found = [code for language, code in blocks if language in wanted and code.strip()]
         if found:

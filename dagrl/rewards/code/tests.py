@@ -30,7 +30,8 @@ class FunctionTests:
 
     name: str
     arguments: tuple[list[Any], ...]
-    returned: tuple[Any, ...]
+    returned: tuple[tuple[Any, ...], ...]
+    """For each call, the values that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +147,14 @@ def _arguments(given: Any, answer: str) -> list[Any]:
         raise _unusable(answer, f"has the arguments {str(given)[:SHOWN_CHARACTERS]!r}, which are not JSON") from error
 
 
-def _returned(expected: Any) -> Any:
-    """The expected value: a string is parsed as JSON, or used as it is if it is not JSON."""
+def _returned(expected: Any) -> tuple[Any, ...]:
+    """The expected value; of a string, which may be a value in JSON or the value itself, both."""
     if not isinstance(expected, str):
-        return expected
+        return (expected,)
     try:
-        return json.loads(expected)
-    except ValueError:
-        return expected
+        return (json.loads(expected), expected)
+    except (ValueError, RecursionError):
+        return (expected,)
 
 
 def _text(given: Any) -> str:

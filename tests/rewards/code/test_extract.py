@@ -20,6 +20,12 @@ from dagrl.rewards.code.extract import program_in
         ("  ```python\n  a\n  ```", "a\n"),
         ("```python\nprint('```')\n```\n", "print('```')\n"),
         ("```bash\nls\n```", None),
+        ("~~~python\na\n~~~", "a\n"),
+        ("~~~\na\n~~~\nend", "a\n"),
+        ("~~~py\nprint('```')\n```\n~~~", "print('```')\n```\n"),
+        ('````python\ns = """\n```\n"""\n````', 's = """\n```\n"""\n'),
+        ("```python\na\n````", "a\n"),
+        ("```python\na\n```\n~~~python\nb\n~~~", "b\n"),
         ("a = 1", None),
         ("", None),
     ],
@@ -28,7 +34,7 @@ def test_the_last_block_of_python_is_the_program(response: str, program: str | N
     assert program_in(response) == program
 
 
-@pytest.mark.parametrize("stuck", ["a", " ", "\t`"])
+@pytest.mark.parametrize("stuck", ["a", " ", "\t`", "~", "`"])
 def test_a_line_without_end_is_read_once(stuck: str) -> None:
     # Otherwise this takes an hour.
     assert program_in("```python\na\n```\n```" + stuck * 1_000_000) == "a\n"

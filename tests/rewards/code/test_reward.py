@@ -118,6 +118,16 @@ def test_values_that_json_has_no_name_for_are_compared_as_its_nearest(code: str,
     assert code_reward(answering(f"def f():\n    {code}"), tests) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("returned", "expected", "share"),
+    [("'5'", '"5"', 1), ("'5'", "5", 1), ("5", "5", 1), ("'yes'", "yes", 1), ("'[1]'", "[1]", 1), ("'6'", "5", 0),
+     ("'true'", "true", 1), ("True", "true", 1), ("'5'", 5, 0)],
+)  # fmt: skip
+def test_an_expected_text_may_be_the_value_or_json(returned: str, expected: object, share: float) -> None:
+    tests = json.dumps({"fn_name": "f", "inputs": [[]], "outputs": [expected]})
+    assert code_reward(answering(f"def f():\n    return {returned}"), tests) == share
+
+
 CHEATS: dict[str, str] = {
     "ends with success": "import sys\nsys.exit(0)",
     "ends at once": "import os\nos._exit(0)",

@@ -20,9 +20,9 @@ from dagrl.rewards.code.tests import AssertTests, Check, FunctionTests, ProgramT
         ({"inputs": ["1"], "outputs": ["1"], "fn_name": None}, ProgramTests(("1",), ("1",))),
         (
             {"fn_name": "f", "inputs": [[1, "a"], '[1]\n"b"\n'], "outputs": [[2], '"c"']},
-            FunctionTests("f", ([1, "a"], [[1], "b"]), ([2], "c")),
+            FunctionTests("f", ([1, "a"], [[1], "b"]), (([2],), ("c", '"c"'))),
         ),
-        ({"fn_name": "f", "inputs": [["x"]], "outputs": ["not JSON"]}, FunctionTests("f", (["x"],), ("not JSON",))),
+        ({"fn_name": "f", "inputs": [["x"]], "outputs": ["not JSON"]}, FunctionTests("f", (["x"],), (("not JSON",),))),
         (
             {"functional": "import math\nassert f(1) == (1, [2])\nx = 3\nassert f(x), 'no'"},
             AssertTests(
