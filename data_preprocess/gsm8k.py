@@ -10,7 +10,7 @@ from dagrl.data.prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Re
 from dagrl.data.prompt_file import PromptRow
 
 HUB_NAME = "openai/gsm8k"
-INSTRUCTION = 'Think step by step, and put the final answer after "####".'
+INSTRUCTION = 'Think step by step, and put the final answer, a number, after "####".'
 
 
 def make_row(record: Record, instruction: str) -> PromptRow | Drop:

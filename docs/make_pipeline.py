@@ -21,9 +21,9 @@ _INTRODUCTION = """\
 Generated from the schema by `python docs/make_pipeline.py`; a test keeps it up to date.
 
 YAML, read with a safe loader. `extends: NAME` starts from a file in `dag_templates/` (or from a path), and the file
-holds only the differences: mappings are merged, everything else is replaced, `null` removes a key. With
-`extends: [dapo, tiny]`, each file is merged into the one before it, and the file itself into the last. Paths are
-relative to the file that names them.
+holds only the differences: mappings are merged, everything else is replaced, `null` removes a key. A node with another
+`fn` inherits no `args`, which are those of the function. With `extends: [dapo, tiny]`, each file is merged into the one
+before it, and the file itself into the last. Paths are relative to the file that names them.
 `dagrl run FILE engines.actor.optimizer.lr=3e-6` sets any key by its dotted path. Unknown keys are errors.
 """
 

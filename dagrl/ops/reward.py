@@ -49,6 +49,7 @@ def _samples(batch: Batch, context: Context) -> Samples:
         answer=batch["answer"].strings(),
         data_source=batch["data_source"].strings(),
         extra_info=[json.loads(text) for text in batch["extra_info"].strings()],
+        finish_reason=batch["finish_reason"].strings() if "finish_reason" in batch else (),
         **_turns(batch, context),
         agent_reward=_agent_rewards(batch),
     )

@@ -67,8 +67,10 @@ def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
     # more prompts than the step takes.
     stats = {"reward": Stat.of(batch["reward"].values), "response_tokens": Stat.of(batch["response_tokens"].lengths)}
     if "finish_reason" in batch:
-        cut = [reason == "length" for reason in batch["finish_reason"].strings()]
+        cut = np.array([reason == "length" for reason in batch["finish_reason"].strings()], bool)
         stats["response_tokens/cut_fraction"] = Stat.of(cut)
+        if cut.any():
+            stats["reward/cut_mean"] = Stat.of(batch["reward"].values[cut])
     if context.validation:
         stats |= validation_stats(batch, context)
     return stats

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate, product
 
-from dagrl.rewards.final_answer import GSM8K_MARK, LONGEST_ANSWER, THINK_END, marked_part, written_alike
+from dagrl.rewards.final_answer import ASSIGNED, GSM8K_MARK, LONGEST_ANSWER, THINK_END, marked_part, written_alike
 from dagrl.rewards.formulas import equal, parsed_formula, same_formula
 from dagrl.rewards.in_latex import in_latex, of_hundred
 from dagrl.rewards.markup import unwrapped, without_unit
@@ -19,7 +19,6 @@ _JOINED = re.compile(
     r"\s*(?:,\s*)?(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*"
 )
 _SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)\s*(?=[()\[\]|]|\\[{}])")
-_ASSIGNED = re.compile(r"(?P<name>[A-Za-z](?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?)\s*=(?P<value>[^=<>]+)")
 _RELATION = re.compile(r"[=<>]|\\(?:[lg]eq?|neq?|in)(?![a-z])")
 _IN_BASE = re.compile(r"(\d+)\s*_\s*\{?\s*(\d+)\s*\}?")
 _PLUS, _MINUS_PLUS = re.compile(r"\\pm(?![a-z])"), re.compile(r"\\mp(?![a-z])")
@@ -42,18 +41,24 @@ _BRACKETS = {"(", "[", r"\{"}
 _OPENING, _CLOSING = {*_BRACKETS, "{"}, {")", "]", r"\}", "}"}
 
 
-def matches(response: str, answer: str) -> bool:
+def matches(response: str, answer: str, *, strict: bool = False, cut: bool = False) -> bool:
     r"""Whether the final answer of `response` equals the reference `answer`.
 
     The final answer is the marked part (`marked_part`) of up to `LONGEST_ANSWER` characters, or, without one, the last
     formula or number found by math-verify. The reference may also be a worked solution in GSM8K's form or a boxed
-    answer. Raises ValueError for a reference without an answer.
+    answer. If `strict`, only a number counts, in a box, in ``<answer>`` or after ``####``: ``9+9`` and ``36/2`` are no
+    18, and neither is a number at the end of a response that was `cut`. Raises ValueError for a reference without an
+    answer, or, if `strict`, without a number.
     """
     response, answer = (_BESIDE_CJK.sub(" ", text.translate(_FULL_WIDTH)) for text in (response, answer))
     reference = _read_reference(answer.rpartition(GSM8K_MARK)[2])
     if not reference:
         raise ValueError(f"the reference answer {answer[:80]!r} contains nothing to compare with")
-    marked = marked_part(response)
+    if strict and plain_number(reference) is None:
+        raise ValueError(f"the reference answer {answer[:80]!r} is no number; remove `strict`")
+    marked = marked_part(response, strict=strict, cut=strict and cut)
+    if strict and (marked is None or not _is_computed(_read(marked))):
+        return False
     if marked is None:
         rest = response.rpartition(THINK_END)[2]
         return _found_by_math_verify(rest if re.search(r"\d", rest) else response, reference)
@@ -61,6 +66,14 @@ def matches(response: str, answer: str) -> bool:
         return False
     said = _read(marked)
     return bool(said) and same(reference, said)
+
+
+def _is_computed(answer: str) -> bool:
+    """Whether an answer is a number, and no division that is left to do."""
+    assigned = ASSIGNED.fullmatch(answer)
+    answer = unwrapped(assigned["value"]) if assigned else answer
+    number = plain_number(answer)
+    return number is not None and not (number.value.denominator == 1 and re.search(r"/|\\frac", answer))
 
 
 def _read_reference(answer: str) -> str:
@@ -109,7 +122,7 @@ def same(reference: str, said: str) -> bool:
 
 def _values(reference: str, said: str) -> tuple[str, str] | None:
     """Both without a leading name (``x = 5``), if the names are equal or only one has a name; None otherwise."""
-    ours, theirs = _ASSIGNED.fullmatch(reference), _ASSIGNED.fullmatch(said)
+    ours, theirs = ASSIGNED.fullmatch(reference), ASSIGNED.fullmatch(said)
     if ours and theirs:
         return (unwrapped(ours["value"]), unwrapped(theirs["value"])) if ours["name"] == theirs["name"] else None
     if ours and not _RELATION.search(said):

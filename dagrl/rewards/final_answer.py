@@ -6,7 +6,8 @@ import re
 from collections import deque
 
 from dagrl.rewards.in_latex import in_latex
-from dagrl.rewards.markup import closing_brace, unwrapped
+from dagrl.rewards.markup import closing_braces, unwrapped
+from dagrl.rewards.plain_number import plain_number
 
 ANSWER, ANSWER_END = "<answer>", "</answer>"
 THINK_END = "</think>"
@@ -18,7 +19,9 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>-?\d+(?:\.\d+)?))")
 _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?")
 _SPACING = re.compile(r"(?:\\[,;:! $]|\\(?:left|right|displaystyle)(?![a-z])|[\s$~])+")
-_FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
+_SHORT_BRACES = re.compile(r"([\^_])\{(\w+)\}")
+ASSIGNED = re.compile(r"(?P<name>[A-Za-z](?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?)\s*=(?P<value>[^=<>]+)")
+"""A value with the name of a variable or a function."""
 _IN_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|textrm|textit|mathit|boldsymbol)\s*\{([^{}]*)\}")
 
 _STATED_WITHIN = 10_000
@@ -36,49 +39,53 @@ _LEADING_NUMBER = re.compile(
 )
 
 
-def marked_part(response: str) -> str | None:
+def marked_part(response: str, *, strict: bool = False, cut: bool = False) -> str | None:
     r"""The part of a response that is marked as its final answer; None without one.
 
-    The content of the last ``\boxed{...}`` (or ``\fbox``) or ``<answer>...</answer>``, whichever begins later; else
-    the word after GSM8K's ``####`` at the end of a line; else the statement after the last "answer is" or "Answer:".
-    Reasoning up to ``</think>`` is searched only if nothing is marked after it.
+    The content of the last ``\boxed{...}`` (or ``\fbox``) that is closed and not empty, or ``<answer>...</answer>``,
+    whichever begins later; else the word after GSM8K's ``####`` at the end of a line, or a number and its unit; else,
+    unless `strict`, the statement after the last "answer is" or "Answer:". Reasoning up to ``</think>`` is searched
+    only if nothing is marked after it. The last line of a response that is `cut` has no complete word after ``####``.
     """
     _, thought, rest = response.rpartition(THINK_END)
-    found = _marked(rest)
-    return _marked(response) if found is None and thought else found
+    found = _marked(rest, strict, cut)
+    return _marked(response, strict, cut) if found is None and thought else found
 
 
-def _marked(response: str) -> str | None:
+def _marked(response: str, strict: bool, cut: bool) -> str | None:
     before, mark, inside = response.rpartition(ANSWER_END)[0].rpartition(ANSWER)
     inside = inside.strip() if mark else ""
     box = _last_box(response)
     if box is not None and (not inside or box[0] > len(before)):
         return box[1]
-    return inside or _behind_gsm8k_mark(response) or _stated(response)
+    return inside or _behind_gsm8k_mark(response, cut) or (None if strict else _stated(response))
 
 
 def _last_box(text: str) -> tuple[int, str] | None:
-    """Start and content of the last box; None if there is none or it is not closed."""
-    box = _last_match(_BOX, text)
-    if box is None:
-        return None
-    if box["bare"]:
-        return box.start(), box["bare"]
-    end = closing_brace(text, box.end() - 1)
-    return None if end is None else (box.start(), text[box.end() : end].strip())
+    """Start and content of the last box that is closed and not empty; None without one."""
+    closing = closing_braces(text)
+    for box in reversed(list(_BOX.finditer(text))):
+        end = closing.get(box.end() - 1)
+        inside = box["bare"] or (text[box.end() : end].strip() if end is not None else "")
+        if inside and (len(inside) > LONGEST_ANSWER or unwrapped(inside)):
+            return box.start(), inside
+    return None
 
 
 def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
     return next(iter(deque(pattern.finditer(text, max(start, 0)), maxlen=1)), None)
 
 
-def _behind_gsm8k_mark(response: str) -> str | None:
+def _behind_gsm8k_mark(response: str, cut: bool) -> str | None:
     # The mark and the answer end a line; other lines that begin with the mark may be Markdown headings.
-    for line in reversed(response.split("\n")):
+    lines = response.split("\n")
+    for line in reversed(lines[:-1] if cut else lines):
         _, mark, behind = line.rpartition(GSM8K_MARK)
-        words = behind.split()
-        if mark and len(words) == 1 and _DIGIT.search(words[0]):
+        words = behind.split() if mark else []
+        if len(words) == 1 and _DIGIT.search(words[0]):
             return words[0].strip("*_`")
+        if len(words) == 2 and _NUMBER.fullmatch(words[0].strip("*$")) and words[1].islower():
+            return " ".join(words)
     return None
 
 
@@ -99,23 +106,30 @@ def _stated(response: str) -> str | None:
     return number[0] if number else None
 
 
-def final_answer(response: str) -> str | None:
+def final_answer(response: str, *, strict: bool = False) -> str | None:
     r"""The final answer in a normal form, equal for equal answers as far as notation is concerned.
 
-    It is the marked part, else the last number; None without either. Spacing, ``$``, ``\text{}``, commas in numbers,
-    trailing zeros and what `in_latex` normalises make no difference; ``1/2`` and ``0.5`` differ.
+    It is the marked part, else the last number; None without either. Spacing, ``$``, ``\text{}``, a name (``x = 5``),
+    a unit, commas in numbers, trailing zeros, braces and what `in_latex` normalises make no difference; ``1/2`` and
+    ``\frac{1}{2}`` are equal, and so is ``0.5``. If `strict`, only a marked number is an answer.
     """
-    marked = marked_part(response)
+    marked = marked_part(response, strict=strict)
     if marked is None:
-        numbers = _NUMBER.findall(response)
-        return written_alike(numbers[-1]) if numbers else None
-    return written_alike(unwrapped(in_latex(marked[:LONGEST_ANSWER])))
+        numbers = [] if strict else _NUMBER.findall(response)
+        marked = numbers[-1] if numbers else ""
+    answer = unwrapped(in_latex(unwrapped(marked[:LONGEST_ANSWER])))
+    assigned = ASSIGNED.fullmatch(answer)
+    answer = unwrapped(assigned["value"]) if assigned else answer
+    number = plain_number(answer)
+    if number is None:
+        return None if strict else written_alike(answer)
+    return f"{number.value}%" if number.percent else str(number.value)
 
 
 def written_alike(answer: str) -> str | None:
     """A normal form for answers that differ in spacing, fonts and notation of fractions and thousands."""
     answer = _SPACING.sub(_digits_apart, _IN_TEXT.sub(r"\1", answer)).rstrip(".")
-    answer = _FRACTION.sub(r"\\frac", answer).replace(r"\%", "%")
+    answer = _SHORT_BRACES.sub(r"\1\2", answer).replace(r"\%", "%")
     if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?", answer):
         answer = answer.replace(",", "")
     if re.fullmatch(r"-?\d+\.\d*", answer):

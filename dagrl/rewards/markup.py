@@ -44,6 +44,18 @@ def closing_brace(text: str, opening: int) -> int | None:
     return None
 
 
+def closing_braces(text: str) -> dict[int, int]:
+    """Positions of all braces that are closed, each with that of its closing brace."""
+    closed: dict[int, int] = {}
+    opened: list[int] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            closed[opened.pop()] = brace.start()
+    return closed
+
+
 def unwrapped(answer: str) -> str:
     r"""The answer alone: ``**$\boxed{5}$.**`` and ``The answer is $5$`` become ``5``. Words stay in ``\text{}``."""
     while True:

@@ -23,17 +23,22 @@ _SILENCE_S = 600.0
 """Longest wait for a helper's reply, far above its limit of CPU time, because the machine may be busy."""
 
 
-def math_reward(response: str, answer: str, *, timeout_s: PositiveFloat = 2.0) -> float:
+def math_reward(
+    response: str, answer: str, finish_reason: str = "stop", *, strict: bool = False, timeout_s: PositiveFloat = 2.0
+) -> float:
     r"""1.0 if the final answer of `response` equals `answer`, else 0.0.
 
     See `dagrl.rewards.final_answer.marked_part` for the final answer and `dagrl.rewards.answer_equality.matches` for
-    equality. A comparison that takes more than `timeout_s` seconds of CPU time is ended and scores 0.0. If `answer`
-    contains nothing to compare with (``\boxed{}``), all responses score 0.0, with a warning. Thread-safe.
+    equality. If `strict`, only a number in a box, in ``<answer>`` or after ``####`` is an answer, and none that ends a
+    response whose `finish_reason` is ``length``. A comparison that takes more than `timeout_s` seconds of CPU time is
+    ended and scores 0.0. If `answer` contains nothing to compare with (``\boxed{}``; if `strict`, no number), all
+    responses score 0.0, with a warning. Thread-safe.
     """
     if timeout_s <= 0:
         raise ValueError(f"timeout_s of the math reward must be above 0, not {timeout_s}")
     with _CHECKERS.borrowed() as checker:
-        reply = checker.ask({"response": response, "answer": answer, "cpu_seconds": timeout_s})
+        how = {"strict": strict, "cut": finish_reason == "length", "cpu_seconds": timeout_s}
+        reply = checker.ask({"response": response, "answer": answer, **how})
     if "error" in reply:
         warnings.warn(f"{reply['error']}: its responses get a reward of 0", stacklevel=2)
         return 0.0

@@ -34,6 +34,8 @@ class Samples:
     answer: Sequence[str]
     data_source: Sequence[str]
     extra_info: Sequence[Mapping[str, Any]]
+    finish_reason: Sequence[str] = ()
+    """Why each response ended: ``length`` where a limit cut it. Default: ``stop``."""
     turns: Sequence[Sequence[str]] = ()
     """Texts of the policy's turns. Default: one turn, the response."""
     turn_rewards: Sequence[Sequence[float]] = ()
@@ -42,6 +44,8 @@ class Samples:
     """Reward that an agent gave. Default: none."""
 
     def __post_init__(self) -> None:
+        if not self.finish_reason:
+            object.__setattr__(self, "finish_reason", ["stop"] * len(self.response))
         if not self.turns:
             object.__setattr__(self, "turns", [[said] for said in self.response])
         if not self.turn_rewards:

@@ -22,7 +22,7 @@ def load_vote(vote: Vote, folder: Path | None = None) -> Answered:
     The returned function raises ValueError with its location if the user's function fails.
     """
     if vote.fn == "math":
-        return final_answer
+        return partial(final_answer, strict=vote.args.get("strict", False))
     if vote.fn == "exact":
         return partial(compared, **vote.args)
     return partial(_called, load_function(vote.fn, folder))

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _REWARD = "reward/mean"
-_PARTS_OF_REWARD = frozenset(("mean", "std", "cosine", "length", "overlong", "failed_fraction", "cut_fraction"))
+_PARTS_OF_REWARD = frozenset(
+    ("mean", "std", "cosine", "length", "overlong", "failed_fraction", "cut_fraction", "cut_mean")
+)
 """Names after ``reward/`` that belong to the first reward."""
 
 

@@ -89,6 +89,15 @@ def test_a_failure_can_count_as_a_value_and_is_counted(bench) -> None:
     assert (failed.total, failed.count) == (2, 4)
 
 
+def test_a_function_learns_why_a_response_ended(bench) -> None:
+    bench.write_module("rewards_of_ends", "def ended(finish_reason):\n    return float(finish_reason == 'stop')\n")
+    part = part_of(bench, ["1", "2"], ["1", "2"])
+    reasons = bench.batch(part.batch.rows.tolist(), finish_reason=["stop", "length"]).columns
+    part = OpInput(0, part.batch.with_columns(reasons))
+    (output,) = reward([part], bench.context("reward", nodes=node("rewards_of_ends:ended")))
+    assert output.columns["reward"].values.tolist() == [1, 0]
+
+
 def text_of(bench, tokens: list[int], *, validation: bool = False, val_sampling: dict | None = None, **sampling) -> str:
     rollout = {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 8, **sampling}}
     if val_sampling:

@@ -66,6 +66,7 @@ def test_advantages_and_versions_are_written_where_there_are_any(bench) -> None:
 def test_why_responses_ended_is_written_and_counted(bench) -> None:
     (output,) = samples([part_of(bench, finish_reason=["stop", "length", "stop"])], bench.context())
     assert output.stats["response_tokens/cut_fraction"].mean == 1 / 3
+    assert (output.stats["reward/cut_mean"].total, output.stats["reward/cut_mean"].count) == (0, 1)
     rows = written(bench)["step_1.parquet"]
     assert [row["finish_reason"] for row in rows] == ["stop", "length", "stop"]
 

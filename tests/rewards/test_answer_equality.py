@@ -97,6 +97,8 @@ GSM8K = Path(__file__).parents[3] / "shared/data/gsm8k"
         (r"\boxed{2x=y}", "y=2x"),
         (r"\boxed{\text{5 cm}}", "5"),
         (r"\boxed{5 \text{ cm}, 6 \text{ cm}}", "5, 6"),
+        (r"\boxed{18} so it is \boxed{}", "18"),
+        (r"\boxed{18} so it is \boxed{", "18"),
         (r"\boxed{AB}", r"\overline{AB}"),
         (r"\boxed{ba}", "ab"),
         (r"\boxed{2, 1}", '["1", "2"]'),
@@ -194,6 +196,47 @@ def test_right_answers(response: str, answer: str) -> None:
 )
 def test_wrong_answers(response: str, answer: str) -> None:
     assert not matches(response, answer)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "strict"),
+    [
+        ("#### (16-3-4)*2", "18", False),
+        ("The answer is: 12 * 9 + 40", "148", False),
+        ("That is 84 - 58", "26", False),
+        (r"\boxed{9+9}", "18", False),
+        ("#### 36/2", "18", False),
+        (r"\boxed{\frac{36}{2}}", "18", False),
+        (r"\boxed{2 \times 9}", "18", False),
+        (r"\boxed{\binom{4}{2}}", "6", False),
+        (r"\boxed{\sqrt{324}}", "18", False),
+        ("The answer is 18", "18", False),
+        ("18", "18", False),
+        ("#### 18", "18", True),
+        ("#### $18.00", "18", True),
+        ("#### 18 dollars", "18", True),
+        ("#### 1,234", "1234", True),
+        (r"<answer>18</answer>", "18", True),
+        (r"\boxed{x = 18\text{ cm}}", "18", True),
+        (r"\boxed{\frac{1}{2}}", "0.5", True),
+    ],
+)
+def test_a_strict_answer_is_computed(response: str, answer: str, strict: bool) -> None:
+    assert matches(response, answer)
+    assert matches(response, answer, strict=True) is strict
+
+
+@pytest.mark.parametrize(
+    ("response", "counts"),
+    [("#### 18", False), ("#### 18\nQuestion: Why", True), (r"\boxed{18}", True), (r"\boxed{18", False)],
+)
+def test_a_strict_answer_is_not_cut(response: str, counts: bool) -> None:
+    assert matches(response, "18", strict=True, cut=True) is counts
+
+
+def test_a_strict_reference_is_a_number() -> None:
+    with pytest.raises(ValueError, match="'x\\+1' is no number; remove `strict`"):
+        matches(r"\boxed{x+1}", "x+1", strict=True)
 
 
 @pytest.mark.parametrize("answer", ["", "  ", "####", r"\boxed{}", r"$\boxed{ }$."])

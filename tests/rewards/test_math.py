@@ -30,6 +30,13 @@ def test_an_answer_is_compared_with_the_reference() -> None:
     assert [math_reward(r"\boxed{3 1/2}", answer) for answer in ("3.5", "1.5")] == [1.0, 0.0]
 
 
+def test_a_strict_reward_wants_a_number_that_is_not_cut() -> None:
+    responses = ["#### 18", "#### 9+9"]
+    assert [math_reward(each, "18") for each in responses] == [1.0, 1.0]
+    assert [math_reward(each, "18", strict=True) for each in responses] == [1.0, 0.0]
+    assert [math_reward("#### 18", "18", "length", strict=strict) for strict in (False, True)] == [1.0, 0.0]
+
+
 def test_no_response_is_right_where_the_reference_is_empty() -> None:
     with pytest.warns(
         UserWarning, match=r"'\\\\boxed\{\}' contains nothing to compare with: its responses get a reward of 0"

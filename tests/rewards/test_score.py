@@ -40,7 +40,7 @@ def test_arguments_are_given_by_name() -> None:
     assert stop(lambda answer, response: int(response == answer)) == [0, 1, 0]
     assert stop(lambda extra_info, prompt: extra_info["bonus"] + int(prompt[-1])) == [0, 1.5, 3]
     assert stop(lambda *, data_source, scale, shift=1.0: len(data_source) * scale + shift, scale=2) == [9, 9, 9]
-    assert stop(lambda **everything: len(everything), weight=0) == [9, 9, 9]
+    assert stop(lambda **everything: len(everything), weight=0) == [10, 10, 10]
     assert stop(lambda: 0.25) == [0.25, 0.25, 0.25]
 
 

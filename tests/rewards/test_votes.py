@@ -10,6 +10,7 @@ from dagrl.rewards.votes import load_vote
 
 def test_the_math_reward_votes_by_final_answers() -> None:
     assert load_vote(Vote("math", {"timeout_s": 1.0}))(r"\boxed{1,234}") == "1234"
+    assert load_vote(Vote("math", {"strict": True}))("It is 1234") is None
 
 
 def test_the_exact_reward_votes_by_what_it_compares() -> None:

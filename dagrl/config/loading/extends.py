@@ -5,6 +5,7 @@
 - ``extends: [NAME, NAME]`` merges several in this order, and then the file itself. A file that two of them extend is
   merged once, below both.
 - Mappings merge key by key; lists and single values replace inherited ones; ``key: null`` removes an inherited key.
+  A node with another ``fn`` inherits no ``args``, which are those of the function.
   In a model's ``init`` a null that removes nothing is a value, as in Hugging Face's configs.
 """
 
@@ -65,6 +66,12 @@ def takes_away(value: Any, place: Place) -> bool:
 def keeps_nulls(place: Place) -> bool:
     """Whether null is a value in the section at `place`: the ``init`` of the model or of an engine's model."""
     return place == ("model", "init") or (len(place) == 4 and place[0] == "engines" and place[2:] == ("model", "init"))
+
+
+def forget_args(document: Document, node: Tree, place: Place, function: Any) -> None:
+    """Remove the `args` of the node at `place` if another function replaces its own."""
+    if len(place) == 2 and place[0] == "nodes" and node.get("fn", function) != function and "args" in node:
+        forget(document.positions, (*place, "args"), node.pop("args"))
 
 
 def _add_layers(path: Path, children: dict[str, Path], layers: dict[str, Document], allowance: Allowance) -> None:
@@ -140,6 +147,8 @@ def _find_parent(parent: Any, path: Path) -> Path:
 
 
 def _merge(into: Document, source: Document, old: Tree, new: Tree, place: Place) -> None:
+    if "fn" in new:
+        forget_args(into, old, place, new["fn"])
     for key, value in new.items():
         inner = (*place, key)
         if isinstance(value, dict) and isinstance(old.get(key), dict):

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from dagrl.config.errors import PipelineError, Place, Problem, dotted, listed, suggest
 from dagrl.config.loading.error_messages import MOST_FAULTS, Fault, faults_of, known_keys, value_at
-from dagrl.config.loading.extends import expanded, forget, keeps_nulls, read_with_parents, takes_away
+from dagrl.config.loading.extends import expanded, forget, forget_args, keeps_nulls, read_with_parents, takes_away
 from dagrl.config.loading.hub import HubError, hub_model, locate
 from dagrl.config.loading.positions import COMMAND_LINE, Position, Positions
 from dagrl.config.loading.yaml_source import (
@@ -201,6 +201,9 @@ def _apply_override(document: Document, override: str, number: int, allowance: A
     except ValueError as error:
         document.problems.append(Problem(COMMAND_LINE, number, f"override {override}", str(error), "invalid-override"))
         return
+    arguments = document.positions.get((*place[:-1], "args"))
+    if place[-1] == "fn" and arguments is not None and arguments.file != COMMAND_LINE:
+        forget_args(document, section, place[:-1], value)
     forget(document.positions, place, section.get(place[-1]))
     if takes_away(value, place) and place[-1] in section:
         del section[place[-1]]

@@ -16,7 +16,10 @@ from dagrl.graph.plugins.custom import check_names, known_parameters, load_funct
 Function = TypeVar("Function", bound=Callable[..., Any])
 _Names = tuple[str, ...] | list[str]
 
-FIELDS = ("prompt", "response", "answer", "data_source", "extra_info", "turns", "turn_rewards", "agent_reward")
+FIELDS = (
+    *("prompt", "response", "answer", "data_source", "extra_info"),
+    *("finish_reason", "turns", "turn_rewards", "agent_reward"),
+)
 """Keyword arguments that a reward function may ask for."""
 _TOKENS = ("logprob", "entropy")
 """Inputs of every loss."""

@@ -44,6 +44,15 @@ def test_every_key_knows_the_file_and_line_it_comes_from(merged, tmp_path):
     assert known == [(str(tmp_path / f"{name}.yaml"), line) for name, line in told]
 
 
+def test_a_node_with_another_function_inherits_no_args(merged, tmp_path):
+    base = "nodes: {reward: {fn: math, args: {strict: true}}}\n"
+    for function, args in (("exact", None), ("math", {"strict": True}), ("null", None)):
+        tree = merged(base=base, child=f"extends: base\nnodes: {{reward: {{fn: {function}}}}}\n").tree
+        assert tree["nodes"]["reward"].get("args") == args
+    tree = merged(base=base, child="extends: base\nnodes: {reward: {fn: exact, args: {ignore_case: true}}}\n").tree
+    assert tree["nodes"]["reward"]["args"] == {"ignore_case": True}
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(["base", "left", "right"])))
 def test_what_two_of_them_extend_lies_under_both(merged, order):
     document = merged(

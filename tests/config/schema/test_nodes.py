@@ -67,9 +67,9 @@ def test_an_option_asks_for_columns(op: str, without: dict, with_option: dict, c
         ("advantage", GAE, {"is_expert", "excluded", "token_reward"}),
         ("advantage", {"estimator": "grpo"}, {"is_expert", "excluded"}),
         ("advantage", {"estimator": "gigpo"}, {"is_expert", "excluded", "token_reward"}),
-        ("reward", {"fn": "exact"}, {"token_turn", "token_reward", "agent_reward"}),
-        ("reward", {"fn": "agent"}, {"token_turn", "token_reward"}),
-        ("reward", {"fn": "environment"}, {"token_turn"}),
+        ("reward", {"fn": "exact"}, {"token_turn", "token_reward", "finish_reason", "agent_reward"}),
+        ("reward", {"fn": "agent"}, {"token_turn", "token_reward", "finish_reason"}),
+        ("reward", {"fn": "environment"}, {"token_turn", "finish_reason"}),
     ],
 )
 def test_what_is_read_where_it_is_written(op: str, options: dict, columns: set[str]) -> None:

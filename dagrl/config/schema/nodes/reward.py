@@ -31,7 +31,7 @@ class RewardNode(NodeBase):
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
         if self.fn == "environment":
-            return OpContract((*reads, "token_reward"), ("reward",), reads_if_written=("token_turn",))
+            return OpContract((*reads, "token_reward"), ("reward",), reads_if_written=("token_turn", "finish_reason"))
         if self.fn == "agent":
-            return OpContract((*reads, "agent_reward"), ("reward",), reads_if_written=TURN_COLUMNS)
-        return OpContract(reads, ("reward",), reads_if_written=(*TURN_COLUMNS, "agent_reward"))
+            return OpContract((*reads, "agent_reward"), ("reward",), reads_if_written=(*TURN_COLUMNS, "finish_reason"))
+        return OpContract(reads, ("reward",), reads_if_written=(*TURN_COLUMNS, "finish_reason", "agent_reward"))
