@@ -20,6 +20,7 @@ import torch
 from dagrl.backends.families.registry import buildable, find_family
 from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.backends.families.tensors import published_tensors as published_tensors_of
+from dagrl.config.errors import counted
 from dagrl.config.schema import ModelSpec
 from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, without_packages
 from dagrl.models.hf_config import IMAGE
@@ -310,7 +311,8 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
         for file in sorted(set(files.values())):
             if not file.is_file():
                 lost = sum(holder == file for holder in files.values())
-                raise ValueError(f"{file} is missing: {index.name} says that it holds {lost} tensors; copy it again")
+                holds = counted(lost, "tensor")
+                raise ValueError(f"{file} is missing: {index.name} says that it holds {holds}; copy it again")
         return files
     single = folder / _SINGLE_FILE
     if not single.is_file():

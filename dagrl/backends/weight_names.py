@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dagrl.backends.families import tensors
 from dagrl.backends.families.tensors import DERIVED, SCALES
+from dagrl.config.errors import counted
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -42,8 +43,8 @@ def check_names(names: Iterable[str], wanted: Set[str], hf_config: PretrainedCon
     unknown = [name for name in unknown if not is_prediction_layer(name, hf_config)]
     if unknown:
         raise ValueError(
-            f"the weights hold {len(unknown)} tensors that a {hf_config.model_type} of this config does not have, "
-            f"{unknown[0]!r} among them"
+            f"the weights hold {counted(len(unknown), 'tensor')} that a {hf_config.model_type} of this config does not "
+            f"have, {unknown[0]!r} among them"
         )
 
 

@@ -11,6 +11,7 @@ import typer
 
 from dagrl.cli.errors import complain, exit_on
 from dagrl.cli.parameters import NewRunFolder, Overrides, Pipeline, Quiet, Verbose
+from dagrl.config.errors import counted
 
 _INTERRUPTED = 130
 
@@ -62,7 +63,7 @@ def run(
     if not quiet:
         # The next import takes seconds.
         run = checked.loaded.pipeline.run
-        told = "a validation alone" if run.only_validates else f"{run.steps} steps"
+        told = "a validation alone" if run.only_validates else counted(run.steps, "step")
         print(f"starting {checked.loaded.pipeline.name}, {told}", flush=True)
     from dagrl.orchestrator.run import run_pipeline
     from dagrl.tracking.console import Verbosity

@@ -108,6 +108,11 @@ def listed(names: Iterable[str]) -> str:
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with a noun: ``1 request``, ``1,000 requests``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def shown(value: Any) -> str:
     """Format a value as in YAML, shortened."""
     if value is None or isinstance(value, bool):

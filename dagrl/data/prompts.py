@@ -193,7 +193,8 @@ class PromptLoader:
 
     def _none_fits(self) -> str:
         limits = " and ".join(f"{limit.option}={limit.most}" for limit in dict.fromkeys(self._limits))
-        return f"{self.path}: none of its {len(self)} prompts fits {limits}"
+        whole = f"none of its {len(self):,} prompts fits" if len(self) > 1 else "its only prompt does not fit"
+        return f"{self.path}: {whole} {limits}"
 
     def _remedy(self) -> str:
         several = len(self._limits) > 1

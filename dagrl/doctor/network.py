@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 
+from dagrl.config.errors import counted
 from dagrl.doctor.findings import Finding, hint, missing, ok
 from dagrl.launcher.errors import LaunchError
 from dagrl.launcher.node_rank import node_rank_from
@@ -44,7 +45,7 @@ def _rank() -> Finding:
         return missing(name, str(error))
     if node is None:
         return ok(name, "none for several machines: `dagrl launch` is `dagrl run`")
-    where = f"rank {node.rank} of {node.nodes} machines, rank 0 at {node.endpoint}"
+    where = f"rank {node.rank} of {counted(node.nodes, 'machine')}, rank 0 at {node.endpoint}"
     try:
         socket.getaddrinfo(node.master, None)
     except OSError:

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 from dagrl.backends.environments import faults, made_environments
 from dagrl.backends.registry import backends
+from dagrl.config.errors import counted
 from dagrl.config.schema.backends import broken_backends
 from dagrl.doctor.findings import Finding, hint, missing, ok
 from dagrl.imports import distributions_of
@@ -137,4 +138,4 @@ def _cuda() -> Finding:
     if error or count == "0":
         built = error or ("built without CUDA" if cuda == "None" else f"built for CUDA {cuda}")
         return missing("torch and CUDA", f"torch, {built}, sees none of the GPUs; is the driver old enough?")
-    return ok("torch and CUDA", f"CUDA {cuda}, {count} GPUs")
+    return ok("torch and CUDA", f"CUDA {cuda}, {counted(int(count), 'GPU')}")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
+from dagrl.config.errors import counted
 from dagrl.importing.files import is_file
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Rule, Translation, joint
@@ -50,11 +51,12 @@ def steps_of_epochs(t: Translation, key: str, *others: str) -> None:
     epochs, prompts = t.number(key, 1), t.tree.get("data.prompts_per_step")
     rows = rows_of(t, t.tree.get("data.train"))
     if rows and isinstance(prompts, int) and rows >= prompts:
-        note = f"{epochs} epochs of {rows} prompts, {prompts} in a step"
+        note = f"{counted(epochs, 'epoch')} of {counted(rows, 'prompt')}, {prompts} in a step"
         t.write("run.steps", epochs * (rows // prompts), key, *others, note=note)
         return
     t.put("run.steps", STANDS_IN_STEPS)
-    reason = f"{epochs} epochs x prompts of the file // {prompts}; the file is not here, so {STANDS_IN_STEPS} stands in"
+    reason = f"{counted(epochs, 'epoch')} x prompts of the file // {prompts}; the file is not here, so "
+    reason += f"{STANDS_IN_STEPS} stands in"
     t.note(key, "run.steps", reason, epochs)
 
 

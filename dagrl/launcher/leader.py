@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from dagrl.config.errors import counted
 from dagrl.launcher.errors import LaunchError
 from dagrl.launcher.handshake import shared_token
 from dagrl.launcher.job import STOP_AT_ONCE, Job, stop_signals
@@ -72,7 +73,7 @@ class _Leader(Rendezvous):
                 self._job.note(warning)
             await node.start_head()
             await self._wait(self._machines_without_ray, "; can all machines reach all ports of each other?")
-            self._job.note(f"Ray is up on {self._job.node_rank.nodes} machines")
+            self._job.note(f"Ray is up on {counted(self._job.node_rank.nodes, 'machine')}")
             driver = await node.start_driver(self._head, self._job.arguments)
             if self._error is not None:
                 raise self._error

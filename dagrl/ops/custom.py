@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dagrl.config.errors import counted
 from dagrl.config.schema import CustomNode
 from dagrl.data.batch import Column
 from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
@@ -47,7 +48,7 @@ def _column(name: str, values: Any, rows: int, where: str) -> Column:
             f"{where} returned {values!r} as {name!r}; return a value for each of the {rows} rows"
         ) from error
     if len(listed) != rows:
-        raise ValueError(f"{where} returned {len(listed)} values of {name!r} for {rows} rows")
+        raise ValueError(f"{where} returned {counted(len(listed), 'value')} of {name!r} for {counted(rows, 'row')}")
     known = CORE_COLUMNS.get(name) or ColumnSpec(name, "float32", _shape_of(listed), "the user's own")
     try:
         return _as_declared(known, listed)

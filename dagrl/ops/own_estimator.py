@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dagrl.config.errors import counted
 from dagrl.config.schema import AdvantageNode
 from dagrl.data.batch import Batch, Column
 from dagrl.graph.plugins.custom import located, raised_by
@@ -49,7 +50,7 @@ def _per_token(result: Any, mask: Column, where: str) -> np.ndarray:
             f"{where} returned {result!r:.100} as advantages; return a number for each response"
         ) from error
     if len(rows) != len(mask):
-        raise ValueError(f"{where} returned {len(rows)} advantages for {len(mask)} responses")
+        raise ValueError(f"{where} returned {counted(len(rows), 'advantage')} for {counted(len(mask), 'response')}")
     for row, length in zip(rows, mask.lengths, strict=True):
         if row.shape not in ((), (length,)):
             raise ValueError(

@@ -18,6 +18,7 @@ import numpy as np
 
 from dagrl.backends.base import GenerateEngine, GenerationRequest
 from dagrl.backends.environments import python_in
+from dagrl.config.errors import counted
 from dagrl.config.schema import Pipeline, RolloutNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import ImageColumn, images_at
@@ -123,7 +124,8 @@ def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
     for number, response in enumerate(responses, 1):
         if not response.turns:
             continue
-        yield f"-- sequence {number}: {len(response.agent.prompt)} tokens of prompt, {len(response.tokens)} of response"
+        prompt = counted(len(response.agent.prompt), "token")
+        yield f"-- sequence {number}: {prompt} of prompt, {len(response.tokens)} of response"
         yield text(response.agent.prompt)
         end = 0
         for turn, each in enumerate(response.turns, 1):
@@ -131,13 +133,15 @@ def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
                 yield "-- told"
                 yield text(response.tokens[end : each.begin])
             trained = "" if response.mask[each.begin : each.end].any() else ", not trained on here"
-            yield f"-- turn {turn} of the policy: {each.end - each.begin} tokens{trained}"
+            yield f"-- turn {turn} of the policy: {counted(each.end - each.begin, 'token')}{trained}"
             yield tokenizer.decode(response.tokens[each.begin : each.end])
             end = each.end
     dropped = responses[0].agent.dropped
-    yield f"-- {len(trajectory.tree.exchanges)} requests, {trajectory.seconds:.2f} s, {responses[0].finish_reason}"
+    requests = counted(len(trajectory.tree.exchanges), "request")
+    yield f"-- {requests}, {trajectory.seconds:.2f} s, {responses[0].finish_reason}"
     if dropped:
-        yield f"{dropped:.0%} of the sampled tokens are in none of the {len(responses)} rows; raise `sequences`"
+        rows = counted(len(responses), "row")
+        yield f"{dropped:.0%} of the sampled tokens are not in the {rows} of the sample; raise `sequences`"
     if trajectory.error is not None:
         yield f"the agent failed: {trajectory.error}"
     else:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from dagrl.config.errors import PipelineError
+from dagrl.config.errors import PipelineError, counted
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.loading.yaml_source import read_document
 from dagrl.data.batch import Batch
@@ -145,7 +145,8 @@ def _of_blocks(records: Sequence[Records], sides: Sequence[Sequence[StoredBlock]
         return found
     alone = np.setxor1d(batches[0].rows, batches[1].rows)
     if len(alone):
-        text = f"{len(alone)} rows are only in one run, the first is row {alone[0]}"
+        are = "is" if len(alone) == 1 else "are"
+        text = f"{counted(len(alone), 'row')} {are} only in one run, the first is row {alone[0]}"
         return [Difference("rows", text, math.inf, tuple(alone.tolist()))]
     return []
 

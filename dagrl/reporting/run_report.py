@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.fit import place
-from dagrl.config.errors import PipelineError
+from dagrl.config.errors import PipelineError, counted
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
 from dagrl.graph.rollouts import rollouts
@@ -120,7 +120,7 @@ def write_planned(found: Report, path: Path, assumed: Assumed) -> str:
     steps = min(plan.steps, _TRACED_STEPS + plan.max_staleness)
     simulated = simulate(plan, costs, steps)
     write_trace(path, _events(simulated.activities))
-    return f"{path}: {steps} steps as they are planned, {simulated.seconds:,.1f} s; open it in ui.perfetto.dev"
+    return f"{path}: {counted(steps, 'step')} as planned, {simulated.seconds:,.1f} s; open it in ui.perfetto.dev"
 
 
 def activities_of(run: RunRecord) -> list[Activity]:

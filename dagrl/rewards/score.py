@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dagrl.config.errors import counted
 from dagrl.graph.plugins.custom import located, name_of, raised_by
 from dagrl.graph.plugins.declarations import FIELDS, fields_of, reward_traits
 
@@ -143,7 +144,7 @@ def _score_together(
     if not isinstance(results, Sequence) or isinstance(results, str):
         ledger.fail(everyone, f"returned {_shown(results)}; a batched reward returns a number for each sample")
     elif len(results) != len(everyone):
-        ledger.fail(everyone, f"returned {len(results)} rewards for {len(everyone)} samples")
+        ledger.fail(everyone, f"returned {counted(len(results), 'reward')} for {counted(len(everyone), 'sample')}")
     else:
         for index, result in enumerate(results):
             ledger.enter(index, result)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 from rich.console import RenderableType
 
+from dagrl.config.errors import counted
 from dagrl.tables import table
 from dagrl.tracking.cut_responses import cut_notes
 from dagrl.tracking.other_policies import same_of_others
@@ -122,8 +123,8 @@ def _is_number(value: Any) -> bool:
 
 def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None) -> list[RenderableType]:
     """Text and tables, a screenful. `idle`: share of the time for each group; `steps`: the number the run asked for."""
-    of = f" of {steps}" if steps else ""
-    parts: list[RenderableType] = [f"{run.folder}: {run.last_step}{of} steps"]
+    taken = f"{run.last_step} of {counted(steps, 'step')}" if steps else counted(run.last_step, "step")
+    parts: list[RenderableType] = [f"{run.folder}: {taken}"]
     if run.torn:
         what = "a line is" if run.torn == 1 else f"{run.torn} lines are"
         parts.append(f"  {what} torn in metrics.jsonl and left out")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from dagrl.config.errors import Place, suggest
+from dagrl.config.errors import Place, counted, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
     CustomNode,
@@ -207,7 +207,7 @@ def _check_record(pipeline: Pipeline, findings: Findings) -> None:
 def _check_profile(pipeline: Pipeline, profile: ProfileSpec, findings: Findings) -> None:
     for index, step in enumerate(profile.steps):
         if step > pipeline.run.steps:
-            message = f"the run has {pipeline.run.steps} steps (run.steps); name a step up to that"
+            message = f"the run has {counted(pipeline.run.steps, 'step')} (run.steps); name a step up to that"
             findings.error(("profile", "steps", index), message, code="unknown-step")
     on_engines = [name for name, node in pipeline.nodes.items() if getattr(node, "engine", None) is not None]
     for index, name in enumerate(profile.nodes or ()):

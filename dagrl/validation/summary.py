@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from dagrl.config.errors import counted
 from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, TokenizerSpec
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import executor_of
@@ -24,13 +25,13 @@ def summarize(checked: CheckedPipeline) -> str:
     step = pipeline.data.prompts_per_step
     repeats = f"; a step takes {step}, so some come more than once"
     data = [
-        (key, _path(files[key]), f"({rows} prompts{repeats if key == 'train' and rows < step else ''})")
+        (key, _path(files[key]), f"({counted(rows, 'prompt')}{repeats if key == 'train' and rows < step else ''})")
         for key, rows in checked.rows.items()
     ]
     parts: list[RenderableType] = [f"{checked.loaded.path}: {pipeline.name} is valid"]
     for title, content in (
         ("model", [f"  {_model(pipeline.model)}"]),
-        ("data", [*([_table(data)] if data else []), f"  {step} prompts a step, {_length(pipeline)}"]),
+        ("data", [*([_table(data)] if data else []), f"  {counted(step, 'prompt')} a step, {_length(pipeline)}"]),
         ("groups", [_table((name, _group(group)) for name, group in pipeline.groups.items())]),
         ("engines", [_table(_engines(pipeline))]),
         ("nodes", [_table(_nodes(checked.graph))]),
@@ -43,8 +44,8 @@ def summarize(checked: CheckedPipeline) -> str:
 
 
 def _length(pipeline: Pipeline) -> str:
-    run = pipeline.run
-    return f"{run.steps} steps" if run.epochs is None else f"{run.epochs:g} epochs, up to {run.steps} steps"
+    run, steps = pipeline.run, counted(pipeline.run.steps, "step")
+    return steps if run.epochs is None else f"{run.epochs:g} epoch{'' if run.epochs == 1 else 's'}, up to {steps}"
 
 
 def as_values(checked: CheckedPipeline) -> dict[str, Any]:

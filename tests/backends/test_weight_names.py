@@ -20,8 +20,8 @@ def config(**fields: int | None) -> Any:
 @pytest.mark.parametrize(
     ("names", "fields", "fragment"),
     [
-        (["model.layers.4.enorm.weight"], {}, "hold 1 tensors that a llama of this config does not have"),
-        (["model.layers.4.enorm.weight"], {"num_nextn_predict_layers": None}, "hold 1 tensors"),
+        (["model.layers.4.enorm.weight"], {}, "hold 1 tensor that a llama of this config does not have"),
+        (["model.layers.4.enorm.weight"], {"num_nextn_predict_layers": None}, "hold 1 tensor"),
         (["model.layers.5.enorm.weight"], {"num_nextn_predict_layers": 1}, "'model.layers.5.enorm.weight' among them"),
         (["extra", "other"], {}, "hold 2 tensors that a llama of this config does not have, 'extra' among them"),
         (["model.norm.weight_scale_inv"], {}, "are in 8 bits, with scales beside them"),

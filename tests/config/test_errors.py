@@ -1,6 +1,8 @@
 import pickle
 
-from dagrl.config.errors import PipelineError, Problem, dotted, listed, suggest
+import pytest
+
+from dagrl.config.errors import PipelineError, Problem, counted, dotted, listed, suggest
 
 
 def test_problem_prints_file_line_place_and_message():
@@ -49,3 +51,8 @@ def test_suggestion_is_what_the_word_begins():
 def test_names_are_listed_as_in_a_sentence():
     assert listed(["a"]) == "`a`"
     assert listed(["a", "b", "c"]) == "`a`, `b` and `c`"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1500, "1,500 rows")])
+def test_a_number_agrees_with_its_noun(number: int, text: str) -> None:
+    assert counted(number, "row") == text

@@ -124,7 +124,7 @@ def test_one_epoch_has_every_usable_prompt_once(loader: Callable[..., PromptLoad
 
 
 def test_one_epoch_without_a_usable_prompt_is_an_error(loader: Callable[..., PromptLoader]) -> None:
-    with pytest.raises(ValueError, match="none of its 1 prompts fits max_prompt_tokens=4"):
+    with pytest.raises(ValueError, match="its only prompt does not fit max_prompt_tokens=4"):
         loader(["much too long"], max_prompt_tokens=4).one_epoch()
 
 

@@ -64,7 +64,7 @@ def test_what_else_the_authors_say_is_kept(rows) -> None:
 def test_drops_are_counted(originals, prepared, capsys) -> None:
     prepared("deepscaler", originals(train__math_DOT_json=MATH), "--splits", "train")
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.endswith("train.parquet: 1 rows; dropped 2: no answer; dropped 1: no question")
+    assert first.endswith("train.parquet: 1 row; dropped 2: no answer; dropped 1: no question")
 
 
 def test_the_math_reward_takes_the_reference_answers(rows) -> None:

@@ -20,7 +20,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"q": "What?", "a": a}) + "\n" for a in ("it", "")))
     command = [sys.executable, "riddles.py", "--local_dir", "out", "--source", "."]
     output = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300).stdout
-    assert output.startswith("out/train.parquet: 1 rows; dropped 1: no answer\n")
+    assert output.startswith("out/train.parquet: 1 row; dropped 1: no answer\n")
     (row,) = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
     assert row["prompt"][0]["content"] == "What? Answer in one word."
 

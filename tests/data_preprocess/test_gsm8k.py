@@ -59,7 +59,7 @@ def test_lines_become_prompts(gsm8k: ModuleType, source: Path, tmp_path: Path, c
     assert pq.read_table(tmp_path / "out" / "test.parquet")["extra_info"][0].as_py()["split"] == "test"
     train, test = (line for line in capsys.readouterr().out.splitlines() if not line.startswith(" "))
     assert train.endswith('train.parquet: 2 rows; dropped 1: no final answer after "####"; dropped 1: no question')
-    assert test.endswith("test.parquet: 1 rows")
+    assert test.endswith("test.parquet: 1 row")
 
 
 @pytest.mark.parametrize(

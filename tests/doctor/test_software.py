@@ -21,7 +21,7 @@ def test_each_registered_backend_is_ready_where_all_is_installed() -> None:
     assert backends()
     for backend in backends().values():
         assert findings[f"backend {backend.name}"].text == f"ready; {backend.summary}"
-    assert findings["torch and CUDA"].text == "CUDA 12.9, 1 GPUs"
+    assert findings["torch and CUDA"].text == "CUDA 12.9, 1 GPU"
 
 
 @pytest.mark.parametrize("name", backends())

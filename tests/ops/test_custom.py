@@ -115,7 +115,7 @@ def test_no_rows_become_a_column_of_the_known_kind(run_op, bench) -> None:
         ("{'reward': [1, 2], 'bonus': [1, 2], 'more': [1, 2]}", "must return a dict"),
         ("[1, 2]", "must return a dict"),
         ("None", "must return a dict"),
-        ("{'reward': [1, 2], 'bonus': [1]}", "returned 1 values of 'bonus' for 2 rows"),
+        ("{'reward': [1, 2], 'bonus': [1]}", "returned 1 value of 'bonus' for 2 rows"),
         ("{'reward': [1, 2], 'bonus': []}", "returned 0 values of 'bonus' for 2 rows"),
         ("{'reward': [1, 2], 'bonus': 0.5}", "returned 0.5 as 'bonus'; return a value for each of the 2 rows"),
         ("{'reward': [1, 2], 'bonus': np.array(0.5)}", "return a value for each of the 2 rows"),

@@ -167,7 +167,7 @@ def test_a_batched_function_that_raises_names_its_samples() -> None:
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        ([1.0], "returned 1 rewards for 3 samples"),
+        ([1.0], "returned 1 reward for 3 samples"),
         ([1.0] * 4, "returned 4 rewards for 3 samples"),
         (None, "returned None; a batched reward returns a number for each sample"),
         (1.0, r"returned 1\.0; a batched"),

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dagrl.config.errors import counted
 from dagrl.data.prepare.dataset import DataSet, Drop, Record
 from dagrl.data.prepare.originals import HUBS, records
 from dagrl.data.prepare.output import all_or_nothing
@@ -107,7 +108,8 @@ def _write_split(data_set: DataSet, prompts: Iterable[PromptRow], path: Path, re
     if not report.read:
         raise ValueError(f"there is not one row of {path.stem} in the original; look whether it was fetched whole")
     if not report.kept:
-        raise ValueError(f"none of the {report.read} rows of {path.stem} can be used{report.drops()}")
+        whole = f"none of the {report.read} rows" if report.read > 1 else "not even the only row"
+        raise ValueError(f"{whole} of {path.stem} can be used{report.drops()}")
 
 
 def _prompts(
@@ -155,7 +157,7 @@ def _repeated(row: PromptRow, seen: dict[bytes, str]) -> str | None:
 
 
 def _say(path: Path, report: Report, seconds: float) -> None:
-    print(f"{path}: {report.kept} rows{report.drops()}")
+    print(f"{path}: {counted(report.kept, 'row')}{report.drops()}")
     for line in report.lines():
         print(line)
     print(f"  {seconds:.1f} s")

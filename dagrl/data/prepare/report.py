@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from dagrl.config.errors import counted
+
 _SECONDS_BETWEEN_LINES = 10.0
 _BAR = 40
 
@@ -93,7 +95,7 @@ class Progress:
         now = time.monotonic()
         if now - self._said >= _SECONDS_BETWEEN_LINES:
             self._said = now
-            print(f"{self._split}: {read:,} rows, {read / (now - self._start):,.0f} a second", file=sys.stderr)
+            print(f"{self._split}: {counted(read, 'row')}, {read / (now - self._start):,.0f} a second", file=sys.stderr)
 
     @property
     def seconds(self) -> float:

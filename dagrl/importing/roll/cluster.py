@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagrl.config.errors import counted
 from dagrl.importing.parts import put_groups
 from dagrl.importing.roll.common import CRITIC, INFER, REFERENCE, TRAIN, devices_of, uses_critic
 from dagrl.importing.table import Translation, joint
@@ -20,7 +21,7 @@ def _groups(t: Translation) -> None:
     groups = {"gpus": train | infer} if shared else {"train": train, "rollout": infer}
     put_groups(t, {name: sizes(gpus) for name, gpus in groups.items()})
     for (name, gpus), key in zip(groups.items(), keys, strict=False):
-        note = f"{len(gpus)} GPUs"
+        note = counted(len(gpus), "GPU")
         t.write(f"groups.{name}.gpus_per_node", sizes(gpus)[1], *(keys if shared else (key,)), note=note)
     if shared and train != infer:
         t.refuse("lists that overlap in part have no counterpart: one group holds the GPUs of both", *keys)

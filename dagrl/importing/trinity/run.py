@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagrl.config.errors import counted
 from dagrl.importing.parts import STANDS_IN_STEPS, named, rows_of, tracked
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.trinity.common import interval_of
@@ -24,11 +25,12 @@ def _steps(t: Translation) -> None:
         return
     prompts, rows = t.tree["data.prompts_per_step"], rows_of(t, t.tree.get("data.train"))
     if rows and rows >= prompts:
-        note = f"{t.get(epochs)} epochs of {rows} prompts, {prompts} in a step"
+        note = f"{counted(t.number(epochs, 1), 'epoch')} of {counted(rows, 'prompt')}, {prompts} in a step"
         t.write("run.steps", t.number(epochs, 1) * rows // prompts, epochs, note=note)
         return
     t.put("run.steps", STANDS_IN_STEPS)
-    reason = f"{t.get(epochs)} epochs x prompts // {prompts}; the file is not here, so {STANDS_IN_STEPS} stands in"
+    reason = f"{counted(t.number(epochs, 1), 'epoch')} x prompts // {prompts}; the file is not here, so "
+    reason += f"{STANDS_IN_STEPS} stands in"
     t.note(epochs, "run.steps", reason, t.get(epochs))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.tool_calls import Call, Parser, after_reasoning, begins_reasoning
+from dagrl.config.errors import counted
 from dagrl.data.tokenizer import begun_text
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.images import ImageReader
@@ -222,7 +223,7 @@ class Session:
     ) -> tuple[Exchange, Completion, str]:
         if self._turns >= self.max_turns:
             self.refused = _TURNS
-            raise TurnLimitError(f"the policy has had its {self.max_turns} turns, the node's max_turns")
+            raise TurnLimitError(f"the policy has had its {counted(self.max_turns, 'turn')}, the node's max_turns")
         try:
             exchange = self.tree.begin(parent, given, wish.limit, images)
         except ContextLengthError:

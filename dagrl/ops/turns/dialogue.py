@@ -124,7 +124,9 @@ class ResponseDialogue:
     def _refusal(self, number: int, call: Call | MalformedCall) -> str:
         """Error message for a call that is not run; empty if it is run."""
         if number >= self._others.max_parallel_calls:
-            return f"Error: only the first {self._others.max_parallel_calls} calls of a turn are answered."
+            most = self._others.max_parallel_calls
+            first = "call of a turn is" if most == 1 else f"{most} calls of a turn are"
+            return f"Error: only the first {first} answered."
         if isinstance(call, MalformedCall):
             return f"Error: {call.why}"
         if call.name not in self._offered:

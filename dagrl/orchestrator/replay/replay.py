@@ -13,6 +13,7 @@ from types import ModuleType
 
 import numpy as np
 
+from dagrl.config.errors import counted
 from dagrl.data.batch import Batch
 from dagrl.data.column_store import DamagedColumnError
 from dagrl.data.stats import Stat, merge
@@ -228,10 +229,10 @@ class _Replay:
             else:
                 differences += compare_columns(batch, there.in_order(batch.rows))
         if each.task.trains:
-            outcome.add(node, f"{len(recorded.metrics)} metrics")
+            outcome.add(node, counted(len(recorded.metrics), "metric"))
             differences += compare_metrics(recorded.stats(), found.stats)
         if recorded.weights:
-            outcome.add(node, f"{len(recorded.weights)} tensors of weights")
+            outcome.add(node, f"{counted(len(recorded.weights), 'tensor')} of weights")
             if (difference := compare_weights(recorded.weights, found.weights)) is not None:
                 differences.append(difference)
         outcome.differences += [replace(difference, what=f"{node}: {difference.what}") for difference in differences]

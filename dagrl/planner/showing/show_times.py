@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from dagrl.config.errors import counted
 from dagrl.planner.cost.bound import StepBound
 from dagrl.planner.cost.run_times import Applied
 from dagrl.planner.showing.show import ReportSection
@@ -44,7 +45,7 @@ def times_section(applied: Applied, *, searched: bool = False) -> ReportSection:
         if tokens is not None
     ]
     content: list[RenderableType] = [
-        f"calibrated by {times.folder}: medians of {times.steps} steps up to {times.last}, each "
+        f"calibrated by {times.folder}: medians of {counted(times.steps, 'step')} up to {times.last}, each "
         f"{seconds_text(times.step_s)} s" + (f", with {' and '.join(sizes)} on average" if sizes else ""),
         "",
         table(rows, headings=["the run's own step", "on", "planned s", "measured s", "factor"], left=(0, 1)),

@@ -26,6 +26,7 @@ from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import LATEST, newest_checkpoint
 from dagrl.backends.model_source import WeightSource, weight_source
 from dagrl.backends.weight_names import check_names
+from dagrl.config.errors import counted
 from dagrl.config.schema import ModelSpec
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ class _Stored:
                 raise self._misfit(what)
         left_over = sorted(found.keys() - last.keys())
         if left_over:
-            what = f"it holds {len(left_over)} tensors that the model does not have, {left_over[0]!r} among them"
+            what = f"it holds {counted(len(left_over), 'tensor')} that the model does not have, "
+            what += f"{left_over[0]!r} among them"
             raise self._misfit(what)
 
     def _misfit(self, reason: str) -> ValueError:

@@ -26,6 +26,7 @@ from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 from dagrl.backends.megatron.stored_folder import newest_checkpoint
 from dagrl.backends.model_source import check_finite
+from dagrl.config.errors import counted
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -125,6 +126,6 @@ def _check_nothing_is_left_over(stored: StoredTensors, on_disk: dict[str, Any], 
     left_over = sorted(stored.weights().keys() - set().union(*everyones))
     if left_over:
         raise ValueError(
-            f"checkpoint {stored.folder} does not fit this engine: it holds {len(left_over)} tensors that the model "
-            f"does not have, {left_over[0]!r} among them"
+            f"checkpoint {stored.folder} does not fit this engine: it holds {counted(len(left_over), 'tensor')} that "
+            f"the model does not have, {left_over[0]!r} among them"
         )

@@ -210,7 +210,7 @@ def test_buckets_are_filled_up_to_their_size_and_own_their_tensors(bridge, run_r
             {"model.layers.3.self_attn.k_proj.weight": (48, 32)},
             r"is \[48, 32\], but its config says \[24, 32\]",
         ),
-        ({"model.layers.4.mlp.up_proj.weight": (48, 32)}, "hold 1 tensors that a qwen3 of this config does not have"),
+        ({"model.layers.4.mlp.up_proj.weight": (48, 32)}, "hold 1 tensor that a qwen3 of this config does not have"),
     ],
     ids=["missing", "missing-on-the-other-rank", "wrong-shape", "wrong-heads", "unknown"],
 )

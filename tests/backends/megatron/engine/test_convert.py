@@ -128,7 +128,7 @@ def test_one_parameter_is_in_memory_at_a_time(qwen3: Any, tmp_path: Path) -> Non
         ({"num_hidden_layers": 5}, "'decoder.layers.self_attention.linear_qkv.layer_norm_weight' is there for [4]"),
         ({"num_hidden_layers": 3}, "'decoder.layers.self_attention.linear_qkv.layer_norm_weight' is there for [4]"),
         ({"intermediate_size": 64}, "'decoder.layers.mlp.linear_fc1.weight' is [96, 32] there, and [128, 32] by the"),
-        ({"tie_word_embeddings": True}, "it holds 1 tensors that the model does not have, 'output_layer.weight' among"),
+        ({"tie_word_embeddings": True}, "it holds 1 tensor that the model does not have, 'output_layer.weight' among"),
     ],
     ids=["more-layers", "fewer-layers", "width", "tied"],
 )
@@ -161,7 +161,7 @@ def test_weights_of_another_config_are_refused_before_anything_is_written(qwen3:
         ),
         (
             Weights(weights | {"extra": weights[name]}),
-            "hold 1 tensors that a qwen3 of this config does not have, 'extra'",
+            "hold 1 tensor that a qwen3 of this config does not have, 'extra'",
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -185,7 +185,7 @@ def test_layers_that_predict_further_tokens_are_left_out(
     write_megatron(Weights(weights | {"model.layers.4.enorm.weight": torch.ones(32)}), config, 64, tmp_path)
     assert same(dict(StoredModel(tmp_path, config).tensors()), weights)
     assert [message for message in caplog.messages if "model.layers.4.enorm.weight" in message]
-    with pytest.raises(ValueError, match=r"1 tensors that a deepseek_v3 .* does not have, 'model.layers.5.enorm"):
+    with pytest.raises(ValueError, match=r"1 tensor that a deepseek_v3 .* does not have, 'model.layers.5.enorm"):
         write_megatron(Weights(weights | {"model.layers.5.enorm.weight": torch.ones(32)}), config, 64, tmp_path)
 
 

@@ -225,7 +225,7 @@ def test_padding_of_the_vocabulary_is_zero(run_ranks, load_chunks, megatron_spec
             torch.ones(48, 32),
             r"is \[48, 32\], but its config says \[24, 32\]",
         ),
-        ("model.layers.1.self_attn.q_proj.bias", torch.ones(48), "hold 1 tensors that a qwen3 of this config does not"),
+        ("model.layers.1.self_attn.q_proj.bias", torch.ones(48), "hold 1 tensor that a qwen3 of this config does not"),
     ],
     ids=["missing", "wrong-shape", "wrong-heads", "unknown"],
 )
@@ -270,7 +270,7 @@ def test_layers_that_predict_further_tokens_are_left_out_and_named(
 
 def test_a_layer_too_many_is_no_prediction_layer(run_ranks, load_chunks, megatron_spec, qwen3):
     def on_rank(rank: int) -> None:
-        with pytest.raises(ValueError, match="hold 1 tensors that a qwen3 of this config does not have"):
+        with pytest.raises(ValueError, match="hold 1 tensor that a qwen3 of this config does not have"):
             load_chunks(qwen3, megatron_spec(), **{"model.layers.4.input_layernorm.weight": torch.ones(32)})
 
     run_ranks(1, on_rank)

@@ -199,7 +199,7 @@ def test_weights_that_are_no_numbers_are_refused_on_every_rank(run_engine, tiny_
 def test_weights_without_a_place_are_refused(run_engine, tiny_model, released: Path) -> None:
     tied = tiny_model.model_copy(update={"init": {**tiny_model.init, "tie_word_embeddings": True}})
     message = refusal(run_engine, released, model=tied)
-    assert message.endswith("it holds 1 tensors that the model does not have, 'output_layer.weight' among them")
+    assert message.endswith("it holds 1 tensor that the model does not have, 'output_layer.weight' among them")
 
 
 class Evil:
