@@ -40,15 +40,24 @@ def without_packages(*names: str) -> Iterator[None]:
 
 
 def import_transformers() -> None:
-    """Import transformers without its search for the files of all installed packages."""
+    """Import transformers without its search for the files of all installed packages, and without its docstrings.
+
+    They are written when a class is imported: that of a config class imports all code of generation.
+    """
     if "transformers" in sys.modules:
         return
     search = importlib.metadata.packages_distributions
     importlib.metadata.packages_distributions = _Distributions
     try:
-        import transformers  # noqa: F401
+        import transformers.utils
     finally:
         importlib.metadata.packages_distributions = search
+    transformers.utils.auto_docstring = _undocumented
+
+
+def _undocumented(obj: Any = None, **_: Any) -> Any:
+    """A decorator, with arguments or without, that changes nothing."""
+    return obj if obj is not None else _undocumented
 
 
 class _Distributions(dict[str, list[str]]):

@@ -57,6 +57,32 @@ def test_a_tokenizer_imports_no_torch_and_patches_nothing_for_good():
     assert done.returncode == 0, done.stderr
 
 
+CONFIG = """
+import sys
+from dagrl.backends.model_source import architecture, load_hf_config
+from dagrl.config.schema import ModelSpec, TokenizerSpec
+
+tokenizer = TokenizerSpec(kind="characters", alphabet="0123456789+=")
+config = load_hf_config(ModelSpec(init={"model_type": "qwen3", "hidden_size": 8}, tokenizer=tokenizer))
+assert architecture(config) == "Qwen3ForCausalLM"
+assert (config.hidden_size, config.head_dim) == (8, 128)
+found = {"transformers.generation.utils", "transformers.models.auto.modeling_auto", "sklearn"} & sys.modules.keys()
+assert not found, f"a config has imported {found}"
+"""
+
+
+def test_a_config_imports_no_code_of_models():
+    """Transformers needs it to write docstrings, for five seconds."""
+    done = subprocess.run([sys.executable, "-c", CONFIG], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_exports_import_no_megatron():
+    program = "import dagrl.backends.megatron.stored.convert, sys; assert 'megatron' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_distributions_of_a_module_are_those_of_the_full_search():
     whole = importlib.metadata.packages_distributions()
     for module in ("torch", "yaml", "PIL", "six", "google", "flash_attn", "_pytest", "no_such_module"):

@@ -24,7 +24,7 @@ from dagrl.config.errors import counted
 from dagrl.config.schema import ModelSpec
 from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, without_packages
 from dagrl.models.hf_config import IMAGE
-from dagrl.models.library_classes import UNDECLARED
+from dagrl.models.library_classes import UNDECLARED, auto_classes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -211,12 +211,7 @@ def auto_class(config: PretrainedConfig) -> Any:
 
 def architecture(config: PretrainedConfig) -> str:
     """The class of transformers for language models of this config. ValueError if there is none."""
-    from transformers.models.auto import modeling_auto
-
-    known = (
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    )
+    known = (auto_classes("MODEL_FOR_CAUSAL_LM"), auto_classes("MODEL_FOR_IMAGE_TEXT_TO_TEXT"))
     found = next((names[config.model_type] for names in known if config.model_type in names), None)
     if found is None:
         raise ValueError(f"Hugging Face has no language model of type {config.model_type}")

@@ -110,6 +110,17 @@ def fields_of_class(source: str, class_name: str) -> dict[str, str]:
 
 
 @cache
+def auto_classes(mapping: str) -> Mapping[str, str]:
+    """Return the class of transformers for each model type of a `mapping`, such as ``MODEL_FOR_CAUSAL_LM``.
+
+    Importing the module with these names imports the code of generation, which takes seconds.
+    """
+    source = source_of("transformers", "models/auto/modeling_auto.py") or ""
+    found = re.search(rf"^{mapping}_MAPPING_NAMES = OrderedDict\((.*?)\n\)", source, re.DOTALL | re.MULTILINE)
+    return dict(re.findall(r'\("([\w.-]+)", "(\w+)"\)', found[1])) if found else {}
+
+
+@cache
 def config_class(model_type: str, part: str | None = None) -> ConfigClass:
     """Return the config class that transformers has for a model type, or for a `part` of it such as ``vision``.
 

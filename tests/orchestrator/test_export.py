@@ -24,7 +24,7 @@ from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState, Score
 @pytest.fixture(scope="module")
 def run(lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as `dagrl run` leaves it: two checkpoints of the start weights that seeds 3 and 4 draw."""
-    from dagrl.backends.megatron.engine.convert import write_megatron
+    from dagrl.backends.megatron.stored.convert import write_megatron
     from dagrl.backends.model_source import load_hf_config, weight_source
 
     folder = tmp_path_factory.mktemp("run")

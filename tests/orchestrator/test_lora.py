@@ -78,7 +78,7 @@ def test_the_reference_is_the_model_without_its_adapters(run) -> None:
 
 
 def test_a_checkpoint_holds_the_adapters_alone(run) -> None:
-    from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+    from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 
     step = run.folder / "checkpoints" / "step_3"
     assert all(".adapter." in name for name in StoredTensors(step / "actor").weights())

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from dagrl.models.library_classes import source_of
+from dagrl.models.library_classes import auto_classes
 
 _REGISTERED = re.compile(r"register_bridge\(\s*source=\"?(\w+)\"?,[^()]*?target=(\w+)")
 _CLASS_NAME = re.compile(r"^(\w+) = \"(\w+)\"", re.MULTILINE)
-_CAUSAL = re.compile(r"MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\((.*?)\n\)", re.DOTALL)
-_PAIR = re.compile(r"\(\"(\w+)\", \"(\w+)\"\)")
 
 
 def is_installed() -> bool:
@@ -31,7 +29,8 @@ def bridge_models() -> frozenset[str]:
     if folder is None:
         return frozenset()
     classes = set(_classes(folder))
-    return frozenset(model_type for model_type, name in _language_models().items() if name in classes)
+    types = auto_classes("MODEL_FOR_CAUSAL_LM")
+    return frozenset(model_type for model_type, name in types.items() if name in classes)
 
 
 def _folder() -> Path | None:
@@ -50,10 +49,3 @@ def _classes(folder: Path) -> Iterator[str]:
         for source, target in _REGISTERED.findall(text):
             if target == "GPTModel":
                 yield names.get(source, source)
-
-
-def _language_models() -> Mapping[str, str]:
-    """Return the class of transformers for each type of language model."""
-    source = source_of("transformers", "models/auto/modeling_auto.py")
-    found = _CAUSAL.search(source) if source else None
-    return dict(_PAIR.findall(found[1])) if found else {}

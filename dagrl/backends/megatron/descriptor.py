@@ -79,14 +79,14 @@ class MegatronBackend(Backend):
         self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec | None = None, seed: int = 0
     ) -> None:
         """Write a checkpoint as a Hugging Face folder, one tensor at a time; adapters are merged."""
-        from dagrl.backends.megatron.engine.convert import write_hf
+        from dagrl.backends.megatron.stored.convert import write_hf
 
         assert engine is None or isinstance(engine, MegatronEngineSpec)
         write_hf(source, model, output, engine, seed)
 
     def write_adapter(self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec) -> None:
         """Write the adapters of a checkpoint as a PEFT folder."""
-        from dagrl.backends.megatron.engine.convert import write_adapter
+        from dagrl.backends.megatron.stored.convert import write_adapter
 
         assert isinstance(engine, MegatronEngineSpec)
         if engine.lora is None:
@@ -99,7 +99,7 @@ class MegatronBackend(Backend):
 
     def write_own(self, source: Path, output: Path) -> None:
         """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it."""
-        from dagrl.backends.megatron.engine.convert import write_megatron
+        from dagrl.backends.megatron.stored.convert import write_megatron
         from dagrl.backends.model_source import load_hf_config, weight_source
 
         model = ModelSpec(path=source)

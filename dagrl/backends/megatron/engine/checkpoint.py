@@ -33,10 +33,10 @@ from dagrl.backends.megatron.engine.background_save import FILES, BackgroundWrit
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.optimizer_state import held_states
 from dagrl.backends.megatron.engine.parallel_reader import parallel_reads
-from dagrl.backends.megatron.engine.stored_tensors import COMMON, ForbiddenPickleError, StoredTensors, would_run_code
 from dagrl.backends.megatron.engine.stored_weights import check_fit
 from dagrl.backends.megatron.lora import ADAPTER
 from dagrl.backends.megatron.section import ParallelSpec
+from dagrl.backends.megatron.stored.stored_tensors import COMMON, ForbiddenPickleError, StoredTensors, would_run_code
 
 
 @dataclass(frozen=True, slots=True)

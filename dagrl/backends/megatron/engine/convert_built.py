@@ -14,9 +14,9 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from dagrl.backends.megatron.engine import distributed
 from dagrl.backends.megatron.engine.bridge import exported_tensors
 from dagrl.backends.megatron.engine.model import build_model
-from dagrl.backends.megatron.engine.stored_tensors import EMBEDDING, StoredTensors
 from dagrl.backends.megatron.engine.stored_weights import load_start_weights
 from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.stored.stored_tensors import EMBEDDING, StoredTensors
 from dagrl.backends.megatron.stored_folder import newest_checkpoint
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
-from dagrl.backends.megatron.engine.stored_tensors import CheckedReader, StoredTensors
+from dagrl.backends.megatron.stored.stored_tensors import CheckedReader, StoredTensors
 
 _THREADS = 8
 """A thread reads and compares about 1 GB/s."""

@@ -23,7 +23,7 @@ from megatron.core.transformer import MegatronModule
 from torch.distributed.checkpoint import CheckpointException
 
 from dagrl.backends.megatron.engine.model import unwrap
-from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 from dagrl.backends.megatron.stored_folder import newest_checkpoint
 from dagrl.backends.model_source import check_finite
 from dagrl.config.errors import counted

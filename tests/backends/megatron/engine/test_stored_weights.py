@@ -17,7 +17,7 @@ def exported(engine: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def released(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of `dagrl convert`: the weights that seed 8 draws, where engines of these tests have seed 3."""
-    from dagrl.backends.megatron.engine.convert import write_megatron
+    from dagrl.backends.megatron.stored.convert import write_megatron
     from dagrl.backends.model_source import load_hf_config, weight_source
 
     folder = tmp_path_factory.mktemp("released")
@@ -54,7 +54,7 @@ def test_experts_and_layers_find_their_ranks(
     """One model whose layers are all alike, one whose layers are not: they lie in the folder in different ways."""
     import torch
 
-    from dagrl.backends.megatron.engine.convert import write_megatron
+    from dagrl.backends.megatron.stored.convert import write_megatron
     from dagrl.backends.model_source import load_hf_config, weight_source
 
     init = {"vocab_size": 61, "pad_token_id": None, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
@@ -110,7 +110,7 @@ def test_the_optimizer_starts_from_them(run_engine, samples, objective, released
 def test_a_critic_starts_from_a_language_model_with_a_head_of_zeros(run_engine, tiny_model, released, tmp_path) -> None:
     import torch
 
-    from dagrl.backends.megatron.engine.convert import StoredModel
+    from dagrl.backends.megatron.stored.convert import StoredModel
     from dagrl.backends.model_source import load_hf_config, weight_source
 
     def on_rank(engine: Any) -> None:
@@ -149,7 +149,7 @@ def refusal(run_engine: Any, folder: Path, ranks: int = 1, **fields: Any) -> str
 
 
 def test_a_folder_that_does_not_fit_is_refused_in_a_sentence(run_engine, tiny_model, released, tmp_path) -> None:
-    from dagrl.backends.megatron.engine.convert import write_megatron
+    from dagrl.backends.megatron.stored.convert import write_megatron
     from dagrl.backends.model_source import load_hf_config, weight_source
 
     def changed(**fields: Any) -> Any:
@@ -174,7 +174,7 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_sentence(run_engine, tiny_mo
 
 def test_weights_that_are_no_numbers_are_refused_on_every_rank(run_engine, tiny_model, tmp_path) -> None:
     """Of the rows of the gate projection, the first rank of two holds the one that is wrong."""
-    from dagrl.backends.megatron.engine.convert import write_megatron
+    from dagrl.backends.megatron.stored.convert import write_megatron
     from dagrl.backends.model_source import load_hf_config, weight_source
 
     wrong = "model.layers.1.mlp.gate_proj.weight"
@@ -214,8 +214,8 @@ def test_pickled_objects_beside_the_tensors_are_not_touched(run_engine, released
     """Megatron-LM puts its arguments there, and torch would load them with all that they ask for."""
     import torch
 
-    from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
-    from dagrl.backends.megatron.engine.stored_writer import TensorToWrite, write_tensors
+    from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
+    from dagrl.backends.megatron.stored.stored_writer import TensorToWrite, write_tensors
 
     mark = tmp_path / "was_here"
     stored = StoredTensors(released / "release")

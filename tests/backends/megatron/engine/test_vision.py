@@ -10,8 +10,8 @@ import pytest
 from layout_cases import parallel_of
 from seeing import DEEP, seeing_model, seeing_samples, settings_of
 
-from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
 from dagrl.backends.megatron.section import ParallelSpec, coordinates
+from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 
 BOUND = 1e-5
 BUDGET = 64

@@ -40,7 +40,7 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 def test_every_family_comes_back_to_the_bit(hf_model: Any, tmp_path: Path) -> None:
     import torch
 
-    from dagrl.backends.megatron.engine.convert import StoredModel, write_megatron
+    from dagrl.backends.megatron.stored.convert import StoredModel, write_megatron
 
     for dtype in (torch.float32, torch.bfloat16):
         folder = tmp_path / str(dtype)
@@ -54,7 +54,7 @@ def test_every_family_comes_back_to_the_bit(hf_model: Any, tmp_path: Path) -> No
 def test_a_checkpoint_holds_what_its_engine_exports(
     run_engine: Callable[..., list[Any]], tiny_model: Any, tmp_path: Path, ranks: int, parallel: dict[str, int]
 ) -> None:
-    from dagrl.backends.megatron.engine.convert import StoredModel
+    from dagrl.backends.megatron.stored.convert import StoredModel
     from dagrl.backends.model_source import load_hf_config
 
     def on_rank(engine: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_a_checkpoint_of_a_family_without_tables_is_written_by_the_whole_model(
     """In a process that is no rank, as `dagrl export` is."""
     from tiny_models import tiny_model_spec
 
-    from dagrl.backends.megatron.engine.convert import write_hf
+    from dagrl.backends.megatron.stored.convert import write_hf
     from dagrl.backends.model_source import SafetensorsFolder
 
     model = tiny_model_spec("gpt_oss")
@@ -96,7 +96,7 @@ def test_one_parameter_is_in_memory_at_a_time(qwen3: Any, tmp_path: Path) -> Non
     import gc
     import weakref
 
-    from dagrl.backends.megatron.engine.convert import write_megatron
+    from dagrl.backends.megatron.stored.convert import write_megatron
 
     alive: list[Any] = []
     most = 0
@@ -135,7 +135,7 @@ def test_one_parameter_is_in_memory_at_a_time(qwen3: Any, tmp_path: Path) -> Non
 def test_another_config_is_refused_in_a_sentence(qwen3: Any, tmp_path: Path, change: dict, message: str) -> None:
     import copy
 
-    from dagrl.backends.megatron.engine.convert import StoredModel, write_megatron
+    from dagrl.backends.megatron.stored.convert import StoredModel, write_megatron
 
     write_megatron(weights_of(qwen3), qwen3.config, 64, tmp_path)
     config = copy.deepcopy(qwen3.config)
@@ -150,7 +150,7 @@ def test_another_config_is_refused_in_a_sentence(qwen3: Any, tmp_path: Path, cha
 
 
 def test_weights_of_another_config_are_refused_before_anything_is_written(qwen3: Any, tmp_path: Path) -> None:
-    from dagrl.backends.megatron.engine.convert import write_megatron
+    from dagrl.backends.megatron.stored.convert import write_megatron
 
     weights = weights_of(qwen3)
     name = "model.layers.1.mlp.up_proj.weight"
@@ -177,7 +177,7 @@ def test_layers_that_predict_further_tokens_are_left_out(
 
     import torch
 
-    from dagrl.backends.megatron.engine.convert import StoredModel, write_megatron
+    from dagrl.backends.megatron.stored.convert import StoredModel, write_megatron
 
     model = hf_model_of("deepseek_v3")
     config, weights = copy.deepcopy(model.config), weights_of(model)
@@ -192,8 +192,8 @@ def test_layers_that_predict_further_tokens_are_left_out(
 def test_a_folder_without_a_model_of_this_vocabulary_is_refused(tmp_path: Path, qwen3: Any) -> None:
     import torch
 
-    from dagrl.backends.megatron.engine.convert import StoredModel
-    from dagrl.backends.megatron.engine.stored_writer import TensorToWrite, write_tensors
+    from dagrl.backends.megatron.stored.convert import StoredModel
+    from dagrl.backends.megatron.stored.stored_writer import TensorToWrite, write_tensors
 
     def refusal(key: str) -> str:
         write_tensors(tmp_path, {key: TensorToWrite((2,), torch.float32, {(): lambda: torch.ones(2)})}, {})

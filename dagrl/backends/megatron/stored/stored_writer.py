@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from dagrl.backends.megatron.engine.stored_tensors import COMMON
+from dagrl.backends.megatron.stored.stored_tensors import COMMON
 from dagrl.backends.megatron.stored_folder import BACKEND, CONFIG
 
 

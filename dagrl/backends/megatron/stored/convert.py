@@ -19,15 +19,16 @@ from dagrl.backends.families.registry import buildable
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.tensor_maps import MappedTensor, join
 from dagrl.backends.families.tensors import SCORE, model_tensors
-from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
-from dagrl.backends.megatron.engine.stored_writer import TensorToWrite, write_tensors
 from dagrl.backends.megatron.lora import LoraSpec, adapters
 from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
+from dagrl.backends.megatron.stored.stored_writer import TensorToWrite, write_tensors
 from dagrl.backends.megatron.stored_folder import LATEST, newest_checkpoint
 from dagrl.backends.model_source import WeightSource, weight_source
 from dagrl.backends.weight_names import check_names
 from dagrl.config.errors import counted
 from dagrl.config.schema import ModelSpec
+from dagrl.models.library_classes import auto_classes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -215,8 +216,6 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngin
     `engine` and `seed` are those of the run that trained it; the adapters of an engine with ``lora`` are merged.
     ValueError if Hugging Face has no class for the model with that head.
     """
-    from transformers.models.auto import modeling_auto
-
     from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
     from dagrl.backends.model_source import architecture, load_hf_config
 
@@ -235,7 +234,7 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngin
         name_of_class = architecture(config)
     else:
         # Hugging Face has no class of critics: a value head, too, is a classifier's with one label.
-        classes = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+        classes = auto_classes("MODEL_FOR_SEQUENCE_CLASSIFICATION")
         if config.model_type not in classes:
             raise ValueError(f"Hugging Face has no class for a {config.model_type} with a {head} head")
         name_of_class, config.num_labels = classes[config.model_type], 1

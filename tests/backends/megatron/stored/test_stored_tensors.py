@@ -14,7 +14,7 @@ def folder(tmp_path: Path) -> Path:
     """A small checkpoint: a matrix, and a tensor of three layers."""
     import torch
 
-    from dagrl.backends.megatron.engine.stored_writer import TensorToWrite, write_tensors
+    from dagrl.backends.megatron.stored.stored_writer import TensorToWrite, write_tensors
 
     layers = torch.arange(24.0).reshape(3, 2, 4).bfloat16()
     write_tensors(
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def test_whole_tensors_and_parts_are_read_in_their_dtype(folder: Path) -> None:
     import torch
 
-    from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+    from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 
     stored = StoredTensors(folder)
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in stored.weights().items()} == {
@@ -65,7 +65,7 @@ def test_the_newest_of_megatrons_own_folders_is_found(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused_in_a_sentence(folder: Path) -> None:
-    from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+    from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 
     def refusal(path: Path = folder) -> str:
         with pytest.raises(ValueError) as caught:
@@ -92,7 +92,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused_in_a_sentence(folder: Path) -
 
 @pytest.mark.parametrize("seed", range(4))
 def test_wrong_bytes_in_a_description_end_in_a_sentence(folder: Path, seed: int) -> None:
-    from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+    from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 
     whole = (folder / ".metadata").read_bytes()
     draw = random.Random(seed)
@@ -127,7 +127,7 @@ class Evil:
 
 
 def test_a_description_that_runs_code_is_refused_and_does_not_run(folder: Path) -> None:
-    from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+    from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 
     mark = Path("/tmp/dagrl_was_here")
     for evil in (Evil(), {"nested": [Evil()]}):
@@ -142,7 +142,7 @@ def test_a_description_that_runs_code_is_refused_and_does_not_run(folder: Path) 
 
 
 def test_tensors_that_cannot_be_read_are_named(folder: Path) -> None:
-    from dagrl.backends.megatron.engine.stored_tensors import StoredTensors
+    from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 
     stored = StoredTensors(folder)
     with pytest.raises(ValueError, match="has no tensor 'other'"):
