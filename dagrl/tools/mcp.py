@@ -12,18 +12,22 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from dagrl.config.errors import bounded
 from dagrl.config.schema import McpServerSpec
 from dagrl.graph.plugins.tool import ToolUnavailableError
 
 _START_S, _PING_S = 60.0, 5.0
+_MOST_TEXT = 1 << 20
+"""Characters of an answer that are kept, half of them at each end: a server may send any number, and all of them would
+be tokenised before they are cut."""
 
 
 class McpServer:
     """A connection to one server, opened again after a call that has found it lost. Thread-safe."""
 
-    def __init__(self, name: str, spec: McpServerSpec, folder: Path | None) -> None:
-        """Nothing is started before the first use. Commands run in `folder`."""
-        self._name, self._spec, self._folder = name, spec, folder
+    def __init__(self, name: str, spec: McpServerSpec, folder: Path | None, timeout_s: float = _START_S) -> None:
+        """Nothing is started before the first use. Commands run in `folder`. A call takes at most `timeout_s`."""
+        self._name, self._spec, self._folder, self._timeout_s = name, spec, folder, timeout_s
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=f"mcp {name}", daemon=True).start()
         self._lock = threading.Lock()
@@ -32,7 +36,14 @@ class McpServer:
 
     def tools(self) -> list[McpTool]:
         """The server's tools, or those that the pipeline names. Raises ToolUnavailableError."""
-        listed = self._run("list_tools")
+        try:
+            listed = self._run("list_tools", timeout_s=_START_S)
+        except ToolUnavailableError:
+            raise
+        except Exception as error:  # whatever the client makes of what the server sends
+            raise ToolUnavailableError(
+                f"the MCP server `{self._name}` does not list its tools: {_cause(error)}"
+            ) from error
         described = {tool["name"]: tool for tool in listed["tools"]}
         wanted = described if self._spec.tools is None else self._spec.tools
         unknown = [name for name in wanted if name not in described]
@@ -44,13 +55,18 @@ class McpServer:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The result of a call, as the protocol has it. Raises ToolUnavailableError if the server cannot be reached."""
-        return self._run("call_tool", name, dict(arguments))
+        return self._run("call_tool", name, dict(arguments), timeout_s=self._timeout_s)
 
-    def _run(self, method: str, *arguments: Any) -> dict[str, Any]:
+    def _run(self, method: str, *arguments: Any, timeout_s: float) -> dict[str, Any]:
         session, ended = self._connected()
         call = _answer(session, getattr(session, method)(*arguments), ended)
+        asked = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
-            answer = asyncio.run_coroutine_threadsafe(call, self._loop).result()
+            answer = asked.result(timeout_s)
+        except TimeoutError:
+            asked.cancel()
+            self._leave_if_lost(session)
+            raise TimeoutError(f"no answer within {timeout_s:g} s") from None
         except Exception:
             self._leave_if_lost(session)
             raise
@@ -150,6 +166,8 @@ class McpTool:
         del extra_info  # the server has its own data
         result = self._server.call(self.name, arguments)
         text = "\n".join(part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in result["content"])
+        if len(text) > _MOST_TEXT:
+            text = f"{text[: _MOST_TEXT // 2]}\n...\n{text[-_MOST_TEXT // 2 :]}"
         if result.get("isError"):
             raise ValueError(text)
         return text
@@ -158,4 +176,4 @@ class McpTool:
 def _cause(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error) or type(error).__name__
+    return bounded(str(error) or type(error).__name__)

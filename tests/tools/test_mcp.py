@@ -103,3 +103,85 @@ def test_a_server_that_cannot_start_or_lacks_a_tool_is_named(server) -> None:
         server(tools=["find"]).tools()
     with pytest.raises(ToolUnavailableError, match="`library` does not start"):
         server(command=[sys.executable, "-c", "pass"]).tools()
+
+
+HOSTILE = """
+import json, sys
+
+mode = sys.argv[1]
+tool = {"name": "find", "inputSchema": {"type": "object", "properties": {}}}
+answers = {
+    "a list of another shape": {"tools": "none"},
+    "a long error": {"code": -1, "message": "e" * 1_000_000},
+    "a long answer": {"content": [{"type": "text", "text": "y" * 3_000_000}]},
+    "a long failure": {"content": [{"type": "text", "text": "y" * 3_000_000}], "isError": True},
+    "an answer of another shape": {"content": "none"},
+}
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, answer = asked.get("method"), {"jsonrpc": "2.0", "id": asked.get("id")}
+    if method == "initialize":
+        server = {"name": "hostile", "version": "1"}
+        version = asked["params"]["protocolVersion"]
+        answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}
+    elif method == "tools/list" and mode == "no list":
+        continue
+    elif method == "tools/list" and mode == "a long error":
+        answer["error"] = answers[mode]
+    elif method == "tools/list":
+        answer["result"] = answers[mode] if mode == "a list of another shape" else {"tools": [tool]}
+    elif method == "tools/call":
+        if mode == "an end":
+            sys.exit(1)
+        if mode in ("no answer", "half a line", "no JSON", "another id"):
+            sent = {"no answer": "", "half a line": "{" * 100_000, "no JSON": "}}\\n", "another id": '{"id": 99}\\n'}
+            print(sent[mode], end="", flush=True)
+            continue
+        answer["result"] = answers[mode]
+    elif method == "ping" and mode not in ("no answer", "half a line"):
+        answer["result"] = {}
+    if len(answer) > 2:
+        print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch) -> Callable[[str], McpServer]:
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    monkeypatch.setattr(mcp, "_PING_S", 0.5)
+
+    def server(mode: str) -> McpServer:
+        spec = McpServerSpec(command=(sys.executable, "hostile.py", mode))
+        return McpServer("hostile", spec, tmp_path, timeout_s=2.0)
+
+    return server
+
+
+@pytest.mark.parametrize("mode", ["no list", "a list of another shape", "a long error"])
+def test_a_server_that_does_not_list_its_tools_is_named_in_time(hostile, monkeypatch, mode: str) -> None:
+    monkeypatch.setattr(mcp, "_START_S", 20.0 if mode != "no list" else 5.0)
+    with pytest.raises(ToolUnavailableError, match="the MCP server `hostile`") as caught:
+        hostile(mode).tools()
+    assert len(str(caught.value)) < 5000
+
+
+@pytest.mark.parametrize("mode", ["no answer", "half a line", "no JSON", "another id"])
+def test_a_call_without_an_answer_ends_its_thread(hostile, mode: str) -> None:
+    (find,) = hostile(mode).tools()
+    with pytest.raises(TimeoutError, match="no answer within 2 s"):
+        find.call({}, {})
+
+
+@pytest.mark.parametrize("mode", ["an end", "an answer of another shape"])
+def test_a_call_that_cannot_be_answered_fails(hostile, mode: str) -> None:
+    (find,) = hostile(mode).tools()
+    with pytest.raises(Exception, match=r"Connection closed|valid list"):
+        find.call({}, {})
+
+
+def test_a_long_answer_keeps_its_ends(hostile) -> None:
+    (find,) = hostile("a long answer").tools()
+    assert mcp._MOST_TEXT < len(find.call({}, {})) < mcp._MOST_TEXT + 10
+    (find,) = hostile("a long failure").tools()
+    with pytest.raises(ValueError, match=r"^y+\n\.\.\.\ny+$"):
+        find.call({}, {})

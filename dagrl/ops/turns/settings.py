@@ -32,7 +32,7 @@ def rollout_tools(context: Context) -> dict[str, Tool | McpTool]:
             tool_name(place): load_tool(place, args.get(tool_name(place), {}), resources.folder) for place in node.tools
         }
         for name, spec in node.mcp_servers.items():
-            for tool in McpServer(name, spec, resources.folder).tools():
+            for tool in McpServer(name, spec, resources.folder, node.tool_timeout_s).tools():
                 if tool.name in tools:
                     raise ValueError(
                         f"the MCP server `{name}` has a tool `{tool.name}`, and so has another; name others"
