@@ -62,7 +62,10 @@ def put_generator(t: Translation, backend: str) -> None:
     t.put("engines.generator.backend", backend)
     t.put("engines.generator.weights_from", "actor")
     if backend == "vllm":
-        t.put("engines.generator.environment", "vllm")
+        target = "engines.generator.environment"
+        t.put(target, "vllm")
+        if "vllm" not in made_environments():
+            t.note(target, target, "vLLM needs its own: make it (docs/vllm.md), or take SGLang", "vllm")
 
 
 def generator_of(t: Translation, key: str) -> None:

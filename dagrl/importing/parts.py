@@ -16,6 +16,7 @@ from dagrl.importing.table import Rule, Translation, joint
 STANDS_IN_STEPS = 1000
 """``run.steps`` where it depends on a data file that is not here."""
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+DAPO = "; rewards are 1 and 0 here, 1 and -1 for DAPO's and AIME's data there"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -93,11 +94,13 @@ def tracked(key: str) -> Rule:
 
 
 def keep(t: Translation, key: str) -> None:
-    """Write how many checkpoints are kept."""
-    if t.number(key):
+    """Write how many checkpoints are kept, if any are: all where the framework has no number."""
+    if "run.save_every" not in t.tree:
+        t.imply("there are no checkpoints", key)
+    elif isinstance(t.get(key), Unresolved):
         t.write("run.keep", t.get(key), key)
     else:
-        t.refuse("some checkpoints are kept, not all: `run.keep`", key)
+        t.write("run.keep", t.number(key) or "all", key, note="" if t.number(key) else "there, all are kept")
 
 
 def val_label(text: str, index: int) -> str:

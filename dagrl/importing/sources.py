@@ -71,6 +71,8 @@ def _read_yaml(path: Path, arguments: Sequence[str], variables: Mapping[str, str
     if found is None:
         known = "; ".join(f"{name} has {' or '.join(marks)}" for name, marks in _SECTIONS.items())
         raise ImportProblem(f"{path}: belongs to no known framework ({known}); give --from NAME")
+    if found == "roll" and "actor_infer" not in sections:
+        raise ImportProblem(f"{path}: is no pipeline of ROLL with rollouts; see docs/offline.md for `sft` and `dpo`")
     final = Settings()
     for setting in resolved(list(settings), variables):
         final.add(setting)

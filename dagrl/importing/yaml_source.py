@@ -109,7 +109,7 @@ class _Resolver:
             variable, comma, otherwise = rest.partition(",")
             if variable.strip() in self.variables:
                 return parse_scalar(self.variables[variable.strip()])
-            return parse_scalar(otherwise) if comma else Unresolved(f"${{{expression}}}", (f"${variable.strip()}",))
+            return parse_scalar(otherwise) if comma else Unresolved(f"${variable.strip()}", (f"${variable.strip()}",))
         default: Any = Unresolved(f"${{{expression}}}", (f"${{{expression}}}",))
         if name == "oc.select":
             expression, comma, text = rest.partition(",")

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
 from dagrl.config.errors import PipelineError
 from dagrl.graph.plugins.isolation import without_imports
+from dagrl.importing import engines
 from dagrl.importing.importer import import_file
-from dagrl.importing.settings import Setting, Settings
+from dagrl.importing.settings import ImportProblem, Setting, Settings
 from dagrl.importing.table import Status, translate
 from dagrl.validation import check_file
 
@@ -252,3 +255,112 @@ def test_words_in_brackets_of_an_array_are_no_indices(tmp_path):
     lines = {line.key: line for line in import_file(script).translation.lines}
     assert lines["--moe-layer-freq"].value == "[0]*3+[1]*2"
     assert lines["--seed"].place == f"{script}:4"
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "kept"),
+    [
+        ("verl", {"trainer.save_freq": 5}, "all"),
+        ("verl", {"trainer.save_freq": 5, "trainer.max_actor_ckpt_to_keep": 2}, 2),
+        ("verl", {}, None),
+        ("slime", {"--save-interval": 5}, "all"),
+        ("slime", {}, None),
+        ("roll", {}, "all"),
+        ("roll", {"max_ckpt_to_keep": 4}, 4),
+        ("trinity", {"trainer.save_interval": 5}, "all"),
+        ("trinity", {"trainer.save_interval": 5, "trainer.max_checkpoints_to_keep": 1}, 1),
+    ],
+)
+def test_as_many_checkpoints_are_kept_as_there(checked, framework, given, kept):
+    found, problems = checked(framework, given)
+    assert problems == []
+    assert found.tree.get("run.keep") == kept
+    assert kept is None or any("run.keep" in line.targets for line in found.lines)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_an_environment_that_is_not_there_is_listed(checked, monkeypatch, made):
+    monkeypatch.setattr(engines, "made_environments", lambda: {"vllm": Path(sys.prefix)} if made else {})
+    found, _ = checked("verl", {f"{ROLLOUT}.name": "vllm"})
+    listed = [line for line in found.lines if line.status is Status.UNKNOWN and "make it" in line.note]
+    assert bool(listed) != made
+
+
+@pytest.mark.parametrize("key", ["tool_config_path", "function_tool_path", "interaction_config_path"])
+def test_tools_of_verl_are_no_single_turns(checked, key):
+    turns = f"{ROLLOUT}.multi_turn"
+    found, _ = checked("verl", {f"{turns}.{key}": "tools.yaml", f"{turns}.max_assistant_turns": 2})
+    assert {status_of(found, f"{turns}.{name}") for name in (key, "max_assistant_turns")} == {Status.REFUSED}
+    found, _ = checked("verl", {f"{turns}.{key}": None, f"{turns}.max_assistant_turns": 2})
+    assert status_of(found, f"{turns}.max_assistant_turns") is Status.IMPLIED
+
+
+def test_rewards_of_a_batch_are_no_rewards_of_rows(checked):
+    for manager, status in (("batch", Status.REFUSED), ("naive", Status.IMPLIED), ("prime", Status.REFUSED)):
+        found, _ = checked("verl", {"reward_model.reward_manager": manager})
+        assert status_of(found, "reward_model.reward_manager") is status
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "noted"),
+    [
+        ("verl", {"data.train_files": "data/dapo-math-17k.parquet"}, True),
+        ("verl", {"data.val_files": "data/aime-2024.parquet"}, True),
+        ("verl", {}, False),
+        ("slime", {"--rm-type": "boxed_dapo"}, True),
+        ("slime", {}, False),
+        ("trinity", {"buffer.explorer_input.default_reward_fn_type": "math_dapo_reward"}, True),
+    ],
+)
+def test_rewards_of_one_and_minus_one_are_noted(checked, framework, given, noted):
+    found, _ = checked(framework, given)
+    assert any("1 and -1" in line.note for line in found.lines if "nodes.reward.fn" in line.targets) == noted
+
+
+@pytest.mark.parametrize(
+    ("file", "listed"),
+    [("code_contests/train", True), ("apps", True), ("my-taco-set", True), ("encode/train", False), ("gsm8k", False)],
+)
+def test_data_of_programs_are_not_scored_as_mathematics_without_a_word(checked, file, listed):
+    found, _ = checked("verl", {"data.train_files": f"data/{file}.parquet"})
+    (line,) = [line for line in found.lines if "nodes.reward.fn" in line.targets]
+    assert (line.status is Status.UNKNOWN) == listed
+
+
+def test_arguments_of_a_loss_of_trinity_without_counterpart_are_refused(checked):
+    key = "algorithm.policy_loss_fn"
+    found, problems = checked("trinity", {key: "sppo", f"{key}_args.tau": 0.5, f"{key}_args.clip_range": 0.1})
+    assert problems == []
+    assert {status_of(found, each) for each in (key, f"{key}_args.tau", f"{key}_args.clip_range")} == {Status.REFUSED}
+    assert "nodes.update.loss.tau" not in found.tree
+
+
+def test_one_length_for_both_is_listed(checked):
+    given = {"model.max_prompt_tokens": None, "model.max_response_tokens": None, "model.max_model_len": 4096}
+    found, problems = checked("trinity", given)
+    assert problems == []
+    assert status_of(found, "model.max_model_len") is Status.UNKNOWN
+
+
+def test_a_sequence_of_roll_that_the_prompt_fills_is_listed(checked):
+    found, problems = checked("roll", {"response_length": None, "sequence_length": 512, "prompt_length": 512})
+    assert problems == []
+    assert status_of(found, "sequence_length") is Status.UNKNOWN
+
+
+def test_an_unset_path_of_trinity_stays_one(tmp_path):
+    config = tmp_path / "t.yaml"
+    config.write_text(
+        "algorithm: {algorithm_type: grpo}\nbuffer: {explorer_input: {taskset: {path: '${oc.env:TASKS}'}}}\n"
+        "model: {model_path: '${oc.env:MODEL}/base'}\n"
+    )
+    tree = import_file(config, framework="trinity").translation.tree
+    assert (tree["data.train"], tree["model.path"]) == ("$TASKS", "$MODEL/base")
+    tree = import_file(config, (), {"TASKS": "openai/gsm8k"}, "trinity").translation.tree
+    assert tree["data.train"] == "data/gsm8k/train.parquet"
+
+
+def test_pipelines_of_roll_without_rollouts_are_refused(tmp_path):
+    (tmp_path / "dpo.yaml").write_text("actor_train: {model_args: {dtype: bf16}}\nsequence_length: 512\n")
+    with pytest.raises(ImportProblem, match="no pipeline of ROLL with rollouts"):
+        import_file(tmp_path / "dpo.yaml")

@@ -16,10 +16,11 @@ def _lengths(t: Translation) -> None:
         t.write("nodes.rollout.sampling.max_new_tokens", response, "response_length")
         t.imply("follows from prompt and response", "sequence_length")
     elif sequence:
-        note = "less the prompt"
-        t.write(
-            "nodes.rollout.sampling.max_new_tokens", sequence - t.number("prompt_length"), "sequence_length", note=note
-        )
+        target, rest = "nodes.rollout.sampling.max_new_tokens", sequence - t.number("prompt_length")
+        if rest > 0:
+            t.write(target, rest, "sequence_length", note="less the prompt")
+        else:
+            t.note("sequence_length", target, "less the prompt it leaves no token for the response; choose both")
     t.imply(
         "has no effect: the response's length follows from `sequence_length`", f"{INFER}.generating_args.max_new_tokens"
     )

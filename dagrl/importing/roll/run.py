@@ -23,7 +23,7 @@ RULES = (
     to("seed", "run.seed"),
     to("max_steps", "run.steps", write_default=True),
     to("save_steps", "run.save_every", write_default=True),
-    joint(lambda t: keep(t, "max_ckpt_to_keep"), "max_ckpt_to_keep", targets=("run.keep",)),
+    joint(lambda t: keep(t, "max_ckpt_to_keep"), "max_ckpt_to_keep", targets=("run.keep",), always=True),
     tracked("track_with"),
     to("rpc_timeout", "run.node_timeout_s", convert=float),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.parts import is_known
+from dagrl.importing.parts import DAPO, is_known
 from dagrl.importing.slime.common import function_name
 from dagrl.importing.table import Translation, joint
 
@@ -17,7 +17,7 @@ def _reward(t: Translation) -> None:
         t.write("nodes.reward.fn", function_name(t.get(own)), own, note=note)
         t.imply("`--custom-rm-path` takes its place", kind)
     elif t.get(kind) in _MATH:
-        t.write("nodes.reward.fn", "math", kind)
+        t.write("nodes.reward.fn", "math", kind, note=DAPO.lstrip("; ") if "dapo" in t.get(kind) else "")
     else:
         t.put("nodes.reward.fn", "math")
         t.note(kind, "nodes.reward.fn", "set `fn`: math, code, exact, or your own; math stands in", None)

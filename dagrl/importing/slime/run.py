@@ -35,11 +35,17 @@ def _track(t: Translation) -> None:
             trackers(t, [*t.tree.get("track", ["console"]), name], key)
 
 
+def _keep(t: Translation) -> None:
+    if "run.save_every" in t.tree:
+        t.write("run.keep", "all", "--save-interval", note="there, all checkpoints are kept")
+
+
 STEPS = (joint(_steps, "--num-rollout", "--num-epoch", targets=("run.steps",), always=True),)
 RULES = (
     joint(_name, "--wandb-group", "--tb-experiment-name", targets=("name",), always=True),
     joint(_track, "--use-wandb", "--use-tensorboard", "--use-mlflow", targets=("track",)),
     to("--save-interval", "run.save_every"),
+    joint(_keep, targets=("run.keep",), always=True),
     to("--async-save", "run.async_save"),
     to("--rollout-seed", "run.seed"),
 )

@@ -60,8 +60,12 @@ def _loss(t: Translation) -> None:
     key, prefix = "algorithm.policy_loss_fn", "algorithm.policy_loss_fn_args"
     name = t.get(key) or type_default(t, 1)
     if name not in _LOSSES:
-        t.refuse("has no counterpart: a loss of your own (docs/your_own.md); ppo stands in", key)
-        name = "ppo"
+        arguments = [each for each in t.current if each.startswith(f"{prefix}.")]
+        t.refuse("has no counterpart: a loss of your own (docs/your_own.md); ppo stands in", key, *arguments)
+        t.write(
+            "nodes.update.loss.aggregation", t.get("algorithm.loss_agg_mode") or "token-mean", "algorithm.loss_agg_mode"
+        )
+        return
     if name != "ppo" or t.given(key):
         t.write("nodes.update.loss.policy", _LOSSES[name], key if t.given(key) else "algorithm.algorithm_type")
     if name in _CLIPS:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from dagrl.importing.parts import data_file, val_label
+from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.trinity.common import TASKS, interval_of, type_default
 
@@ -21,13 +22,17 @@ def _lengths(t: Translation) -> None:
         t.imply("follows from prompt and response", whole)
     elif t.number(whole) and t.number(response):
         t.write("data.max_prompt_tokens", t.get(whole) - t.get(response), whole, note="less the response")
+    if t.given(whole) and not t.number(prompt) and not t.number(response):
+        t.note(whole, "data.max_prompt_tokens", "prompt and response share it; choose both lengths")
     if not t.number(response) and t.number(whole) and t.number(prompt):
         rest = t.get(whole) - t.get(prompt)
         t.write("nodes.rollout.sampling.max_new_tokens", rest, whole, note="less the prompt")
 
 
 def _file(path: Any, split: Any) -> Any:
-    """The parquet file of a data set that Trinity loads by name and split."""
+    """The parquet file of a data set that Trinity loads by name and split; an unknown path stays as it is."""
+    if isinstance(path, Unresolved):
+        return path
     text = str(path)
     if re.search(r"\.(parquet|jsonl?|csv)$", text):
         return data_file(path)

@@ -67,7 +67,6 @@ RULES = (
         "trainer.balance_batch",
         "trainer.enable_preview",
         "trainer.save_strategy",
-        "trainer.max_checkpoints_to_keep",
         "trainer.*",
         "buffer.*",
         "cluster.*",

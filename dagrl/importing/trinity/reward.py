@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagrl.importing.parts import DAPO
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.trinity.common import TASKS
 
@@ -21,7 +22,7 @@ def _reward(t: Translation) -> None:
             "nodes.reward.fn",
             "math",
             *(each for each in (key, flow) if t.given(each)),
-            note="without points for the format",
+            note="without points for the format" + (DAPO if "dapo" in value else ""),
         )
     else:
         t.put("nodes.reward.fn", "math")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.config.errors import counted
-from dagrl.importing.parts import STANDS_IN_STEPS, named, rows_of, tracked
+from dagrl.importing.parts import STANDS_IN_STEPS, keep, named, rows_of, tracked
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.trinity.common import interval_of
 
@@ -58,6 +58,12 @@ RULES = (
         _every,
         *("trainer.save_interval", "explorer.eval_interval", "explorer.eval_on_startup"),
         targets=("run.save_every", "run.validate_every", "run.validate_first"),
+        always=True,
+    ),
+    joint(
+        lambda t: keep(t, "trainer.max_checkpoints_to_keep"),
+        "trainer.max_checkpoints_to_keep",
+        targets=("run.keep",),
         always=True,
     ),
     tracked("monitor.monitor_type"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 
-from dagrl.importing.parts import is_known
+from dagrl.importing.parts import DAPO, is_known
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused
 
@@ -15,6 +16,11 @@ _BUFFERS = (
     "reward.reward_kwargs.overlong_buffer_cfg",
     "reward_model.overlong_buffer_cfg",
 )
+_CODE = re.compile(
+    r"(?<![a-z])(code|apps|taco|codeforces|codecontests|livecodebench|lcb|mbpp|humaneval)", re.IGNORECASE
+)
+_DAPO = re.compile(r"dapo|aime", re.IGNORECASE)
+"""In the names of data sets of programs, and of those whose rewards are 1 and -1."""
 _MODELS = ("reward_model", "reward.reward_model")
 
 
@@ -29,8 +35,18 @@ def _function(t: Translation) -> None:
             break
     else:
         t.imply_all("there is no function of your own")
-        note = "verl chooses by `data_source`: mathematics for gsm8k, MATH, AIME and DAPO; else take code, or your own"
-        t.write("nodes.reward.fn", "math", "default_compute_score", note=note)
+        data = f"{t.get('data.train_files')} {t.get('data.val_files')}"
+        if _CODE.search(str(t.get("data.train_files"))):
+            reason = "its name is that of code, which verl scores by `data_source`: `code`, or your own; math stands in"
+            t.put("nodes.reward.fn", "math")
+            t.note("nodes.reward.fn", "nodes.reward.fn", reason, t.tree.get("data.train"))
+        else:
+            note = (
+                "verl chooses by `data_source`: mathematics for gsm8k, MATH, AIME and DAPO; else take code, or your own"
+            )
+            t.write(
+                "nodes.reward.fn", "math", "default_compute_score", note=f"{note}{DAPO if _DAPO.search(data) else ''}"
+            )
     if "nodes.baseline.op" in t.tree:
         t.put("nodes.baseline.fn", t.tree["nodes.reward.fn"])
         for node in ("reward", "old", "ref", "advantage", "update"):
@@ -82,8 +98,10 @@ def _model(t: Translation) -> None:
 
 def _manager(t: Translation) -> None:
     for key in t.current:
-        if t.get(key) in (None, "naive", "dapo", "batch", "register", "custom_reward_manager"):
+        if t.get(key) in (None, "naive", "dapo", "register", "custom_reward_manager"):
             t.imply("rewards are computed row by row", key)
+        elif t.get(key) == "batch":
+            t.refuse("the function gets lists: decorate it with `@dagrl.reward(batched=True)` (docs/rewards.md)", key)
         else:
             t.refuse("rewards are functions of a row: `nodes.reward.fn`", key)
 

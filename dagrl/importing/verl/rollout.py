@@ -128,7 +128,10 @@ def _old(t: Translation) -> None:
 
 def _turns(t: Translation) -> None:
     prefix = f"{ROLLOUT}.multi_turn"
-    if not t.flag(f"{prefix}.enable"):
+    files = ("tool_config_path", "function_tool_path", "interaction_config_path")
+    # Newer versions take tools without `enable`.
+    has_tools = any(t.get(f"{section}.{name}") for section in (prefix, "data") for name in files)
+    if not t.flag(f"{prefix}.enable") and not has_tools:
         t.imply_all("responses have one turn")
         return
     tools = 'tools are functions here: `nodes.rollout.tools: ["module:function"]` (docs/multi_turn.md)'

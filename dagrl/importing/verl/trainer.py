@@ -109,7 +109,9 @@ RULES = (
         always=True,
     ),
     joint(_warmup, "trainer.critic_warmup", targets=("nodes.update.critic_warmup",)),
-    joint(_keep, "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", targets=("run.keep",)),
+    joint(
+        _keep, "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", targets=("run.keep",), always=True
+    ),
     joint(_resume, "trainer.resume_mode", "trainer.resume_from_path", targets=("run.resume",)),
     tracked("trainer.logger"),
     to("trainer.log_val_generations", "run.log_val_generations"),
