@@ -87,6 +87,7 @@ _CORE = (
     ColumnSpec("old_logprob", "float32", Shape.RESPONSE, "log-prob under the trainer's weights before the update"),
     ColumnSpec("ref_logprob", "float32", Shape.RESPONSE, "log-prob under the reference"),
     ColumnSpec("reward", "float32", Shape.SAMPLE, "score of the response"),
+    ColumnSpec("reward_info", "uint8", Shape.TEXT, "further numbers that a reward function returned, as JSON"),
     ColumnSpec("baseline_reward", "float32", Shape.SAMPLE, "score of the likeliest response to the prompt"),
     ColumnSpec("value", "float32", Shape.RESPONSE, "critic's estimate of the return"),
     ColumnSpec("advantage", "float32", Shape.RESPONSE, "how much better than expected"),

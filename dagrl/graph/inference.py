@@ -160,6 +160,7 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
         "policy_version",
         "token_version",
         "finish_reason",
+        "reward_info",
         "is_expert",
         *TURN_COLUMNS,
         *given,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,20 @@ def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         stats = {} if column == "reward" else {f"reward/{column}": Stat.of(scores.rewards)}
         if node.on_error != "stop":
             stats["reward/failed_fraction"] = Stat.of(np.arange(len(scores.rewards)) < scores.failures)
-        yield Output((part.index,), part.batch.rows, {"reward": Column(rewards)}, stats)
+        stats |= _further_stats(scores.further, column)
+        columns = {"reward": Column(rewards)}
+        if "reward_info" in node.contract().writes:
+            texts = [json.dumps(each) for each in scores.further for _ in range(context.sequences)]
+            columns["reward_info"] = Column.text(texts)
+        yield Output((part.index,), part.batch.rows, columns, stats)
+
+
+def _further_stats(further: Sequence[Mapping[str, float]], column: str) -> dict[str, Stat]:
+    """Metrics of the further numbers, over the samples that have them."""
+    names = dict.fromkeys(name for numbers in further for name in numbers)
+    return {
+        f"{column}_info/{name}": Stat.of([numbers[name] for numbers in further if name in numbers]) for name in names
+    }
 
 
 def _samples(batch: Batch, context: Context) -> Samples:

@@ -113,6 +113,10 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["response"] = [decode(batch["response_tokens"][row]) for row in rows]
         table["reward"] = batch["reward"].values.tolist()
         table["response_tokens"] = [batch["response_tokens"][row].tolist() for row in rows]
+    if "reward_info" in batch:
+        further = [json.loads(text) for text in batch["reward_info"].strings()]
+        names = dict.fromkeys(name for numbers in further for name in numbers)
+        table |= {f"reward_info/{name}": [numbers.get(name) for numbers in further] for name in names}
     if "is_expert" in batch:
         table["is_expert"] = (batch["is_expert"].values > 0).tolist()
     if "advantage" in batch:

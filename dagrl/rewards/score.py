@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ SHOWN_CHARACTERS = 200
 """Longest excerpt of a prompt or response in an error."""
 
 
+_SCORES = ("score", "reward")
+"""Keys of a dict that hold its reward."""
+_NAME = re.compile(r"[A-Za-z_][\w.@-]{0,99}")
+"""Names of metrics."""
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
@@ -70,6 +75,8 @@ class RewardScores:
     """Number of samples that got the reward of ``on_error``."""
     first_failure: str | None
     """Message of the first failure."""
+    further: Sequence[Mapping[str, float]]
+    """For each sample, the other numbers of a dict that the function returned."""
 
 
 def score(
@@ -85,7 +92,8 @@ def score(
     `concurrency` samples are scored at a time; the default is the function's mark. Errors and counts do not depend on
     it.
 
-    A sample fails if the function raises or does not return a finite number for it; a batched call fails as a whole if
+    The function returns a number, or a dict in which `score` or `reward` is the number. A sample fails if the function
+    raises or returns no finite number for it; a batched call fails as a whole if
     it raises or returns another number of rewards. With `on_error` ``stop`` the first failure is raised as a
     RewardError; otherwise failed samples get that reward and are counted. Raises ValueError as `fields_of` does.
     """
@@ -98,18 +106,18 @@ def score(
         _score_at_once(function, fields, args, ledger, at_once)
     else:
         _score_one_by_one(function, fields, args, ledger)
-    return RewardScores(ledger.rewards, ledger.failures, ledger.first_failure)
+    return RewardScores(ledger.rewards, ledger.failures, ledger.first_failure, ledger.further)
 
 
 def _score_one_by_one(
-    function: Callable[..., Any], fields: Sequence[str], args: Mapping[str, Any], ledger: _Ledger
+    function: Callable[..., Any], fields: Mapping[str, str], args: Mapping[str, Any], ledger: _Ledger
 ) -> None:
     for index in range(len(ledger.samples)):
         _take_down(partial(function, **ledger.given(fields, index), **args), index, function, ledger)
 
 
 def _score_at_once(
-    function: Callable[..., Any], fields: Sequence[str], args: Mapping[str, Any], ledger: _Ledger, at_once: int
+    function: Callable[..., Any], fields: Mapping[str, str], args: Mapping[str, Any], ledger: _Ledger, at_once: int
 ) -> None:
     with ThreadPoolExecutor(at_once, thread_name_prefix="reward") as pool:
         calls = [pool.submit(function, **ledger.given(fields, index), **args) for index in range(len(ledger.samples))]
@@ -131,13 +139,15 @@ def _take_down(call: Callable[[], Any], index: int, function: Callable[..., Any]
 
 
 def _score_together(
-    function: Callable[..., Any], fields: Sequence[str], args: Mapping[str, Any], ledger: _Ledger
+    function: Callable[..., Any], fields: Mapping[str, str], args: Mapping[str, Any], ledger: _Ledger
 ) -> None:
     everyone = range(len(ledger.samples))
     if not everyone:
         return
     try:
-        results = _plain(function(**{field: list(getattr(ledger.samples, field)) for field in fields}, **args))
+        results = _plain(
+            function(**{name: list(getattr(ledger.samples, field)) for name, field in fields.items()}, **args)
+        )
     except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
         ledger.fail(everyone, raised_by(function, error), error)
         return
@@ -157,23 +167,32 @@ class _Ledger:
         self.samples = samples
         self.rewards = np.zeros(len(samples), dtype=np.float32)
         self.failures = 0
+        self.further: list[dict[str, float]] = [{} for _ in range(len(samples))]
         self.first_failure: str | None = None
         self._function = function
         self._on_error = on_error
 
-    def given(self, fields: Sequence[str], index: int) -> dict[str, Any]:
+    def given(self, fields: Mapping[str, str], index: int) -> dict[str, Any]:
         """Arguments of the function for a sample."""
-        return {field: getattr(self.samples, field)[index] for field in fields}
+        return {name: getattr(self.samples, field)[index] for name, field in fields.items()}
 
     def enter(self, index: int, result: Any) -> None:
-        """Record a result, if it is a finite number."""
-        number = _plain(result)
+        """Record a result, if it is a finite number, or a dict with one."""
+        number, further = _plain(result), {}
+        if isinstance(number, Mapping):
+            given = [key for key in _SCORES if key in number]
+            if len(given) != 1:
+                keys = "neither `score` nor `reward`" if not given else "both `score` and `reward`"
+                self.fail([index], f"returned a dict with {keys}: {_shown(result)}; it needs one of them")
+                return
+            number, further = _plain(number[given[0]]), _numbers(number, given[0])
         if isinstance(number, bool) or not isinstance(number, int | float):
             self.fail([index], f"returned {_shown(result)}; a reward must be a number, so use float(...)")
         elif not abs(number) <= LARGEST_REWARD:
             self.fail([index], f"returned {_shown(result)}; a reward must be a finite number")
         else:
             self.rewards[index] = number
+            self.further[index] = further
 
     def fail(self, indices: Sequence[int], what: str, cause: BaseException | None = None) -> None:
         """Assign these samples the reward of ``on_error``, or stop."""
@@ -196,6 +215,16 @@ class _Ledger:
             f"  prompt: {_shown(samples.prompt[first])}\n"
             f"  response: {_shown(samples.response[first])}"
         )
+
+
+def _numbers(given: Mapping[Any, Any], score: str) -> dict[str, float]:
+    """The finite numbers of a dict beside its score, a bool as 0 or 1; other values are left out."""
+    found = {key: _plain(value) for key, value in given.items() if isinstance(key, str) and key != score}
+    return {
+        key: float(value)
+        for key, value in found.items()
+        if isinstance(value, int | float) and abs(value) <= LARGEST_REWARD and _NAME.fullmatch(key)
+    }
 
 
 def _plain(value: Any) -> Any:

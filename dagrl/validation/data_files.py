@@ -16,6 +16,7 @@ from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 from dagrl.graph.plugins.custom import parameters_of
+from dagrl.graph.plugins.declarations import BATCHED_FIELDS_OF_VERL, FIELDS_OF_VERL
 from dagrl.graph.plugins.isolation import ask
 from dagrl.graph.plugins.judging import fields_in, is_function
 from dagrl.graph.rollouts import columns_read, needs_answers
@@ -33,6 +34,7 @@ _SCRIPTS = (
 )
 """Scripts in data_preprocess/. A name stands before those that it begins with."""
 _ANSWER = "answer"
+_ANSWERS = {_ANSWER, *(name for name, field in (FIELDS_OF_VERL | BATCHED_FIELDS_OF_VERL).items() if field == _ANSWER)}
 _STRICT = ("code", "math")
 """Rewards that raise an error for an empty reference answer."""
 
@@ -345,6 +347,6 @@ def _uses_answer(node: GraphNode, folder: Path) -> bool:
 
 def _has_parameter(place: str, method: str, folder: Path) -> bool:
     try:
-        return _ANSWER in ask(place, parameters_of, place, method, folder=folder)
+        return not _ANSWERS.isdisjoint(ask(place, parameters_of, place, method, folder=folder))
     except ValueError:
         return False  # Other checks report it.

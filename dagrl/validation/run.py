@@ -99,7 +99,11 @@ def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> N
         places = kinds if own is None else {place: kinds[own]}
         known = [f"val/{each}{kind}" for each, of_set in places.items() for kind in of_set]
         name = best.metric
-    if name not in known:
+    own_rewards = (node for node in pipeline.nodes.values() if isinstance(node, RewardNode) and ":" in node.fn)
+    # A function of the user's own names further numbers itself.
+    if name not in known and not name.startswith(
+        tuple(f"val/{node.written_as('reward')}_info/" for node in own_rewards)
+    ):
         message = f"no validation writes `{best.metric}`; {suggest(name, known)}"
         findings.error(_METRIC, message, code="unknown-metric", depends_on=[("data", "val"), _VOTE])
 

@@ -103,7 +103,7 @@ class Bench:
 def _column(name: str, values: list[Any]) -> Column:
     if name.endswith("_tokens"):
         return Column.ragged([TOKENIZER.encode(each) if isinstance(each, str) else each for each in values], "int64")
-    if name in ("answer", "data_source", "extra_info", "finish_reason", "data_set", "messages"):
+    if name in ("answer", "data_source", "extra_info", "finish_reason", "data_set", "messages", "reward_info"):
         return Column.text(values)
     if name in ("group_id", "policy_version"):
         return Column(np.array(values, dtype=np.int64))

@@ -89,6 +89,24 @@ def test_a_failure_can_count_as_a_value_and_is_counted(bench) -> None:
     assert (failed.total, failed.count) == (2, 4)
 
 
+FURTHER = """
+def scored(response):
+    return {"score": 1.0, "length": len(response)} if len(response) > 1 else 0.0
+"""
+
+
+@pytest.mark.parametrize(("write", "prefix"), [(None, "reward_info"), ("judged", "judged_info")])
+def test_further_numbers_of_a_dict_are_metrics_and_a_column(bench, write, prefix) -> None:
+    bench.write_module("rewards_with_more", FURTHER)
+    context = bench.context("reward", nodes=node("rewards_with_more:scored", write=write))
+    (output,) = reward([part_of(bench, ["22", "3", "444"], ["2"] * 3)], context)
+    assert output.columns["reward"].values.tolist() == [1, 0, 1]
+    stat = output.stats[f"{prefix}/length"]
+    assert (stat.total, stat.count) == (5, 2)
+    shown = [output.columns["reward_info"].strings()] if write is None else []
+    assert shown == ([['{"length": 2.0}', "{}", '{"length": 3.0}']] if write is None else [])
+
+
 def test_a_function_learns_why_a_response_ended(bench) -> None:
     bench.write_module("rewards_of_ends", "def ended(finish_reason):\n    return float(finish_reason == 'stop')\n")
     part = part_of(bench, ["1", "2"], ["1", "2"])

@@ -71,6 +71,12 @@ def test_why_responses_ended_is_written_and_counted(bench) -> None:
     assert [row["finish_reason"] for row in rows] == ["stop", "length", "stop"]
 
 
+def test_further_numbers_of_a_reward_are_columns(bench) -> None:
+    list(samples([part_of(bench, reward_info=['{"acc": 1.0}', "{}", '{"acc": 0.0, "len": 2}'])], bench.context()))
+    rows = written(bench)["step_1.parquet"]
+    assert [(row["reward_info/acc"], row["reward_info/len"]) for row in rows] == [(1, None), (None, None), (0, 2)]
+
+
 @pytest.mark.parametrize(("limit", "count"), [(1, 1), (2, 2), (64, 3)])
 def test_only_the_first_rows_are_written(bench, limit: int, count: int) -> None:
     (output,) = samples([part_of(bench)], bench.context(run={"samples_per_step": limit}))

@@ -58,6 +58,60 @@ def test_a_batched_function_is_called_once_with_lists() -> None:
     assert calls == [3]
 
 
+def verls(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs: Any
+) -> dict:
+    assert (data_source, kwargs["response"]) == ("demo", solution_str)
+    return {"score": float(solution_str == ground_truth), "acc": solution_str == ground_truth, "pred": solution_str}
+
+
+def verls_batch(data_sources: list, solution_strs: list, ground_truths: list, extra_infos: list) -> list[float]:
+    assert data_sources == ["demo"] * 3 and extra_infos[1] == {"bonus": 0.5}
+    return [float(said == right) for said, right in zip(solution_strs, ground_truths, strict=True)]
+
+
+def test_verls_names_of_arguments_are_understood() -> None:
+    assert stop(verls) == [0, 1, 0]
+    assert stop(dagrl.reward(batched=True)(verls_batch)) == [0, 1, 0]
+    assert stop(dagrl.reward(batched=True)(lambda solution_str, ground_truth: [len(solution_str)] * 3)) == [3, 3, 3]
+    assert stop(lambda response, ground_truth: float(response == ground_truth)) == [0, 1, 0]
+    assert stop(lambda response, ground_truth: float(response == ground_truth), ground_truth="2") == [0, 0, 1]
+
+
+def test_a_dict_has_a_reward_and_further_numbers() -> None:
+    scores = score(verls, samples(), args={}, on_error="stop")
+    assert scores.rewards.tolist() == [0, 1, 0]
+    assert scores.further == [{"acc": 0}, {"acc": 1}, {"acc": 0}]
+
+    def rewards(response: str) -> dict:
+        others = {"length": np.int64(1), "nan": math.nan, "text": "x", "none": None, "a/b": 1, 3: 1, "list": [1]}
+        return {"reward": np.float32(response), **others}
+
+    scores = score(rewards, samples(), args={}, on_error="stop")
+    assert (scores.rewards.tolist(), scores.further) == ([0, 1, 2], [{"length": 1}] * 3)
+    batched = dagrl.reward(batched=True)(lambda response: [{"score": 1.0, "a": 2}, 0.5, {"score": 0}])
+    scores = score(batched, samples(), args={}, on_error="stop")
+    assert (scores.rewards.tolist(), scores.further) == ([1, 0.5, 0], [{"a": 2}, {}, {}])
+
+
+@pytest.mark.parametrize(
+    ("result", "what"),
+    [
+        ({}, "a dict with neither `score` nor `reward`"),
+        ({"acc": 1.0}, "a dict with neither `score` nor `reward`"),
+        ({"score": 1.0, "reward": 0.0}, "a dict with both `score` and `reward`"),
+        ({"score": "1"}, "a reward must be a number"),
+        ({"score": True}, "a reward must be a number"),
+        ({"reward": math.nan}, "a reward must be a finite number"),
+    ],
+)
+def test_a_dict_without_a_reward_is_a_failure(result: dict, what: str) -> None:
+    with pytest.raises(RewardError, match=what):
+        stop(lambda: result)
+    scores = score(lambda: result, samples(), args={}, on_error=-1.0)
+    assert (scores.rewards.tolist(), scores.failures, scores.further) == ([-1, -1, -1], 3, [{}, {}, {}])
+
+
 def test_several_samples_may_be_scored_at_once() -> None:
     everyone = threading.Barrier(3, timeout=120)
 

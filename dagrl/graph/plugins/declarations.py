@@ -21,6 +21,12 @@ FIELDS = (
     *("finish_reason", "turns", "turn_rewards", "agent_reward"),
 )
 """Keyword arguments that a reward function may ask for."""
+FIELDS_OF_VERL = {"solution_str": "response", "ground_truth": "answer"}
+"""verl's names of some of them."""
+BATCHED_FIELDS_OF_VERL = {
+    "solution_strs": "response", "ground_truths": "answer", "data_sources": "data_source", "extra_infos": "extra_info"
+}  # fmt: skip
+"""Further ones, of batched functions."""
 _TOKENS = ("logprob", "entropy")
 """Inputs of every loss."""
 
@@ -175,13 +181,19 @@ def checked_traits(function: Callable[..., Any], place: str) -> RewardTraits:
     return reward_traits(function)
 
 
-def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which of `FIELDS` a reward function takes. ValueError if `args` do not fit it, or it needs another parameter."""
+def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters that a reward function takes of a sample, each with that of `FIELDS` which it is.
+
+    ValueError if `args` do not fit the function, or it needs another parameter.
+    """
     name = name_of(function)
     for key in args:
         if key in FIELDS:
             raise ValueError(f"args of the reward {name} may not set {key!r}, which is the sample's; remove it")
-    return known_parameters(function, name, FIELDS, args)
+    others = FIELDS_OF_VERL | (BATCHED_FIELDS_OF_VERL if reward_traits(function).batched else {})
+    known = known_parameters(function, name, (*FIELDS, *others), args)
+    declared = signature_of(function, name).parameters
+    return {each: others.get(each, each) for each in known if each in FIELDS or (each in declared and each not in args)}
 
 
 def _check_readable(place: str, reads: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ def _function(t: Translation) -> None:
         path, name = t.get(f"{prefix}.path"), t.get(f"{prefix}.name")
         if isinstance(path, Unresolved) or is_known(path):
             module = PurePosixPath(str(path)).stem
-            note = "beside the pipeline; parameters are response, answer, data_source, extra_info (docs/migration.md)"
+            note = "beside the pipeline, as it is: verl's names of parameters are understood (docs/migration.md)"
             t.write("nodes.reward.fn", f"{module}:{name}", f"{prefix}.path", f"{prefix}.name", note=note)
             break
     else:

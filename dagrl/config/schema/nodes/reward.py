@@ -34,4 +34,9 @@ class RewardNode(NodeBase):
             return OpContract((*reads, "token_reward"), ("reward",), reads_if_written=("token_turn", "finish_reason"))
         if self.fn == "agent":
             return OpContract((*reads, "agent_reward"), ("reward",), reads_if_written=(*TURN_COLUMNS, "finish_reason"))
-        return OpContract(reads, ("reward",), reads_if_written=(*TURN_COLUMNS, "finish_reason", "agent_reward"))
+        return OpContract(reads, self._writes(), reads_if_written=(*TURN_COLUMNS, "finish_reason", "agent_reward"))
+
+    def _writes(self) -> tuple[str, ...]:
+        """A function of the user's own may return further numbers, which `samples` shows beside ``reward``."""
+        shown = ":" in self.fn and not isinstance(self.write, str) and self.written_as("reward") == "reward"
+        return ("reward", "reward_info") if shown else ("reward",)
