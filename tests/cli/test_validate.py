@@ -33,6 +33,7 @@ def test_prints_every_problem_on_stderr_and_exits_with_2(pipeline, capsys):
     assert [line.split(": ")[1] for line in lines] == [
         "override run.stepz=1",
         "override groups.all.cpus_per_node=x",
+        "override data.train=no.parquet",
     ]
 
 

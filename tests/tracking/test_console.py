@@ -248,8 +248,9 @@ def test_ctrl_c_on_a_real_terminal_gives_the_cursor_back(tmp_path):
     program = f"""
 import time
 from pathlib import Path
+from dagrl.config.schema.run import TrackerSpec
 from dagrl.tracking import open_trackers
-with open_trackers(["console"], run_dir=Path({str(tmp_path)!r}), run_name="r", config={{}}, total_steps=9,
+with open_trackers([TrackerSpec(tracker="console")], run_dir=Path({str(tmp_path)!r}), run_name="r", config={{}}, total_steps=9,
                    resumed_step=None) as trackers:
     trackers.log(1, {{"reward/mean": 0.5}})
     trackers.note("ready")
