@@ -7,8 +7,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dagrl.config.errors import bounded
 from dagrl.graph.plugins.custom import raised_by
 from dagrl.ops.agents.programs import ProgramError, Verdict, verdict_of
+
+_FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+"""What a user's function may raise. SystemExit and KeyboardInterrupt would end the loop, and every agent with it."""
 
 
 class FunctionProgram:
@@ -36,9 +40,9 @@ class FunctionProgram:
         async def call() -> list[Any]:
             try:
                 return [*await self._score(states)]
-            except (Exception, asyncio.CancelledError) as error:  # a user's function may raise anything
+            except _FAILURES as error:
                 _unless_cancelled(error)
-                raise ProgramError(f"scoring its group {raised_by(self._score, error)}") from error
+                raise ProgramError(bounded(f"scoring its group {raised_by(self._score, error)}")) from error
 
         given = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
         return [verdict_of(each) for each in given]
@@ -47,9 +51,9 @@ class FunctionProgram:
         client = self._client(base_url, key)
         try:
             return await self._function(client, dict(row), **self._args)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # a user's function may raise anything
+        except _FAILURES as error:
             _unless_cancelled(error)
-            raise ProgramError(f"it {raised_by(self._function, error)}") from error
+            raise ProgramError(bounded(f"it {raised_by(self._function, error)}")) from error
 
     def _client(self, base_url: str, key: str) -> Any:
         import httpx

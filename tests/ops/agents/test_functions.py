@@ -59,3 +59,30 @@ def test_a_run_that_is_cancelled_is_no_failure() -> None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(cancelled())
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), RuntimeError("x" * 5_000_000)])
+@pytest.mark.parametrize("where", ["run", "score"])
+def test_a_function_that_would_end_the_loop_fails_alone(raised: BaseException, where: str) -> None:
+    calls = [raised]
+
+    async def solve(client: Any, row: Any) -> float:
+        if where == "run" and calls:
+            raise calls.pop()
+        return 1.0
+
+    async def score(states: Any) -> list[float]:
+        if where == "score" and calls:
+            raise calls.pop()
+        return [1.0]
+
+    program = FunctionProgram(solve, "own:solve", {}, score)
+
+    def ask() -> Any:
+        asked = program.run("http://127.0.0.1:1/v1", "key", {}) if where == "run" else program.score([None])
+        return asyncio.run(asyncio.wait_for(asked, 20))
+
+    with pytest.raises(ProgramError) as caught:
+        ask()
+    assert len(str(caught.value)) < 5000
+    assert ask() in (Verdict(1.0), [Verdict(1.0)])
