@@ -41,7 +41,7 @@ class Response:
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Int64 [tokens]."""
     logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    """Float32 [tokens]; 0 for tokens that were not sampled."""
+    """Float32 [tokens]; 0 for tokens that were not sampled, NaN where the engine gave no finite number."""
     mask: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     """1 for tokens that are trained on, float32 [tokens]."""
     versions: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
@@ -79,7 +79,7 @@ class Response:
             self,
             version=min(self.version, completion.policy_version) if len(self.tokens) else completion.policy_version,
             tokens=np.concatenate([self.tokens, completion.tokens]),
-            logprobs=np.concatenate([self.logprobs, completion.logprobs]),
+            logprobs=np.concatenate([self.logprobs, _known(completion.logprobs)]),
             mask=np.concatenate([self.mask, np.ones(len(completion.tokens), dtype=np.float32)]),
             versions=np.concatenate([self.versions, completion.token_versions]),
             finish_reason=completion.finish_reason,
@@ -152,6 +152,11 @@ class Response:
             # An aborted turn may have no token.
             rewards[turn.begin : turn.end][-1:] = turn.reward
         return rewards
+
+
+def _known(logprobs: np.ndarray) -> np.ndarray:
+    """Log-probs of a generator, float32 [tokens], with NaN for those that no token can have, infinite ones too."""
+    return np.where(np.isfinite(logprobs), logprobs, np.float32(np.nan))
 
 
 def columns_of(responses: Sequence[Response], *, by_token: bool = False) -> dict[str, Column]:

@@ -22,8 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from dagrl.tracking.base import Progress
-from dagrl.tracking.cut_responses import cut_notes
 from dagrl.tracking.other_policies import same_of_others
+from dagrl.tracking.run_notes import run_notes
 
 QUIET_S = 10.0
 """Time between two lines about a rollout, if the output is not a terminal."""
@@ -148,8 +148,8 @@ class Console:
         """Earliest time of the next line about a rollout; None if none is running."""
         self._live: Live | None = None
         self._config: Mapping[str, Any] = {}
-        self._told_cut: set[str] = set()
-        """Metrics of cut responses that a line has been about."""
+        self._told_notes: set[str] = set()
+        """Metrics that a note has been about."""
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
         """Start drawing; progress counts from `resumed_step`."""
@@ -184,9 +184,9 @@ class Console:
         if validation:
             of = f"/{self._total_steps}" if self._total_steps else ""
             self._line(f"step {step}{of} validation  " + "  ".join(validation))
-        for metric, note in cut_notes([metrics], self._config).items():
-            if metric not in self._told_cut:
-                self._told_cut.add(metric)
+        for metric, note in run_notes([metrics], self._config).items():
+            if metric not in self._told_notes:
+                self._told_notes.add(metric)
                 self._line(f"step {step}: {note}")
         if self._live is not None:
             self._live.refresh()

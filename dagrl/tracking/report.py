@@ -15,9 +15,9 @@ from rich.console import RenderableType
 
 from dagrl.config.errors import counted
 from dagrl.tables import table
-from dagrl.tracking.cut_responses import cut_notes
 from dagrl.tracking.other_policies import same_of_others
 from dagrl.tracking.run_file import best_checkpoint, run_text
+from dagrl.tracking.run_notes import run_notes
 from dagrl.tracking.timeline import parse_events
 
 _LARGEST = 1 << 1000
@@ -230,7 +230,7 @@ def _troubles(run: RunRecord) -> list[str]:
     for name, what in _COUNTED.items():
         if total := sum(run.of(name)):
             lines.append(f"{what}: {total:.0f}")
-    lines += cut_notes(run.steps, config_of(run.folder)).values()
+    lines += run_notes(run.steps, config_of(run.folder)).values()
     return ["", *(f"  {line}" for line in lines)] if lines else []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,3 +105,11 @@ def test_columns_read_again_are_the_turns_that_there_were(drawn: list[list[tuple
         [(each.tokens.tolist(), each.turn, each.reward) for each in passages(batch, row)] for row in range(len(batch))
     ]
     assert found == expected
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_log_prob_that_is_no_number_is_unknown_in_one_way(wrong: float) -> None:
+    logprobs = np.array([-0.5, wrong, -1.0], dtype=np.float32)
+    response = Response(0).extended(Completion(0, np.array([1, 2, 3]), logprobs, "stop", 0))
+    np.testing.assert_array_equal(response.logprobs, np.array([-0.5, np.nan, -1.0], dtype=np.float32))
+    assert response.logprobs.dtype == np.float32

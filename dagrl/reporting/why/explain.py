@@ -26,8 +26,8 @@ from dagrl.reporting.why.critical_path import STRAGGLER, Part, critical_path
 from dagrl.reporting.why.stragglers import Straggler, straggler
 from dagrl.scheduler.plan import Plan
 from dagrl.tables import render, table
-from dagrl.tracking.cut_responses import cut_notes
 from dagrl.tracking.report import config_of
+from dagrl.tracking.run_notes import run_notes
 
 _SHOWN_SHARE = 0.005
 """Parts of a path below this share of the step are summed up."""
@@ -48,8 +48,8 @@ class Explanation:
     why_no_advice: str
     straggler: Straggler | None
     """None if no step waits for its last responses."""
-    cut: str = ""
-    """That most responses of these steps were cut; empty if they were not."""
+    notes: str = ""
+    """What stands out in these steps, such as responses that were cut; mostly empty."""
 
 
 def explain(folder: Path, step: int | None = None) -> Explanation:
@@ -87,7 +87,7 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
     return Explanation(
         sorted(windows), step_s, _summed(paths), measured, found, why_not,
         straggler(folder, paths, finished),
-        "; ".join(cut_notes([finished.get(number, {}) for number in windows], config_of(folder)).values()),
+        "; ".join(run_notes([finished.get(number, {}) for number in windows], config_of(folder)).values()),
     )  # fmt: skip
 
 
@@ -104,8 +104,8 @@ def as_text(folder: Path, explained: Explanation) -> str:
     parts.append(table(rows, headings=["critical path", "on", "cause", "seconds", "of a step"], left=(0, 1, 2)))
     if explained.straggler is not None:
         parts.append(f"  {explained.straggler.told()}")
-    if explained.cut:
-        parts.append(f"  {explained.cut}")
+    if explained.notes:
+        parts.append(f"  {explained.notes}")
     if steps == [1]:
         parts.append("  the first step of a run takes longer than others: kernels and connections are made in it")
     if explained.advice:

@@ -158,5 +158,7 @@ def test_steps_whose_responses_were_cut_say_so(tmp_path: Path) -> None:
     cut = [json.dumps(line | {"response_tokens/cut_fraction": 1.0}) + "\n" for line in lines]
     (folder / "metrics.jsonl").write_text("".join(cut))
     explained = explain(folder)
-    assert explained.cut.startswith("100% of the responses were cut at the token limit; raise nodes.rollout.sampling.")
-    assert as_text(folder, explained).count(explained.cut) == 1
+    assert explained.notes.startswith(
+        "100% of the responses were cut at the token limit; raise nodes.rollout.sampling."
+    )
+    assert as_text(folder, explained).count(explained.notes) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.tracking.cut_responses import cut_notes
+from dagrl.tracking.run_notes import run_notes
 
 SAMPLING = {"max_new_tokens": 8}
 CUT = [{"response_tokens/cut_fraction": 0.4}, {"response_tokens/cut_fraction": 0.8}, {"reward/mean": 1.0}]
@@ -42,9 +42,16 @@ VAL = [{"val/response_tokens/cut_fraction": 0.5}]
 )
 def test_the_key_of_the_limit_is_named(steps, node, ends) -> None:
     config = {"nodes": {"judge": {"op": "judge"}, "act": {"op": "rollout", **node}}}
-    assert list(cut_notes(steps, config).values()) == [end.replace("{}", "nodes.act") for end in ends]
+    assert list(run_notes(steps, config).values()) == [end.replace("{}", "nodes.act") for end in ends]
 
 
 def test_a_pipeline_that_is_not_there_has_the_usual_key() -> None:
-    (note,) = cut_notes(CUT, {}).values()
+    (note,) = run_notes(CUT, {}).values()
     assert note.endswith("raise nodes.rollout.sampling.max_new_tokens")
+
+
+def test_log_probs_that_the_generator_does_not_give_are_told() -> None:
+    steps = [{"mismatch/unknown_fraction": share} for share in (0.0, 0.02, 0.01)]
+    (note,) = run_notes(steps, {}).values()
+    assert note.startswith("the generator's log-prob of up to 2.00% of a step's tokens was NaN or infinite")
+    assert run_notes([{"mismatch/unknown_fraction": 0.0}], {}) == {}

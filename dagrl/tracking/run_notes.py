@@ -1,4 +1,4 @@
-"""Says that most responses were cut at the limit of tokens, and which key raises it."""
+"""What a run says once about its steps: that most responses were cut, or that the generator gave no log-probs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 _MOST = 0.5
 _FRACTION = "response_tokens/cut_fraction"
+_UNKNOWN = "mismatch/unknown_fraction"
 
 
-def cut_notes(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, str]:
-    """For training and validation a sentence, by the metric, if at least half of the responses of `steps` were cut.
+def run_notes(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, str]:
+    """Sentences, by the metric: if at least half of the responses of `steps` were cut, in training and in validation,
+    and if any token had a log-prob of the generator that is not finite.
 
     `steps` are metrics; `config` is the pipeline, as it is written in a file, possibly without anything.
     """
@@ -20,6 +22,12 @@ def cut_notes(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> 
         shares = [step[metric] for step in steps if metric in step]
         if shares and (share := fmean(shares)) >= _MOST:
             notes[metric] = f"{share:.0%} of the {what} were cut at the token limit; raise {_key(config, metric)}"
+    unknown = [step[_UNKNOWN] for step in steps if step.get(_UNKNOWN, 0.0) > 0]
+    if unknown:
+        notes[_UNKNOWN] = (
+            f"the generator's log-prob of up to {max(unknown):.2%} of a step's tokens was NaN or infinite, and "
+            "corrections leave these tokens out; look at its precision and weights (docs/mismatch.md)"
+        )
     return notes
 
 
