@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,19 @@ class HeaderEntry(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
+
+
+def read_bytes(path: Path) -> Callable[[str], bytes]:
+    """A function that reads a tensor of a right file, as it is stored."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+    header, start = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length]), _LENGTH_BYTES + length
+
+    def read(name: str) -> bytes:
+        first, last = header[name]["data_offsets"]
+        return content[start + first : start + last]
+
+    return read
 
 
 def read_header(path: Path) -> dict[str, HeaderEntry]:

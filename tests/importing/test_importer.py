@@ -248,6 +248,20 @@ def test_the_older_switch_of_verl_for_gpg(tmp_path):
     assert not [key for key in tree if "clip" in key], "validate refuses them"
 
 
+@pytest.mark.parametrize(
+    ("given", "rank"),
+    [("lora_adapter_path=a lora_rank=8", 8), ("lora.adapter_path=a lora.rank=8", 8), ("lora_adapter_path=a", None)],
+)
+def test_a_folder_of_adapters_of_verl(given, rank, tmp_path):
+    settings = " ".join(f"actor_rollout_ref.model.{each}" for each in given.split())
+    (tmp_path / "v.sh").write_text(f"python3 -m verl.trainer.main_ppo {settings}\n")
+    found = import_file(tmp_path / "v.sh").translation
+    assert found.tree["engines.actor.lora.path"] == "a"
+    assert found.tree.get("engines.actor.lora.rank") == rank
+    unknown = [line for line in found.lines if line.status is Status.UNKNOWN and "lora" in line.key]
+    assert [line.targets for line in unknown] == ([] if rank else [("engines.actor.lora.rank",)])
+
+
 @pytest.mark.parametrize(("given", "tokens"), [(100, 768), (1000, 1000)])
 def test_micro_batches_of_slime_hold_the_longest_sample(given, tokens, tmp_path):
     (tmp_path / "s.sh").write_text(

@@ -67,9 +67,10 @@ class MegatronBackend(Backend):
         return True
 
     def start_folder(self, engine: EngineSpec) -> str | None:
-        """``dist_checkpointing_path``."""
+        """``dist_checkpointing_path`` and ``lora.path``."""
         assert isinstance(engine, MegatronEngineSpec)
-        return str(engine.dist_checkpointing_path) if engine.dist_checkpointing_path else None
+        folders = (engine.dist_checkpointing_path, engine.lora.path if engine.lora else None)
+        return " with ".join(str(folder) for folder in folders if folder) or None
 
     def owns_folder(self, folder: Path) -> bool:
         """Whether `folder` is a checkpoint in Megatron's distributed format, or names the newest one in it."""

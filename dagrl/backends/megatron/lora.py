@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -60,6 +61,10 @@ class LoraSpec(Section):
     init: Literal["kaiming", "xavier", "normal"] = "kaiming"
     """Distribution that `A` is drawn from: uniform in ±1/√inputs as in PEFT, Glorot's normal one, or normal with a
     standard deviation of 1/rank. `B` starts as zeros."""
+
+    path: Path | None = None
+    """A folder that PEFT or ``dagrl export --adapter`` has written, with the adapters to start from instead of drawn
+    ones. Rank, alpha and layers must be its own."""
 
     @property
     def scale(self) -> float:

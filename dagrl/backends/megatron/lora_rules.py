@@ -6,7 +6,10 @@ import importlib.util
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.families.bridge_models import is_installed
-from dagrl.backends.megatron.lora import LATENT_LAYERS, PLAIN_LAYERS
+from dagrl.backends.families.registry import model_shape
+from dagrl.backends.families.tensors import model_tensors
+from dagrl.backends.megatron.adapter_folder import adapter_faults
+from dagrl.backends.megatron.lora import LATENT_LAYERS, PLAIN_LAYERS, LoraSpec
 from dagrl.backends.megatron.section import MegatronEngineSpec
 
 BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
@@ -48,12 +51,27 @@ def check_lora(check: EngineCheck[MegatronEngineSpec]) -> None:
         remedy = "write `target_modules: [linear_qkv, linear_fc1]`"
         findings.error((*place, "target_modules"), f"{message}; {remedy}", depends_on=[("model",)])
         return
+    if lora.path is not None:
+        _check_folder(check, lora)
     if lora.target_modules == "all-linear" or sizes.family is None:
         return
     here, elsewhere = (PLAIN_LAYERS, LATENT_LAYERS)[:: -1 if sizes.latent_attention else 1]
     if wrong := [name for name in lora.target_modules if name in elsewhere and name not in here]:
         message = f"the model has no layer {wrong[0]}; choose from: {', '.join(here)}"
         findings.error((*place, "target_modules"), message, depends_on=[("model",)])
+
+
+def _check_folder(check: EngineCheck[MegatronEngineSpec], lora: LoraSpec) -> None:
+    """Report a folder of adapters that are not those of the section and the model."""
+    tensors = None
+    try:
+        if check.sizes.has_tables:
+            shape = model_shape(check.pipeline.model_of(check.name))
+            tensors = list(model_tensors(shape, shape.vocabulary, check.engine.head))
+    except (ValueError, KeyError, TypeError):
+        pass  # Other rules report the model.
+    for key, message in adapter_faults(lora, tensors):
+        check.findings.error((*check.place, "lora", key), message, depends_on=[("model",)])
 
 
 def has_bridge() -> bool:

@@ -131,7 +131,7 @@ class MegatronEngineSpec(EngineSpec):
     capabilities: ClassVar = frozenset({Capability.SCORE, Capability.JUDGE, Capability.TRAIN})
     holds_frozen_copies: ClassVar = True
     takes_images: ClassVar = True
-    path_fields: ClassVar = (("dist_checkpointing_path",),)
+    path_fields: ClassVar = (("dist_checkpointing_path",), ("lora", "path"))
 
     @property
     def trains_adapters(self) -> bool:

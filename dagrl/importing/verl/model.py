@@ -14,6 +14,9 @@ _LAYERS = {
 }
 
 
+_ADAPTER_FOLDERS = (f"{MODEL}.lora.adapter_path", f"{MODEL}.lora_adapter_path")
+
+
 def _recompute(t: Translation) -> None:
     key = f"{MODEL}.enable_gradient_checkpointing"
     if is_megatron(t):
@@ -28,8 +31,16 @@ def _recompute(t: Translation) -> None:
 def _lora(t: Translation) -> None:
     nested = bool(t.number(f"{MODEL}.lora.rank", 0))
     rank = t.number(f"{MODEL}.lora.rank", 0) or t.number(f"{MODEL}.lora_rank", 0)
-    if not rank:
+    folder = next((key for key in _ADAPTER_FOLDERS if t.get(key)), None)
+    if not rank and folder is None:
         t.imply_all("there are no adapters")
+        return
+    if folder is not None:
+        t.write("engines.actor.lora.path", t.get(folder), folder)
+    if not rank:
+        reason = "rank, alpha and layers are those of the folder's adapter_config.json; write them"
+        t.note(f"{MODEL}.lora_rank", "engines.actor.lora.rank", reason)
+        t.imply_all("those of the folder count")
         return
     prefix = f"{MODEL}.lora." if nested else f"{MODEL}.lora_"
     t.write("engines.actor.lora.rank", rank, f"{prefix}rank")

@@ -91,11 +91,12 @@ def _told(trained: Mapping[str, list[str]]) -> str:
 
 def _models(tree: Mapping[str, Any]) -> list[Any]:
     own = [
-        (name, _without_cache(engine.get("model")), engine.get("dist_checkpointing_path"))
+        (name, _without_cache(engine.get("model")), engine.get("dist_checkpointing_path"), lora.get("path"))
         for name, engine in _sections(tree, "engines")
+        for lora in [_section(engine, "lora")]
     ]
     shared = _without_cache(tree.get("model"))
-    return [shared, sorted((each for each in own if each[1:] != (None, None)), key=lambda each: each[0])]
+    return [shared, sorted((each for each in own if any(each[1:])), key=lambda each: each[0])]
 
 
 def _without_cache(model: Any) -> Any:

@@ -9,14 +9,17 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.transformer import MegatronModule
 
+from dagrl.backends.megatron.adapter_folder import PREFIX, WEIGHTS
 from dagrl.backends.megatron.engine.bridge_library import import_peft
 from dagrl.backends.megatron.engine.cpu.adapters import use_plain_layers
 from dagrl.backends.megatron.engine.model import unwrap
+from dagrl.backends.megatron.engine.stored_weights import check_all_finite
 from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, held_tensors, part_of, place, plan
 from dagrl.backends.megatron.lora import Adapter, LoraSpec, adapters, layer_name
 
@@ -29,7 +32,8 @@ def add_adapters(
 ) -> None:
     """Add the adapters to the rank's `chunks` and freeze the model's own weights, but for a value or reward head.
 
-    The weights must be loaded. All layouts draw the same initial values from `seed`.
+    The weights must be loaded. All layouts draw the same initial values from `seed`, or read them from ``lora.path``.
+    Raises ValueError on all ranks if the folder's are not finite.
     """
     config = unwrap(chunks[0]).config
     own = plan(hf_config, config, head)
@@ -54,7 +58,13 @@ def add_adapters(
         layer = getattr(unwrap(chunk), "output_layer", None)
         if head != "lm" and layer is not None:
             layer.requires_grad_(trainable)
-    _draw(held_tensors(chunks, (planned := adapter_plan(own, config, lora))), planned, lora, seed)
+    planned = adapter_plan(own, config, lora)
+    held = held_tensors(chunks, planned)
+    if lora.path is None:
+        _draw(held, planned, lora, seed)
+    else:
+        _load(held, planned, lora.path)
+        check_all_finite(chunks, lora.path)
 
 
 def adapter_plan(own: Sequence[PlannedTensor], config: Any, lora: LoraSpec) -> list[PlannedTensor]:
@@ -122,6 +132,21 @@ class ReplicatedAdapter(MegatronModule):
 def _wrappers(chunks: Sequence[torch.nn.Module]) -> list[Any]:
     """The layers with an adapter."""
     return [module for chunk in chunks for module in chunk.modules() if hasattr(module, "disable_adapter_layers")]
+
+
+@torch.no_grad()
+def _load(held: dict[str, torch.Tensor], planned: Sequence[PlannedTensor], folder: Path) -> None:
+    """Copy the rank's parts from a folder of PEFT's, which `dagrl validate` has compared with the section."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            for tensor in planned:
+                if (parameter := held.get(tensor.mapped.megatron)) is not None:
+                    full = [file.get_tensor(f"{PREFIX}{name}") for name in tensor.mapped.hf]
+                    parameter.copy_(tensor.mapped.map.shard(full, part_of(tensor), tensor.parts))
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot read the adapters in {folder}: {error}; is the folder on this machine?") from error
 
 
 @torch.no_grad()

@@ -72,7 +72,7 @@ def load_start_weights(
         missing, unexpected = unwrap(chunk).load_state_dict(loaded[f"model_{i}"], strict=False)
         missing = [name for name in missing if not name.endswith("_extra_state") and not name.startswith(_HEAD)]
         assert not missing and not unexpected, f"no values for {missing}, no place for {unexpected}"
-    _check_finite(chunks, folder)
+    check_all_finite(chunks, folder)
 
 
 def check_fit(stored: StoredTensors, on_disk: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ def check_fit(stored: StoredTensors, on_disk: dict[str, Any]) -> None:
             )
 
 
-def _check_finite(chunks: Sequence[torch.nn.Module], folder: Path) -> None:
+def check_all_finite(chunks: Sequence[torch.nn.Module], folder: Path) -> None:
     """Raise ValueError on all ranks if any rank has loaded NaN or infinite values."""
     fault: str | None = None
     try:

@@ -19,6 +19,7 @@ from dagrl.backends.families.registry import buildable
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.tensor_maps import MappedTensor, join
 from dagrl.backends.families.tensors import SCORE, model_tensors
+from dagrl.backends.megatron.adapter_folder import CONFIG, PREFIX, WEIGHTS
 from dagrl.backends.megatron.lora import LoraSpec, adapters
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
@@ -152,7 +153,7 @@ class StoredAdapters(_Stored):
         """Every tensor of the adapters by PEFT's name."""
         for adapter in self._adapters.values():
             for part in (adapter.a, adapter.b):
-                yield from zip((f"base_model.model.{name}" for name in part.hf), self.full(part), strict=True)
+                yield from zip((f"{PREFIX}{name}" for name in part.hf), self.full(part), strict=True)
 
 
 def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_rows: int, folder: Path) -> None:
@@ -250,7 +251,7 @@ def write_adapter(source: Path, model: ModelSpec, folder: Path, lora: LoraSpec) 
 
     stored = StoredAdapters(source, load_hf_config(model), lora)
     tensors = dict(stored.peft())
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -263,7 +264,7 @@ def write_adapter(source: Path, model: ModelSpec, folder: Path, lora: LoraSpec) 
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def base_of(

@@ -272,6 +272,69 @@ def follows_from_the_merged_model(
     assert_same(gradients, wanted)
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [("qwen3", "alone"), ("qwen3", "tp2-sp"), ("qwen3", "pp2"), ("mixture", "ep2-tp2"), ("latent", "tp2-ep2")],
+)
+def test_an_engine_starts_from_exported_adapters_to_the_bit(
+    kind: str, layout: str, run_engine: Any, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    from dagrl.backends.megatron.stored.convert import write_adapter
+
+    folder = request.getfixturevalue(kind)
+    ranks, sizes = {**DENSE, **MIXTURE, **LATENT, "alone": (1, {})}[layout]
+    parallel = ParallelSpec.model_validate(parallel_of(sizes)).model_dump()
+
+    def exported(name: str, count: int, *, fill: bool, **fields: Any) -> Path:
+        """A folder of PEFT's with what `count` ranks have saved."""
+
+        def on_rank(engine: Any) -> None:
+            if fill:
+                _filled(engine)
+            engine.save(tmp_path / f"{name}-saved")
+
+        run_engine(count, on_rank, model=model_of(folder), optimizer={"lr": 1e-3}, **fields)
+        (tmp_path / name).mkdir()
+        lora = LoraSpec.model_validate(LORA)
+        write_adapter(tmp_path / f"{name}-saved", model_of(folder), tmp_path / name, lora)
+        return tmp_path / name
+
+    first = exported("first", 1, fill=True, lora=LORA)
+    again = exported("again", ranks, fill=False, lora={**LORA, "path": str(first)}, parallel=parallel)
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (again / file).read_bytes() == (first / file).read_bytes()
+
+
+def test_adapters_that_are_not_finite_are_refused(
+    run_engine: Any, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import save_file
+    from transformers import AutoConfig
+
+    from dagrl.backends.megatron.engine import megatron_engine
+
+    shape = shape_of(AutoConfig.from_pretrained(qwen3).to_dict())
+    tensors = {
+        f"base_model.model.{name}": torch.full(size, torch.nan)
+        for each in adapters(model_tensors(shape, 61), LoraSpec.model_validate(LORA))
+        for side in (each.a, each.b)
+        for name, size in zip(side.hf, side.shapes, strict=True)
+    }
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    messages = []
+
+    def refused(*arguments: Any, **options: Any) -> None:
+        with pytest.raises(ValueError) as caught:
+            add_adapters(*arguments, **options)
+        messages.append(str(caught.value))
+
+    add_adapters = megatron_engine.add_adapters
+    monkeypatch.setattr(megatron_engine, "add_adapters", refused)
+    fields = {"lora": {**LORA, "path": str(tmp_path)}, "optimizer": {"lr": 1e-3}}
+    (told,) = set(run_engine(2, lambda engine: messages[0], model=model_of(qwen3), **fields))
+    assert told.startswith(f"{tmp_path}: tensor 'decoder.layers.0.") and "] has NaN or infinite values;" in told
+
+
 def test_inputs_are_dropped_in_updates_alone(run_engine: Any, samples: "Batch", objective: WeightedLikelihood) -> None:
     """The base stays, and without its adapters the engine has the log-probs of the start."""
 
