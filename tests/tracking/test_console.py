@@ -250,7 +250,8 @@ import time
 from pathlib import Path
 from dagrl.config.schema.run import TrackerSpec
 from dagrl.tracking import open_trackers
-with open_trackers([TrackerSpec(tracker="console")], run_dir=Path({str(tmp_path)!r}), run_name="r", config={{}}, total_steps=9,
+shown = [TrackerSpec(tracker="console")]
+with open_trackers(shown, run_dir=Path({str(tmp_path)!r}), run_name="r", config={{}}, total_steps=9,
                    resumed_step=None) as trackers:
     trackers.log(1, {{"reward/mean": 0.5}})
     trackers.note("ready")
