@@ -43,7 +43,7 @@ def test_packages_for_gpus_are_required_on_gpus_alone(monkeypatch: pytest.Monkey
 def test_a_compiled_package_that_cannot_be_imported_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     name, package = next((each.name, each.gpu_requires[0]) for each in backends().values() if each.gpu_requires)
     error = "ImportError: libcudart.so.12"
-    monkeypatch.setattr(software, "run_python", lambda code: ("", error if package in code else ""))
+    monkeypatch.setattr(software, "run_python", lambda code: ("13.0 2", error if package in code else ""))
     told = f"not ready, {package} cannot be imported: {error}"
     assert found(f"backend {name}", on_gpus=True) == (Verdict.MISSING, told)
     assert found("torch", on_gpus=True)[0] is Verdict.OK

@@ -27,9 +27,11 @@ def test_a_run_that_ends_while_a_checkpoint_is_put_into_place_has_told_of_its_st
     vars(driver).update(
         pipeline=Pipeline.model_validate(lab.tiny_pipeline()),
         trackers=SimpleNamespace(log=lambda step, metrics: written.append("metrics"), timeline=[]),
+        plan=SimpleNamespace(only_validates=False),
         overlong={},
         _records={3: StepRecord(3, position=12)},
         _batches={},
+        _rows=16,
         _last_commit=None,
         _restarts=SimpleNamespace(count=0),
         _partial_rollouts=PartialRolloutBuffer(()),
