@@ -39,7 +39,7 @@ def test_each_section_is_printed_before_the_next_is_examined(capsys, monkeypatch
 
 
 def test_packages_that_cannot_be_imported_are_lines_not_tracebacks(tmp_path: Path):
-    for name in ("torch", "ray", "transformers", "psutil", "sglang", "megatron"):
+    for name in ("torch", "ray"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')")
     done = subprocess.run(
         [sys.executable, "-m", "dagrl.cli", "doctor"],
@@ -50,5 +50,5 @@ def test_packages_that_cannot_be_imported_are_lines_not_tracebacks(tmp_path: Pat
     )
     assert (done.returncode, done.stderr) == (1, "")
     assert "torch                  cannot be imported: ImportError: not here" in done.stdout
-    assert "backend sglang         not ready, sglang cannot be imported: ImportError: not here" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("5 missing")
+    assert "ray                    cannot be imported: ImportError: not here" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("2 missing")

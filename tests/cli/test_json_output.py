@@ -34,9 +34,8 @@ def test_a_valid_pipeline(pipeline: Path, called) -> None:
 
 
 def test_warnings_of_a_valid_pipeline(pipeline: Path, called) -> None:
-    pipeline.write_text(
-        pipeline.read_text().replace("fn: exact}", "fn: exact}\n  spare: {op: reward, fn: exact, write: x}")
-    )
+    spare = "spare: {op: reward, fn: exact, write: baseline_reward}"
+    pipeline.write_text(pipeline.read_text().replace("fn: exact}", f"fn: exact}}\n  {spare}"))
     code, found = called("validate", pipeline, "--json")
     assert code == 0 and found["valid"] is True
     assert [warning["place"] for warning in found["warnings"]] == ["nodes.spare"]
