@@ -81,7 +81,7 @@ def test_its_page_on_an_index_has_no_link_into_the_repository(installed: Install
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert page.startswith("# dagrl\n") and "docs/scaling.md" not in page
     assert re.findall(r"\]\((?!https?://)[^)]*\)", page) == []
-    assert "from a laptop to 64 GPUs, templates, data" in page, "the text of links stays"
+    assert "from a laptop to 64 GPUs, templates, a published model that learns, data" in page, "the text of links stays"
 
 
 def test_a_user_begins_in_an_empty_folder(installed: Installed, tmp_path: Path) -> None:

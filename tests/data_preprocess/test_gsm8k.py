@@ -118,7 +118,7 @@ def test_rows_of_the_hub_are_taken(gsm8k: ModuleType, tmp_path: Path, monkeypatc
 def test_the_real_files_become_a_loaders_prompts(tmp_path: Path) -> None:
     command = [sys.executable, "data_preprocess/gsm8k.py", "--local_dir", str(tmp_path), "--source", str(ORIGINALS)]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "train.parquet: 7473 rows\n" in output and "test.parquet: 1319 rows\n" in output
+    assert "train.parquet: 7,473 rows\n" in output and "test.parquet: 1,319 rows\n" in output
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
     loader = PromptLoader(
         tmp_path / "train.parquet", tokenizer, max_prompt_tokens=400, overlong="drop", shuffle=True, seed=1

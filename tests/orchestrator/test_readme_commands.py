@@ -228,6 +228,22 @@ NOT_HERE: dict[str, NotHere] = {
     "dagrl replay RUN --step 12": NotHere("tests/orchestrator/test_ppo.py replays"),
     "dagrl diff RUN1 RUN2": NotHere("tests/orchestrator/test_offline.py compares runs"),
     "dagrl why runs/slow": NotHere("tests/reporting/why explains such a run"),
+    "dagrl data word_problems --local_dir data/word_problems": NotHere(
+        "tests/data_preprocess/test_word_problems.py writes the questions"
+    ),
+    "dagrl run smollm2_sft && dagrl run smollm2_grpo": GPUS,
+    "dagrl run pipeline.yaml run.stop_after=3h45m || { [ $? = 4 ] && sbatch --dependency=singleton job.sh; }": NotHere(
+        "needs Slurm; tests/orchestrator/test_sampling_only.py reads the exit code"
+    ),
+    **dict.fromkeys(
+        (
+            "dagrl run pipeline.yaml run.val_only=true",
+            "dagrl run pipeline.yaml run.val_only=20",
+            "dagrl run pipeline.yaml run.val_only=true --run-dir runs/base",
+            "dagrl run pipeline.yaml run.val_only=true --run-dir runs/first-hf model.path=first-hf",
+        ),
+        NotHere("tests/orchestrator/test_validation_alone.py validates checkpoints, models and exports"),
+    ),
     "dagrl validate own.yaml": NotHere("tests/test_your_own.py validates it"),
     "dagrl run own.yaml": NotHere("tests/orchestrator/test_your_own.py runs code of every kind"),
 }
@@ -247,7 +263,7 @@ PARSED = [command for command, why in NOT_HERE.items() if "dagrl " in command an
 
 @pytest.mark.parametrize("command", PARSED)
 def test_what_is_not_run_has_arguments_that_are_known(command: str, capsys) -> None:
-    words = shlex.split(command)
+    words = shlex.split(re.split(r" (?:&&|\|\|) ", command)[0])
     name, *arguments = words[words.index("dagrl") + 1 :]
     options = get_command(app).commands[name].make_context(name, arguments).params
     pipeline = REPOSITORY / str(options.get("pipeline", ""))

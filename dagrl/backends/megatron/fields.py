@@ -41,6 +41,8 @@ _MODEL = """
     moe_apply_probs_on_input moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size
     use_mup is_hybrid_model heterogeneous_block_specs
 """.split()  # noqa: SIM905 (a list would take a line for each)
+_SCHEDULE = ("lr_warmup_steps", "lr_warmup_ratio", "lr_decay_style", "lr_decay_steps")
+"""Fields of the engine's ``lr_schedule``, which Megatron has among its arguments and not in OptimizerConfig."""
 FP8_RECIPE = "blockwise"
 """Default of ``fp8_recipe``; it needs no history of earlier steps, unlike Megatron's default."""
 _NO_FP16 = "dagrl trains in bfloat16 or float32; remove it, and set `transformer.bf16`"
@@ -136,6 +138,7 @@ class OptimizerFields(LibraryFields):
         "beta1": ("adam_beta1",),
         "beta2": ("adam_beta2",),
         "momentum": ("sgd_momentum",),
+        **{name: (f"lr_schedule.{name}",) for name in _SCHEDULE},
         "type": ("optimizer",),
     }
 
@@ -168,10 +171,7 @@ class OptimizerFields(LibraryFields):
     """Largest norm of the gradient; 0: none. Default: 1."""
 
     refused: ClassVar = {
-        **{
-            name: f"has another place; set `lr_schedule.{name}` of the engine"
-            for name in ("min_lr", "lr_warmup_steps", "lr_warmup_ratio", "lr_decay_style", "lr_decay_steps")
-        },
+        "min_lr": "has another place; set `lr_schedule.min_lr` of the engine",
         "overlap_param_gather": "has another place; set `ddp.overlap_param_gather` of the engine",
         **dict.fromkeys(("bf16", "params_dtype"), "follows from `transformer.bf16`; remove it"),
         "fp16": _NO_FP16,

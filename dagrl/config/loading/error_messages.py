@@ -88,10 +88,14 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
             own = _OWN if "custom" in tags else ""
             remedy = suggest(str(value), [tag for tag in tags if tag != "custom"])
             return Fault(place, f"unknown-{key}", f"there is no {key} {shown(value)}{own}; {remedy}")
-        case "literal_error" if all(each["type"] in _NO_OPTION for each in several) and not isinstance(value, dict):
+        case "literal_error" if all(each["type"] in _NO_OPTION for each in several) and not isinstance(
+            details["input"], dict
+        ):
             options = [option.strip(" '") for option in details["ctx"]["expected"].replace(" or ", ",").split(",")]
             own = _OWN if len(several) > 1 else ""
-            message = f"{shown(details['input'])} is not one of the options{own}; {suggest(str(value), options)}"
+            message = (
+                f"{shown(details['input'])} is not one of the options{own}; {suggest(str(details['input']), options)}"
+            )
             return Fault(place, "unknown-option", message)
         case "string_pattern_mismatch" if details["loc"][-1] == "[key]":
             message = (

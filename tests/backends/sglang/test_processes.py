@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import pickle
 import tarfile
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sglang")
-
 from dagrl.backends.sglang.processes import keep_code_out
+
+# Not imported here: in a process that also has Megatron, that is imported first.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
 
 
 class Evil:

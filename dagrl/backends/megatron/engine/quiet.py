@@ -17,8 +17,6 @@ _WARNINGS = (
     (UserWarning, r"MimoModelConfig is experimental"),
     # The optimizer reads gradients of its views of the weights, which have none.
     (UserWarning, r"The \.grad attribute of a Tensor that is not a leaf Tensor"),
-    # Conversion runs in one process, as Megatron assumes then.
-    (UserWarning, r"torch\.distributed is disabled, unavailable or uninitialized"),
     # Between Megatron's checkpoints and torch's.
     (FutureWarning, r"Please use DTensor instead"),
     # A docstring of Megatron's.
