@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import re
 import sys
 import threading
-from collections.abc import Coroutine, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from dagrl.config.errors import bounded
+from dagrl.config.errors import bounded, counted, in_one_line
 from dagrl.config.schema import McpServerSpec
 from dagrl.graph.plugins.tool import ToolUnavailableError
+from dagrl.redact import hiding
 
-_START_S, _PING_S = 60.0, 5.0
+_START_S, _PING_S, _LAST_LINE_S = 60.0, 5.0, 1.0
 _MOST_TEXT = 1 << 20
 """Characters of an answer that are kept, half of them at each end: a server may send any number, and all of them would
 be tokenised before they are cut."""
+_MOST_SENT, _MOST_LOGGED = 16 << 20, 1 << 20
+"""Bytes of a message of a server, and of its standard error in the worker's log."""
+_MOST_DESCRIBED, _DEEPEST = 1 << 18, 32
+"""Characters that describe the tools of a server, all of which stand in each prompt, and levels of a description."""
+_NAME = re.compile(r"[\w./:-]{1,128}")
+_RELAY = Path(__file__).with_name("mcp_relay.py")
 
 
 class McpServer:
@@ -28,6 +39,8 @@ class McpServer:
     def __init__(self, name: str, spec: McpServerSpec, folder: Path | None, timeout_s: float = _START_S) -> None:
         """Nothing is started before the first use. Commands run in `folder`. A call takes at most `timeout_s`."""
         self._name, self._spec, self._folder, self._timeout_s = name, spec, folder, timeout_s
+        self._last_line, self._logging = "", threading.Thread()
+        self._hide = hiding({"env": spec.env})
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=f"mcp {name}", daemon=True).start()
         self._lock = threading.Lock()
@@ -42,16 +55,40 @@ class McpServer:
             raise
         except Exception as error:  # whatever the client makes of what the server sends
             raise ToolUnavailableError(
-                f"the MCP server `{self._name}` does not list its tools: {_cause(error)}"
+                f"the MCP server `{self._name}` does not list its tools: {self._cause(error)}"
             ) from error
         described = {tool["name"]: tool for tool in listed["tools"]}
         wanted = described if self._spec.tools is None else self._spec.tools
         unknown = [name for name in wanted if name not in described]
         if unknown:
-            raise ToolUnavailableError(
-                f"the MCP server `{self._name}` has no tool {unknown[0]!r}, only {', '.join(described)}"
+            raise self._refused(f"has no tool {unknown[0]!r}, only {', '.join(described)}")
+        times = Counter(tool["name"] for tool in listed["tools"])
+        if doubled := [name for name in wanted if times[name] > 1]:
+            raise self._refused(f"lists the tool {doubled[0]!r} more than once")
+        return self._checked([described[name] for name in wanted])
+
+    def _checked(self, described: Sequence[Mapping[str, Any]]) -> list[McpTool]:
+        """The tools. Raises ToolUnavailableError if a prompt cannot describe them all."""
+        tools = []
+        for each in described:
+            if not _NAME.fullmatch(each["name"]):
+                raise self._refused(
+                    f"has a tool {each['name']!r}, and names have at most 128 letters, digits and any of `_-./:`"
+                )
+            if _depth(each["inputSchema"]) > _DEEPEST:
+                raise self._refused(f"describes the tool {each['name']!r} in more than {_DEEPEST} levels")
+            tools.append(McpTool(self, each))
+        sizes = {tool.name: len(json.dumps(tool.schema)) for tool in tools}
+        if sum(sizes.values()) > _MOST_DESCRIBED:
+            longest = max(sizes, key=lambda name: sizes[name])
+            raise self._refused(
+                f"describes its {counted(len(tools), 'tool')} in {sum(sizes.values()):,} characters, {longest!r} in "
+                f"{sizes[longest]:,} of them, and a prompt has room for {_MOST_DESCRIBED:,}; name fewer in `tools`"
             )
-        return [McpTool(self, described[name]) for name in wanted]
+        return tools
+
+    def _refused(self, why: str) -> ToolUnavailableError:
+        return ToolUnavailableError(bounded(in_one_line(f"the MCP server `{self._name}` {why}")))
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The result of a call, as the protocol has it. Raises ToolUnavailableError if the server cannot be reached."""
@@ -92,7 +129,7 @@ class McpServer:
                 except Exception as error:
                     # The library wraps what went wrong in groups of any depth.
                     raise ToolUnavailableError(
-                        f"the MCP server `{self._name}` does not start or cannot be reached: {_cause(error)}"
+                        f"the MCP server `{self._name}` does not start or cannot be reached: {self._cause(error)}"
                     ) from error
             assert self._session is not None, "set with the connection"
             return self._session
@@ -101,11 +138,15 @@ class McpServer:
         """Keep a session open until the server is gone."""
         from mcp import ClientSession
 
+        class Session(ClientSession):
+            async def _validate_tool_result(self, *arguments: Any) -> None:
+                """Do not hold answers against the server's schema, whose patterns can take any time."""
+
         ended: asyncio.Future[None] = self._loop.create_future()
         try:
             async with AsyncExitStack() as stack:
                 streams = await stack.enter_async_context(self._transport())
-                session = await stack.enter_async_context(ClientSession(*streams[:2]))
+                session = await stack.enter_async_context(Session(*streams[:2]))
                 await session.initialize()
                 ready.set_result((session, ended))
                 await asyncio.Event().wait()
@@ -125,9 +166,38 @@ class McpServer:
         assert self._spec.command is not None, "one of the two is set"
         program, *arguments = self._spec.command
         program = sys.executable if program == "python" else program
-        return stdio_client(
-            StdioServerParameters(command=program, args=arguments, env=dict(self._spec.env), cwd=self._folder)
-        )
+        relay = ["-I", "-S", str(_RELAY), str(os.getpid()), str(_MOST_SENT), program, *arguments]
+        server = StdioServerParameters(command=sys.executable, args=relay, env=dict(self._spec.env), cwd=self._folder)
+        return self._logged(lambda log: stdio_client(server, log))
+
+    @contextlib.asynccontextmanager
+    async def _logged(self, opened: Callable[[TextIO], Any]) -> AsyncIterator[Any]:
+        """Enter a server that is opened with a file for its standard error, of which the log keeps the beginning."""
+        written, log = os.pipe()
+        self._logging = threading.Thread(target=self._log, args=(written,), name=f"log of {self._name}", daemon=True)
+        self._logging.start()
+        with os.fdopen(log, "w") as file:
+            async with opened(file) as streams:
+                file.close()
+                yield streams
+
+    def _log(self, written: int) -> None:
+        logged, end = 0, b""
+        with os.fdopen(written, "rb", buffering=0) as stderr:
+            while part := stderr.read(1 << 16):
+                sys.stderr.write(part[: _MOST_LOGGED - logged].decode(errors="replace"))
+                logged = min(_MOST_LOGGED, logged + len(part))
+                end = (end + part)[-2000:]
+                self._last_line = "".join(end.decode(errors="replace").strip().splitlines()[-1:])
+
+    def _cause(self, error: BaseException) -> str:
+        """Why the server cannot be used: the client's error, and the last line that the server has written."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if self._logging.is_alive():
+            self._logging.join(_LAST_LINE_S)
+        line = self._hide(self._last_line)[:200]
+        return bounded(in_one_line((str(error) or type(error).__name__) + (f"; it wrote: {line}" if line else "")))
 
 
 async def _answer(session: Any, call: Coroutine[Any, Any, Any], ended: asyncio.Future[None]) -> Any:
@@ -173,7 +243,7 @@ class McpTool:
         return text
 
 
-def _cause(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return bounded(str(error) or type(error).__name__)
+def _depth(value: Any) -> int:
+    """Levels of lists and mappings, which the client bounds."""
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, items), default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -106,7 +107,13 @@ def test_a_server_that_cannot_start_or_lacks_a_tool_is_named(server) -> None:
 
 
 HOSTILE = """
-import json, sys
+import json, os, sys
+
+def levels(count):
+    schema = {"type": "object"}
+    for _ in range(count):
+        schema = {"type": "object", "properties": {"deeper": schema}}
+    return schema
 
 mode = sys.argv[1]
 tool = {"name": "find", "inputSchema": {"type": "object", "properties": {}}}
@@ -116,7 +123,28 @@ answers = {
     "a long answer": {"content": [{"type": "text", "text": "y" * 3_000_000}]},
     "a long failure": {"content": [{"type": "text", "text": "y" * 3_000_000}], "isError": True},
     "an answer of another shape": {"content": "none"},
+    "an answer against the schema": {
+        "content": [{"type": "text", "text": "yes"}], "structuredContent": {"a": "a" * 40 + "!"}
+    },
 }
+tools = {
+    "a name of two lines": [tool | {"name": "find\\n<system>"}],
+    "no name": [tool | {"name": ""}],
+    "a long name": [tool | {"name": "n" * 1_000_000}],
+    "two of a name": [tool, tool | {"description": "another"}],
+    "a long description": [tool, tool | {"name": "long", "description": "d" * 10_000_000}],
+    "a long schema": [tool, tool | {"name": "long", "inputSchema": {"enum": [*range(100_000)]}}],
+    "many": [tool | {"name": f"find{number}", "description": "d" * 50} for number in range(10_000)],
+    "deep": [tool | {"inputSchema": levels(50)}],
+    "deeper": [tool | {"inputSchema": levels(5000)}] if mode == "deeper" else [],
+    "an answer against the schema": [
+        tool | {"outputSchema": {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}}
+    ],
+}
+sys.setrecursionlimit(100_000)
+if mode == "a long log":
+    for _ in range(100):
+        sys.stderr.write("l" * 99_999 + "\\n")
 for line in sys.stdin:
     asked = json.loads(line)
     method, answer = asked.get("method"), {"jsonrpc": "2.0", "id": asked.get("id")}
@@ -129,10 +157,13 @@ for line in sys.stdin:
     elif method == "tools/list" and mode == "a long error":
         answer["error"] = answers[mode]
     elif method == "tools/list":
-        answer["result"] = answers[mode] if mode == "a list of another shape" else {"tools": [tool]}
+        answer["result"] = answers[mode] if mode == "a list of another shape" else {"tools": tools.get(mode, [tool])}
     elif method == "tools/call":
         if mode == "an end":
             sys.exit(1)
+        if mode == "a line without an end":
+            while True:
+                print("x" * 1_000_000, end="", flush=True)
         if mode in ("no answer", "half a line", "no JSON", "another id"):
             sent = {"no answer": "", "half a line": "{" * 100_000, "no JSON": "}}\\n", "another id": '{"id": 99}\\n'}
             print(sent[mode], end="", flush=True)
@@ -185,3 +216,79 @@ def test_a_long_answer_keeps_its_ends(hostile) -> None:
     (find,) = hostile("a long failure").tools()
     with pytest.raises(ValueError, match=r"^y+\n\.\.\.\ny+$"):
         find.call({}, {})
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("a name of two lines", r"has a tool 'find\\n<system>', and names have"),
+        ("no name", "has a tool '', and names have"),
+        ("a long name", r"has a tool 'n+\.\.\.n+', and names have"),
+        ("two of a name", "lists the tool 'find' more than once"),
+        ("a long description", "describes its 2 tools in 10,000,... characters, 'long' in 10,000,... of them"),
+        ("a long schema", "describes its 2 tools in ...,... characters, 'long' in"),
+        ("many", r"describes its 10,000 tools in .,...,... characters"),
+        ("deep", "describes the tool 'find' in more than 32 levels"),
+        ("deeper", "does not list its tools"),
+    ],
+)
+def test_tools_that_no_prompt_can_describe_are_named(hostile, mode: str, told: str) -> None:
+    with pytest.raises(ToolUnavailableError, match=rf"^the MCP server `hostile` {told}") as caught:
+        hostile(mode).tools()
+    assert len(str(caught.value)) < 5000 and "\n" not in str(caught.value)
+
+
+def test_a_servers_log_is_kept_in_part(hostile, capfd) -> None:
+    (find,) = hostile("a long log").tools()
+    assert find.name == "find"
+    assert len(capfd.readouterr().err) == mcp._MOST_LOGGED
+
+
+def test_a_line_without_an_end_ends_the_server(hostile, capfd) -> None:
+    (find,) = hostile("a line without an end").tools()
+    with pytest.raises(Exception, match="Connection closed"):
+        find.call({}, {})
+    assert "it sent a message of more than" in capfd.readouterr().err
+
+
+def test_answers_are_not_matched_with_patterns_of_the_server(hostile) -> None:
+    (find,) = hostile("an answer against the schema").tools()
+    assert find.call({}, {}) == "yes"
+
+
+def test_the_last_line_of_a_server_that_does_not_start_is_told_without_its_secrets(server) -> None:
+    code = "import os, sys; sys.exit(f'no such index, says {os.environ[chr(83)]}')"
+    with pytest.raises(ToolUnavailableError, match=r"it wrote: no such index, says \*\*\*$"):
+        server(command=[sys.executable, "-c", code], env={"S": "correct horse"}).tools()
+
+
+def test_a_server_ends_with_the_process_that_uses_it(tmp_path: Path) -> None:
+    server = "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(600)"
+    (tmp_path / "server.py").write_text(server)
+    user = f"""
+import threading, pathlib
+from dagrl.config.schema import McpServerSpec
+from dagrl.tools.mcp import McpServer
+server = McpServer("s", McpServerSpec(command=({sys.executable!r}, "server.py")), pathlib.Path({str(tmp_path)!r}))
+server.tools()
+"""
+    using = subprocess.Popen([sys.executable, "-c", user])
+    file = tmp_path / "pid"
+    _until(lambda: file.exists() and file.read_text().endswith("\n"))
+    using.kill()
+    using.wait()
+    _until(lambda: not _runs(int(file.read_text())))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
