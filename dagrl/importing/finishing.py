@@ -6,6 +6,7 @@ What cannot be as the source says is taken back, raised, or listed for the user 
 from __future__ import annotations
 
 import math
+import re
 
 from dagrl.config.schema.nodes.advantage import AdvantageNode
 from dagrl.config.schema.nodes.base import PackingNode
@@ -15,6 +16,11 @@ from dagrl.validation.training import OF_ESTIMATORS, OF_LOSSES
 
 _PACKS = ("logprob", "update", "values", "critic")
 """Ops that pack samples into micro-batches."""
+
+_PLAIN = re.compile(r"gsm-?8k", re.IGNORECASE)
+"""In the name of a file whose references are plain numbers."""
+_VAL_N = re.compile(r"nodes\.rollout\.val_n|data\.val\.\w+\.n")
+_STRICT = "`strict`: references are plain numbers, and a sum that is not computed is no answer (docs/rewards.md)"
 
 
 def _drop_foreign_options(t: Translation) -> None:
@@ -33,6 +39,17 @@ def _list_single_response(t: Translation) -> None:
     node = AdvantageNode.model_validate({"op": "advantage", "estimator": estimator or "gae"})
     if t.tree.get(target, 1) == 1 and "group_id" in node.contract().reads:
         _list(t, target, f"{estimator} compares the responses to a prompt: 2 or more")
+
+
+def _drop_equal_responses(t: Translation) -> None:
+    """Take back numbers of validation responses that are all the likeliest one."""
+    for target in [key for key in t.tree if _VAL_N.fullmatch(key)]:
+        section = target.removesuffix("n") + "sampling"
+        sampled = any(key.startswith(f"{section}.") for key in t.tree)
+        if t.tree[target] != 1 and (not sampled or t.tree.get(f"{section}.temperature") == 0):
+            t.drop(target, "the likeliest response is the same each time")
+            if target.startswith("data."):  # A set without its own number has the rollout's.
+                t.put(target, 1)
 
 
 def _list_large_server(t: Translation) -> None:
@@ -70,6 +87,20 @@ def _fit_lengths(t: Translation) -> None:
         t.drop(target, reason, Status.REFUSED)
 
 
+def _strict_math(t: Translation) -> None:
+    """Let the mathematical reward want a number where all references are: elsewhere it pays for sums never computed."""
+    files = {key: str(value) for key, value in t.tree.items() if key == "data.train" or key.startswith("data.val")}
+    plain = {key for key, file in files.items() if _PLAIN.search(file)}
+    for node in ("reward", "baseline"):
+        target = f"nodes.{node}.args.strict"
+        if t.tree.get(f"nodes.{node}.fn") != "math" or "data.train" not in plain:
+            continue
+        if plain == set(files):
+            t.write(target, True, *(setting.key for setting in t.origins["data.train"]), note=_STRICT)
+        else:
+            t.note(target, target, "set it if all references are plain numbers, as those of gsm8k (docs/rewards.md)")
+
+
 def _list(t: Translation, target: str, reason: str) -> None:
     keys = [setting.key for setting in t.origins.get(target, ())]
     t.note(keys[0] if keys else target, target, reason, t.tree.get(target))
@@ -78,6 +109,8 @@ def _list(t: Translation, target: str, reason: str) -> None:
 def _finish(t: Translation) -> None:
     _drop_foreign_options(t)
     _list_single_response(t)
+    _strict_math(t)
+    _drop_equal_responses(t)
     if "engines.generator.backend" in t.tree:
         _list_large_server(t)
         _fit_lengths(t)

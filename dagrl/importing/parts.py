@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os.path
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from dagrl.config.errors import counted
-from dagrl.importing.files import is_file
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Rule, Translation, joint
+from dagrl.validation.run import TRACKER_KEYS
 
-STANDS_IN_STEPS = 1000
-"""``run.steps`` where it depends on a data file that is not here."""
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 DAPO = "; rewards are 1 and 0 here, 1 and -1 for DAPO's and AIME's data there"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -31,34 +27,16 @@ def data_file(value: Any) -> Any:
     return name if suffix == ".parquet" else f"{name.rstrip('/')}.parquet" if name else name
 
 
-def rows_of(t: Translation, path: Any) -> int | None:
-    """The rows of a parquet file that is here."""
-    if not isinstance(path, str) or t.folder is None:
-        return None
-    found = t.folder / os.path.expanduser(path)  # noqa: PTH111 (an unknown user's `~name` stays as it is)
-    if not is_file(found):
-        return None
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return int(pq.read_metadata(found).num_rows)
-    except (OSError, pa.ArrowException):
-        return None
-
-
-def steps_of_epochs(t: Translation, key: str, *others: str) -> None:
-    """Write ``run.steps``: epochs x (prompts // prompts_per_step), as loaders drop the rest of an epoch."""
-    epochs, prompts = t.number(key, 1), t.tree.get("data.prompts_per_step")
-    rows = rows_of(t, t.tree.get("data.train"))
-    if rows and isinstance(prompts, int) and rows >= prompts:
-        note = f"{counted(epochs, 'epoch')} of {counted(rows, 'prompt')}, {prompts} in a step"
-        t.write("run.steps", epochs * (rows // prompts), key, *others, note=note)
-        return
-    t.put("run.steps", STANDS_IN_STEPS)
-    reason = f"{counted(epochs, 'epoch')} x prompts of the file // {prompts}; the file is not here, so "
-    reason += f"{STANDS_IN_STEPS} stands in"
-    t.note(key, "run.steps", reason, epochs)
+def write_epochs(t: Translation, key: str) -> None:
+    """Write ``run.epochs``, where the source gives no number of steps."""
+    epochs = t.get(key)
+    if isinstance(epochs, Unresolved):
+        t.write("run.steps", epochs, key)
+    elif t.number(key, 0) > 0:
+        note = "a last step with fewer prompts than others is filled up here, and left out there in each epoch"
+        t.write("run.epochs", epochs, key, note=note)
+    else:
+        t.note(key, "run.steps", "the source gives neither steps nor epochs", epochs)
 
 
 def name_of(value: Any) -> str:
@@ -67,15 +45,28 @@ def name_of(value: Any) -> str:
     return name if _NAME.fullmatch(name) else "imported"
 
 
-def trackers(t: Translation, values: Iterable[Any], key: str) -> None:
-    """Write ``track``; trackers that dagrl does not have are refused."""
+def trackers(t: Translation, values: Iterable[Any], keys: Iterable[str], settings: Mapping[str, str]) -> None:
+    """Write ``track``; trackers that dagrl does not have are refused.
+
+    `settings` names the keys of the source by those of a tracker's section: ``project``, ``name`` and so on.
+    """
     names = {"stdout": "console", "console": "console", "file": None}
     known = ("console", "tensorboard", "wandb", "mlflow", "swanlab")
     wanted = [names.get(str(value), str(value)) for value in values]
-    track = list(dict.fromkeys(["console", *(name for name in wanted if name in known)]))
     missing = [name for name in wanted if name and name not in known]
+    given = {name: source for name, source in settings.items() if t.get(source) not in (None, "")}
+    if str(t.get(given.get("name", ""))) == t.tree.get("name"):
+        del given["name"]
+    track: dict[str, Any] = {"console": "console"}
+    used = [*keys]
+    for tracker in (name for name in wanted if name in known):
+        own = {name: source for name, source in given.items() if name in TRACKER_KEYS.get(tracker, ())}
+        used += own.values()
+        section = {name: str(t.get(each)) for name, each in own.items() if not isinstance(t.get(each), Unresolved)}
+        track[tracker] = {"tracker": tracker, **section} if section else tracker
     note = f"no {', '.join(missing)}" if missing else ""
-    t.write("track", track, key, note=note)
+    t.write("track", list(track.values()), *dict.fromkeys(used), note=note)
+    t.imply("no tracker of this run has one, or it is the pipeline's name", *settings.values())
 
 
 def named(key: str) -> Rule:
@@ -83,14 +74,14 @@ def named(key: str) -> Rule:
     return joint(lambda t: t.write("name", name_of(t.get(key)), key), key, targets=("name",), always=True)
 
 
-def tracked(key: str) -> Rule:
-    """Write ``track``: one tracker, or a list of them."""
+def tracked(key: str, **settings: str) -> Rule:
+    """Write ``track``: one tracker, or a list of them, with the keys of their settings."""
 
     def apply(t: Translation) -> None:
         value = t.get(key)
-        trackers(t, value if isinstance(value, list) else [value], key)
+        trackers(t, value if isinstance(value, list) else [value], [key], settings)
 
-    return joint(apply, key, targets=("track",), always=True)
+    return joint(apply, key, *settings.values(), targets=("track",), always=True)
 
 
 def keep(t: Translation, key: str) -> None:
@@ -101,6 +92,11 @@ def keep(t: Translation, key: str) -> None:
         t.write("run.keep", t.get(key), key)
     else:
         t.write("run.keep", t.number(key) or "all", key, note="" if t.number(key) else "there, all are kept")
+
+
+def has_val_data(t: Translation) -> bool:
+    """Whether there is a validation set."""
+    return any(key == "data.val" or key.startswith("data.val.") for key in t.tree)
 
 
 def val_label(text: str, index: int) -> str:

@@ -76,7 +76,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float) and "e" in repr(value):
         mantissa, _, exponent = repr(value).partition("e")
         return f"{mantissa if '.' in mantissa else f'{mantissa}.0'}e{int(exponent)}"
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False).strip()
     return text.removesuffix("\n...").removesuffix("...").strip()
 
 

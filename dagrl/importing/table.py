@@ -43,7 +43,7 @@ class Line:
     note: str = ""
 
 
-_TEXTS = re.compile(r"name|data\.(train|val.*)|.*\.(path|tokenizer|fn|dist_checkpointing_path)|model\..*")
+_TEXTS = re.compile(r"name|data\.(train|val|val\.\w+)|.*\.(path|tokenizer|fn|dist_checkpointing_path)|model\..*")
 """Keys of the pipeline that hold a text, which may have an unknown part."""
 
 

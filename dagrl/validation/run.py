@@ -32,7 +32,7 @@ from dagrl.graph.val_metrics import VOTES, names_at_k, set_prefixes, vote_of
 
 _VOTE: Place = ("data", "val_vote")
 _METRIC: Place = ("run", "keep_best", "metric")
-_TRACKER_KEYS = {
+TRACKER_KEYS = {
     **dict.fromkeys(("wandb", "swanlab"), ("project", "entity", "group", "name")),
     "mlflow": ("project", "name"),
 }
@@ -77,7 +77,7 @@ def _check_trackers(pipeline: Pipeline, folder: Path, findings: Findings) -> Non
             message = f"{name} is not installed here, and a run continues without it; pip install 'dagrl[{name}]'"
             findings.warning(place, message, code="missing-package")
         seen.add(name)
-        known = ("args",) if own else _TRACKER_KEYS.get(name, ())
+        known = ("args",) if own else TRACKER_KEYS.get(name, ())
         for key in sorted(spec.model_fields_set - {"tracker", *known}):
             message = f"`{name}` has no such setting; remove it" + (", or put it under `args`" if own else "")
             findings.error((*place, key), message, code="option-without-effect")

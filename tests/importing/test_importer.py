@@ -22,16 +22,16 @@ ROW = {
 }
 # File -> settings translated, defaults written out, implied, refused, unknown.
 COUNTS = {
-    "verl_grpo_megatron.sh": (40, 5, 18, 2, 1),
-    "verl_grpo_fsdp.sh": (29, 7, 10, 2, 2),
-    "verl_ppo.sh": (42, 16, 6, 2, 0),
+    "verl_grpo_megatron.sh": (41, 5, 18, 1, 2),
+    "verl_grpo_fsdp.sh": (31, 7, 10, 1, 1),
+    "verl_ppo.sh": (42, 16, 7, 1, 0),
     "verl_multi_turn.sh": (18, 16, 2, 4, 0),
     "siirl_dapo.sh": (33, 7, 6, 0, 1),
-    "slime_grpo.sh": (43, 2, 24, 2, 1),
+    "slime_grpo.sh": (44, 2, 24, 1, 1),
     "slime_async.sh": (29, 4, 4, 0, 0),
-    "roll_rlvr.yaml": (47, 7, 27, 5, 1),
+    "roll_rlvr.yaml": (48, 7, 27, 4, 1),
     "roll_async.yaml": (41, 4, 2, 0, 0),
-    "trinity_grpo.yaml": (32, 14, 9, 3, 1),
+    "trinity_grpo.yaml": (33, 14, 9, 2, 1),
     "trinity_ppo.yaml": (25, 10, 6, 0, 1),
 }
 VARIABLES = {"slime_async.sh": {"MODEL_PATH": "Qwen/Qwen3-4B"}}
@@ -105,7 +105,8 @@ def test_a_pipeline_of_verl(sources, folder):
     }
     assert tree["nodes"]["update"]["tokens_per_micro_batch"] == (1024 + 2048) * 4
     assert tree["nodes"]["rollout"]["val_sampling"] == {"temperature": 0.6, "max_new_tokens": 2048}
-    assert tree["run"]["steps"] == 15 * (2048 // 128)
+    assert tree["run"]["epochs"] == 15
+    assert tree["track"] == ["console", {"tracker": "wandb", "project": "verl_grpo"}]
 
 
 def test_arguments_of_the_script_come_last(sources, folder):

@@ -1,124 +1,20 @@
 """What an importer writes is valid, or listed as undecided."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from dagrl.config.errors import PipelineError
-from dagrl.graph.plugins.isolation import without_imports
 from dagrl.importing import engines
 from dagrl.importing.importer import import_file
-from dagrl.importing.settings import ImportProblem, Setting, Settings
-from dagrl.importing.table import Status, translate
-from dagrl.validation import check_file
+from dagrl.importing.settings import ImportProblem
+from dagrl.importing.table import Status
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TRAIN = "actor_train.strategy_args"
 MEGATRON = f"{ACTOR}.megatron"
-VERL = {
-    "algorithm.adv_estimator": "grpo",
-    "data.train_files": "data/train.parquet",
-    "data.val_files": None,
-    f"{ACTOR}.strategy": "megatron",
-    f"{ROLLOUT}.name": "sglang",
-    f"{ROLLOUT}.n": 8,
-    "actor_rollout_ref.model.path": "model",
-}
-SLIME = {
-    "--hf-checkpoint": "model",
-    "--prompt-data": "data/train.parquet",
-    "--rollout-batch-size": 32,
-    "--n-samples-per-prompt": 8,
-    "--rollout-max-response-len": 512,
-    "--num-rollout": 10,
-    "--rm-type": "math",
-    "--colocate": True,
-}
-ROLL = {
-    "pretrain": "model",
-    "actor_train.data_args.file_name": "data/train.parquet",
-    "response_length": 512,
-    "num_return_sequences_in_group": 8,
-    "adv_estimator": "grpo",
-    f"{TRAIN}.strategy_name": "megatron_train",
-    "actor_infer.strategy_args.strategy_name": "sglang",
-    "actor_train.training_args.learning_rate": 1.0e-6,
-    "actor_train.device_mapping": "list(range(0,8))",
-    "actor_infer.device_mapping": "list(range(0,8))",
-    "rewards.math.worker_cls": "MathRuleRewardWorker",
-}
-TRINITY = {
-    "algorithm.algorithm_type": "grpo",
-    "model.model_path": "model",
-    "model.max_prompt_tokens": 256,
-    "model.max_response_tokens": 512,
-    "buffer.batch_size": 32,
-    "buffer.explorer_input.taskset.path": "data/train.parquet",
-    "explorer.rollout_model.engine_type": "sglang",
-}
-BASES = {"verl": VERL, "slime": SLIME, "roll": ROLL, "trinity": TRINITY}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("validity")
-    (path / "model").mkdir()
-    config = {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-    }
-    (path / "model" / "config.json").write_text(json.dumps(config))
-    return path
-
-
-@pytest.fixture
-def checked(folder):
-    """Translate settings on top of those of a small script; returns translation and problems that are not listed."""
-    from dagrl.importing.pipeline_text import pipeline_text
-    from dagrl.importing.registry import FRAMEWORKS
-
-    def run(framework: str, given: dict):
-        settings = Settings()
-        for line, (key, value) in enumerate({**BASES[framework], **given}.items(), start=1):
-            settings.add(Setting(key, value, "source", line))
-        found = translate(FRAMEWORKS[framework], settings)
-        path = folder / "pipeline.yaml"
-        path.write_text(pipeline_text(found, path))
-        return found, unlisted(path, found)
-
-    return run
-
-
-def unlisted(path, translation):
-    """The problems of a pipeline that the translation does not list for the user to decide."""
-    decided = [target for line in translation.lines if line.status is Status.UNKNOWN for target in line.targets]
-    try:
-        with without_imports():
-            check_file(path, with_files=False)
-    except PipelineError as error:
-        places = [problem.place for problem in error.problems]
-        return [each for each in places if not any(_overlap(each, target) for target in decided)]
-    return []
-
-
-def _overlap(one, other):
-    """Whether one key is the other, or in it."""
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+FRAMEWORKS = ("verl", "slime", "roll", "trinity")
 
 
 def status_of(translation, key):
@@ -126,14 +22,14 @@ def status_of(translation, key):
     return line.status
 
 
-@pytest.mark.parametrize("framework", BASES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_small_script_is_valid(checked, framework):
     assert checked(framework, {})[1] == []
 
 
-@pytest.mark.parametrize("framework", BASES)
-def test_what_is_missing_is_listed(checked, framework):
-    for key in BASES[framework]:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_is_missing_is_listed(checked, bases, framework):
+    for key in bases[framework]:
         assert checked(framework, {key: None})[1] == [], key
 
 
@@ -217,7 +113,7 @@ def test_values_that_the_table_of_a_library_lacks_are_refused(checked, field, va
 @pytest.mark.parametrize("name", ["verl_grpo_megatron.sh", "verl_grpo_fsdp.sh", "verl_ppo.sh", "verl_multi_turn.sh",
     "siirl_dapo.sh", "slime_grpo.sh", "slime_async.sh", "roll_rlvr.yaml", "roll_async.yaml", "trinity_grpo.yaml",
     "trinity_ppo.yaml"])  # fmt: skip
-def test_the_sources_are_valid(name, sources, folder):
+def test_the_sources_are_valid(name, sources, folder, unlisted):
     found = import_file(sources / name, folder=folder)
     text = found.text.replace(str(found.translation.tree["model.path"]), str(folder / "model"))
     shutil.copy(sources / "my_math.py", folder)

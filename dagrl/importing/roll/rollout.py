@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dagrl.importing.engines import generator_of, library_field, server_key
-from dagrl.importing.parts import put_node, write_val_n
+from dagrl.importing.parts import has_val_data, put_node, write_val_n
 from dagrl.importing.roll.common import INFER, STRATEGY
 from dagrl.importing.table import Translation, joint, to
 
+_SAMPLING = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
+"""Defaults of ROLL's ``generating_args``."""
+
 
 def _sampling(t: Translation, prefix: str, target: str) -> None:
-    for name in ("temperature", "top_p", "top_k"):
+    for name, default in _SAMPLING.items():
         key = f"{prefix}.{name}"
-        t.copy(key, f"{target}.{name}")
+        t.write(f"{target}.{name}", t.get(key, default), key)
+    stops = f"{prefix}.stop_strings"
+    if isinstance(t.get(stops), list):
+        t.write(f"{target}.stop", t.get(stops), stops)
 
 
 def _rollout(t: Translation) -> None:
@@ -36,7 +42,7 @@ def _rollout(t: Translation) -> None:
 
 def _validation(t: Translation) -> None:
     """ROLL validates every ``eval_steps``, and before the first step."""
-    if not any(key == "data.val" or key.startswith("data.val.") for key in t.tree):
+    if not has_val_data(t):
         t.imply_all("there is no validation without a file")
         return
     t.write("run.validate_every", t.get("eval_steps"), "eval_steps")
@@ -68,7 +74,7 @@ def _server(t: Translation) -> None:
 RULES = (
     joint(
         _rollout,
-        *(f"{INFER}.generating_args.{name}" for name in ("temperature", "top_p", "top_k", "num_return_sequences")),
+        *(f"{INFER}.generating_args.{name}" for name in (*_SAMPLING, "stop_strings", "num_return_sequences")),
         "is_use_additional_prompts",
         "max_additional_running_prompts",
         targets=("nodes.rollout.sampling", "nodes.rollout.over_sampling_batch_size"),

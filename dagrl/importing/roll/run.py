@@ -24,6 +24,11 @@ RULES = (
     to("max_steps", "run.steps", write_default=True),
     to("save_steps", "run.save_every", write_default=True),
     joint(lambda t: keep(t, "max_ckpt_to_keep"), "max_ckpt_to_keep", targets=("run.keep",), always=True),
-    tracked("track_with"),
+    tracked(
+        "track_with",
+        project="tracker_kwargs.project",
+        name="tracker_kwargs.name",
+        entity="tracker_kwargs.workspace",
+    ),
     to("rpc_timeout", "run.node_timeout_s", convert=float),
 )

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from dagrl.importing.parts import is_known
 from dagrl.importing.table import Translation
 
 
 def uses_critic(t: Translation) -> bool:
     """Return whether there is a critic."""
     return t.get("--advantage-estimator") == "ppo"
+
+
+def validates(t: Translation) -> bool:
+    """Return whether there are validations."""
+    return bool(t.number("--eval-interval")) and is_known(t.get("--eval-prompt-data"))
 
 
 def steps_per_rollout(t: Translation) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagrl.importing.engines import library_field, put_generator
 from dagrl.importing.parts import data_file, is_known, put_node, write_val_n
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.slime.common import function_name
+from dagrl.importing.slime.common import function_name, validates
 from dagrl.importing.table import Translation, joint, to
 
 _SERVER = {"cuda_graph_bs": "cuda_graph_bs_decode", "cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
@@ -30,7 +30,7 @@ def _validation(t: Translation) -> None:
     """Slime validates with the rollout's sampling where it sets no other, and before the first step."""
     interval, files = "--eval-interval", "--eval-prompt-data"
     value = t.get(files)
-    if not t.number(interval) or not is_known(value):
+    if not validates(t):
         t.imply_all("there is no validation without `--eval-interval` and `--eval-prompt-data`")
         return
     t.write("run.validate_every", t.get(interval), interval)
@@ -46,6 +46,9 @@ def _validation(t: Translation) -> None:
         own, rollout = (f"--{kind}-{name.replace('_', '-')}" for kind in ("eval", "rollout"))
         key = own if t.given(own) else rollout
         t.copy(key, f"nodes.rollout.val_sampling.{name}")
+    for name in ("stop", "stop_token_ids"):
+        if stops := t.tree.get(f"nodes.rollout.sampling.{name}"):
+            t.put(f"nodes.rollout.val_sampling.{name}", stops)
     longest = "--eval-max-response-len"
     key = longest if t.given(longest) else "--rollout-max-response-len"
     t.write("nodes.rollout.val_sampling.max_new_tokens", t.get(key), key)

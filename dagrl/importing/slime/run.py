@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from dagrl.importing.parts import is_known, name_of, steps_of_epochs, trackers
+from dagrl.importing.parts import is_known, name_of, trackers, write_epochs
+from dagrl.importing.settings import Unresolved
+from dagrl.importing.slime.common import validates
 from dagrl.importing.table import Translation, joint, to
+
+_WANDB = {"project": "--wandb-project", "group": "--wandb-group", "entity": "--wandb-team"}
 
 
 def _name(t: Translation) -> None:
@@ -20,19 +24,25 @@ def _name(t: Translation) -> None:
 
 
 def _steps(t: Translation) -> None:
-    key = "--num-rollout"
-    if t.number(key):
-        t.write("run.steps", t.get(key), key)
-        t.imply("`--num-rollout` takes its place", "--num-epoch")
-    else:
-        steps_of_epochs(t, "--num-epoch")
+    key, epochs = "--num-rollout", "--num-epoch"
+    if t.number(key) is None and not isinstance(t.get(key), Unresolved):
+        write_epochs(t, epochs)
+        return
+    t.write("run.steps", t.get(key), key)
+    if t.get(key) == 0 and validates(t):
+        t.write("run.val_only", True, key, note="slime validates alone then")
+    elif t.get(key) == 0:
+        t.note(key, "run.steps", "nothing is trained, and there is no validation", 0)
+    t.imply("`--num-rollout` takes its place", epochs)
 
 
 def _track(t: Translation) -> None:
     used = {"wandb": "--use-wandb", "tensorboard": "--use-tensorboard", "mlflow": "--use-mlflow"}
-    for name, key in used.items():
-        if t.flag(key):
-            trackers(t, [*t.tree.get("track", ["console"]), name], key)
+    names = [name for name, key in used.items() if t.flag(key)]
+    if names:
+        settings = _WANDB if "wandb" in names else {}
+        trackers(t, names, [used[name] for name in names], settings)
+    t.imply("has no effect without `--use-wandb`", *_WANDB.values())
 
 
 def _keep(t: Translation) -> None:
@@ -40,10 +50,10 @@ def _keep(t: Translation) -> None:
         t.write("run.keep", "all", "--save-interval", note="there, all checkpoints are kept")
 
 
-STEPS = (joint(_steps, "--num-rollout", "--num-epoch", targets=("run.steps",), always=True),)
+STEPS = (joint(_steps, "--num-rollout", "--num-epoch", targets=("run.steps", "run.epochs"), always=True),)
 RULES = (
     joint(_name, "--wandb-group", "--tb-experiment-name", targets=("name",), always=True),
-    joint(_track, "--use-wandb", "--use-tensorboard", "--use-mlflow", targets=("track",)),
+    joint(_track, "--use-wandb", "--use-tensorboard", "--use-mlflow", *_WANDB.values(), targets=("track",)),
     to("--save-interval", "run.save_every"),
     joint(_keep, targets=("run.keep",), always=True),
     to("--async-save", "run.async_save"),

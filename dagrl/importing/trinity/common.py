@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dagrl.importing.parts import val_label
 from dagrl.importing.table import Translation
 
 MODEL = "explorer.rollout_model"
 TASKS = "buffer.explorer_input"
 VERL = "trainer.trainer_config"
+EVAL_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_new_tokens"}
+"""Sampling of a validation set -> dagrl's names."""
 TYPES = {
     "ppo": ("ppo", "ppo", "k2", 1),
     "grpo": ("grpo", "ppo", "k2", 2),
@@ -38,6 +41,23 @@ def uses_critic(t: Translation) -> bool:
 def interval_of(t: Translation) -> int:
     """Return the optimizer steps between two weight syncs."""
     return max(1, int(t.number("synchronizer.sync_interval", 1)))
+
+
+def eval_sets(t: Translation) -> list[tuple[str, str]]:
+    """Return the sections of the validation sets, with their names in the pipeline."""
+    sets: list[tuple[str, str]] = []
+    section = f"{TASKS}.eval_tasksets"
+    while t.given(f"{section}.{len(sets)}.path"):
+        one = f"{section}.{len(sets)}"
+        sets.append((one, val_label(str(t.get(f"{one}.name", f"set_{len(sets)}")), len(sets))))
+    return sets
+
+
+def has_own_responses(t: Translation, index: int) -> bool:
+    """Return whether a validation set has other sampling, or another number of responses, than the first one."""
+    keys = (*(f"rollout_args.{name}" for name in EVAL_SAMPLING), "repeat_times")
+    first, own = ([t.get(f"{TASKS}.eval_tasksets.{each}.{key}") for key in keys] for each in (0, index))
+    return first != own
 
 
 def is_megatron(t: Translation) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dagrl.importing.parts import data_file, val_label
+from dagrl.importing.parts import data_file
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, joint
-from dagrl.importing.trinity.common import TASKS, interval_of, type_default
+from dagrl.importing.trinity.common import TASKS, eval_sets, has_own_responses, interval_of, type_default
 
 
 def _lengths(t: Translation) -> None:
@@ -45,14 +45,11 @@ def _data(t: Translation) -> None:
     if t.given(key):
         keys = tuple(each for each in (key, split) if t.given(each))
         t.write("data.train", _file(t.get(key), t.get(split)), *keys, note="convert it once (docs/data.md)")
-    index = 0
-    while t.given(f"{TASKS}.eval_tasksets.{index}.path"):
-        one = f"{TASKS}.eval_tasksets.{index}"
-        label = val_label(str(t.get(f"{one}.name", f"set_{index}")), index)
+    for index, (one, label) in enumerate(eval_sets(t)):
+        target = f"data.val.{label}.path" if has_own_responses(t, index) else f"data.val.{label}"
         file = _file(t.get(f"{one}.path"), t.get(f"{one}.split"))
         keys = tuple(f"{one}.{name}" for name in ("path", "split", "name") if t.given(f"{one}.{name}"))
-        t.write(f"data.val.{label}", file, *keys, note="convert it once (docs/data.md)")
-        index += 1
+        t.write(target, file, *keys, note="convert it once (docs/data.md)")
     for name in ("name", "subset_name", "storage_type", "format.prompt_key", "format.response_key"):
         t.imply("columns are `prompt` and `reward_model.ground_truth` of the converted file", f"{prefix}.{name}")
     t.refuse("is a message of the prompt: write it into the file", f"{prefix}.format.system_prompt")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from dagrl.importing.engines import generator, library_field, server_key
-from dagrl.importing.parts import put_node, write_val_n
+from dagrl.importing.parts import is_known, put_node
 from dagrl.importing.table import Translation, joint
-from dagrl.importing.trinity.common import MODEL, TASKS
+from dagrl.importing.trinity.common import EVAL_SAMPLING, MODEL, TASKS, eval_sets, has_own_responses
 
 
 def _rollout(t: Translation) -> None:
@@ -18,26 +18,30 @@ def _rollout(t: Translation) -> None:
         if key:
             t.write(f"nodes.rollout.sampling.{name}", t.get(key), key)
             t.imply("the task set's takes its place", *(each for each in keys if each != key))
-    one = f"{TASKS}.eval_tasksets.0"
-    given = [name for name in ("temperature", "top_p", "top_k") if t.given(f"{one}.rollout_args.{name}")]
-    if any(key.startswith("data.val") for key in t.tree):
-        # Trinity validates with the rollout's sampling where a set has none of its own.
-        for name in ("temperature", "top_p", "top_k"):
-            sampled = t.tree.get(f"nodes.rollout.sampling.{name}")
-            if name in given:
-                t.write(
-                    f"nodes.rollout.val_sampling.{name}",
-                    t.get(f"{one}.rollout_args.{name}"),
-                    f"{one}.rollout_args.{name}",
-                )
-            elif sampled is not None:
-                t.put(f"nodes.rollout.val_sampling.{name}", sampled)
-        t.put("nodes.rollout.val_sampling.max_new_tokens", t.tree.get("nodes.rollout.sampling.max_new_tokens"))
-        write_val_n(t, f"{one}.repeat_times")
-    rest = [key for key in t.current if not t.is_recorded(key)]
-    one_for_all = "all validation sets have the sampling and the number of the first one"
-    t.refuse(one_for_all, *(key for key in rest if "eval_tasksets" in key))
-    t.imply("is null, or another one takes its place", *(key for key in rest if "eval_tasksets" not in key))
+    for index, (one, label) in enumerate(eval_sets(t)):
+        if has_own_responses(t, index):
+            _val_responses(t, one, f"data.val.{label}.sampling", f"data.val.{label}.n")
+        elif index == 0:
+            _val_responses(t, one, "nodes.rollout.val_sampling", "nodes.rollout.val_n")
+        t.imply("as for the first set", *(key for key in t.current if key.startswith(f"{one}.r")))
+    t.imply("is null, or another one takes its place", *t.current)
+
+
+def _val_responses(t: Translation, one: str, sampling: str, number: str) -> None:
+    """Write sampling and number of a validation set's responses: the rollout's where it has none of its own."""
+    for name, target in EVAL_SAMPLING.items():
+        key, sampled = f"{one}.rollout_args.{name}", t.tree.get(f"nodes.rollout.sampling.{target}")
+        if is_known(t.get(key)):
+            t.write(f"{sampling}.{target}", t.get(key), key)
+        elif sampled is not None:
+            t.put(f"{sampling}.{target}", sampled)
+    key = f"{one}.repeat_times"
+    if t.number(key, 1) > 1 or sampling.startswith("data."):
+        t.write(number, t.number(key, 1), key)
+    else:
+        t.imply("one response, as by default", key)
+    others = [each for each in t.current if each.startswith(f"{one}.rollout_args.")]
+    t.refuse("has no counterpart in `sampling`", *(each for each in others if not t.is_recorded(each)))
 
 
 def _server(t: Translation) -> None:
@@ -86,7 +90,7 @@ RULES = (
         *(f"{prefix}.{name}" for prefix in ("model", MODEL) for name in ("temperature", "top_p", "top_k")),
         f"{TASKS}.eval_tasksets.*.rollout_args.*",
         f"{TASKS}.eval_tasksets.*.repeat_times",
-        targets=("nodes.rollout.sampling", "nodes.rollout.val_sampling", "nodes.rollout.val_n"),
+        targets=("nodes.rollout.sampling", "nodes.rollout.val_sampling", "nodes.rollout.val_n", "data.val"),
         always=True,
     ),
     joint(

@@ -24,7 +24,6 @@ RULES = (
     ),
     refused("an engine that follows none judges: {op: judge} (docs/rewards.md)", "explorer.auxiliary_models*"),
     refused("a run for each stage, from what `dagrl export` makes of the one before", "stages*"),
-    refused("runs have one name", "project", "group"),
     refused(
         "is a tool or an environment (docs/multi_turn.md)",
         f"{TASKS}.taskset.workflow_args*",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.config.errors import counted
-from dagrl.importing.parts import STANDS_IN_STEPS, keep, named, rows_of, tracked
+from dagrl.importing.parts import has_val_data, keep, named, tracked, write_epochs
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.trinity.common import interval_of
 
@@ -11,6 +10,8 @@ from dagrl.importing.trinity.common import interval_of
 def _mode(t: Translation) -> None:
     if t.get("mode") in ("both", "colocate"):
         t.imply("`dagrl run` is both", "mode")
+    elif t.get("mode") == "bench" and has_val_data(t):
+        t.write("run.val_only", True, "mode", note="the newest checkpoint alone")
     else:
         t.refuse("explorer and trainer are one program: `dagrl run`", "mode")
 
@@ -23,15 +24,7 @@ def _steps(t: Translation) -> None:
         t.write("run.steps", max(1, t.get(key) // syncs), key, note=f"/ sync_interval {syncs}" if syncs > 1 else "")
         t.imply("the steps take its place", epochs)
         return
-    prompts, rows = t.tree["data.prompts_per_step"], rows_of(t, t.tree.get("data.train"))
-    if rows and rows >= prompts:
-        note = f"{counted(t.number(epochs, 1), 'epoch')} of {counted(rows, 'prompt')}, {prompts} in a step"
-        t.write("run.steps", t.number(epochs, 1) * rows // prompts, epochs, note=note)
-        return
-    t.put("run.steps", STANDS_IN_STEPS)
-    reason = f"{counted(t.number(epochs, 1), 'epoch')} x prompts // {prompts}; the file is not here, so "
-    reason += f"{STANDS_IN_STEPS} stands in"
-    t.note(epochs, "run.steps", reason, t.get(epochs))
+    write_epochs(t, epochs)
 
 
 def _every(t: Translation) -> None:
@@ -40,7 +33,7 @@ def _every(t: Translation) -> None:
     save = "trainer.save_interval"
     if t.number(save, 0):
         t.write("run.save_every", max(1, t.get(save) // syncs), save, note=note)
-    if not any(key.startswith("data.val") for key in t.tree):
+    if not has_val_data(t):
         t.imply("there is no validation without eval_tasksets", "explorer.eval_interval", "explorer.eval_on_startup")
         return
     interval, first = "explorer.eval_interval", "explorer.eval_on_startup"
@@ -50,9 +43,12 @@ def _every(t: Translation) -> None:
 
 RULES = (
     named("name"),
-    joint(_mode, "mode"),
+    joint(_mode, "mode", targets=("run.val_only",)),
     joint(
-        _steps, "buffer.total_steps", "buffer.total_epochs", "trainer.total_steps", targets=("run.steps",), always=True
+        _steps,
+        *("buffer.total_steps", "buffer.total_epochs", "trainer.total_steps"),
+        targets=("run.steps", "run.epochs"),
+        always=True,
     ),
     joint(
         _every,
@@ -66,5 +62,5 @@ RULES = (
         targets=("run.keep",),
         always=True,
     ),
-    tracked("monitor.monitor_type"),
+    tracked("monitor.monitor_type", project="project", group="group"),
 )

@@ -74,7 +74,6 @@ _DEFAULTS = {
     "trainer.test_freq": -1,
     "trainer.val_before_train": True,
     "trainer.logger": ["console", "wandb"],
-    "trainer.project_name": "verl_examples",
     "trainer.experiment_name": "gsm8k",
 }
 """Defaults of verl 0.9 that rules read."""
@@ -109,6 +108,5 @@ SIIRL = Framework(
         f"{ROLLOUT}.tensor_model_parallel_size": 1,
         "algorithm.filter_groups.metric": "acc",
         "algorithm.filter_groups.max_num_gen_batches": 10,
-        "trainer.project_name": "siirl_examples",
     },
 )

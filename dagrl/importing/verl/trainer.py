@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.parts import first_group, keep, named, put_node, steps_of_epochs, tracked
+from dagrl.importing.parts import first_group, has_val_data, keep, named, put_node, tracked, write_epochs
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
 from dagrl.importing.verl.common import ROLLOUT, has_own_rollout_nodes, uses_critic
 
@@ -35,22 +35,34 @@ def _steps(t: Translation) -> None:
         t.imply("`total_training_steps` takes its place", epochs)
     else:
         t.imply("is null, as by default", total)
-        steps_of_epochs(t, epochs)
+        write_epochs(t, epochs)
 
 
 def _every(t: Translation) -> None:
     for key, target in (("trainer.save_freq", "run.save_every"), ("trainer.test_freq", "run.validate_every")):
         value = t.number(key, -1)
-        has_data = any(name == "data.val" or name.startswith("data.val.") for name in t.tree)
-        if value > 0 and (has_data or target != "run.validate_every"):
+        if value > 0 and (has_val_data(t) or target != "run.validate_every"):
             t.write(target, value, key)
         else:
             t.imply("never, as by default", key)
     first = "trainer.val_before_train"
-    if t.flag(first) and any(name.startswith("data.val") for name in t.tree):
+    if t.flag(first) and has_val_data(t):
         t.write("run.validate_first", True, first)
     else:
         t.imply("there is no validation before the first step, as by default", first)
+
+
+def _val_only(t: Translation) -> None:
+    """Verl reads ``val_only`` after the validation before the first step."""
+    key = "trainer.val_only"
+    if not t.flag(key):
+        t.imply("a run trains, as by default", key)
+    elif not has_val_data(t):
+        t.refuse("there is no validation set", key)
+    elif t.flag("trainer.val_before_train"):
+        t.write("run.val_only", True, key)
+    else:
+        t.imply("has no effect without `val_before_train`", key)
 
 
 def _warmup(t: Translation) -> None:
@@ -99,7 +111,9 @@ GROUPS = (
     ),
 )
 RULES = (
-    joint(_steps, "trainer.total_training_steps", "trainer.total_epochs", targets=("run.steps",), always=True),
+    joint(
+        _steps, "trainer.total_training_steps", "trainer.total_epochs", targets=("run.steps", "run.epochs"), always=True
+    ),
     joint(
         _every,
         "trainer.save_freq",
@@ -108,17 +122,16 @@ RULES = (
         targets=("run.save_every", "run.validate_every", "run.validate_first"),
         always=True,
     ),
+    joint(_val_only, "trainer.val_only", targets=("run.val_only",)),
     joint(_warmup, "trainer.critic_warmup", targets=("nodes.update.critic_warmup",)),
     joint(
         _keep, "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", targets=("run.keep",), always=True
     ),
     joint(_resume, "trainer.resume_mode", "trainer.resume_from_path", targets=("run.resume",)),
-    tracked("trainer.logger"),
+    tracked("trainer.logger", project="trainer.project_name", name="trainer.experiment_name"),
     to("trainer.log_val_generations", "run.log_val_generations"),
     to("trainer.seed", "run.seed"),
     joint(_finish, always=True),
-    refused("runs have one name", "trainer.project_name"),
-    refused_unless((False, None), "a run trains; see `dagrl export` for its weights", "trainer.val_only"),
     refused_unless(("cuda", "gpu"), "GPUs are NVIDIA's", "trainer.device"),
     refused_unless(
         ("sync", {}, None), "steps overlap by `schedule.max_staleness` (docs/async.md)", "trainer.v1.trainer_mode"
