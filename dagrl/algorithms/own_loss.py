@@ -9,7 +9,8 @@ import torch
 
 from dagrl.algorithms.losses import PolicyLoss, ratio_of
 from dagrl.algorithms.rows import RowReducer
-from dagrl.graph.plugins.custom import located, raised_by
+from dagrl.graph.plugins.calls import UserFunctionError, call
+from dagrl.graph.plugins.custom import located
 
 if TYPE_CHECKING:
     # For type checking only: losses do not need engines to run.
@@ -70,9 +71,9 @@ class OwnLoss:
             column = logprobs.get(name, tokens.columns[name])
             values[name] = column[tokens.row] if name in self._per_response else column
         try:
-            result = self._function(LossTokens(values, rows), **self._args)
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise ValueError(f"{self._place} {raised_by(self._function, error)}") from error
+            result = call(self._function, self._args, LossTokens(values, rows))
+        except UserFunctionError as error:
+            raise ValueError(f"{self._place} {error}") from error.__cause__
         loss, clipped = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         self._check(loss, tokens.logprob)
         if clipped is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from dagrl.config.errors import counted
 from dagrl.config.schema import CustomNode
 from dagrl.data.batch import Column
 from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.graph.plugins.custom import load_function, located, raised_by
+from dagrl.graph.plugins.calls import UserFunctionError, call
+from dagrl.graph.plugins.custom import load_function, located
 from dagrl.graph.plugins.declarations import declared
 from dagrl.ops.base import Context, Op, OpInput, Output
 from dagrl.ops.view import view_of
@@ -29,9 +31,9 @@ def custom_op(place: str, folder: Path | None) -> Op:
         assert isinstance(node, CustomNode)
         for part in parts:
             try:
-                result = function(view_of(part.batch), **node.args)
-            except (Exception, SystemExit) as error:  # a user's function may raise anything
-                raise ValueError(f"{place} {raised_by(function, error)}") from error
+                result = call(function, node.args, view_of(part.batch))
+            except UserFunctionError as error:
+                raise ValueError(f"{place} {error}") from error.__cause__
             if not isinstance(result, dict) or set(result) != set(contract.writes):
                 raise ValueError(f"{where} must return a dict with the columns it writes: {', '.join(contract.writes)}")
             columns = {name: _column(name, values, len(part.batch), where) for name, values in result.items()}
@@ -42,13 +44,15 @@ def custom_op(place: str, folder: Path | None) -> Op:
 
 def _column(name: str, values: Any, rows: int, where: str) -> Column:
     try:
-        listed = list(values)
+        # One more than there must be: an iterator may have no end.
+        listed = [*islice(values, rows + 1)]
     except TypeError as error:
         raise ValueError(
             f"{where} returned {values!r} as {name!r}; return a value for each of the {rows} rows"
         ) from error
     if len(listed) != rows:
-        raise ValueError(f"{where} returned {counted(len(listed), 'value')} of {name!r} for {counted(rows, 'row')}")
+        count = counted(len(listed), "value") if len(listed) < rows else "too many values"
+        raise ValueError(f"{where} returned {count} of {name!r} for {counted(rows, 'row')}")
     known = CORE_COLUMNS.get(name) or ColumnSpec(name, "float32", _shape_of(listed), "the user's own")
     try:
         return _as_declared(known, listed)

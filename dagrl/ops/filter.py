@@ -10,7 +10,8 @@ import numpy as np
 from dagrl.config.schema import FilterNode
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
-from dagrl.graph.plugins.custom import load_function, located, raised_by
+from dagrl.graph.plugins.calls import UserFunctionError, call
+from dagrl.graph.plugins.custom import load_function, located
 from dagrl.graph.plugins.declarations import rule_columns
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
@@ -71,9 +72,9 @@ def _rule(node: FilterNode, context: Context) -> Callable[[Batch], bool]:
     def passes(group: Batch) -> bool:
         seen = view_of(group)
         try:
-            answer: Any = rule(**{name: seen[name] for name in columns}, **node.args)
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise ValueError(f"{place} {raised_by(rule, error)}") from error
+            answer: Any = call(rule, {name: seen[name] for name in columns} | node.args)
+        except UserFunctionError as error:
+            raise ValueError(f"{place} {error}") from error.__cause__
         if not isinstance(answer, bool | np.bool_):
             raise ValueError(
                 f"{located(rule, place)} returned {answer!r:.100}; return True or False: whether the group passes"

@@ -17,7 +17,8 @@ from dagrl.backends.base import Completion, GenerateEngine, GenerationRequest
 from dagrl.config.schema import JudgeNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.graph.plugins.custom import load_function, raised_by
+from dagrl.graph.plugins.calls import UserFunctionError, call
+from dagrl.graph.plugins.custom import load_function
 from dagrl.graph.plugins.judging import Judged, finite, is_function, parse, parser_arguments, shown
 from dagrl.models.images import ImageSettings
 from dagrl.ops.base import Context, OpInput, Output, Resources
@@ -247,9 +248,9 @@ def _reader(node: JudgeNode, resources: Resources) -> Callable[[str, Judged], fl
     def own(reply: str, judged: Judged) -> float:
         arguments = {**asdict(judged), "reply": reply}
         try:
-            score = function(**{name: arguments[name] for name in names})
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise ValueError(f"{node.parser} {raised_by(function, error)}") from error
+            score = call(function, {name: arguments[name] for name in names})
+        except UserFunctionError as error:
+            raise ValueError(f"{node.parser} {error}") from error.__cause__
         return finite(score)
 
     return own

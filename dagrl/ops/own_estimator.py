@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from dagrl.config.errors import counted
 from dagrl.config.schema import AdvantageNode
 from dagrl.data.batch import Batch, Column
-from dagrl.graph.plugins.custom import located, raised_by
+from dagrl.graph.plugins.calls import UserFunctionError, call
+from dagrl.graph.plugins.custom import located
 from dagrl.graph.plugins.declarations import load_formula
 from dagrl.ops.base import Context
 from dagrl.ops.view import view_of
@@ -27,9 +29,9 @@ def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, conte
     seen = view_of(batch)
     columns = {name: seen[name] for name in ("response_mask", *formula.reads)} | {"reward": rewards}
     try:
-        result = function(columns, **node.args)
-    except (Exception, SystemExit) as error:  # a user's function may raise anything
-        raise ValueError(f"{node.estimator} {raised_by(function, error)}") from error
+        result = call(function, node.args, columns)
+    except UserFunctionError as error:
+        raise ValueError(f"{node.estimator} {error}") from error.__cause__
     mask = batch["response_mask"]
     where = located(function, node.estimator)
     with np.errstate(over="ignore"):
@@ -44,13 +46,15 @@ def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, conte
 def _per_token(result: Any, mask: Column, where: str) -> np.ndarray:
     """The result as one number per token, float64."""
     try:
-        rows = [np.asarray(row, dtype=np.float64) for row in result]
+        # One more than there must be: an iterator may have no end.
+        rows = [np.asarray(row, dtype=np.float64) for row in islice(result, len(mask) + 1)]
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"{where} returned {result!r:.100} as advantages; return a number for each response"
         ) from error
     if len(rows) != len(mask):
-        raise ValueError(f"{where} returned {counted(len(rows), 'advantage')} for {counted(len(mask), 'response')}")
+        count = counted(len(rows), "advantage") if len(rows) < len(mask) else "too many advantages"
+        raise ValueError(f"{where} returned {count} for {counted(len(mask), 'response')}")
     for row, length in zip(rows, mask.lengths, strict=True):
         if row.shape not in ((), (length,)):
             raise ValueError(

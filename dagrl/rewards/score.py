@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 
 from dagrl.config.errors import counted
-from dagrl.graph.plugins.custom import located, name_of, raised_by
+from dagrl.graph.plugins.calls import UserFunctionError, call
+from dagrl.graph.plugins.custom import located, name_of
 from dagrl.graph.plugins.declarations import FIELDS, fields_of, reward_traits
 
 SHOWN_CHARACTERS = 200
@@ -95,7 +98,8 @@ def score(
     The function returns a number, or a dict in which `score` or `reward` is the number. A sample fails if the function
     raises or returns no finite number for it; a batched call fails as a whole if
     it raises or returns another number of rewards. With `on_error` ``stop`` the first failure is raised as a
-    RewardError; otherwise failed samples get that reward and are counted. Raises ValueError as `fields_of` does.
+    RewardError; otherwise failed samples get that reward and are counted. A KeyboardInterrupt is always raised as one.
+    Raises ValueError as `fields_of` does.
     """
     fields = fields_of(function, args)
     ledger = _Ledger(function, samples, on_error)
@@ -113,27 +117,27 @@ def _score_one_by_one(
     function: Callable[..., Any], fields: Mapping[str, str], args: Mapping[str, Any], ledger: _Ledger
 ) -> None:
     for index in range(len(ledger.samples)):
-        _take_down(partial(function, **ledger.given(fields, index), **args), index, function, ledger)
+        _take_down(ledger.called(fields, index, args), index, ledger)
 
 
 def _score_at_once(
     function: Callable[..., Any], fields: Mapping[str, str], args: Mapping[str, Any], ledger: _Ledger, at_once: int
 ) -> None:
     with ThreadPoolExecutor(at_once, thread_name_prefix="reward") as pool:
-        calls = [pool.submit(function, **ledger.given(fields, index), **args) for index in range(len(ledger.samples))]
+        running = [pool.submit(ledger.called(fields, index, args)) for index in range(len(ledger.samples))]
         try:
-            for index, call in enumerate(calls):
-                _take_down(call.result, index, function, ledger)
+            for index, each in enumerate(running):
+                _take_down(each.result, index, ledger)
         except RewardError:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _take_down(call: Callable[[], Any], index: int, function: Callable[..., Any], ledger: _Ledger) -> None:
+def _take_down(result_of: Callable[[], Any], index: int, ledger: _Ledger) -> None:
     try:
-        result = call()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything
-        ledger.fail([index], raised_by(function, error), error)
+        result = result_of()
+    except UserFunctionError as error:
+        ledger.fail([index], str(error), error.__cause__)
     else:
         ledger.enter(index, result)
 
@@ -144,18 +148,18 @@ def _score_together(
     everyone = range(len(ledger.samples))
     if not everyone:
         return
+    columns = {name: list(getattr(ledger.samples, field)) for name, field in fields.items()}
     try:
-        results = _plain(
-            function(**{name: list(getattr(ledger.samples, field)) for name, field in fields.items()}, **args)
-        )
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-        ledger.fail(everyone, raised_by(function, error), error)
-        return
-    if not isinstance(results, Sequence) or isinstance(results, str):
-        ledger.fail(everyone, f"returned {_shown(results)}; a batched reward returns a number for each sample")
-    elif len(results) != len(everyone):
-        ledger.fail(everyone, f"returned {counted(len(results), 'reward')} for {counted(len(everyone), 'sample')}")
+        given = call(function, {**columns, **args}, about=ledger.who(everyone))
+        results = _listed(given)
+    except UserFunctionError as error:
+        ledger.fail(everyone, str(error), error.__cause__)
+    except _UnusableError as error:
+        ledger.fail(everyone, str(error))
     else:
+        if len(results) != len(everyone):
+            ledger.fail(everyone, f"returned {counted(len(results), 'reward')} for {counted(len(everyone), 'sample')}")
+            return
         for index, result in enumerate(results):
             ledger.enter(index, result)
 
@@ -172,34 +176,24 @@ class _Ledger:
         self._function = function
         self._on_error = on_error
 
-    def given(self, fields: Mapping[str, str], index: int) -> dict[str, Any]:
-        """Arguments of the function for a sample."""
-        return {name: getattr(self.samples, field)[index] for name, field in fields.items()}
+    def called(self, fields: Mapping[str, str], index: int, args: Mapping[str, Any]) -> Callable[[], Any]:
+        """Calls the function for a sample."""
+        given = {name: getattr(self.samples, field)[index] for name, field in fields.items()}
+        return lambda: call(self._function, {**given, **args}, about=self.who([index]))
 
     def enter(self, index: int, result: Any) -> None:
         """Record a result, if it is a finite number, or a dict with one."""
-        number, further = _plain(result), {}
-        if isinstance(number, Mapping):
-            given = [key for key in _SCORES if key in number]
-            if len(given) != 1:
-                keys = "neither `score` nor `reward`" if not given else "both `score` and `reward`"
-                self.fail([index], f"returned a dict with {keys}: {_shown(result)}; it needs one of them")
-                return
-            number, further = _plain(number[given[0]]), _numbers(number, given[0])
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            self.fail([index], f"returned {_shown(result)}; a reward must be a number, so use float(...)")
-        elif not abs(number) <= LARGEST_REWARD:
-            self.fail([index], f"returned {_shown(result)}; a reward must be a finite number")
-        else:
-            self.rewards[index] = number
-            self.further[index] = further
+        try:
+            self.rewards[index], self.further[index] = _read(result)
+        except _UnusableError as error:
+            self.fail([index], str(error))
 
     def fail(self, indices: Sequence[int], what: str, cause: BaseException | None = None) -> None:
         """Assign these samples the reward of ``on_error``, or stop."""
         # Exceptions have their own line number.
         who = located(self._function) if cause is None else name_of(self._function)
         message = f"reward {who} {what}\n{self._place(indices)}"
-        if self._on_error == "stop":
+        if self._on_error == "stop" or isinstance(cause, KeyboardInterrupt):
             raise RewardError(message) from cause
         self.rewards[list(indices)] = self._on_error
         self.failures += len(indices)
@@ -207,24 +201,81 @@ class _Ledger:
 
     def _place(self, indices: Sequence[int]) -> str:
         first, samples = indices[0], self.samples
-        who = f"sample {samples.sample_id[first]}"
-        if len(indices) > 1:
-            who = f"samples {samples.sample_id[first]}..{samples.sample_id[indices[-1]]}, the first one's"
+        which = ", the first one's" if len(indices) > 1 else ""
         return (
-            f"  {who} data_source: {samples.data_source[first]}\n"
+            f"  {self.who(indices)}{which} data_source: {samples.data_source[first]}\n"
             f"  prompt: {_shown(samples.prompt[first])}\n"
             f"  response: {_shown(samples.response[first])}"
         )
 
+    def who(self, indices: Sequence[int]) -> str:
+        first, last = (self.samples.sample_id[index] for index in (indices[0], indices[-1]))
+        return f"sample {first}" if len(indices) == 1 else f"samples {first}..{last}"
+
+
+class _UnusableError(ValueError):
+    """A function has returned no reward; the message says what it returned."""
+
+
+@contextmanager
+def _reading(result: Any) -> Iterator[None]:
+    """Reading a result may run code of its class, which may raise anything."""
+    try:
+        yield
+    except _UnusableError:
+        raise
+    except BaseException as error:  # as above
+        raise _UnusableError(
+            f"returned a {type(result).__name__} that cannot be read ({type(error).__name__}); use float(...)"
+        ) from error
+
+
+def _read(result: Any) -> tuple[float, dict[str, float]]:
+    """The reward and the further numbers of a result. Raises _UnusableError."""
+    with _reading(result):
+        given, further = _plain(result), {}
+        if isinstance(given, Mapping):
+            keys = [key for key in _SCORES if key in given]
+            if len(keys) != 1:
+                which = "neither `score` nor `reward`" if not keys else "both `score` and `reward`"
+                raise _UnusableError(f"returned a dict with {which}: {_shown(result)}; it needs one of them")
+            given, further = given[keys[0]], _numbers(given, keys[0])
+        number = None if isinstance(given, bool) else _number(given)
+        if number is None:
+            raise _UnusableError(f"returned {_shown(result)}; a reward must be a number, so use float(...)")
+        if not abs(number) <= LARGEST_REWARD:
+            raise _UnusableError(f"returned {_shown(result)}; a reward must be a finite number")
+        return number, further
+
+
+def _listed(results: Any) -> list[Any]:
+    """The rewards that a batched function returned. Raises _UnusableError."""
+    with _reading(results):
+        given = _plain(results)
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise _UnusableError(f"returned {_shown(results)}; a batched reward returns a number for each sample")
+        return [*islice(given, len(given))]
+
 
 def _numbers(given: Mapping[Any, Any], score: str) -> dict[str, float]:
     """The finite numbers of a dict beside its score, a bool as 0 or 1; other values are left out."""
-    found = {key: _plain(value) for key, value in given.items() if isinstance(key, str) and key != score}
+    named = [(str.__str__(key), _number(value)) for key, value in given.items() if isinstance(key, str)]
     return {
-        key: float(value)
-        for key, value in found.items()
-        if isinstance(value, int | float) and abs(value) <= LARGEST_REWARD and _NAME.fullmatch(key)
+        key: value
+        for key, value in named
+        if key != score and value is not None and abs(value) <= LARGEST_REWARD and _NAME.fullmatch(key)
     }
+
+
+def _number(value: Any) -> float | None:
+    """A number as a float, without the comparisons of a subclass; None for another value."""
+    value = _plain(value)
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _plain(value: Any) -> Any:
@@ -233,6 +284,9 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except BaseException:  # noqa: BLE001 - a user's __repr__ may raise anything
+        text = f"a {type(value).__name__}"
     half = SHOWN_CHARACTERS // 2
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dagrl.graph.plugins.custom import load_function, located, name_of, raised_by
+from dagrl.graph.plugins.calls import UserFunctionError, call
+from dagrl.graph.plugins.custom import load_function, located, name_of
 from dagrl.graph.val_metrics import Vote
 from dagrl.rewards.exact import compared
 from dagrl.rewards.final_answer import final_answer
@@ -30,9 +31,9 @@ def load_vote(vote: Vote, folder: Path | None = None) -> Answered:
 
 def _called(function: Callable[[str], Any], response: str) -> str | None:
     try:
-        answer = function(response)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"data.val_vote {name_of(function)} {raised_by(function, error)}") from error
+        answer = call(function, {}, response)
+    except UserFunctionError as error:
+        raise ValueError(f"data.val_vote {name_of(function)} {error}") from error.__cause__
     if answer is not None and not isinstance(answer, str):
         raise ValueError(f"data.val_vote {located(function)} returned {answer!r}; return a text or None")
     return answer

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dagrl.graph.plugins.calls import ending_children
 from dagrl.graph.plugins.custom import load_function, raised_by
 from dagrl.graph.plugins.tracker import check_tracker
 from dagrl.tracking.background_tracker import TrackerFailedError
@@ -43,6 +44,7 @@ class OwnTracker:
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> None:
         try:
-            method(*arguments)
+            with ending_children(method):
+                method(*arguments)
         except Exception as error:
             raise TrackerFailedError(raised_by(method, error)) from error

@@ -24,6 +24,7 @@ from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch
 from dagrl.data.column_store import StoredBlock
+from dagrl.graph.plugins.calls import record_calls
 from dagrl.ops.base import Context, Op, Output, Resources
 from dagrl.ops.registry import load_op
 from dagrl.workers.listener import listen
@@ -147,6 +148,7 @@ class Worker:
         # Machines that `dagrl launch` did not start on have fetched nothing yet; the first worker there does.
         download(setup.pipeline)
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
+        record_calls(setup.run_dir, socket.gethostname())
         self._at_close = self._resources.at_close
         self._rank, self._replica = setup.rank, setup.replica
         # Less than the driver's timeout: the worker's error is more specific.

@@ -116,6 +116,10 @@ def test_no_rows_become_a_column_of_the_known_kind(run_op, bench) -> None:
         ("[1, 2]", "must return a dict"),
         ("None", "must return a dict"),
         ("{'reward': [1, 2], 'bonus': [1]}", "returned 1 value of 'bonus' for 2 rows"),
+        (
+            "{'reward': [1, 2], 'bonus': __import__('itertools').count()}",
+            "returned too many values of 'bonus' for 2 rows",
+        ),
         ("{'reward': [1, 2], 'bonus': []}", "returned 0 values of 'bonus' for 2 rows"),
         ("{'reward': [1, 2], 'bonus': 0.5}", "returned 0.5 as 'bonus'; return a value for each of the 2 rows"),
         ("{'reward': [1, 2], 'bonus': np.array(0.5)}", "return a value for each of the 2 rows"),
@@ -132,7 +136,7 @@ def test_what_makes_no_column_is_refused_by_the_functions_name(run_op, part, ret
         run_op([part], f"return {returned}", reads=[], writes=["reward", "bonus"])
 
 
-@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
+@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit", "KeyboardInterrupt"])
 def test_what_a_function_raises_is_told_with_its_line(run_op, part, error: str) -> None:
     with pytest.raises(ValueError, match=rf"^ops_of_\d+:op raised {error}: out of ideas \(.*ops_of_\d+\.py:7\)$"):
         run_op([part], f"raise {error}('out of ideas')", reads=[], writes=["reward"])

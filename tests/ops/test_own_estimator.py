@@ -72,6 +72,12 @@ def test_it_sees_what_it_reads_and_the_mask(estimate) -> None:
     [
         ("None", "returned None as advantages; return a number for each response"),
         ("[1, 2, 3]", "returned 3 advantages for 4 responses"),
+        ("__import__('itertools').repeat(1.0)", "returned too many advantages for 4 responses"),
+        (
+            "[type('F', (float,), {'__eq__': lambda *_: True})('nan')] * 4",
+            "advantage of nan",
+        ),
+        ("exec('raise KeyboardInterrupt')", "raised KeyboardInterrupt"),
         ("[1, [1, 2, 3], 1, 1]", r"an advantage of shape \[3\] for a response of 2 tokens"),
         ("['a', 1, 1, 1]", "as advantages; return a number for each response"),
         ("[1, 10**400, 1, 1]", "as advantages; return a number for each response"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import math
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -262,12 +264,121 @@ def test_a_function_that_exits_has_failed_and_does_not_take_the_worker_along() -
     assert score(batched, samples(), args={}, on_error=-1.0).rewards.tolist() == [-1, -1, -1]
 
 
-def test_interrupts_are_not_failures() -> None:
-    def interrupted() -> float:
+@pytest.mark.parametrize("marks", [{}, {"batched": True}, {"concurrency": 2}])
+def test_an_interrupt_is_never_counted_and_names_its_sample(marks: dict) -> None:
+    def interrupted(response: str) -> float:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        score(interrupted, samples(), args={}, on_error=0.0)
+    with pytest.raises(RewardError, match=r"interrupted raised KeyboardInterrupt \(.*:\d+\)\n  samples? 10"):
+        score(dagrl.reward(**marks)(interrupted), samples(), args={}, on_error=0.0)
+
+
+class Leave(BaseException):
+    """Not an Exception."""
+
+
+@pytest.mark.parametrize("error", [Leave("x"), GeneratorExit("x"), asyncio.CancelledError("x"), SystemExit("x")])
+@pytest.mark.parametrize("marks", [{}, {"batched": True}, {"concurrency": 2}])
+def test_whatever_a_function_raises_is_a_failure_of_its_sample(error: BaseException, marks: dict) -> None:
+    def failing(response: str) -> float:
+        raise error
+
+    marked = dagrl.reward(**marks)(failing)
+    with pytest.raises(RewardError, match=rf"failing raised {type(error).__name__}: x \(.*:\d+\)\n  samples? 10"):
+        score(marked, samples(), args={}, on_error="stop")
+    assert score(marked, samples(), args={}, on_error=0.0).failures == 3
+
+
+class Agrees(float):
+    """Whatever it is compared with."""
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: True  # type: ignore[assignment]
+    __abs__ = lambda self: 0.0  # noqa: E731
+    __hash__ = float.__hash__
+
+
+class AgreesToo(int):
+    """Whatever it is compared with, and nothing as a float."""
+
+    __le__ = lambda self, other: True  # noqa: E731
+    __abs__ = lambda self: 0  # noqa: E731
+    __float__ = lambda self: math.nan  # noqa: E731
+
+
+def raising(*_: object) -> Any:
+    raise Leave("of the result's class")
+
+
+class Unreadable(float):
+    __float__ = raising
+
+
+class UnreadableToo:
+    __repr__ = __getattr__ = raising
+
+
+class UnreadableDict(dict):
+    __contains__ = __getitem__ = raising
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Agrees("nan"), "finite number"),
+        (lambda: Agrees("inf"), "finite number"),
+        (lambda: AgreesToo(1), "finite number"),
+        (lambda: {"score": Agrees("nan")}, "finite number"),
+        (lambda: Unreadable(1), "a Unreadable that cannot be read"),
+        (lambda: UnreadableToo(), "a UnreadableToo that cannot be read"),
+        (lambda: UnreadableDict(score=1.0), "a UnreadableDict that cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("batched", [False, True])
+def test_results_that_say_they_are_fine_are_read_as_numbers(make: Callable, what: str, batched: bool) -> None:
+    result = make()
+    function = dagrl.reward(batched=True)(lambda response: [result] * 3) if batched else lambda response: result
+    with pytest.raises(RewardError, match=rf"returned .*{what}[\s\S]*sample 10"):
+        stop(function)
+    scores = score(function, samples(), args={}, on_error=0.5)
+    assert (scores.rewards.tolist(), scores.failures) == ([0.5] * 3, 3)
+
+
+def test_further_numbers_that_say_they_are_fine_are_read_as_numbers() -> None:
+    def rewards(response: str) -> dict:
+        return {"score": 1.0, "a": Agrees("nan"), "b": Agrees(2), "c": 10**400, "d": AgreesToo(1)}
+
+    assert score(rewards, samples(1), args={}, on_error="stop").further == [{"b": 2.0}]
+    (number,) = score(rewards, samples(1), args={}, on_error="stop").further[0].values()
+    assert type(number) is float
+
+
+class Endless(list):
+    def __iter__(self) -> Iterator[float]:
+        return itertools.repeat(1.0)
+
+
+class Shorter(list):
+    def __iter__(self) -> Iterator[float]:
+        return iter([1.0])
+
+
+class WithoutLength(list):
+    __len__ = raising
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Shorter([1.0] * 3), "returned 1 reward for 3 samples"),
+        (lambda: WithoutLength([1.0] * 3), "returned a WithoutLength that cannot be read"),
+        (lambda: UnreadableToo(), "returned a UnreadableToo that cannot be read"),
+    ],
+)
+def test_lists_of_rewards_that_lie_are_failures(make: Callable, what: str) -> None:
+    results = make()
+    with pytest.raises(RewardError, match=what):
+        stop(dagrl.reward(batched=True)(lambda response: results))
+    assert stop(dagrl.reward(batched=True)(lambda response: Endless([0.0] * 3))) == [1, 1, 1]
 
 
 def by_position(response: str, /) -> float:

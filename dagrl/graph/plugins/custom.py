@@ -129,7 +129,8 @@ def raised_by(function: Callable[..., Any], error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(inspect.unwrap(function), "__code__", None)
     frame = next((each for each in reversed(frames) if code and each.filename == code.co_filename), frames[-1])
-    return f"raised {type(error).__name__}: {_message_of(error)} ({frame.filename}:{frame.lineno})"
+    what = _message_of(error)
+    return f"raised {type(error).__name__}{f': {what}' if what else ''} ({frame.filename}:{frame.lineno})"
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -175,7 +176,7 @@ def _message_of(error: BaseException) -> str:
     """The message of an error, shortened. A user's error class may fail to give one."""
     try:
         what = str(error)
-    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
+    except BaseException:  # noqa: BLE001 - a user's __str__ may raise anything
         return "it has no message"
     return what if len(what) <= _SHOWN_CHARACTERS else f"{what[:_SHOWN_CHARACTERS]} ..."
 

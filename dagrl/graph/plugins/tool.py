@@ -14,6 +14,7 @@ from typing import Any, NotRequired, TypedDict, get_type_hints
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from dagrl.config.errors import suggest
+from dagrl.graph.plugins.calls import within_call
 from dagrl.graph.plugins.custom import load_function, name_of
 
 BUILT_IN = {"calculator": "dagrl.tools.calculator:calculator", "python": "dagrl.tools.python:python"}
@@ -89,8 +90,10 @@ class Tool:
     def call(self, arguments: Mapping[str, Any], extra_info: Mapping[str, Any]) -> Any:
         """Call the function. ToolArgumentError if the arguments do not fit, and any error of the function."""
         row = {OF_THE_ROW: dict(extra_info)} if self._takes_row else {}
-        result = self.function(**self.check(arguments), **row, **self._args)
-        return asyncio.run(result) if inspect.iscoroutine(result) else result
+        given = self.check(arguments)
+        with within_call(self.function):
+            result = self.function(**given, **row, **self._args)
+            return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def load_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -> Tool:

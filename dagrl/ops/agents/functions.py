@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagrl.config.errors import bounded
+from dagrl.graph.plugins.calls import ending_children
 from dagrl.graph.plugins.custom import raised_by
 from dagrl.ops.agents.programs import ProgramError, Verdict, verdict_of
 
@@ -39,7 +40,8 @@ class FunctionProgram:
 
         async def call() -> list[Any]:
             try:
-                return [*await self._score(states)]
+                with ending_children(self._score):
+                    return [*await self._score(states)]
             except _FAILURES as error:
                 _unless_cancelled(error)
                 raise ProgramError(bounded(f"scoring its group {raised_by(self._score, error)}")) from error
@@ -50,7 +52,8 @@ class FunctionProgram:
     async def _call(self, base_url: str, key: str, row: Mapping[str, Any]) -> Any:
         client = self._client(base_url, key)
         try:
-            return await self._function(client, dict(row), **self._args)
+            with ending_children(self._function):
+                return await self._function(client, dict(row), **self._args)
         except _FAILURES as error:
             _unless_cancelled(error)
             raise ProgramError(bounded(f"it {raised_by(self._function, error)}")) from error

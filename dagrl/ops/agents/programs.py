@@ -73,19 +73,22 @@ def verdict_of(returned: Any, output: str = "") -> Verdict:
     values = returned if isinstance(returned, Mapping) else {"reward": returned}
     numbers = {}
     for name, value in values.items():
-        if not isinstance(name, str) or not _is_number(value):
+        number = _number(value)
+        if not isinstance(name, str) or number is None:
             raise ProgramError(
                 f"it returned {returned!r:.200}; return a number, or a dict with `reward` and other numbers", output
             )
-        numbers[name] = float(value)
+        numbers[name] = number
     return Verdict(numbers.pop("reward", None), numbers, output)
 
 
-def _is_number(value: Any) -> bool:
+def _number(value: Any) -> float | None:
+    """A finite number as a float, without what a subclass makes of it; None for another value."""
     try:
-        return math.isfinite(float(value)) and not isinstance(value, str)
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
-        return False
+        return None
+    return number if math.isfinite(number) and not isinstance(value, str) else None
 
 
 class CommandProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 
 from dagrl.backends.registry import backends
 from dagrl.backends.tool_calls import Call, MalformedCall, Parser, outside_reasoning, parsed_call
-from dagrl.graph.plugins.custom import load_function, located, raised_by
+from dagrl.graph.plugins.calls import UserFunctionError, call
+from dagrl.graph.plugins.custom import load_function, located
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -49,13 +51,17 @@ def _own_parser(place: str, folder: Path | None) -> Parser:
     """Wrap a user's function from text to (name, arguments) pairs, which raises ValueError for malformed calls."""
     function = load_function(place, folder)
 
+    @functools.wraps(function)
+    def listed(text: str) -> list[Any]:
+        return [*function(text)]
+
     def parse(text: str, /, *, thinks: bool = False) -> list[Call | MalformedCall]:
         try:
-            found = list(function(text))
-        except ValueError as error:
-            return [MalformedCall(str(error))]
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise ValueError(f"the parser `{place}` {raised_by(function, error)}") from error
+            found = call(listed, {}, text)
+        except UserFunctionError as error:
+            if isinstance(error.__cause__, ValueError):
+                return [MalformedCall(str(error.__cause__))]
+            raise ValueError(f"the parser `{place}` {error}") from error.__cause__
         for each in found:
             well_formed = isinstance(each, tuple) and len(each) == 2
             if not (well_formed and isinstance(each[0], str) and isinstance(each[1], dict)):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from dagrl.graph.plugins.calls import within_call
 from dagrl.graph.plugins.custom import raised_by
 from dagrl.graph.plugins.environment import Environment, EnvironmentClass, Observation
 from dagrl.ops.turns.jobs import JobTimeoutError
@@ -28,7 +29,7 @@ class Episode:
     def step(self, text: str, *, last: bool) -> Observation:
         """The environment's observation; after the `last` step it is closed. Raises what the user's class raises."""
         self._asked = True
-        with self._lock:
+        with self._lock, within_call(self._made_of.make):
             assert not self._closed, "step after close"
             if self._environment is None:
                 self._environment = self._made_of()
@@ -42,7 +43,7 @@ class Episode:
 
     def close(self) -> None:
         """Close the environment, after a running step."""
-        with self._lock:
+        with self._lock, within_call(self._made_of.make):
             if self._closed:
                 return
             self._closed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Concatenate
 
 from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
+from dagrl.graph.plugins.calls import FOLDER as CALLS
 from dagrl.scheduler.plan import HOST, Executor, Plan
 from dagrl.scheduler.time_sharing import residency_after_start, start_chains
 from dagrl.tracking.base import replace_text
@@ -123,12 +125,16 @@ class WorkerGroups:
     async def _place(self, executor: Executor, ranks: Iterable[int]) -> list[WorkerHandle]:
         """Create the actors of these ranks. They may not have started yet."""
         assert self._setup is not None
-        name, generates = executor.name, self._plan.generates(executor.name)
+        name, generates, run_dir = executor.name, self._plan.generates(executor.name), self._setup.run_dir
         threads = _GENERATOR_THREADS if generates else 1
-        actors = await self._slots.place(executor, self._setup.run_dir, threads, ranks)
+        actors = await self._slots.place(executor, run_dir, threads, ranks)
         return [
             WorkerHandle(
-                f"{name}/{rank}", actor, self._timeout, cache=None if generates or name == HOST else CacheView()
+                f"{name}/{rank}",
+                actor,
+                self._timeout,
+                cache=None if generates or name == HOST else CacheView(),
+                run_dir=run_dir,
             )
             for rank, actor in zip(ranks, actors, strict=True)
         ]
@@ -245,6 +251,8 @@ class WorkerGroups:
             self._ray.kill(handle.actor)
         self._slots.release()
         self._groups = {}
+        if self._setup is not None:
+            shutil.rmtree(self._setup.run_dir / CALLS, ignore_errors=True)
 
     async def abandon(self) -> None:
         """Kill every worker after a failure. Ray cleans up what cannot be reached in time."""

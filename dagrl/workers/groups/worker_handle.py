@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Concatenate
 
 import ray
 
 from dagrl.backends.base import EngineLostError
+from dagrl.graph.plugins.calls import recorded_call
 from dagrl.weight_sync.channel import PeerError
 from dagrl.workers.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
 from dagrl.workers.messages import Block, EngineWork, Heartbeat, RolloutWork, StreamMessage, TaskWork, WorkerInfo
@@ -79,12 +81,21 @@ class WorkerHandle:
     """One worker of an executor, as the driver sees it."""
 
     def __init__(
-        self, name: str, actor: Any, timeout: Timeout, info: WorkerInfo = NOT_STARTED, cache: CacheView | None = None
+        self,
+        name: str,
+        actor: Any,
+        timeout: Timeout,
+        info: WorkerInfo = NOT_STARTED,
+        cache: CacheView | None = None,
+        run_dir: Path | None = None,
     ) -> None:
-        """`timeout` of calls. `cache` is None if the worker caches nothing, or processes calls concurrently."""
+        """`timeout` of calls. `cache` is None if the worker caches nothing, or processes calls concurrently.
+
+        `run_dir`: the run folder, where the worker records calls of user functions.
+        """
         self.name = name
         """``executor/rank``."""
-        self.actor, self.timeout, self.info, self.cache = actor, timeout, info, cache
+        self.actor, self.timeout, self.info, self.cache, self._run_dir = actor, timeout, info, cache, run_dir
         self.last_heard = float("-inf")
         """Time, by the loop's clock, of the last heartbeat or the last end of a task."""
 
@@ -169,11 +180,16 @@ class WorkerHandle:
                 raise self._timeout_error(timeout, waits_for, node)
 
     def _timeout_error(self, timeout: Timeout, waits_for: str, node: str) -> RunError:
-        cause = f"waited {timeout.seconds:g} s for {waits_for}, from {self.location}"
+        cause = f"waited {timeout.seconds:g} s for {waits_for}, from {self.location}{self._called('which calls')}"
         hint = f"raise run.{timeout.key} if it needs longer"
         if timeout.is_start:
             return RunError(cause, node=node, worker=self.location, hint=hint)
         return WorkerHungError(cause, node=node, worker=self.location, hint=hint, lost=(self.name,))
+
+    def _called(self, verb: str) -> str:
+        """What the worker calls, or called when it died, for a message; empty if it is no function of the user."""
+        what = recorded_call(self._run_dir, self.info.host, self.info.pid) if self._run_dir else ""
+        return f", {verb} {what}" if what else ""
 
     @contextmanager
     def _run_errors(self, node: str) -> Iterator[None]:
@@ -197,7 +213,9 @@ class WorkerHandle:
             return RunError(text, **about)
         if isinstance(error, ray.exceptions.RayActorError):
             hint = "was it killed, or out of memory (see `dmesg`)? `dagrl run` goes on from the last checkpoint"
-            return WorkerDiedError("the worker's process died", hint=hint, **about, lost=(self.name,))
+            if called := self._called("in a call of"):
+                hint = f"does the function end its process, or take too much memory? If not, {hint}"
+            return WorkerDiedError(f"the worker's process died{called}", hint=hint, **about, lost=(self.name,))
         return WorkerLostError(f"{type(error).__name__}: {_first_sentence(str(error))}", **about)
 
 

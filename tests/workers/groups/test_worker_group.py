@@ -16,6 +16,7 @@ from work import work_of
 
 from dagrl.backends.base import EngineLostError
 from dagrl.config.schema import Pipeline
+from dagrl.graph.plugins.calls import FOLDER as CALLS
 from dagrl.scheduler.plan import Plan
 from dagrl.weight_sync.channel import PeerError
 from dagrl.workers.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
@@ -108,6 +109,28 @@ def test_a_lost_worker_is_named_if_it_is_known(answer, failure, kind, lost) -> N
     assert error.lost == lost
     assert error.worker == "generator/1 (host node7, pid 4711)"
     assert error.node == "the generator to say something"
+
+
+@pytest.mark.parametrize(
+    ("answer", "timeout_s", "what"),
+    [
+        (exceptions.ActorDiedError(), 1800, "the worker's process died, in a call of rewards:exits, sample 12"),
+        (60, 0.1, r"waited 0\.1 s for .*\(host node7, pid 4711\), which calls rewards:exits, sample 12"),
+    ],
+    ids=["dies", "does not answer"],
+)
+def test_a_function_that_a_lost_worker_called_is_named(tmp_path: Path, answer, timeout_s, what) -> None:
+    file = tmp_path / CALLS / "node7-4711"
+    file.parent.mkdir()
+    file.write_bytes(b"rewards:exits, sample 12".ljust(1024))
+
+    async def act() -> None:
+        timeout = Timeout(timeout_s, "node_timeout_s")
+        handle = WorkerHandle("host/0", Actor(answer), timeout, HERE, run_dir=tmp_path)
+        await handle.submit("a reward", Worker.finish_save).result()
+
+    with pytest.raises(WorkerLostError, match=what):
+        asyncio.run(act())
 
 
 def test_a_worker_that_does_not_answer_is_lost_and_the_message_is_complete(answer) -> None:
