@@ -7,10 +7,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from dagrl.config.errors import Problem
 from dagrl.resources import pipeline_file
+
+if TYPE_CHECKING:
+    import networkx
 
 _OUT_OF_TIME, _INTERRUPTED = 4, 130
 _WARNING = "dagrl run: warning: "
@@ -75,6 +78,17 @@ class PipelineHandle:
 
         checked, _ = place_engines(check_file(self.path, self.overrides))
         return list(checked.warnings)
+
+    @property
+    def graph(self) -> networkx.DiGraph[str]:
+        """The DAG, with its implicit nodes `prompts` and `samples`, in topological order.
+
+        A node's attribute ``node`` has its section (``spec``), ``inputs`` and ``outputs``; an edge's ``columns`` are
+        the names of the columns that it carries. PipelineError with all problems.
+        """
+        from dagrl.validation import check_file
+
+        return check_file(self.path, self.overrides).graph.digraph
 
     def plan(self, gpu: str | None = None) -> dict[str, Any]:
         """Estimate memory and time, as `dagrl plan --json` does: docs/plan.md describes the keys.

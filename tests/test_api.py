@@ -10,12 +10,13 @@ import tempfile
 import threading
 from pathlib import Path
 
+import networkx
 import pytest
 
 import dagrl
 from dagrl import api
 
-HEAVY = {"torch", "ray", "transformers", "megatron", "sglang", "pyarrow", "numpy", "datasets", "typer"}
+HEAVY = {"networkx", "torch", "ray", "transformers", "megatron", "sglang", "pyarrow", "numpy", "datasets", "typer"}
 
 
 def test_importing_dagrl_imports_nothing_heavy() -> None:
@@ -39,6 +40,16 @@ def test_a_wrong_file_is_told_when_it_is_loaded_and_the_rest_when_it_is_checked(
     handle = dagrl.load(project.folder / "p.yaml", {"data.train": "gone.parquet"})
     with pytest.raises(dagrl.PipelineError, match="does not exist"):
         handle.validate()
+
+
+def test_the_graph_is_networkx_own(project) -> None:
+    graph = dagrl.load(project.folder / "p.yaml").graph
+    assert networkx.is_directed_acyclic_graph(graph)
+    assert [*graph] == ["prompts", "rollout", "reward", "ref", "advantage", "update", "samples"]
+    assert graph.edges["rollout", "reward"]["columns"] == ("response_tokens", "finish_reason")
+    assert graph.nodes["update"]["node"].spec.op == "update"
+    path = networkx.dag_longest_path(graph, weight=None)
+    assert path == ["prompts", "rollout", "reward", "advantage", "update"]
 
 
 def test_warnings_are_returned(project, monkeypatch) -> None:

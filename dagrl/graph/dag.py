@@ -6,10 +6,10 @@ A column is identified by its writer and its name in the pipeline, after ``write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema import (
@@ -22,6 +22,9 @@ from dagrl.config.schema import (
     RewardNode,
     RolloutNode,
 )
+
+if TYPE_CHECKING:
+    import networkx
 
 PROMPTS_NODE = "prompts"
 """Name of the implicit source."""
@@ -67,32 +70,54 @@ class Graph:
         return tuple(self.nodes)
 
     @cached_property
+    def digraph(self) -> networkx.DiGraph[str]:
+        """The same for networkx: a node's attribute ``node`` is its `GraphNode`, an edge's ``columns`` are their names.
+
+        Nodes and edges are in topological order.
+        """
+        # Its import takes 0.4 s, which only those that ask for it pay.
+        import networkx
+
+        graph: networkx.DiGraph[str] = networkx.DiGraph()
+        graph.add_nodes_from((name, {"node": node}) for name, node in self.nodes.items())
+        for reader, node in self.nodes.items():
+            for wire in dict.fromkeys(node.inputs.values()):
+                columns = graph.edges[wire.node, reader]["columns"] if graph.has_edge(wire.node, reader) else ()
+                graph.add_edge(wire.node, reader, columns=(*columns, wire.column))
+        return graph
+
+    @cached_property
+    def with_selection(self) -> networkx.DiGraph[str]:
+        """`digraph` with an edge without columns from the filter to each node that `select_from` its groups."""
+        graph = self.digraph.copy()
+        if self.filter:
+            chosen = [(self.filter, name) for name in self.select_from]
+            graph.add_edges_from((edge for edge in chosen if not graph.has_edge(*edge)), columns=())
+        return graph
+
+    @cached_property
     def edges(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
         """(writer, reader) -> names of the columns that go from one to the other."""
-        columns: dict[tuple[str, str], list[str]] = {}
-        for node in self.nodes.values():
-            for wire in dict.fromkeys(node.inputs.values()):
-                columns.setdefault((wire.node, node.name), []).append(wire.column)
-        return {edge: tuple(names) for edge, names in columns.items()}
+        found = self.digraph.edges
+        return {edge: found[edge]["columns"] for name in self.nodes for edge in self.digraph.in_edges(name)}
 
     def producers(self, name: str) -> tuple[str, ...]:
         """Nodes that `name` reads from, in topological order."""
-        wanted = {wire.node for wire in self.nodes[name].inputs.values()}
-        return tuple(node for node in self.nodes if node in wanted)
+        return self._in_order(self.digraph.predecessors(name))
 
     def consumers(self, name: str) -> tuple[str, ...]:
         """Nodes that read from `name`, in topological order."""
-        return tuple(node for node in self.nodes if (name, node) in self.edges)
+        return self._in_order(self.digraph.successors(name))
 
     def ancestors(self, name: str) -> frozenset[str]:
         """All nodes that must run before `name` can."""
-        found: set[str] = set()
-        waiting = [name]
-        while waiting:
-            new = set(self.producers(waiting.pop())) - found
-            found |= new
-            waiting += new
-        return frozenset(found)
+        import networkx
+
+        return frozenset(networkx.ancestors(self.digraph, name))
+
+    def _in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        found = set(names)
+        return tuple(name for name in self.nodes if name in found)
 
     def sampled_by(self, name: str) -> str | None:
         """The rollout whose responses a node processes: itself, the writer of its inputs, or the last one before it."""

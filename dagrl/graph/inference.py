@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 from pathlib import Path
 
 from dagrl.config.errors import Place
@@ -176,24 +174,26 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
 
 def _report_cycle(readings: list[Reading], findings: Findings) -> None:
     """Report a cycle, beginning with its node that the file declares first."""
-    columns = {(each.writer, each.reader): each.column for each in readings if each.writer != each.reader}
-    sorter: TopologicalSorter[str] = TopologicalSorter()
-    for writer, reader in columns:
-        sorter.add(reader, writer)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        cycle = error.args[1][:-1]
-        first = next(cycle.index(each.reader) for each in readings if each.reader in cycle)
-        cycle = [*cycle[first:], *cycle[: first + 1]]
-        path = "".join(f" -> {reader} (`{columns[writer, reader]}`)" for writer, reader in pairwise(cycle))
-        message = f"nodes wait for each other in a cycle: {cycle[0]}{path}; let one of them read another column"
-        findings.error(("nodes", cycle[0]), message, code="cycle")
+    import networkx
+
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    graph.add_edges_from((each.writer, each.reader, {"column": each.column}) for each in readings)
+    graph.remove_edges_from([*networkx.selfloop_edges(graph)])
+    if networkx.is_directed_acyclic_graph(graph):
+        return
+    cycle = networkx.find_cycle(graph)
+    first = next(place for each in readings for place, (writer, _) in enumerate(cycle) if writer == each.reader)
+    cycle = [*cycle[first:], *cycle[:first]]
+    path = "".join(f" -> {reader} (`{graph.edges[writer, reader]['column']}`)" for writer, reader in cycle)
+    message = f"nodes wait for each other in a cycle: {cycle[0][0]}{path}; let one of them read another column"
+    findings.error(("nodes", cycle[0][0]), message, code="cycle")
 
 
 def _graph(
     pipeline: Pipeline, contracts: dict[str, OpContract], columns: ColumnResolver, readings: list[Reading]
 ) -> Graph:
+    import networkx
+
     inputs: dict[str, dict[str, Wire]] = {name: {} for name in contracts}
     for reading in readings:
         inputs[reading.reader][reading.op_column] = Wire(reading.writer, reading.column)
@@ -203,12 +203,7 @@ def _graph(
             for name, contract in contracts.items()
         }
     )
-    waits_for = {name: {*unordered.producers(name)} for name in contracts}
-    for name in unordered.select_from:
-        waits_for[name].add(unordered.filter or "")
-    ordered: dict[str, GraphNode] = {}
-    while len(ordered) < len(contracts):
-        # The first node of the file among those that are ready.
-        name = next(name for name in contracts if name not in ordered and waits_for[name] <= ordered.keys())
-        ordered[name] = unordered.nodes[name]
+    in_file = {name: place for place, name in enumerate(contracts)}
+    order = networkx.lexicographical_topological_sort(unordered.with_selection, key=in_file.__getitem__)
+    ordered = {name: unordered.nodes[name] for name in order}
     return Graph(ordered, redundant_nodes(pipeline, ordered))

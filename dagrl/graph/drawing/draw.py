@@ -151,12 +151,11 @@ def write_drawing(graph: Graph, path: Path) -> None:
 
 def stages_of(graph: Graph) -> dict[str, int]:
     """Length of the longest path to each node; `samples` is in the last stage."""
-    stages: dict[str, int] = {}
-    for name in graph.order:
-        waits_for = (*graph.producers(name), *([graph.filter] if graph.filter and name in graph.select_from else []))
-        stages[name] = max((stages[each] + 1 for each in waits_for), default=0)
-    stages[SAMPLES_NODE] = max(stages.values())
-    return stages
+    import networkx
+
+    generations = [*networkx.topological_generations(graph.with_selection)]
+    stages = {name: stage for stage, names in enumerate(generations) for name in names}
+    return {**stages, SAMPLES_NODE: len(generations) - 1}
 
 
 def scene_of(

@@ -33,7 +33,7 @@ IMPORT_SECONDS = 60.0
 _NOTICE_AFTER_S = 10.0
 """Seconds after which a message announces the wait."""
 _POLL_S = 0.2
-_STACK_S = 1.0
+_STACK_S = 5.0
 """Time for a child that hangs to write its stack."""
 _UNREACHABLE = 81
 """Exit code of a child that can no longer read questions or write answers."""

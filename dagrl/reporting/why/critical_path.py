@@ -85,10 +85,12 @@ def critical_path(spans: Sequence[TimelineSpan], window: Interval, plan: Plan) -
 
 def waits_for(plan: Plan) -> dict[str, frozenset[str]]:
     """Task -> all tasks that must be done before it; a sync waits for what trains."""
-    needs: dict[str, frozenset[str]] = {}
-    for task in plan.tasks:
-        direct = plan.waits_for(task)
-        needs[task.name] = frozenset(direct).union(*(needs[name] for name in direct))
+    import networkx
+
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    graph.add_nodes_from(task.name for task in plan.tasks)
+    graph.add_edges_from((before, task.name) for task in plan.tasks for before in plan.waits_for(task))
+    needs = {name: frozenset(networkx.ancestors(graph, name)) for name in graph}
     needs["sync"] = frozenset(task.name for task in plan.tasks if task.trains)
     return needs
 
