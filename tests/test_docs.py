@@ -50,6 +50,17 @@ def test_the_picture_of_the_demo_is_what_is_drawn() -> None:
     assert (REPOSITORY / "docs" / "tiny_grpo.svg").read_text() == drawn, told
 
 
+def test_methods_that_the_way_of_a_step_names_exist() -> None:
+    page = (REPOSITORY / "docs/schedule.md").read_text()
+    section = page.partition("## The way of a step")[2].partition("\n## ")[0]
+    named = dict.fromkeys(re.findall(r"`([A-Z]\w+)\.(\w+)`", section))
+    sources = [path.read_text() for path in (REPOSITORY / "dagrl").rglob("*.py")]
+    for owner, method in named:
+        (source,) = [text for text in sources if re.search(rf"^class {owner}\b", text, re.MULTILINE)]
+        assert re.search(rf"^    (async )?def {method}\(", source, re.MULTILINE), f"{owner}.{method}"
+    assert len(named) > 10
+
+
 def test_keys_that_others_are_translated_into_exist() -> None:
     known = set(re.findall(r"^\| `(\w+)` \|", (REPOSITORY / "docs" / "pipeline.md").read_text(), re.MULTILINE))
     rows = re.findall(r"^\| .*? \| (.*) \|$", (REPOSITORY / "docs" / "migration.md").read_text(), re.MULTILINE)

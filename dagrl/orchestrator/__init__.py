@@ -1,1 +1,1 @@
-"""The run itself: the only package that talks to Ray."""
+"""The run itself: the main loop, its steps, and the run folder. `docs/schedule.md` follows a step through it."""
