@@ -39,12 +39,17 @@ class Tenant:
 class Moment:
     """Contents of a GPU at one time."""
 
-    what: str
-    """``actor: update``."""
     engine: str
     """The engine that works."""
+    work: str
+    """``update``."""
     parts: dict[str, int]
     """Engine -> bytes."""
+
+    @property
+    def what(self) -> str:
+        """``actor: update``."""
+        return f"{self.engine}: {self.work}"
 
     @property
     def total(self) -> int:
@@ -60,7 +65,7 @@ class FitProblem:
     over: int
     """Bytes that are missing on the fullest GPU."""
     text: str
-    """All of this in a sentence."""
+    """The engine, its GPU and the missing bytes in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,8 @@ class GroupFit:
             others = [f"{name} {gib(size)}" for name, size in full.parts.items() if name != full.engine]
             beside = f", beside {' and '.join(others)}" if others else ""
             text = (
-                f"group {self.name}: {full.engine} needs {gib(full.parts[full.engine])} GiB of each {self.gpu.name} "
-                f"({full.what.partition(': ')[2]}){beside}: {gib(over)} GiB more than its {self.gpu.memory_gib:g}"
+                f"{full.engine} needs {gib(full.parts[full.engine])} GiB of each {self.gpu.name} "
+                f"({full.work}){beside}: {gib(over)} GiB more than its {self.gpu.memory_gib:g}"
             )
             yield FitProblem(self.name, full.engine, over, text)
         for tenant in self.tenants:
@@ -117,7 +122,7 @@ class GroupFit:
             if needs is not None and needs > tenant.memory.peak:
                 over = needs - tenant.memory.peak
                 text = (
-                    f"group {self.name}: {tenant.name} needs {gib(needs)} GiB for weights, a cache for its longest "
+                    f"{tenant.name} needs {gib(needs)} GiB for weights, a cache for its longest "
                     f"samples and graphs, and takes {gib(tenant.memory.peak)} by its {tenant.memory.filled_by}: "
                     f"{gib(over)} GiB too few"
                 )
@@ -135,15 +140,14 @@ class GroupFit:
     def _moments(self) -> Iterator[Moment]:
         rest = self.at_rest
         for tenant in self.tenants:
-            what = f"{tenant.name}: {tenant.memory.moment}"
-            yield Moment(what, tenant.name, {**rest, tenant.name: tenant.memory.peak})
+            yield Moment(tenant.name, tenant.memory.moment, {**rest, tenant.name: tenant.memory.peak})
             source = next((each for each in self.tenants if each.name == tenant.executor.weights_from), None)
             if source is not None:
                 both = {
                     each.name: each.memory.weights_alone if each.executor.sleeps else rest[each.name]
                     for each in (tenant, source)
                 }
-                yield Moment(f"{tenant.name}: sync from {source.name}", tenant.name, {**rest, **both})
+                yield Moment(tenant.name, f"sync from {source.name}", {**rest, **both})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ def place_engines(checked: CheckedPipeline) -> tuple[CheckedPipeline, Plan]:
     told = [
         loaded.positions.problem(
             ("groups", problem.group, "gpu"),
-            f"by the plan's reckoning {problem.text.partition(': ')[2]}; `dagrl plan` says what would fit",
+            f"estimated: {problem.text}; `dagrl plan` says what would fit",
         )
         for problem in (placed.fit.problems if placed.fit else ())
         if placed.pipeline.groups[problem.group].gpu

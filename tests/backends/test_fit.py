@@ -67,7 +67,7 @@ def test_what_is_over_is_said_with_engine_and_size() -> None:
     assert problem.engine == "actor"
     assert problem.over == found.groups[0].over == full.total - found.groups[0].gpu.memory_bytes > 0
     assert problem.text == (
-        f"group gpu: actor needs {full.parts['actor'] / GIB:.1f} GiB of each H100 (update, stage 1 of 2), beside "
+        f"actor needs {full.parts['actor'] / GIB:.1f} GiB of each H100 (update, stage 1 of 2), beside "
         f"generator {full.parts['generator'] / GIB:.1f}: {problem.over / GIB:.1f} GiB more than its 79.1"
     )
 

@@ -17,7 +17,7 @@ TEMPLATES = Path(__file__).parents[2] / "dag_templates"
     [
         ("gpu: null", ""),
         ("gpu: H200", ""),
-        ("gpu: A100-40GB", "by the plan's reckoning actor needs "),
+        ("gpu: A100-40GB", "estimated: actor needs "),
     ],
 )
 def test_a_check_warns_of_what_does_not_fit_the_gpus_that_the_file_names(tmp_path: Path, said: str, told: str) -> None:

@@ -74,7 +74,7 @@ def problems_in_words(report: Report) -> list[str]:
     """One line for each engine that does not fit, and one with the remedy; none if all fit."""
     if report.fits:
         return []
-    lines = [f"dagrl plan: {problem.text}" for problem in report.fit.problems]
+    lines = [f"dagrl plan: group {problem.group}: {problem.text}" for problem in report.fit.problems]
     if report.change is None:
         return [*lines, "dagrl plan: no change that was tried makes it fit; use more or larger GPUs"]
     return [*lines, f"dagrl plan: it fits with {' '.join(report.change.overrides())}"]

@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_marked_and_told_with_a_remedy() -> None:
     over = [line.split()[:2] for line in text.splitlines() if line.endswith("|  over")]
     assert over == [["actor:", "update,"], ["generator:", "rollout"]]
     problem, remedy = problems_in_words(found)
-    assert problem == f"dagrl plan: {found.fit.problems[0].text}"
+    assert problem == f"dagrl plan: group {found.fit.problems[0].group}: {found.fit.problems[0].text}"
     assert remedy.startswith(
         "dagrl plan: it fits with engines.actor.keep_communicators=false engines.actor.transformer."
     )
