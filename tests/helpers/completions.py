@@ -16,6 +16,8 @@ GREEDY = SamplingSpec(max_new_tokens=16, temperature=0)
 LONG = SamplingSpec(max_new_tokens=400, temperature=0, ignore_eos=True)
 POSITIONS = 512
 """Positions of the model."""
+ENDS = (1, 11)
+"""Tokens that end a response: the tokenizer's, and that of the model's config."""
 OLD, NEW = 5, 6
 """Seeds of the weights that an engine starts with, and of others."""
 

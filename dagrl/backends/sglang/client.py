@@ -102,11 +102,13 @@ class Client:
             return ServerResponse("abort", str(error), NO_TOKENS, NO_LOGPROBS, None)
         meta, sampled = answer["meta_info"], answer["output_ids"]
         reason = meta["finish_reason"]
+        # SGLang looks for them only in front of the last token that it may sample.
+        ends = sampled and sampled[-1] in sampling["stop_token_ids"] and not sampling["ignore_eos"]
         # One entry per token; missing for a request that was aborted in the queue.
         logprobs = meta.get("output_token_logprobs") or ()
         assert len(logprobs) == len(sampled), "a log-prob for each token"
         return ServerResponse(
-            reason["type"],
+            "stop" if ends and reason["type"] == "length" else reason["type"],
             reason.get("message") or "",
             np.array(sampled, dtype=np.int64),
             np.fromiter(map(_FIRST, logprobs), np.float32, len(logprobs)),

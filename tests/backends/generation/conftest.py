@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from completions import ENDS
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dagrl.backends.backend import RankContext
@@ -42,6 +43,8 @@ MODEL = ModelSpec(
         "head_dim": 32,
         "max_position_embeddings": 512,
         "tie_word_embeddings": False,
+        # Beside the tokenizer's.
+        "eos_token_id": [ENDS[1]],
         # Far from uniform, so that each token has its own log-prob.
         "initializer_range": 0.3,
     },

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from completions import GREEDY, LONG, NEW, OLD, POSITIONS, complete, deviation, is_greedy, kept, log_probs_of
+from completions import ENDS, GREEDY, LONG, NEW, OLD, POSITIONS, complete, deviation, is_greedy, kept, log_probs_of
 from transformers import PreTrainedModel
 
 from dagrl.backends.base import GenerationRequest
@@ -28,7 +28,7 @@ def test_greedy_tokens_and_log_probs_are_the_models(engine, backend, requests, m
         assert completion.tokens.dtype == np.int64 and completion.logprobs.dtype == np.float32
         assert completion.policy_version == 0
         assert (completion.routed_experts is None) == (backend != "vllm"), "vLLM's server is asked for them here"
-        stopped = completion.tokens[-1] == 1
+        stopped = completion.tokens[-1] in ENDS
         assert (completion.finish_reason == "stop") == stopped and (stopped or len(completion.tokens) == 16)
 
 
@@ -75,10 +75,25 @@ def test_the_token_that_stops_a_response_is_part_of_it(engine, requests) -> None
     stop = int(free[4].tokens[3])
     stopping = SamplingSpec(max_new_tokens=12, temperature=0, stop_token_ids=(stop,))
     for whole, completion in zip(free, complete(engine, requests, stopping), strict=True):
-        ends = [place for place, token in enumerate(whole.tokens) if token in (stop, 1)]
+        ends = [place for place, token in enumerate(whole.tokens) if token in (stop, *ENDS)]
         expected = whole.tokens[: ends[0] + 1] if ends else whole.tokens
         assert completion.tokens.tolist() == expected.tolist()
         assert completion.finish_reason == ("stop" if ends else "length")
+
+
+def test_an_end_that_is_the_last_token_allowed_is_a_stop(engine, requests) -> None:
+    free = SamplingSpec(max_new_tokens=12, temperature=0)
+    stopping = free.model_copy(update={"stop_token_ids": (int(complete(engine, requests, free)[4].tokens[3]),)})
+    ended = [each for each in complete(engine, requests, stopping) if each.finish_reason == "stop"]
+    assert ended
+    for each in ended:
+        size = len(each.tokens)
+        for request, sampling in (
+            (requests[each.index], stopping.model_copy(update={"max_new_tokens": size})),
+            (replace(requests[each.index], limit=size), stopping),
+        ):
+            (again,) = complete(engine, [request], sampling)
+            assert (again.tokens.tolist(), again.finish_reason) == (each.tokens.tolist(), "stop")
 
 
 def test_a_response_may_use_all_positions_and_continue_within_the_last(engine, model_of: ModelOf) -> None:

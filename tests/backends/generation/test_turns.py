@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from completions import ENDS
 
 from dagrl.config.schema import ModelSpec, Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tokenizer import load_tokenizer
-from dagrl.ops.base import Context, OpInput, Output, Resources
+from dagrl.ops.base import Context, OpInput, Resources
 from dagrl.ops.rollout import rollout
 from dagrl.ops.turns.passages import passages
 
@@ -41,13 +42,26 @@ def wait_for_others(*, extra_info: dict) -> str:
     if extra_info["row"] == 0 and calls.count(0) == 1:
         assert others_done.wait(60), "the others have waited for it"
     return "=7="
+
+def every_turn_at_once(text):
+    return [("answer", {})]
+
+@dagrl.tool
+def answer() -> str:
+    """Say the same."""
+    return "=7="
 '''
-OPTIONS = {"tools": ["patience:wait_for_others"], "tool_format": "patience:every_turn", "max_turns": 3}
+PATIENT = {"tools": ["patience:wait_for_others"], "tool_format": "patience:every_turn"}
+SHORT = {"tools": ["patience:answer"], "tool_format": "patience:every_turn_at_once", "max_turn_tokens": 2}
+# Half of the characters end a turn, so that turns are short.
+ENDING = range(3, 10)
+STOPS = {"tokens": {"stop_token_ids": [*ENDING]}, "texts": {"stop": [*"0123456"]}}
 
 
-def played(server: Any, backend: str, folder: Path, **sampling: Any) -> list[Output]:
-    """A rollout of `PROMPTS`, two to a group."""
-    node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 200, **sampling}, **OPTIONS}
+def played(server: Any, backend: str, folder: Path, options: dict[str, Any], sampling: dict[str, Any]) -> Batch:
+    """A rollout of `PROMPTS`, two to a group, in three turns at most."""
+    drawn = {"max_new_tokens": 200, **sampling}
+    node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": drawn, "max_turns": 3, **options}
     pipeline = Pipeline.model_validate(
         {
             "name": "turns",
@@ -77,19 +91,22 @@ def played(server: Any, backend: str, folder: Path, **sampling: Any) -> list[Out
         server,
         sampled_by="rollout",
     )
-    return list(rollout([OpInput(0, Batch(rows, columns))], context))
+    outputs = rollout([OpInput(0, Batch(rows, columns))], context)
+    return Batch.concat([Batch(output.rows, output.columns) for output in outputs]).in_order(rows)
 
 
-def test_responses_go_on_by_themselves_and_know_what_was_said(server, server_backend, model_of, tmp_path: Path) -> None:
-    # Half of the characters end a turn, so that turns are short.
-    outputs = played(server, server_backend, tmp_path, stop_token_ids=[*range(3, 10)])
-    whole = Batch.concat([Batch(output.rows, output.columns) for output in outputs]).in_order(np.arange(len(PROMPTS)))
+@pytest.mark.parametrize("stops", STOPS)
+def test_responses_go_on_by_themselves_and_know_what_was_said(
+    server, server_backend, model_of, tmp_path: Path, stops: str
+) -> None:
+    whole = played(server, server_backend, tmp_path, PATIENT, STOPS[stops])
     assert whole["turns"].values.tolist() == [3] * len(PROMPTS)
     tokenizer = load_tokenizer(ModelSpec.model_validate({"init": INIT, "tokenizer": TOKENIZER}))
     for row in range(len(PROMPTS)):
         said = passages(whole, row)
         assert [each.turn for each in said] == [1, 0, 2, 0, 3]
         assert all(tokenizer.decode(each.tokens) == "=7=" for each in said if not each.turn)
+        assert all(ended_at(each.tokens) == len(each.tokens) for each in said if each.turn)
         prompt, response = tokenizer.encode(PROMPTS[row]), whole["response_tokens"][row]
         tokens = torch.tensor([*prompt, *response.tolist()])
         with torch.no_grad():
@@ -97,3 +114,21 @@ def test_responses_go_on_by_themselves_and_know_what_was_said(server, server_bac
         places = torch.arange(len(prompt), len(tokens))
         expected = logprobs[places - 1, tokens[places]].numpy() * whole["response_mask"][row]
         np.testing.assert_allclose(whole["rollout_logprob"][row], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("stops", STOPS)
+def test_a_turn_that_reaches_its_limit_without_an_end_is_the_last(
+    server, server_backend, tmp_path: Path, stops: str
+) -> None:
+    whole = played(server, server_backend, tmp_path, SHORT, STOPS[stops])
+    for row, reason in enumerate(whole["finish_reason"].strings()):
+        turns = [each.tokens for each in passages(whole, row) if each.turn]
+        cut = [len(tokens) == 2 and ended_at(tokens) is None for tokens in turns]
+        assert all(ended_at(tokens) == len(tokens) for tokens, is_cut in zip(turns, cut, strict=True) if not is_cut)
+        assert not any(cut[:-1]) and reason == ("length" if cut[-1] else "turns")
+        assert cut[-1] or len(turns) == 3
+
+
+def ended_at(tokens: np.ndarray) -> int | None:
+    """The number of tokens up to the first that ends a turn."""
+    return next((place for place, token in enumerate(tokens, 1) if token in (*ENDING, *ENDS)), None)
