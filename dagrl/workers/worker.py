@@ -25,6 +25,7 @@ from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch
 from dagrl.data.column_store import StoredBlock
 from dagrl.graph.plugins.calls import record_calls
+from dagrl.log_ends import keep_ends_of_output
 from dagrl.ops.base import Context, Op, Output, Resources
 from dagrl.ops.registry import load_op
 from dagrl.workers.listener import listen
@@ -149,6 +150,7 @@ class Worker:
         download(setup.pipeline)
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
         record_calls(setup.run_dir, socket.gethostname())
+        keep_ends_of_output()
         self._at_close = self._resources.at_close
         self._rank, self._replica = setup.rank, setup.replica
         # Less than the driver's timeout: the worker's error is more specific.

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from dagrl.config.schema import AgentSpec
+from dagrl.log_ends import LOOK_EVERY_S, LogEnds
 from dagrl.ops.agents.verifiers_agent import Unscored
 from dagrl.redact import hiding
 from dagrl.rewards.sandbox import runner as sandbox
@@ -105,7 +106,7 @@ class CommandProgram:
             task.write_text(json.dumps(row))
             told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": str(result)}
             inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-            with output.open("wb") as file, task.open("rb") as stdin:
+            with output.open("ab") as file, task.open("rb") as stdin:
                 process = await asyncio.create_subprocess_exec(
                     # Ends the command with this process, whatever ends that.
                     *(sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), *self._command),
@@ -117,7 +118,7 @@ class CommandProgram:
                     start_new_session=True,
                 )
             try:
-                status = await process.wait()
+                status = await _ended(process, LogEnds(output))
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -180,6 +181,17 @@ class ServiceProgram:
             return verdict_of(json.loads(body) if body.strip() else None)
         except (ValueError, RecursionError) as error:
             raise ProgramError(f"it answered in another form than JSON: {body:.200}") from error
+
+
+async def _ended(process: asyncio.subprocess.Process, output: LogEnds) -> int:
+    """The exit status of a process, whose output is kept short until it ends."""
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while not (await asyncio.wait([waiting], timeout=LOOK_EVERY_S))[0]:
+            output.cut()
+    finally:
+        waiting.cancel()
+    return waiting.result()
 
 
 def _verdict_of_process(status: int, said: str, result: str | None) -> Verdict:

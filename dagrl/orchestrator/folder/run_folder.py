@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from dagrl.config.loading.yaml_source import dump_document
 from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import Graph
+from dagrl.log_ends import shortened
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState
 from dagrl.orchestrator.folder.examine import LOCK, MODULES, PIPELINE, examine
 from dagrl.orchestrator.folder.identity import changes
@@ -46,7 +47,7 @@ class RunFolder:
             log = self.path / "logs" / "failure.txt"
             with suppress(OSError):  # the disk may be full
                 log.parent.mkdir(exist_ok=True)
-                replace_text(log, error.details, private=True)
+                replace_text(log, shortened(error.details), private=True)
                 error.log = str(log)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dagrl.log_ends import ends_of
 from dagrl.workers.cluster import reaper
 
 RAY_VARIABLES = {
@@ -111,10 +112,13 @@ def small_shared_memory() -> str:
 
 
 def keep_worker_logs(folder: Path, logs: Path, prefix: str = "") -> None:
-    """Copy what the workers printed to ``logs/PREFIX*``. Errors, such as a full disk, are ignored."""
+    """Copy what the workers printed, or the ends of it, to ``logs/PREFIX*``.
+
+    Errors, such as a full disk, are ignored.
+    """
     with contextlib.suppress(OSError):
         for file in folder.glob("session_*/logs/worker-*"):
-            lines = file.read_text(errors="replace").splitlines() if file.is_file() and not file.is_symlink() else []
+            lines = ends_of(file).splitlines() if file.is_file() and not file.is_symlink() else []
             printed = [line for line in lines if not line.startswith((":job_id:", ":actor_name:"))]
             if printed:
                 logs.mkdir(parents=True, exist_ok=True)

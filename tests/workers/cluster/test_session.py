@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,3 +31,21 @@ def test_where_there_is_no_shared_memory_ray_says_so_itself(monkeypatch: pytest.
 
     monkeypatch.setattr(shutil, "disk_usage", missing)
     assert session.small_shared_memory() == ""
+
+
+def test_the_ends_of_what_workers_printed_are_kept(tmp_path: Path) -> None:
+    (folder := tmp_path / "session_1" / "logs").mkdir(parents=True)
+    with (folder / "worker-1.out").open("wb") as file:
+        file.write(b":job_id:01\n:actor_name:Worker\nbegin\n")
+        file.truncate(10 << 30)
+        file.seek(0, 2)
+        file.write(b"end\n")
+    (folder / "worker-1.err").write_text(":job_id:01\n")
+    (folder / "worker-2.err").write_text(":job_id:01\na warning\n")
+    session.keep_worker_logs(tmp_path, tmp_path / "logs", "head-")
+    kept = {each.name: each.read_text() for each in (tmp_path / "logs").iterdir()}
+    assert kept.pop("head-worker-2.err") == "a warning\n"
+    ((name, text),) = kept.items()
+    assert name == "head-worker-1.out"
+    assert text.startswith("begin\n") and text.endswith("end\n")
+    assert len(text) < 3 << 20
