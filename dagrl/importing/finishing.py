@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
+from dagrl.backends.megatron.layout_rules import rank_faults
+from dagrl.backends.megatron.section import ParallelSpec
+from dagrl.config.schema import GroupSpec
 from dagrl.config.schema.nodes.advantage import AdvantageNode
 from dagrl.config.schema.nodes.base import PackingNode
 from dagrl.importing.engines import PARALLEL, server_key
@@ -52,15 +56,45 @@ def _drop_equal_responses(t: Translation) -> None:
                 t.put(target, 1)
 
 
+def _list_layouts(t: Translation) -> None:
+    """List sizes of trainers that do not fit the ranks of their group, and take back chunks without stages."""
+    for engine in ("actor", "critic"):
+        section = f"engines.{engine}.parallel."
+        chunks, stages = f"{section}{PARALLEL[2]}", f"{section}{PARALLEL[1]}"
+        if t.tree.get(stages, 1) == 1 or t.tree.get(chunks) == 1:
+            t.drop(chunks, "layers are in chunks on several stages only, of two chunks or more")
+        name, sizes = str(t.tree.get(f"engines.{engine}.group")), _section(t, section)
+        try:
+            found = list(rank_faults(ParallelSpec(**sizes), GroupSpec(**_section(t, f"groups.{name}.")), name))
+        except (ValueError, ZeroDivisionError):
+            continue  # A size of the source is none.
+        for size, fault in found:
+            _list(t, f"{section}{size}", fault)
+        experts, tensor = f"{section}{PARALLEL[4]}", f"{section}{PARALLEL[0]}"
+        split = f"{section}sequence_parallel"
+        if t.tree.get(experts, 1) > 1 and t.tree.get(tensor, 1) > 1 and not t.tree.get(split):
+            _list(t, split, "Megatron shares a model with experts out over tensor-parallel ranks only if this is true")
+
+
+def _section(t: Translation, prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): value for key, value in t.tree.items() if key.startswith(prefix)}
+
+
 def _list_large_server(t: Translation) -> None:
-    """List a server of more GPUs than a machine has; SGLang's may span whole machines."""
-    target = server_key(t, "tensor_parallel")
-    size, machine = t.tree.get(target), t.tree.get(f"groups.{t.tree.get('engines.generator.group')}.gpus_per_node")
-    if not isinstance(size, int) or not isinstance(machine, int) or machine < 1:
+    """List a server whose GPUs do not divide those of a machine, or of the group; SGLang's may span whole machines."""
+    group, is_sglang = (
+        f"groups.{t.tree.get('engines.generator.group')}",
+        t.tree["engines.generator.backend"] == "sglang",
+    )
+    machine, nodes = t.tree.get(f"{group}.gpus_per_node"), t.tree.get(f"{group}.nodes", 1)
+    target, server = server_key(t, "tensor_parallel"), _section(t, "engines.generator.server.")
+    further = server.get("pp_size", 1) if is_sglang else server.get("data_parallel_size", 1)
+    tensor = server.get(target.rpartition(".")[2], 1)
+    if not all(isinstance(each, int) and each > 0 for each in (machine, nodes, tensor, further)):
         return
-    spans = t.tree["engines.generator.backend"] == "sglang" and size % machine == 0
-    if size < 1 or (machine % size and not spans):
-        _list(t, target, f"a server takes a divisor of the {machine} GPUs of a machine")
+    size = tensor * further
+    if machine % size and not (is_sglang and size % machine == 0 and (nodes * machine) % size == 0):
+        _list(t, target, f"a server takes {size} GPUs, no divisor of the {machine} of a machine")
 
 
 def _fit_lengths(t: Translation) -> None:
@@ -109,6 +143,7 @@ def _list(t: Translation, target: str, reason: str) -> None:
 def _finish(t: Translation) -> None:
     _drop_foreign_options(t)
     _list_single_response(t)
+    _list_layouts(t)
     _strict_math(t)
     _drop_equal_responses(t)
     if "engines.generator.backend" in t.tree:

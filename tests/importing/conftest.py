@@ -106,16 +106,26 @@ def bases():
 
 
 @pytest.fixture
-def checked(folder, unlisted):
-    """Translate settings on top of those of a small script; returns translation and problems that are not listed."""
-    from dagrl.importing.pipeline_text import pipeline_text
+def translation():
+    """Translate settings on top of those of a small script."""
     from dagrl.importing.registry import FRAMEWORKS
 
     def run(framework: str, given: dict):
         settings = Settings()
         for line, (key, value) in enumerate({**BASES[framework], **given}.items(), start=1):
             settings.add(Setting(key, value, "source", line))
-        found = translate(FRAMEWORKS[framework], settings)
+        return translate(FRAMEWORKS[framework], settings)
+
+    return run
+
+
+@pytest.fixture
+def checked(folder, translation, unlisted):
+    """Translate settings on top of those of a small script; returns translation and problems that are not listed."""
+    from dagrl.importing.pipeline_text import pipeline_text
+
+    def run(framework: str, given: dict):
+        found = translation(framework, given)
         path = folder / "pipeline.yaml"
         path.write_text(pipeline_text(found, path))
         return found, unlisted(path, found)

@@ -138,6 +138,65 @@ def test_a_context_that_is_too_short_is_left_to_the_server(checked):
         assert ("engines.generator.server.max_model_len" in found.tree) == kept
 
 
+SIZES = ("tensor", "pipeline", "context", "expert")
+LAYOUT_KEYS = {
+    "verl": {name: f"{MEGATRON}.{name}_model_parallel_size" for name in SIZES},
+    "slime": {name: f"--{name}-model-parallel-size" for name in SIZES},
+    "roll": {name: f"{TRAIN}.strategy_config.{name}_model_parallel_size" for name in SIZES},
+    "trinity": {name: f"trainer.megatron.{name}_model_parallel_size" for name in SIZES},
+}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("sizes", "listed"),
+    [
+        ({"tensor": 2, "pipeline": 2, "context": 2}, None),
+        ({"tensor": 3}, "tensor_model_parallel_size"),
+        ({"tensor": 4, "pipeline": 4}, "tensor_model_parallel_size"),
+        ({"pipeline": 5}, "pipeline_model_parallel_size"),
+        ({"context": 16}, "context_parallel_size"),
+        ({"tensor": 2, "pipeline": 2, "expert": 8}, "expert_model_parallel_size"),
+        ({"expert": 3}, "expert_model_parallel_size"),
+    ],
+)
+def test_sizes_that_do_not_divide_the_ranks_are_listed(translation, framework, sizes, listed):
+    keys = {key.replace("context_model", "context").replace("context-model", "context"): sizes[name]
+            for name, key in LAYOUT_KEYS[framework].items() if name in sizes}  # fmt: skip
+    if framework == "trinity":
+        keys |= {"trainer.trainer_strategy": "megatron", "mode": "colocate"}
+    found = translation(framework, keys)
+    unknown = [target for line in found.lines if line.status is Status.UNKNOWN for target in line.targets]
+    layout = [target.removeprefix("engines.actor.parallel.") for target in unknown if ".parallel." in target]
+    assert [size for size in layout if size != "sequence_parallel"] == ([listed] if listed else [])
+
+
+@pytest.mark.parametrize(("chunks", "stages", "kept"), [(2, 4, True), (2, 1, False), (1, 4, False), (2, None, False)])
+def test_chunks_of_layers_need_stages(checked, chunks, stages, kept):
+    given = {f"{MEGATRON}.virtual_pipeline_model_parallel_size": chunks}
+    given |= {f"{MEGATRON}.pipeline_model_parallel_size": stages} if stages else {}
+    found, problems = checked("verl", given)
+    assert [each for each in problems if "virtual" in each and not kept] == []
+    assert ("engines.actor.parallel.virtual_pipeline_model_parallel_size" in found.tree) == kept
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "listed"),
+    [
+        ("vllm", {"tensor_model_parallel_size": 4, "data_parallel_size": 4}, True),
+        ("vllm", {"tensor_model_parallel_size": 2, "data_parallel_size": 4}, False),
+        ("sglang", {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2}, False),
+        ("sglang", {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 2}, False),
+        ("sglang", {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 4}, True),
+        ("sglang", {"tensor_model_parallel_size": 3}, True),
+    ],
+)
+def test_servers_that_do_not_fit_the_machines_are_listed(translation, backend, given, listed):
+    keys = {f"{ROLLOUT}.{name}": size for name, size in given.items()}
+    found = translation("verl", {f"{ROLLOUT}.name": backend, "trainer.nnodes": 2, **keys})
+    assert (status_of(found, f"{ROLLOUT}.tensor_model_parallel_size") is Status.UNKNOWN) == listed
+
+
 @pytest.mark.parametrize(("size", "listed"), [(8, False), (16, True), (3, True)])
 def test_a_server_of_several_machines_is_listed(checked, size, listed):
     key = f"{ROLLOUT}.tensor_model_parallel_size"

@@ -5,9 +5,11 @@ Megatron would find most of it out late, when ranks already hold memory and wait
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.families.sizes import ModelSizes, Size
-from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import GroupSpec, Pipeline
@@ -53,39 +55,10 @@ class _Layout:
     def check_ranks(self) -> None:
         """Whether the group's ranks can be shared out."""
         sizes, group = self._sizes, self._pipeline.groups.get(self._engine.group or "")
-        stages = sizes.pipeline_model_parallel_size
         if group is None or not group.ranks:
             return
-        depends: list[Place] = [("groups", str(self._engine.group)), self._place]
-        model_ranks = sizes.tensor_model_parallel_size * stages * sizes.context_parallel_size
-        if group.ranks % model_ranks:
-            message = (
-                f"one model takes {model_ranks} ranks, which do not divide the {group.ranks} of group "
-                f"`{self._engine.group}`; choose sizes whose product divides {group.ranks}, or change the group"
-            )
-            self._error(self._first_above_1(_TP, _PP, _CP), message, *depends)
-            return
-        self._check_machines(group, depends)
-        stage_ranks = group.ranks // stages
-        expert_ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
-        if stage_ranks % expert_ranks:
-            message = (
-                f"one set of experts takes {expert_ranks} ranks, which do not divide the {stage_ranks} of a pipeline "
-                f"stage; choose {_EP} and {_ETP} whose product divides {stage_ranks}"
-            )
-            self._error(self._first_above_1(_EP, _ETP), message, *depends)
-
-    def _check_machines(self, group: GroupSpec, depends: list[Place]) -> None:
-        """Whether ranks that share matrices, and so talk in every layer, are on one machine: they are consecutive."""
-        each = group.gpus_per_node or group.cpus_per_node
-        for name in (_TP, _ETP):
-            size = getattr(self._sizes, name)
-            if group.nodes > 1 and each % size:
-                message = (
-                    f"{size} ranks that share matrices would lie on several machines, as each of group "
-                    f"`{self._engine.group}` has {each}; choose a divisor of {each}, and more stages for a large model"
-                )
-                self._error(name, message, *depends)
+        for name, message in rank_faults(sizes, group, str(self._engine.group)):
+            self._error(name, message, ("groups", str(self._engine.group)), self._place)
 
     def check_sequence(self, model: ModelSizes) -> None:
         """Whether sequence parallelism is there where it must be, and only there where it can be."""
@@ -165,5 +138,36 @@ class _Layout:
         place = (*self._place, name) if name else self._place
         self._findings.error(place, message, depends_on=depends_on)
 
-    def _first_above_1(self, *names: str) -> str:
-        return next((name for name in names if getattr(self._sizes, name) > 1), "")
+
+def rank_faults(sizes: ParallelSpec, group: GroupSpec, group_name: str) -> Iterator[tuple[str, str]]:
+    """Yield a size, and the fault, where a group's ranks cannot be shared out."""
+    stages, each = sizes.pipeline_model_parallel_size, group.gpus_per_node or group.cpus_per_node
+    model_ranks = sizes.tensor_model_parallel_size * stages * sizes.context_parallel_size
+    if group.ranks % model_ranks:
+        message = (
+            f"one model takes {model_ranks} ranks, which do not divide the {group.ranks} of group "
+            f"`{group_name}`; choose sizes whose product divides {group.ranks}, or change the group"
+        )
+        yield _first_above_1(sizes, _TP, _PP, _CP), message
+        return
+    # Ranks that share matrices talk in every layer. They are consecutive.
+    for name in (_TP, _ETP):
+        size = getattr(sizes, name)
+        if group.nodes > 1 and each % size:
+            message = (
+                f"{size} ranks that share matrices would lie on several machines, as each of group "
+                f"`{group_name}` has {each}; choose a divisor of {each}, and more stages for a large model"
+            )
+            yield name, message
+    stage_ranks = group.ranks // stages
+    expert_ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
+    if stage_ranks % expert_ranks:
+        message = (
+            f"one set of experts takes {expert_ranks} ranks, which do not divide the {stage_ranks} of a pipeline "
+            f"stage; choose {_EP} and {_ETP} whose product divides {stage_ranks}"
+        )
+        yield _first_above_1(sizes, _EP, _ETP), message
+
+
+def _first_above_1(sizes: ParallelSpec, *names: str) -> str:
+    return next((name for name in names if getattr(sizes, name) > 1), "")
