@@ -7,13 +7,13 @@ shown. With ``--held_out 0`` both files hold all pairs, for tasks so small that 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from dagrl.data.prepare.errors import exit_on_errors
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
 EXTRA_INFO = {"split": pa.string(), "left": pa.int64(), "right": pa.int64(), "wrong": pa.string()}
@@ -58,12 +58,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=1, help="of order and split, 0 or above; default: %(default)s")
     options = parser.parse_args(arguments)
-    try:
+    with exit_on_errors(__file__):
         for split, pairs in split_pairs(options.largest, options.held_out, options.seed).items():
             path = options.local_dir / f"{split}.parquet"
             print(f"{path}: {write_prompts(path, prompts(pairs, split), EXTRA_INFO)} rows")
-    except (ValueError, OSError) as error:
-        sys.exit(f"arithmetic.py: {error}")
 
 
 if __name__ == "__main__":

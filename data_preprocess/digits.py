@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from dagrl.data.prepare.errors import exit_on_errors
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
 SIDE, SCALE = 16, 2
@@ -68,13 +68,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the drawing, 0 or above; default: %(default)s")
     options = parser.parse_args(arguments)
     info = {"split": pa.string(), "index": pa.int64()}
-    try:
+    with exit_on_errors(__file__):
         for number, (split, count) in enumerate({"train": options.train, "test": options.test}.items()):
             path, random = options.local_dir / f"{split}.parquet", np.random.default_rng([options.seed, number])
             rows = write_prompts(path, prompts(count, split, random), info, COLUMNS, rows_per_group=512)
             print(f"{path}: {rows} rows")
-    except (ValueError, OSError) as error:
-        sys.exit(f"digits.py: {error}")
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from dagrl.data.prepare.errors import exit_on_errors
 from dagrl.data.prompt_file import PromptRow, write_prompts
 from dagrl.tools.gymnasium import Game
 
@@ -46,13 +46,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--train", type=int, default=1024, help="rows of train.parquet; default: %(default)s")
     parser.add_argument("--test", type=int, default=64, help="rows of test.parquet; default: %(default)s")
     given = parser.parse_args(arguments)
-    try:
+    with exit_on_errors(__file__):
         for split, seeds in (("train", range(given.train)), ("test", range(given.train, given.train + given.test))):
             path = given.local_dir / f"{split}.parquet"
             rows = prompts(given.game, given.options, given.rules, seeds, split)
             print(f"{path}: {write_prompts(path, rows, EXTRA_INFO)} rows")
-    except (ValueError, OSError) as error:
-        sys.exit(f"games.py: {error}")
 
 
 if __name__ == "__main__":

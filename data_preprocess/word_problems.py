@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
+from dagrl.data.prepare.errors import exit_on_errors
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
 EXTRA_INFO = {"split": pa.string(), "index": pa.int64(), "steps": pa.int64(), "answer": pa.string()}
@@ -225,12 +225,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn; default: %(default)s")
     options = parser.parse_args(arguments)
     counts = {"test": options.test, "train": options.train}
-    try:
+    with exit_on_errors(__file__):
         for split, problems in make_problems(counts, options.steps, options.seed).items():
             path = options.local_dir / f"{split}.parquet"
             print(f"{path}: {write_prompts(path, prompts(problems, split), EXTRA_INFO)} rows")
-    except (ValueError, OSError) as error:
-        sys.exit(f"word_problems.py: {error}")
 
 
 def _count(text: str) -> int:

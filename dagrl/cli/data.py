@@ -52,10 +52,7 @@ def data(
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-            return 1
-        return end.code or 0
+        return int(end.code or 0)
     finally:
         sys.argv = before
         sys.path.remove(str(DATA_SCRIPTS))

@@ -14,6 +14,7 @@ from typing import Any
 
 from dagrl.config.errors import counted
 from dagrl.data.prepare.dataset import DataSet, Drop, Record
+from dagrl.data.prepare.errors import exit_on_errors
 from dagrl.data.prepare.originals import HUBS, records
 from dagrl.data.prepare.output import all_or_nothing
 from dagrl.data.prepare.report import Progress, Report
@@ -23,15 +24,14 @@ Length = Callable[[PromptRow], int]
 
 
 def run(data_set: DataSet, arguments: list[str] | None = None) -> None:
-    """Do what the command line (or `arguments`) asks. What the user did wrong ends it with one sentence and status 1.
+    """Do what the command line (or `arguments`) asks. What the user did wrong ends it with one sentence and status 2.
 
     The files of all splits and report.json appear together at the end; a failure leaves what was there before.
     """
     options = _options(data_set, arguments)
     try:
-        _write(data_set, options)
-    except (ValueError, OSError) as error:
-        sys.exit(f"{data_set.name}.py: {error}")
+        with exit_on_errors(f"{data_set.name}.py"):
+            _write(data_set, options)
     except KeyboardInterrupt:
         print(f"{data_set.name}.py: stopped; nothing was written", file=sys.stderr)
         sys.exit(130)
