@@ -117,9 +117,9 @@ def plan(
 def _check_search(search: bool, simulate: Path | None, cluster: Mapping[str, int]) -> None:
     """Raise ValueError for options that need, or exclude, a search."""
     if search and simulate is not None:
-        raise ValueError("--simulate shows one layout; take --search out, or simulate what it proposes")
+        raise ValueError("--simulate shows one layout; remove --search, or simulate what it proposes")
     if cluster and not search:
-        raise ValueError(f"--{next(iter(cluster)).replace('_', '-')} is for --search; add that, or take it out")
+        raise ValueError(f"--{next(iter(cluster)).replace('_', '-')} is for --search; add that, or remove it")
 
 
 def _write_schedule(found: Report, file: Path, assumed: Assumed, *, as_json: bool) -> None:

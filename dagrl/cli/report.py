@@ -48,16 +48,16 @@ def report(
 
     with exit_on("report", ValueError):
         if as_json and (html or timeline):
-            raise ValueError("--json has the summary; take --html and --timeline out")
+            raise ValueError("--json has the summary; remove --html and --timeline")
         if html and timeline:
             raise ValueError("--html has the tables of --timeline; leave one of them out")
         if gpu is not None and not (timeline or html):
-            raise ValueError("--gpu is for --timeline and --html; add one of them, or take it out")
+            raise ValueError("--gpu is for --timeline and --html; add one of them, or remove it")
         if html:
             print(write_html(run_dirs, output or run_dirs[0] / "report.html", gpu=gpu))
             return 0
         if output is not None:
-            raise ValueError("--output is for --html; add that, or take it out")
+            raise ValueError("--output is for --html; add that, or remove it")
         if len(run_dirs) > 1:
             raise ValueError("several runs are for --html; add that, or name one run")
         if as_json:

@@ -51,7 +51,7 @@ def _check_judges(pipeline: Pipeline, findings: Findings) -> None:
             continue
         place: Place = ("nodes", name, "images")
         if pipeline.data.image_key is None:
-            message = "prompts have no images; add `data.image_key`, or take it out"
+            message = "prompts have no images; add `data.image_key`, or remove it"
             findings.error(place, message, code="option-without-effect", depends_on=[_PLACE])
         if node.prompt.count(PROMPT_FIELD) != 1:
             message = f"images stand in {PROMPT_FIELD}, which the question needs once; write it there"

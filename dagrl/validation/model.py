@@ -187,7 +187,7 @@ class _Model:
             needed = 256 if tokenizer.kind == "bytes" else len(tokenizer.alphabet)
             message = (
                 f"{rows} rows cannot hold the tokenizer's {needed} {tokenizer.kind} and its special tokens; "
-                "take vocab_size out, and it is the tokenizer's"
+                "remove vocab_size, and it is the tokenizer's"
             )
             depends: list[Place] = [("model", "tokenizer"), (*self.section, "tokenizer")]
             self.findings.error((*self.source, "vocab_size"), message, depends_on=depends)
@@ -204,7 +204,7 @@ class _Model:
             doubled = [repr(character) for character, count in Counter(tokenizer.alphabet).items() if count > 1]
             message = None
             if tokenizer.kind == "bytes":
-                message = "a tokenizer of bytes has no alphabet; take it out" if tokenizer.alphabet else None
+                message = "a tokenizer of bytes has no alphabet; remove it" if tokenizer.alphabet else None
             elif not tokenizer.alphabet:
                 message = "a tokenizer of characters needs to know which; add `alphabet:` with all of them"
             elif doubled:

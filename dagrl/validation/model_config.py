@@ -47,7 +47,7 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
     ]
     for field, message in wrong:
         where = f"{file} has a wrong value of `{field}`: " if file else ""
-        remedy = "copy the file again, or correct it" if file else "write it so, or take it out"
+        remedy = "copy the file again, or correct it" if file else "write it so, or remove it"
         findings.error(_place_of(section, field), f"{where}{message}; {remedy}")
     if wrong:
         return False

@@ -96,7 +96,7 @@ def test_exported_weights(tmp_path: Path, called, monkeypatch) -> None:
 
 def test_json_and_html_exclude_each_other(tmp_path: Path, capsys) -> None:
     assert main(["report", str(tmp_path), "--json", "--html"]) == 2
-    assert "--json has the summary; take --html and --timeline out" in capsys.readouterr().err
+    assert "--json has the summary; remove --html and --timeline" in capsys.readouterr().err
 
 
 def test_what_json_cannot_hold_is_null(capsys) -> None:

@@ -125,9 +125,9 @@ def test_what_is_no_cluster_exits_with_2(pipeline, arguments, message, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "8"], "--gpus is for --search; add that, or take it out"),
-        (["--gpus-per-node", "8"], "--gpus-per-node is for --search; add that, or take it out"),
-        (["--search", "--gpus", "2", "--simulate", "x.json"], "--simulate shows one layout; take --search out"),
+        (["--gpus", "8"], "--gpus is for --search; add that, or remove it"),
+        (["--gpus-per-node", "8"], "--gpus-per-node is for --search; add that, or remove it"),
+        (["--search", "--gpus", "2", "--simulate", "x.json"], "--simulate shows one layout; remove --search"),
         (["--simulate", "/dev/null/x.json"], "cannot write /dev/null/x.json: Not a directory"),
     ],
 )

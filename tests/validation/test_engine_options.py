@@ -65,7 +65,7 @@ class TestModelsOfMegatronBridge:
     def test_capped_logits_are_not_computed_in_chunks(self, project):
         path = self.pipeline(project, "gemma2", "    fused_linear_cross_entropy: true #!\n")
         place = "engines.actor.fused_linear_cross_entropy"
-        project.assert_problem(path, place, "the logits of gemma2 are capped, which is not done in chunks; take it out")
+        project.assert_problem(path, place, "the logits of gemma2 are capped, which is not done in chunks; remove it")
 
     def test_adapters_come_before_norms_of_outputs(self, project):
         path = self.pipeline(project, "gemma2", "    lora: {} #!\n")

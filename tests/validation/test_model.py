@@ -37,7 +37,7 @@ CASES = {
         "hidden_size: 64",
         "hidden_size: '64'",
         "model.init.hidden_size",
-        "a whole number from 1 to 262144, got '64'; write it so, or take it out",
+        "a whole number from 1 to 262144, got '64'; write it so, or remove it",
     ),
     "heads": (
         "model_type: qwen3, hidden_size: 64",
@@ -55,13 +55,13 @@ CASES = {
         "hidden_size: 64",
         "hidden_size: 64, vocab_size: 13",
         "model.init.vocab_size",
-        "13 rows cannot hold the tokenizer's 13 characters and its special tokens; take vocab_size out",
+        "13 rows cannot hold the tokenizer's 13 characters and its special tokens; remove vocab_size",
     ),
     "vocabulary without the special tokens": (
         "hidden_size: 64",
         "hidden_size: 64, vocab_size: 15",
         "model.init.vocab_size",
-        "15 rows cannot hold the tokenizer's 13 characters and its special tokens; take vocab_size out",
+        "15 rows cannot hold the tokenizer's 13 characters and its special tokens; remove vocab_size",
     ),
     "no alphabet": (
         TOKENIZER,
@@ -79,7 +79,7 @@ CASES = {
         TOKENIZER,
         "  tokenizer: {kind: bytes, alphabet: ab} #!",
         "model.tokenizer.alphabet",
-        "a tokenizer of bytes has no alphabet; take it out",
+        "a tokenizer of bytes has no alphabet; remove it",
     ),
     "more experts than there are": (
         INIT,

@@ -8,7 +8,7 @@ from dagrl.validation import check_file
     [
         ("num_layers: 2", "Qwen3Config has no field `num_layers`; "),
         ("rms_norm_epsilon: 1e-6", "Qwen3Config has no field `rms_norm_epsilon`; did you mean `rms_norm_eps`?"),
-        ("tie_word_embeddings: 1", "expected true or false, got 1; write it so, or take it out"),
+        ("tie_word_embeddings: 1", "expected true or false, got 1; write it so, or remove it"),
         ("num_experts: 4", "Qwen3Config has no field `num_experts`; "),
         ("base_model_tp_plan: {}", "Qwen3Config has no field `base_model_tp_plan`; "),
     ],

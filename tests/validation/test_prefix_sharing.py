@@ -32,14 +32,14 @@ def test_groups_stay_whole_for_the_engine_and_its_frozen_copy(project):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([GEMMA, SHARING], "models of type gemma2 have attention that does not share prefixes; take it out"),
+        ([GEMMA, SHARING], "models of type gemma2 have attention that does not share prefixes; remove it"),
         (
             [MIXTURE, SGLANG, SHARING, "engines.actor.router_replay=true"],
-            "router_replay sends the tokens of each row where its own routes say; take one of the two out",
+            "router_replay sends the tokens of each row where its own routes say; remove one of the two",
         ),
         (
             ["engines.reference={backend: megatron, frozen_copy_of: actor, prefix_sharing: true}"],
-            "the model of `actor` computes it; set it there, and take it out here",
+            "the model of `actor` computes it; set it there, and remove it here",
         ),
     ],
 )

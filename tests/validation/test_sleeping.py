@@ -65,11 +65,11 @@ def test_an_engine_on_anothers_ranks_goes_with_that_one(project):
 def test_memory_that_nccl_knows_cannot_be_left(project):
     buffers = ("    group: train\n", "    group: train\n    ddp: {nccl_ub: true} #!\n")
     path = project.pipeline(buffers, GPUS, SHARED, NO_ROLLOUT)
-    fragment = "cannot be left while `generator` works there; take it out, or say `sleep: false`"
+    fragment = "cannot be left while `generator` works there; remove it, or say `sleep: false`"
     project.assert_problem(path, "engines.actor.ddp.nccl_ub", fragment)
     check_file(path, ["engines.actor.sleep=false"])
     offload = "engines.actor.offload.grad=true"
-    assert "take `offload` out" in project.only_problem(path, "engines.actor.sleep=false", offload).message
+    assert "remove `offload`" in project.only_problem(path, "engines.actor.sleep=false", offload).message
 
 
 @pytest.mark.parametrize("value", ["sometimes", "1"])

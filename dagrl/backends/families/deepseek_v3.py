@@ -160,7 +160,7 @@ class DeepseekV3(Family):
         yield from super().unsupported_rope(config, rope)
         if rope.get("rope_type", rope.get("type")) == "yarn":
             if rope.get("attention_factor") is not None or rope.get("truncate", True) is not True:
-                yield "megatron's yarn has neither attention_factor nor truncate: false; take them out"
+                yield "megatron's yarn has neither attention_factor nor truncate: false; remove them"
             elif rope.get("mscale_all_dim") and not rope.get("mscale"):
                 yield "megatron's yarn reads mscale_all_dim together with mscale only; add mscale"
 

@@ -62,7 +62,7 @@ class GptOss(Family):
         if rope:
             yield from super().unsupported_rope(config, rope)
         if rope.get("attention_factor") is not None:
-            yield "megatron's yarn has no attention_factor; take it out"
+            yield "megatron's yarn has no attention_factor; remove it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,10 @@ class _Layout:
         """Whether layers, stages and chunks fit."""
         stages, chunks = self._sizes.pipeline_model_parallel_size, self._sizes.virtual_pipeline_model_parallel_size
         if chunks is not None and stages == 1:
-            self._error(_VPP, f"chunks are interleaved over pipeline stages; set {_PP} above 1, or take this out")
+            self._error(_VPP, f"chunks are interleaved over pipeline stages; set {_PP} above 1, or remove this")
             return
         if chunks == 1:
-            self._error(_VPP, "one chunk on each stage is what there is without it; take it out, or choose 2 or more")
+            self._error(_VPP, "a single chunk on each stage is the default; remove it, or choose 2 or more")
             return
         if chunks is not None:
             self._check_rounds(stages)

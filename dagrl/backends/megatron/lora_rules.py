@@ -36,10 +36,10 @@ def check_lora(check: EngineCheck[MegatronEngineSpec]) -> None:
         message = "megatron-bridge's adapters of experts do not run on experts that several ranks share; set it to 1"
         findings.error((*check.place, "parallel", "expert_tensor_parallel_size"), message, depends_on=[place])
     if sizes.mixture and engine.transformer.get("moe_grouped_gemm") is False:
-        message = "adapters of experts need them in one module; take it out"
+        message = "adapters of experts need them in one module; remove it"
         findings.error((*check.place, "transformer", "moe_grouped_gemm"), message, depends_on=[place])
     if not sizes.has_tables and sizes.family is not None:
-        message = f"models of type {sizes.family} have no adapters here; take it out, or choose a model of another type"
+        message = f"models of type {sizes.family} have no adapters here; remove it, or choose a model of another type"
         findings.error(place, message, depends_on=[("model",)])
     if not lora.merge and sizes.mixture:
         findings.error(

@@ -21,10 +21,10 @@ def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
     if check.sizes.family is not None and engine.frozen_copy_of is None:
         _check_bridge(check)
     if engine.fused_linear_cross_entropy and engine.head != "lm":
-        message = f"a {engine.head} head has no logits to compute in chunks; take it out"
+        message = f"a {engine.head} head has no logits to compute in chunks; remove it"
         findings.error((*place, "fused_linear_cross_entropy"), message, depends_on=[(*place, "head")])
     if engine.fused_linear_cross_entropy and check.sizes.capped_logits:
-        message = f"the logits of {check.sizes.family} are capped, which is not done in chunks; take it out"
+        message = f"the logits of {check.sizes.family} are capped, which is not done in chunks; remove it"
         findings.error((*place, "fused_linear_cross_entropy"), message, depends_on=[("model",)])
     if engine.dist_checkpointing_path is not None:
         _check_start(engine.dist_checkpointing_path, (*place, "dist_checkpointing_path"), findings)
@@ -77,9 +77,9 @@ def _check_registered_buffers(check: EngineCheck[MegatronEngineSpec]) -> None:
     if sleeps(check.pipeline, check.name):
         others = listed(neighbours(check.pipeline, check.name))
         message = f"registers device memory with NCCL, which cannot be left while {others} works there"
-        message, depends = f"{message}; take it out, or say `sleep: false`", (*place, "sleep")
+        message, depends = f"{message}; remove it, or say `sleep: false`", (*place, "sleep")
     elif any(engine.offload.model_dump().values()):
-        message = "registers device memory with NCCL, which cannot be left; take it out, or take `offload` out"
+        message = "registers device memory with NCCL, which cannot be left; remove it, or remove `offload`"
         depends = (*place, "offload")
     if message:
         check.findings.error((*place, "ddp", "nccl_ub"), message, depends_on=[depends, ("groups",)])
@@ -90,19 +90,19 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
     place: Place = (*check.place, "router_replay")
     home = pipeline.engines.get(engine.frozen_copy_of or "")
     if sizes.mixture is False:
-        message = "is about experts, and the model has none; take it out"
+        message = "is about experts, and the model has none; remove it"
         findings.error(place, message, depends_on=[("model",)])
     elif not sizes.reports_routed_experts:
-        message = f"no generator tells how a {sizes.family} model routes; take it out"
+        message = f"no generator tells how a {sizes.family} model routes; remove it"
         findings.error(place, message, depends_on=[("model",)])
     elif engine.head != "lm":
-        message = f"routes are those of the policy, and this is a {engine.head} model with its own weights; take it out"
+        message = f"routes are those of the policy, and this is a {engine.head} model with its own weights; remove it"
         findings.error(place, message)
     elif home is not None and not home.replays_routes:
         message = f"its model is that of `{engine.frozen_copy_of}`, which does not; set it there too"
         findings.error(place, message, depends_on=[("engines", str(engine.frozen_copy_of), "router_replay")])
     if engine.transformer.get("moe_router_fusion"):
-        message = "the fused router chooses experts by itself; take one of the two out"
+        message = "the fused router chooses experts by itself; remove one of the two"
         findings.error(place, message, depends_on=[(*check.place, "transformer", "moe_router_fusion")])
     for name, other in pipeline.engines.items():
         if wants_routed_experts(pipeline, name) and not other.reports_routed_experts:

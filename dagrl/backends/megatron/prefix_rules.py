@@ -33,13 +33,13 @@ def shared_prompts(engine: PlannedEngine[MegatronEngineSpec]) -> Iterator[Change
 def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tuple[str, Place] | None:
     """Return why the engine cannot have it, and the place of the cause; None if it can."""
     if engine.frozen_copy_of is not None:
-        message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and take it out here"
+        message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and remove it here"
         return message, ("engines", engine.frozen_copy_of)
     if sizes.bridged:
-        return f"models of type {sizes.family} have attention that does not share prefixes; take it out", ("model",)
+        return f"models of type {sizes.family} have attention that does not share prefixes; remove it", ("model",)
     if sizes.sees:
-        return "positions among images are three-dimensional, and not shared; take it out", ("model",)
+        return "positions among images are three-dimensional, and not shared; remove it", ("model",)
     if engine.router_replay:
-        message = "router_replay sends the tokens of each row where its own routes say; take one of the two out"
+        message = "router_replay sends the tokens of each row where its own routes say; remove one of the two"
         return message, (*place, "router_replay")
     return None

@@ -11,7 +11,7 @@ def check_vision(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report options that need a tower, or that the tower's additions to layers do not allow."""
     engine, sizes, findings = check.engine, check.sizes, check.findings
     if engine.freeze and not sizes.sees:
-        message = "the model has no vision tower; take it out"
+        message = "the model has no vision tower; remove it"
         findings.error((*check.place, "freeze"), message, depends_on=[("model",)])
     if not sizes.added_layers or sizes.layers is None:
         return

@@ -94,7 +94,7 @@ class _Server:
     def _check_across_nodes(self, nodes: int, depends: Place) -> None:
         tensor, stages = self._given.get("tp_size", 1), self._given.get("pp_size", 1)
         if self._given.get("dp_size", 1) > 1 and not self._given.get("enable_dp_attention"):
-            message = "copies of a model do not span machines; take it out, as further servers are copies anyway"
+            message = "copies of a model do not span machines; remove it, as further servers are copies anyway"
             self._error("dp_size", message, depends)
         elif max(nodes, stages) % min(nodes, stages) or (nodes > stages and tensor % (nodes // stages)):
             message = f"{stages} stages of {tensor} GPUs do not split evenly over {nodes} machines"
@@ -109,7 +109,7 @@ class _Server:
             self._error("dp_size", f"{message}; choose a divisor of {tensor}")
             return
         if self._given.get("enable_dp_attention") and copies == 1:
-            self._error("enable_dp_attention", "has no copies to spread; set dp_size above 1, or take it out")
+            self._error("enable_dp_attention", "has no copies to spread; set dp_size above 1, or remove it")
         for field in TAKEN_OUT_OF_TP:
             if tensor % self._given.get(field, 1):
                 message = f"is taken out of tp_size = {tensor}, which it does not divide; choose a divisor of {tensor}"
@@ -145,10 +145,10 @@ class _Server:
             return
         message = ""
         if self._given.get("pp_size", 1) > 1:
-            message = "does not go with pipeline stages; take one of the two out"
+            message = "does not go with pipeline stages; remove one of the two"
         elif experts > 1 and experts * copies != tensor:
             message = f"{copies} copies of experts over {experts} GPUs each (ep_size) are not tp_size = {tensor}"
-            message += f"; choose sizes whose product is {tensor}, or take one of the two out"
+            message += f"; choose sizes whose product is {tensor}, or remove one of the two"
         elif context != copies:
             message = (
                 f"SGLang makes {copies} copies of experts only where attn_cp_size is {copies} too; set it, or take "
@@ -191,12 +191,10 @@ class _Server:
             for section, sampling in (alone if judges else samplings(self._pipeline, name)).items():
                 if sampling.ignore_eos and sampling.stop_token_ids:
                     message = "SGLang stops at no token at all where it ignores the end of a sequence, and "
-                    message += "stop_token_ids names some; take one of the two out"
+                    message += "stop_token_ids names some; remove one of the two"
                     self._findings.error((*section, "ignore_eos"), message)
                 if sampling.min_p and self._given.get(repeatable):
-                    message = (
-                        f"SGLang dies of it with `{repeatable}`, which `{self._name}` has; take one of the two out"
-                    )
+                    message = f"SGLang dies of it with `{repeatable}`, which `{self._name}` has; remove one of the two"
                     depends: list[Place] = [(*self._place, repeatable)]
                     self._findings.error((*section, "min_p"), message, depends_on=depends)
 
@@ -215,7 +213,7 @@ class _Server:
             message = (
                 "SGLang has no room to tell how a long prompt was routed that is computed in one go, and would die"
             )
-            self._error("chunked_prefill_size", f"{message}; take it out")
+            self._error("chunked_prefill_size", f"{message}; remove it")
 
     def check_routes(self) -> None:
         """Whether all routes are reported, where a trainer replays them."""
@@ -247,7 +245,7 @@ class _Server:
         engine, place = self._engine, ("engines", self._name, "weight_sync")
         if engine.weights_from is None:
             if "weight_sync" in engine.model_fields_set:
-                message = "has no effect, as the engine follows none; take it out, or say `weights_from:`"
+                message = "has no effect, as the engine follows none; remove it, or say `weights_from:`"
                 self._findings.warning(place, message)
             return
         trainer = self._pipeline.engines.get(engine.weights_from)

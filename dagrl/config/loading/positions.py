@@ -12,7 +12,7 @@ from dagrl.config.errors import PipelineError, Place, Problem, dotted
 COMMAND_LINE = "command line"
 """Replaces the file name of a problem in an override; the line is the override's number."""
 
-_REMOVE = re.compile(r"(?:remove|take) (?:it|`([^`]+)`)(?: out)?$")
+_REMOVE = re.compile(r"remove (?:it|`([^`]+)`)$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def _from_file(path: Path) -> Iterator[Row]:
         for place, fields in read(path):
             if not isinstance(fields, dict):
                 shown = json.dumps(fields)[:60]
-                raise ValueError(f"{place}: not an object with fields, but {shown}; mend the row, or take it out")
+                raise ValueError(f"{place}: not an object with fields, but {shown}; mend the row, or remove it")
             yield place, Path(name).stem, fields
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again") from error

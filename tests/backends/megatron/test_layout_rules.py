@@ -72,8 +72,8 @@ CASES = {
         VPP,
         "2 stages of 4 chunks do not divide the model's num_hidden_layers, 12; choose a divisor of 6",
     ),
-    "chunks of one stage": (f"{VPP}: 2", DENSE, VPP, f"set {PP} above 1, or take this out"),
-    "one chunk": (f"{PP}: 2, {VPP}: 1", DENSE, VPP, "take it out, or choose 2 or more"),
+    "chunks of one stage": (f"{VPP}: 2", DENSE, VPP, f"set {PP} above 1, or remove this"),
+    "one chunk": (f"{PP}: 2, {VPP}: 1", DENSE, VPP, "remove it, or choose 2 or more"),
 }
 
 

@@ -16,7 +16,7 @@ CASES = {
         ETP,
         "set it to 1",
     ),
-    "experts apart": ("transformer: {moe_grouped_gemm: false}", "{}", MIXTURE, "moe_grouped_gemm", "take it out"),
+    "experts apart": ("transformer: {moe_grouped_gemm: false}", "{}", MIXTURE, "moe_grouped_gemm", "remove it"),
     "a layer of other models": (
         "",
         "{target_modules: [linear_q_proj]}",

@@ -298,7 +298,7 @@ def test_a_cpu_slots_cache_has_an_end(project, with_server):
             "{}",
             "{max_new_tokens: 8, ignore_eos: true, stop_token_ids: [3]} #!",
             "nodes.reward.sampling.ignore_eos",
-            "stop_token_ids names some; take one of the two out",
+            "stop_token_ids names some; remove one of the two",
         ),
     ],
 )
@@ -315,9 +315,7 @@ def test_stops_that_sglang_would_not_see(project, with_server, key):
     other = "" if key == "sampling" else "sampling: {max_new_tokens: 8}, "
     nodes = ("sampling: {max_new_tokens: 8}}", f"{other}{key}: {sampling}}} #!")
     path = with_server("server: {}", "gpus_per_node: 4", nodes)
-    project.assert_problem(
-        path, f"nodes.rollout.{key}.ignore_eos", "stop_token_ids names some; take one of the two out"
-    )
+    project.assert_problem(path, f"nodes.rollout.{key}.ignore_eos", "stop_token_ids names some; remove one of the two")
 
 
 def test_min_p_without_which_sglang_draws_by_seeds(project, with_server):

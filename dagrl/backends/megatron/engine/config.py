@@ -75,7 +75,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         kind = MLATransformerConfig if from_model.get("multi_latent_attention") else TransformerConfig
         config = _build(kind, arguments_of(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed))
     if shares_latents and config.apply_rope_fusion:
-        raise ValueError("transformer.apply_rope_fusion: does not go with prefix_sharing of this model; take it out")
+        raise ValueError("transformer.apply_rope_fusion: does not go with prefix_sharing of this model; remove it")
     stages = spec.parallel.virtual_pipeline_model_parallel_size
     if config.virtual_pipeline_model_parallel_size != stages:
         raise ValueError(
