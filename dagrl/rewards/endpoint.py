@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 _SETTING_UP = (401, 403, 404)
 """Status codes that retries cannot change: key, address or model name are wrong."""
 _SHOWN_CHARACTERS = 300
+_MOST_TOKENS = 1 << 31
 
 
 class EndpointError(OSError):
@@ -43,7 +46,9 @@ class Endpoint:
 
         The key is read here, and used only in the requests' header.
         """
-        from openai import Omit, OpenAI
+        from openai import AsyncOpenAI, Omit
+
+        from dagrl.bounded_http import BoundedClient
 
         self._url, self._model = url, model
         self._key = _key_of(api_key_env)
@@ -52,13 +57,17 @@ class Endpoint:
         unsaid: dict[str, Any] = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), Omit())
         if self._key is None:
             unsaid["Authorization"] = Omit()
-        self._client = OpenAI(
+        # Bounds the time of a whole answer, which the library's own client does not.
+        self._client = AsyncOpenAI(
             base_url=url,
             api_key=self._key or "none",
             max_retries=retries,
             timeout=timeout_s,
             default_headers=unsaid,
+            http_client=BoundedClient(timeout_s, follow_redirects=True),
         )
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name=f"endpoint {model}", daemon=True).start()
 
     def ask(
         self, messages: Sequence[Mapping[str, str]], sampling: SamplingSpec, extra_body: Mapping[str, Any]
@@ -71,24 +80,32 @@ class Endpoint:
 
         try:
             # A raw request, so that only the given parameters are sent: servers differ in what they accept.
-            reply: Any = self._client.post(
+            asked = self._client.post(
                 "/chat/completions", cast_to=object, body=self._body(messages, sampling, extra_body)
             )
+            reply: Any = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
         except APIError as error:
             raise self._explained(error) from error
+        except (ValueError, RecursionError) as error:
+            raise EndpointError(f"{self._url} has answered in another form than JSON: {self._told(error)}") from error
         try:
             text = reply["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError) as error:
-            raise EndpointError(f"{self._url} has answered in a form that is not OpenAI's: {_short(reply)}") from error
+            raise EndpointError(
+                f"{self._url} has answered in a form that is not OpenAI's: {self._told(reply)}"
+            ) from error
         if not isinstance(text, str):
-            raise EndpointError(f"{self._url} has answered without a text: {_short(reply)}")
+            raise EndpointError(f"{self._url} has answered without a text: {self._told(reply)}")
         usage = reply.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        return EndpointReply(text, tokens if isinstance(tokens, int) else None)
+        counted = isinstance(tokens, int) and 0 <= tokens <= _MOST_TOKENS
+        # JSON can hold halves of characters, which no file can.
+        return EndpointReply(text.encode(errors="replace").decode(), tokens if counted else None)
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _body(
         self, messages: Sequence[Mapping[str, str]], sampling: SamplingSpec, extra_body: Mapping[str, Any]
@@ -112,12 +129,16 @@ class Endpoint:
     def _explained(self, error: APIError) -> EndpointError:
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
+        from dagrl.bounded_http import AnswerError
+
         match error:
             case APITimeoutError():
                 return EndpointError(f"{self._url} has not answered in time; raise timeout_s, or lower concurrency")
             case APIConnectionError():
                 cause = error.__cause__ or error
-                return EndpointError(f"{self._url} cannot be reached: {self._told(str(cause))}; is its server running?")
+                if isinstance(cause, AnswerError):
+                    return EndpointError(f"{self._url} {cause}")
+                return EndpointError(f"{self._url} cannot be reached: {self._told(cause)}; is its server running?")
             case APIStatusError():
                 said = f"{self._url} answers {error.status_code}: {self._told(error.message)}"
                 if error.status_code not in _SETTING_UP:
@@ -125,11 +146,12 @@ class Endpoint:
                 key = f"the key in {self._key_env}" if self._key_env else "api_key_env, which is not set"
                 what = f"the address and the model's name, {self._model}" if error.status_code == 404 else key
                 return EndpointSetupError(f"{said}; look at {what}")
-        return EndpointError(f"{self._url}: {self._told(str(error))}")
+        return EndpointError(f"{self._url}: {self._told(error)}")
 
-    def _told(self, text: str) -> str:
+    def _told(self, text: object) -> str:
         """The server's message without the key, which some servers repeat."""
-        return _short(text.replace(self._key, "***") if self._key else text)
+        said = str(text)
+        return _short(said.replace(self._key, "***") if self._key else said)
 
 
 def _key_of(api_key_env: str | None) -> str | None:
@@ -144,6 +166,6 @@ def _key_of(api_key_env: str | None) -> str | None:
     return key
 
 
-def _short(value: object) -> str:
-    text = " ".join(str(value).split())
+def _short(said: str) -> str:
+    text = " ".join(said.split())
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ..."

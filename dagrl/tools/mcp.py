@@ -160,7 +160,7 @@ class McpServer:
         if self._spec.url is not None:
             from mcp.client.streamable_http import streamable_http_client
 
-            return streamable_http_client(self._spec.url)
+            return self._over_http(streamable_http_client, self._spec.url)
         from mcp import StdioServerParameters, stdio_client
 
         assert self._spec.command is not None, "one of the two is set"
@@ -169,6 +169,14 @@ class McpServer:
         relay = ["-I", "-S", str(_RELAY), str(os.getpid()), str(_MOST_SENT), program, *arguments]
         server = StdioServerParameters(command=sys.executable, args=relay, env=dict(self._spec.env), cwd=self._folder)
         return self._logged(lambda log: stdio_client(server, log))
+
+    @contextlib.asynccontextmanager
+    async def _over_http(self, opened: Callable[..., Any], url: str) -> AsyncIterator[Any]:
+        from dagrl.bounded_http import BoundedClient
+
+        longest = max(_START_S, self._timeout_s)
+        async with BoundedClient(longest) as client, opened(url, http_client=client) as streams:
+            yield streams
 
     @contextlib.asynccontextmanager
     async def _logged(self, opened: Callable[[TextIO], Any]) -> AsyncIterator[Any]:

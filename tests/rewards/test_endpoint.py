@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import socket
+import ssl
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from dagrl.config.schema import SamplingSpec
 from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
+from tests.helpers.hostile_http import Answer, cut, endless, hostile, said, slow_body, slow_headers
 
 KEY = "sk-very-secret-0123456789"
 SAMPLING = SamplingSpec(temperature=0.0, max_new_tokens=64)
@@ -143,7 +147,7 @@ def test_the_key_is_in_no_log_and_no_representation(chat_server, monkeypatch, ca
 )
 def test_an_answer_of_another_form_is_told(chat_server, reply: Any) -> None:
     chat_server.answers[:] = [(200, reply)]
-    with pytest.raises((EndpointError, ValueError)) as told:
+    with pytest.raises(EndpointError, match=f"^{chat_server.url} has answered") as told:
         ask(chat_server.url)
     assert "\n" not in str(told.value)
 
@@ -156,3 +160,82 @@ def test_many_questions_at_once_share_a_client(chat_server) -> None:
         answers = list(pool.map(lambda question: endpoint.ask(question, SAMPLING, {}).text, questions))
     endpoint.close()
     assert answers == [f"QUESTION {number}" for number in range(24)]
+
+
+def completion(content: str = '"7"', tokens: str = "2") -> bytes:
+    return (
+        f'{{"choices": [{{"message": {{"content": {content}}}}}], "usage": {{"completion_tokens": {tokens}}}}}'.encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        pytest.param(endless, "answers with more than 16 MiB", id="endless"),
+        pytest.param(slow_body, "has not answered in time; raise timeout_s", id="slow body"),
+        pytest.param(slow_headers, "has not answered in time; raise timeout_s", id="slow headers"),
+        pytest.param(cut, "cannot be reached: peer closed connection", id="cut"),
+        pytest.param(
+            said(gzip.compress(b" " * (64 << 20)), headers="Content-Type: application/json\r\nContent-Encoding: gzip"),
+            "answers in the encoding 'gzip', which was not asked for",
+            id="gzip",
+        ),
+        pytest.param(said(b"[" * 100_000), "has answered in another form than JSON", id="deep"),
+        pytest.param(said(completion(tokens="9" * 5000)), "has answered in another form than JSON", id="digits"),
+        pytest.param(
+            said(b'{"error": {"message": "busy"}}'), "has answered in a form that is not OpenAI's", id="error"
+        ),
+        pytest.param(said(b"<html>", headers="Content-Type: text/html"), "in a form that is not OpenAI's", id="html"),
+        pytest.param(
+            said(b"", "302 Found", "Location: http://[::1"), "answers with a redirect to no address", id="no address"
+        ),
+        pytest.param(said(b"", "200 OK", "Content-Type: application/json"), "in another form than JSON", id="nothing"),
+        pytest.param(lambda send: send(b"\0" * 1000), "cannot be reached", id="no HTTP"),
+    ],
+)
+def test_a_service_that_answers_with_anything_is_named_in_time(monkeypatch, answer: Answer, told: str) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    with hostile(answer) as (url, _), pytest.raises(EndpointError, match=told) as caught:
+        ask(url, timeout_s=2.0, api_key_env="JUDGE_KEY")
+    assert str(caught.value).startswith(url) and "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"])
+def test_no_key_and_no_question_follows_a_redirect_to_another_service(monkeypatch, status: str) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    with hostile(said(completion())) as (other, asked):
+        redirect = said(b"", status, f"Location: {other}/v1/chat/completions?key={KEY}")
+        with hostile(redirect) as (url, _), pytest.raises(EndpointError, match="another service") as caught:
+            ask(url, api_key_env="JUDGE_KEY")
+    assert not asked and KEY not in str(caught.value)
+
+
+def test_a_redirect_within_a_service_is_followed() -> None:
+    def answer(send) -> None:
+        redirect = said(b"", "307 Temporary Redirect", "Location: /v2/chat/completions")
+        (said(completion()) if b"POST /v2/" in asked[-1] else redirect)(send)
+
+    with hostile(answer) as (url, asked):
+        assert ask(f"{url}/v1").text == "7"
+
+
+def test_a_certificate_that_is_not_trusted_is_told(tmp_path) -> None:
+    files = ("-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a", *files], check=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with hostile(said(completion()), context) as (url, asked):
+        with pytest.raises(EndpointError, match="CERTIFICATE_VERIFY_FAILED"):
+            ask(url)
+        assert not asked
+
+
+@pytest.mark.parametrize("tokens", ["-1", "1e308", "true", "9" * 400, "NaN", "Infinity", '"many"', "[]"])
+def test_a_number_of_tokens_that_is_none_is_not_counted(tokens: str) -> None:
+    with hostile(said(completion(tokens=tokens))) as (url, _):
+        assert ask(url).tokens in (None, 1 if tokens == "true" else None)
+
+
+def test_halves_of_characters_are_replaced() -> None:
+    with hostile(said(completion('"7 \\ud800"'))) as (url, _):
+        assert ask(url).text == "7 ?"

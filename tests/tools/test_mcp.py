@@ -17,6 +17,7 @@ from dagrl.config.schema import McpServerSpec
 from dagrl.graph.plugins.tool import ToolUnavailableError
 from dagrl.tools import mcp
 from dagrl.tools.mcp import McpServer
+from tests.helpers.hostile_http import hostile as http_server
 
 SERVER = '''
 import os
@@ -260,6 +261,22 @@ def test_the_last_line_of_a_server_that_does_not_start_is_told_without_its_secre
     code = "import os, sys; sys.exit(f'no such index, says {os.environ[chr(83)]}')"
     with pytest.raises(ToolUnavailableError, match=r"it wrote: no such index, says \*\*\*$"):
         server(command=[sys.executable, "-c", code], env={"S": "correct horse"}).tools()
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_an_answer_over_http_without_an_end_is_left(monkeypatch, kind: str) -> None:
+    monkeypatch.setattr(mcp, "_START_S", 5.0)
+    sent = [0]
+
+    def answer(send: Callable[[bytes], None]) -> None:
+        send(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\ndata: ".encode())
+        while True:
+            send(b" " * (1 << 20))
+            sent[0] += 1
+
+    with http_server(answer) as (url, _), pytest.raises(ToolUnavailableError, match="the MCP server `far` does not"):
+        McpServer("far", McpServerSpec(url=url), None).tools()
+    assert sent[0] < 64
 
 
 def test_a_server_ends_with_the_process_that_uses_it(tmp_path: Path) -> None:

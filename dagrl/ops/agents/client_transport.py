@@ -10,10 +10,13 @@ import atexit
 from collections.abc import AsyncIterator
 from concurrent.futures import TimeoutError as TooSlowError
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import httpx
+
+from dagrl.bounded_http import check_redirect
 
 _KEPT_S, _CLOSE_S = 60.0, 1.0
 _CONNECTING = 4
@@ -36,12 +39,18 @@ class Connector(aiohttp.TCPConnector):
             return await super().connect(*args, **options)
 
 
-def open_session(*, decompress: bool) -> aiohttp.ClientSession:
-    """A session without limits on the running event loop, closed when the process ends."""
+def open_session() -> aiohttp.ClientSession:
+    """A session without limits on the running event loop, closed when the process ends.
+
+    It leaves compressed answers as they are, and raises AnswerError if a redirect leads to another service.
+    """
+    redirects = aiohttp.TraceConfig()
+    redirects.on_request_redirect.append(_check_redirect)
     session = aiohttp.ClientSession(
         connector=Connector(),
         timeout=aiohttp.ClientTimeout(total=None),
-        auto_decompress=decompress,
+        auto_decompress=False,
+        trace_configs=[redirects],
     )
     loop = asyncio.get_running_loop()
 
@@ -56,11 +65,18 @@ def open_session(*, decompress: bool) -> aiohttp.ClientSession:
     return session
 
 
+async def _check_redirect(
+    session: aiohttp.ClientSession, context: SimpleNamespace, redirect: aiohttp.TraceRequestRedirectParams
+) -> None:
+    answer = redirect.response
+    check_redirect(str(answer.url), answer.headers.get("Location") or answer.headers.get("URI") or "")
+
+
 class ClientTransport(httpx.AsyncBaseTransport):
     """A transport over aiohttp, which no client closes. Used on one event loop."""
 
     def __init__(self) -> None:
-        self._session = open_session(decompress=False)
+        self._session = open_session()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -15,19 +16,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from dagrl.config.errors import in_one_line
 from dagrl.config.schema import AgentSpec
 from dagrl.log_ends import LOOK_EVERY_S, LogEnds
 from dagrl.ops.agents.verifiers_agent import Unscored
 from dagrl.redact import hiding
 from dagrl.rewards.sandbox import runner as sandbox
 
+if TYPE_CHECKING:
+    import aiohttp
+
 OUTPUT_BYTES = 16 << 10
 """End of a command's output that is kept."""
 _RESULT = "result.json"
 _RESULT_BYTES = 16 << 20
+_MOST_METRICS = 1000
+_METRIC = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}")
+"""Names of metrics: a program chooses them."""
 _MEMORY_MIB = 4096
 """Address space of a sandboxed program, which imports more than a policy's code does."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
@@ -73,7 +81,11 @@ def verdict_of(returned: Any, output: str = "") -> Verdict:
         return Verdict(output=output)
     values = returned if isinstance(returned, Mapping) else {"reward": returned}
     numbers = {}
+    if len(values) > _MOST_METRICS:
+        raise ProgramError(f"it returned {len(values):,} numbers; return {_MOST_METRICS} at most", output)
     for name, value in values.items():
+        if isinstance(name, str) and not _METRIC.fullmatch(name):
+            raise ProgramError(f"it returned a number {name!r:.200}; give it a shorter name, in one line", output)
         number = _number(value)
         if not isinstance(name, str) or number is None:
             raise ProgramError(
@@ -166,21 +178,41 @@ class ServiceProgram:
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
         import aiohttp
 
+        from dagrl.bounded_http import AnswerError
         from dagrl.ops.agents.client_transport import open_session
 
-        self._client = self._client or open_session(decompress=True)
+        self._client = self._client or open_session()
         task = {"base_url": base_url, "api_key": key, "row": row}
         try:
-            async with self._client.post(self._url, json=task) as answer:
-                body = await answer.text(errors="replace")
-                if answer.status >= 400:
-                    raise ProgramError(f"it answered {answer.status}: {body:.200}")
+            async with self._client.post(self._url, json=task, headers={"Accept-Encoding": "identity"}) as answer:
+                body = await _read(answer)
+        except AnswerError as error:
+            raise ProgramError(f"it {error}") from error
         except aiohttp.ClientError as error:
-            raise ProgramError(f"it cannot be reached: {error}") from error
+            raise ProgramError(f"it cannot be reached: {_shown(str(error), key)}") from error
+        if answer.status >= 400:
+            raise ProgramError(f"it answered {answer.status}: {_shown(body, key)}")
         try:
             return verdict_of(json.loads(body) if body.strip() else None)
         except (ValueError, RecursionError) as error:
-            raise ProgramError(f"it answered in another form than JSON: {body:.200}") from error
+            raise ProgramError(f"it answered in another form than JSON: {_shown(body, key)}") from error
+
+
+def _shown(said: str, key: str) -> str:
+    return in_one_line(said.replace(key, "***")[:200])
+
+
+async def _read(answer: aiohttp.ClientResponse) -> str:
+    """The text of an answer. ProgramError if it is long or compressed."""
+    encoding = answer.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise ProgramError(f"it answered in the encoding {encoding[:40]!r}, which was not asked for")
+    body = bytearray()
+    async for part in answer.content.iter_any():
+        body += part
+        if len(body) > _RESULT_BYTES:
+            raise ProgramError(f"it answered with more than {_RESULT_BYTES >> 20} MiB")
+    return body.decode(errors="replace")
 
 
 async def _ended(process: asyncio.subprocess.Process, output: LogEnds) -> int:

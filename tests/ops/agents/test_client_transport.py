@@ -42,7 +42,7 @@ def test_few_connections_are_opened_at_a_time_and_any_number_is_open(monkeypatch
         runner = web.AppRunner(application)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        session = open_session(decompress=True)
+        session = open_session()
         address = f"http://127.0.0.1:{runner.addresses[0][1]}/"
         async with asyncio.timeout(60):
             replies = await asyncio.gather(*(session.post(address) for _ in range(20)))

@@ -1,0 +1,98 @@
+"""An HTTP client for services that may answer with anything: of any length, at any pace, or with another address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+MOST_BYTES = 16 << 20
+"""Bytes of an answer."""
+
+
+class AnswerError(httpx.HTTPError):
+    """A service answers in a way that is not accepted; the message begins with what it does."""
+
+
+class BoundedClient(httpx.AsyncClient):
+    """A client whose requests end within a time, and whose answers have at most `MOST_BYTES`.
+
+    Follows redirects within a service only, as keys and rows are for that service alone, and accepts no compressed
+    answers, whose length is not known.
+    """
+
+    def __init__(self, total_s: float, **options: Any) -> None:
+        """A request takes at most `total_s`, but for a GET, whose answer may be a stream of events."""
+        super().__init__(
+            headers={"Accept-Encoding": "identity"},
+            event_hooks={"response": [_check_redirect]},
+            timeout=total_s,
+            **options,
+        )
+        self._total_s = total_s
+
+    async def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
+        deadline = None if request.method == "GET" else asyncio.get_running_loop().time() + self._total_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await super().send(request, stream=True, **options)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("no answer in time", request=request) from error
+        encoding = answer.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            await answer.aclose()
+            raise AnswerError(f"answers in the encoding {encoding[:40]!r}, which was not asked for")
+        assert isinstance(answer.stream, httpx.AsyncByteStream), "of an asynchronous client"
+        answer.stream = _BoundedStream(answer.stream, deadline)
+        if not stream:
+            try:
+                await answer.aread()
+            finally:
+                await answer.aclose()
+        return answer
+
+
+class _BoundedStream(httpx.AsyncByteStream):
+    def __init__(self, stream: httpx.AsyncByteStream, deadline: float | None) -> None:
+        self._stream, self._deadline = stream, deadline
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size, parts = 0, aiter(self._stream)
+        while True:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    part = await anext(parts)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise httpx.ReadTimeout("no complete answer in time") from error
+            size += len(part)
+            if size > MOST_BYTES:
+                raise AnswerError(f"answers with more than {MOST_BYTES >> 20} MiB")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _check_redirect(answer: httpx.Response) -> None:
+    if answer.has_redirect_location:
+        check_redirect(str(answer.url), answer.headers["location"])
+
+
+def check_redirect(url: str, location: str) -> None:
+    """Raise AnswerError if a redirect leads to another service than that of `url`."""
+    try:
+        source, target = urlsplit(url), urlsplit(urljoin(url, location))
+        ports = source.port, target.port
+    except ValueError as error:
+        raise AnswerError("answers with a redirect to no address") from error
+    same = source.scheme == target.scheme and source.netloc == target.netloc
+    encrypted = (source.scheme, target.scheme) == ("http", "https") and source.hostname == target.hostname
+    if not same and not (encrypted and ports[0] in (None, 80) and ports[1] in (None, 443)):
+        raise AnswerError(
+            f"answers with a redirect to {target.scheme}://{target.netloc.rpartition('@')[2]}, another service"
+        )
