@@ -71,6 +71,8 @@ def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
         stats["response_tokens/cut_fraction"] = Stat.of(cut)
         if cut.any():
             stats["reward/cut_mean"] = Stat.of(batch["reward"].values[cut])
+    if not context.validation:
+        stats["prompt_tokens"] = Stat.of(batch["prompt_tokens"].lengths)
     if context.validation:
         stats |= validation_stats(batch, context)
     return stats

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from dagrl.backends.families.registry import model_shape
 from dagrl.config.schema import Pipeline
-from dagrl.graph.rollouts import is_offline, rollouts, rows_per_prompt
+from dagrl.graph.rollouts import is_offline, rollouts
 from dagrl.models.gpus import DEFAULT_GPU
 from dagrl.planner.cost.calibration import calibrate, seconds_of_step
 from dagrl.planner.cost.costs import PipelineCosts
@@ -55,21 +55,26 @@ def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
 
 
 def lengths_of_run(run: RunReader, pipeline: Pipeline, steps: Container[int]) -> Assumed:
-    """Mean tokens of prompts and responses; None where several rollouts, or prompts that were left out, blur them."""
-    if len(rollouts(pipeline)) != 1 or is_offline(pipeline):
+    """Mean tokens of the prompts and responses that `steps` train on; None where they are not known.
+
+    They are not where several rollouts share the metrics, or where they are above the limits, as answers between the
+    turns of a rollout make responses longer than what is sampled.
+    """
+    found = list(rollouts(pipeline).values())
+    if len(found) != 1 or is_offline(pipeline):
         return Assumed()
-    rows = pipeline.data.prompts_per_step * rows_per_prompt(pipeline)
-    lines = [line for line in run.steps if line["step"] in steps and line.get("response_tokens/mean")]
-    if not lines:
-        return Assumed()
-    response = fmean(line["response_tokens/mean"] for line in lines)
-    totals = [
-        line["throughput/tokens_per_s"] * line["time/step_s"] / rows
-        for line in lines
-        if line.get("throughput/tokens_per_s") and line.get("time/step_s")
-    ]
-    prompt = fmean(totals) - response if totals else 0.0
-    return Assumed(prompt if prompt >= 1 else None, response)
+    limits = {
+        "prompt_tokens": found[0].max_prompt_tokens or pipeline.data.max_prompt_tokens,
+        "response_tokens": found[0].sampling.max_new_tokens,
+    }
+    means = {name: mean_of(run, f"{name}/mean", steps) for name in limits}
+    return Assumed(**{name: mean if mean and mean <= limits[name] else None for name, mean in means.items()})
+
+
+def mean_of(run: RunReader, name: str, steps: Container[int]) -> float | None:
+    """Mean of a metric over those of `steps` that have it."""
+    values = [line[name] for line in run.steps if line["step"] in steps and line.get(name)]
+    return fmean(values) if values else None
 
 
 def _layout(pipeline: Pipeline, plan: Plan) -> str:

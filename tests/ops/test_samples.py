@@ -37,6 +37,7 @@ def test_samples_are_written_as_text_with_their_tokens(bench) -> None:
     assert (output.stats["reward"].mean, output.stats["reward"].count) == (0.5, 3)
     assert (output.stats["response_tokens"].total, output.stats["response_tokens"].high) == (4, 2)
     assert "response_tokens/cut_fraction" not in output.stats
+    assert (output.stats["prompt_tokens"].mean, output.stats["prompt_tokens"].high) == (4, 4)
     rows = written(bench)["step_12.parquet"]
     assert rows[0] == {
         "sample_id": 0,

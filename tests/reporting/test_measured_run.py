@@ -16,6 +16,10 @@ from finished_runs import TEMPLATE, write_run
 
 from dagrl.cli import main
 from dagrl.planner.simulation.costs import CostTable
+from dagrl.reporting.html_report import open_run
+from dagrl.reporting.measured_run import lengths_of_run
+from dagrl.reporting.why.counterfactuals import plan_of
+from dagrl.reporting.why.explain import explain
 
 RUNS = Path(__file__).parent / "measured_runs"
 SECONDS = CostTable({"rollout": 2.0, "reward": 3.0, "ref": 0.5, "update": 2.0}, sync=1.0, save=8.0)
@@ -84,3 +88,24 @@ def test_a_run_that_has_just_begun_is_refused(capsys, tmp_path: Path, steps: int
     assert said in capsys.readouterr().err
     assert main(["plan", str(TEMPLATE), "--from", str(tmp_path)]) == 2
     assert "no run has written there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metrics", "prompt", "response"),
+    [
+        # More tokens than those of the step's rows: of prompts that a filter left out, or of a validation.
+        ({"throughput/tokens_per_s": 1e9, "prompt_tokens/mean": 6.5, "response_tokens/mean": 2.0}, 6.5, 2.0),
+        ({"throughput/tokens_per_s": 1e9, "response_tokens/mean": 2.0}, None, 2.0),
+        # A response of several turns, with the answers between them.
+        ({"prompt_tokens/mean": 6.5, "response_tokens/mean": 90.0}, 6.5, None),
+        ({"prompt_tokens/mean": 9.5, "response_tokens/mean": 2.0}, None, 2.0),
+        ({}, None, None),
+    ],
+)
+def test_lengths_are_those_of_the_rows_that_are_trained_on(tmp_path, metrics, prompt, response):
+    folder = write_run(tmp_path / "run", "data.max_prompt_tokens=8", "nodes.rollout.sampling.max_new_tokens=3")
+    lines = [json.loads(line) | metrics for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = lengths_of_run(open_run(folder), plan_of(folder)[0], {2, 3})
+    assert (found.prompt_tokens, found.response_tokens) == (prompt, response)
+    assert "do not fit" not in explain(folder).why_no_advice

@@ -14,7 +14,7 @@ from dagrl.workers.messages import Block, Usage
 _COUNTED = ("sum",)
 _DETAILS = {
     "reward": ("mean", "std"),
-    **dict.fromkeys(("response_tokens", "demonstration_tokens"), ("mean", "max")),
+    **dict.fromkeys(("prompt_tokens", "response_tokens", "demonstration_tokens"), ("mean", "max")),
     "turns": ("mean", "max"),
     **dict.fromkeys(("staleness", "staleness/tokens"), ("mean", "max")),
     **dict.fromkeys(("staleness/masked", "staleness/dropped"), _COUNTED),

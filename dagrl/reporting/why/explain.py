@@ -16,7 +16,7 @@ from dagrl.config.schema import Pipeline
 from dagrl.graph.rollouts import rollouts
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.reporting.html_report import open_run
-from dagrl.reporting.measured_run import lengths_of_run
+from dagrl.reporting.measured_run import lengths_of_run, mean_of
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_report import activities_of
 from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
@@ -156,15 +156,10 @@ def _straggling(run: RunReader, plan: Plan, paths: dict[int, list[Part]]) -> dic
 
 
 def _lengths(run: RunReader, pipeline: Pipeline, steps: dict[int, Any]) -> Assumed:
-    mean = _mean_of(run, "response_tokens/mean", steps)
+    mean = mean_of(run, "response_tokens/mean", steps)
     limit = max((node.sampling.max_new_tokens for node in rollouts(pipeline).values()), default=0)
     prompt = lengths_of_run(run, pipeline, steps).prompt_tokens
     return Assumed(prompt, mean if mean and mean <= limit else None)
-
-
-def _mean_of(run: RunReader, name: str, steps: dict[int, Any]) -> float | None:
-    values = [line[name] for line in run.steps if line["step"] in steps and name in line]
-    return fmean(values) if values else None
 
 
 def _seconds(seconds: float) -> str:
