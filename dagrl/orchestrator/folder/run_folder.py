@@ -62,7 +62,7 @@ def open_run_folder(
     again: bool = False,
     rows: int = 0,
 ) -> Iterator[RunFolder]:
-    """Lock `path` for this run and write the resolved pipeline there.
+    """Lock `path` for this run and write the resolved pipeline there. A new folder is for its owner alone.
 
     `modules`: the folder of the user's modules, for `modules_of`. `graph`: that of the pipeline, for `graph_of_run`.
     `again`: this run resumes after a failure, regardless of ``resume``. `rows`: prompts of the training file.
@@ -84,7 +84,7 @@ def open_run_folder(
             return
         if lock is None:
             with _writing(path):
-                path.mkdir(parents=True, exist_ok=True)
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 lock = stack.enter_context((path / LOCK).open("a+"))
             _take(lock, path)
             # Another process may have started a run here in the meantime.

@@ -273,3 +273,17 @@ def test_files_with_secrets_are_the_owner_s_alone_and_resume_keeps_the_values(tm
     assert [path.stat().st_mode & 0o777 for path in (file, log)] == [0o600, 0o600]
     assert log.read_text() == "Traceback: ***"
     assert "xyzzy" not in "\n".join(error.lines())
+
+
+def test_a_new_folder_is_the_owner_s_alone_and_one_that_is_there_keeps_its_mode(tmp_path: Path, pipeline) -> None:
+    new, shared = tmp_path / "runs" / "new", tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2770)
+    for folder in (new, new, shared):
+        with open_run_folder(folder, pipeline, {"name": "tiny"}):
+            pass
+    assert [path.stat().st_mode & 0o7777 for path in (new, shared)] == [0o700, 0o2770]
+    new.chmod(0o750)
+    with open_run_folder(new, pipeline, {"name": "tiny"}):
+        pass
+    assert new.stat().st_mode & 0o7777 == 0o750

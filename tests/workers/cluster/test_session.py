@@ -49,3 +49,12 @@ def test_the_ends_of_what_workers_printed_are_kept(tmp_path: Path) -> None:
     assert name == "head-worker-1.out"
     assert text.startswith("begin\n") and text.endswith("end\n")
     assert len(text) < 3 << 20
+
+
+def test_a_run_folder_that_only_has_logs_is_the_owner_s_alone(tmp_path: Path) -> None:
+    printed = tmp_path / "session" / "session_1" / "logs" / "worker-1.out"
+    printed.parent.mkdir(parents=True)
+    printed.write_text("a response\n")
+    session.keep_worker_logs(tmp_path / "session", tmp_path / "run" / "logs")
+    assert (tmp_path / "run" / "logs" / "worker-1.out").read_text() == "a response\n"
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
