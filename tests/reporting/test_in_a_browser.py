@@ -121,6 +121,17 @@ def test_the_figures_of_runs_are_seen(browser: Browser, report: Path) -> None:
         assert seen.errors == [] and seen.requests == [report.as_uri()]
 
 
+def test_the_overview_says_that_responses_were_cut(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    cut = [json.dumps(line | {"response_tokens/cut_fraction": 1.0}) + "\n" for line in lines]
+    (run / "metrics.jsonl").write_text("".join(cut))
+    write_html([run], run / "report.html")
+    with opened(browser, run / "report.html") as seen:
+        assert "100% of the responses were cut at the token limit; raise nodes.rollout.sampling." in seen.text()
+        assert seen.errors == []
+
+
 def test_a_step_has_bars_and_names_for_its_idle_time(browser: Browser, report: Path) -> None:
     with opened(browser, report) as seen:
         seen.show("steps?step=3")

@@ -18,7 +18,9 @@ from dagrl.reporting.run_data.dag_view import dag_view
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps
 from dagrl.scheduler.plan import Plan
+from dagrl.tracking.report import config_of
 from dagrl.tracking.run_file import best_checkpoint, run_file, run_text
+from dagrl.tracking.run_notes import run_notes
 
 _LOG_CHARACTERS = 20_000
 _MOST_RESTARTS = 1000.0
@@ -32,6 +34,7 @@ def overview(run: RunReader) -> dict[str, Any]:
         "folder": str(run.folder),
         "last_step": run.last_step,
         "torn": run.torn,
+        "notes": list(run_notes(run.steps, config_of(run.folder)).values()),
         "best": best_checkpoint(run.folder) or "",
         "failure": hide_secrets(run_text(run.folder, "logs", "failure.txt") or "")[-_LOG_CHARACTERS:],
         "events": _events(run),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from finished_runs import write_run
 
+from dagrl.cli import main
+from dagrl.reporting.html_report import open_run
 from dagrl.reporting.run_data.metrics_table import metrics_table
 from dagrl.reporting.run_data.overview import overview, plan_of_run
 from dagrl.reporting.run_data.run_reader import RunReader
@@ -141,3 +143,16 @@ def test_a_restart_is_one_event_though_metrics_and_timeline_tell_it(tmp_path: Pa
     run.refresh()
     (event,) = overview(run)["events"]
     assert (event["step"], event["kind"]) == (3, "restart") and "generator restarted" in event["text"]
+
+
+def test_an_overview_says_that_responses_were_cut_in_the_words_of_the_summary(tmp_path: Path, capsys) -> None:
+    run = write_run(tmp_path / "one")
+    assert overview(open_run(run))["notes"] == []
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    cut = [line | {"response_tokens/cut_fraction": 0.9, "val/response_tokens/cut_fraction": 1.0} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in cut))
+    notes = overview(open_run(run))["notes"]
+    assert len(notes) == 2
+    assert main(["report", str(run)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(note in told for note in notes)

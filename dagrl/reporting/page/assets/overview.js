@@ -66,6 +66,7 @@
     const rows = overview.events.map((event) => [event.step, event.kind, event.text, event.seconds]);
     const parts = [];
     if (overview.torn) parts.push(h("p", { class: "warning" }, `${overview.torn} torn lines of metrics.jsonl are left out.`));
+    for (const note of overview.notes) parts.push(h("p", { class: "warning" }, note));
     if (overview.failure) {
       parts.push(h("details", { class: "warning" }, h("summary", {}, "The last failure (logs/failure.txt)"), h("pre", {}, overview.failure)));
     }
