@@ -36,6 +36,8 @@ OWN = "local"
 """With this RAY_ADDRESS a run starts its own Ray, even if one runs on this machine."""
 _CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.5
+_LISTENS = "0A"
+"""State of a socket in Linux's tables."""
 _LONGEST_ADDRESS = 300
 _LEAST_GIB_OF_A_SLOT = 0.1
 """Memory of a worker without a model: 33 workers with their Ray take 3.4 GiB."""
@@ -266,8 +268,9 @@ def _address_key(address: str) -> tuple[int, ...] | tuple[()]:
 def running_here() -> str | None:
     """Address of the cluster that this user or root has started on this machine with `ray start`.
 
-    None if it does not answer. Others could write the file, which has a known name, and a run sends the user's token to
-    the address: only a file that no one else can write counts, and only an address of this machine.
+    None if it does not answer. Others could write the file, which has a known name, or listen at the address once its
+    cluster has ended, and a run sends the user's token there: only a file that no one else can write counts, and only
+    an address of this machine at which this user or root listens.
     """
     try:
         with os.fdopen(os.open(RUNNING_CLUSTER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
@@ -281,11 +284,24 @@ def running_here() -> str | None:
             return None
         # Only an own address can be listened at.
         socket.create_server((host, 0)).close()
+        if not _listeners(int(port)) <= {os.getuid(), 0}:
+            return None
         connect(address)
     except (OSError, ValueError):
         # The file remains if a cluster is killed.
         return None
     return address
+
+
+def _listeners(port: int) -> set[int]:
+    """Ids of the users that listen at a TCP port of this machine, at any of its addresses."""
+    users = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state, _, _, _, user, *_ = line.split()
+            if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                users.add(int(user))
+    return users
 
 
 def connect(address: str) -> None:

@@ -52,6 +52,36 @@ def test_a_file_of_the_user_that_others_cannot_write_counts(noted: Path, mode: i
         assert running_here() == noted.read_text()
 
 
+OTHER = """
+import os, socket, sys
+os.setuid(65534)
+host = sys.argv[1]
+family = socket.AF_INET6 if ":" in host else socket.AF_INET
+server = socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::")
+print(server.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can listen as another user")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "::1"])
+def test_an_address_at_which_another_user_listens_does_not_count(noted: Path, host: str) -> None:
+    command = [sys.executable, "-c", OTHER, host]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin and other.stdout
+        noted.write_text(f"{'::1' if host == '::1' else '127.0.0.1'}:{int(other.stdout.readline())}")
+        assert running_here() is None
+        other.stdin.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_an_address_at_which_the_user_listens_counts(noted: Path, host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::") as listening:
+        noted.write_text(f"127.0.0.1:{listening.getsockname()[1]}")
+        assert running_here() == noted.read_text()
+
+
 def test_a_file_that_others_can_write_does_not_count(noted: Path, monkeypatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         noted.write_text(f"127.0.0.1:{listening.getsockname()[1]}")
