@@ -16,23 +16,17 @@ from typing import Any
 import aiohttp
 import httpx
 
-from dagrl.bounded_http import check_redirect
+from dagrl.bounded_http import CONNECTING, check_redirect
 
 _KEPT_S, _CLOSE_S = 60.0, 1.0
-_CONNECTING = 4
-"""Connections that are being opened at a time. 400 to a server whose queue holds 5 take 4.5 s, all at once 55 s."""
 
 
 class Connector(aiohttp.TCPConnector):
-    """Any number of connections, of which few are being opened at a time.
-
-    A server's system queues connections that the server has not accepted, 5 in Python's own servers, and ignores
-    others, which are tried again after one second, three, seven and so on.
-    """
+    """Any number of connections, of which `CONNECTING` are being opened at a time."""
 
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=_KEPT_S)
-        self._connecting = asyncio.Semaphore(_CONNECTING)
+        self._connecting = asyncio.Semaphore(CONNECTING)
 
     async def connect(self, *args: Any, **options: Any) -> aiohttp.connector.Connection:
         async with self._connecting:
