@@ -1,6 +1,6 @@
 """Holds a translated pipeline against what dagrl takes, after all other rules of a framework.
 
-What cannot be as the source says is taken back, raised, or listed for the user to decide.
+Takes back, raises, or lists for the user to decide each value that dagrl does not take as the source gives it.
 """
 
 from __future__ import annotations

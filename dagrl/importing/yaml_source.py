@@ -17,7 +17,7 @@ from dagrl.importing.files import read_file
 from dagrl.importing.settings import ImportProblem, Setting, Unresolved, normalized, parse_scalar
 
 _MOST_DEPTH = 40
-"""Of interpolations that name others; deeper ones name themselves."""
+"""Levels of interpolations that name others; deeper ones name themselves."""
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 
 

@@ -16,7 +16,7 @@ SlotsPerNode = Annotated[int, Field(ge=0, le=1024)]
 Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Threshold = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
-"""Factor of a term of a loss or a reward. Those of published recipes are below 10."""
+"""Factor of a term of a loss or a reward. Published recipes have factors below 10."""
 Reward = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 """The range of a reward. Advantages square it, in float32."""
 Tokens = Annotated[int, Field(ge=1, le=10**8)]

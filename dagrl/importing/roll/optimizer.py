@@ -8,7 +8,7 @@ from dagrl.importing.roll.common import CRITIC, TRAIN, uses_critic
 from dagrl.importing.table import Translation, joint
 
 _DEFAULT_RATE = 5.0e-5
-"""Of transformers' TrainingArguments, which ROLL's derive from."""
+"""Learning rate of transformers' TrainingArguments, which ROLL's derive from."""
 
 
 def _learning_rate(t: Translation) -> None:

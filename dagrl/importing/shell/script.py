@@ -264,7 +264,7 @@ class _Walker:
             self.run_file(path)
 
     def _eval(self, words: list[Word]) -> Result:
-        """Follow the statements that the words make together. What is in a word stays at its line."""
+        """Follow the statements that the words make together. Text in a word keeps the line of the word."""
         if not words:
             return True
         source, lines = b"", []

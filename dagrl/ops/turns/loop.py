@@ -174,7 +174,7 @@ class Conversations:
         cut = completion.finish_reason == LENGTH
         text = response_text(response.tokens[turn.begin : turn.end], self._context)
         last = len(response.turns) >= self._max_turns
-        # What the turn continues: the prompt, or the answers to the turn before.
+        # The tokens that the turn continues: the prompt, or the answers to the turn before.
         context = response.tokens[: turn.begin] if turn.begin else self._requests[row].prompt
         thinks = begins_reasoning(self._tokenizer, context)
         pending = self._pending[row] = self._dialogues[row].respond(text, cut=cut, last=last, thinks=thinks)

@@ -43,7 +43,7 @@ class Message:
 
     @property
     def layout(self) -> _Layout:
-        """What the template's text around the message depends on."""
+        """The properties of the message on which the template's text around it depends."""
         return _Layout(self.role, tuple(part is None for part in self.parts()), self.name, self.call_id)
 
     def parts(self) -> list[str | None]:
@@ -77,7 +77,7 @@ class _Frame:
     short_ids: bool = False
     """Whether ids have nine letters and digits."""
     head: str = ""
-    """What stands between the policy's text, or its last call, and the text of the first message."""
+    """The template's text between the policy's text, or its last call, and the text of the first message."""
 
     def end_of(self, sampled: str, *, is_added: bool) -> int:
         """Where the token that has ended the policy's turn stands in the head; -1 if the template ends it otherwise.
@@ -194,7 +194,7 @@ class MessageWriter:
             raise ValueError(_cannot_write(layouts, "it drops their images"))
 
     def _rest(self, layouts: Sequence[_Layout], texts: Sequence[str], frame: _Frame) -> str:
-        """What the template writes after the text, or the last call, of a turn that stands for the policy's."""
+        """Return the template's text after the text, or the last call, of a turn that stands for the policy's."""
         messages, calls, left = [], [], iter(texts)
         for number, layout in enumerate(layouts):
             parts = [{"type": "image"} if image else {"type": "text", "text": next(left)} for image in layout.images]

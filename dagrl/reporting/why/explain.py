@@ -49,7 +49,7 @@ class Explanation:
     straggler: Straggler | None
     """None if no step waits for its last responses."""
     notes: str = ""
-    """What stands out in these steps, such as responses that were cut; mostly empty."""
+    """Sentences on these steps, such as that most responses were cut; mostly empty."""
 
 
 def explain(folder: Path, step: int | None = None) -> Explanation:

@@ -134,7 +134,7 @@ class RolloutCorrectionSpec(Section):
     rollout_rs: RejectionCriterion | Annotated[list[RejectionCriterion], Field(min_length=1)] | None = None
     """Criterion that removes tokens, or whole responses, from the loss: r of the token, its product over the response,
     or its geometric mean (``geometric``); or the k2 or k3 estimate of the divergence, of the token, or its sum, mean
-    or largest over the response. Of several, each removes its own."""
+    or largest over the response. Each of several criteria removes its own."""
     rollout_rs_threshold: Threshold | list[Threshold] | None = None
     """Largest ratio, or divergence, that stays: of all criteria, or one for each."""
     rollout_rs_threshold_lower: Threshold | list[Threshold | None] | None = None
