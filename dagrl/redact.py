@@ -62,6 +62,8 @@ _KNOWN_FORMS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 """Keys with a recognisable form."""
+_LOGINS = ("-u", "--user", "--proxy-user")
+"""Options before ``user:password``."""
 _LEAST = 6
 """Characters of a secret that is looked for in texts; a shorter one may be a part of many words."""
 
@@ -72,7 +74,10 @@ def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     Hidden are all values of a section ``env``, texts under a key whose last word is that of a secret (``api_key``,
     ``dbPassword``) or after such an option in a list (``--api-key``), and, in any text, what `hide_secrets` hides.
     """
-    return _cleaned_mapping(config, secret=False)
+    cleaned = _cleaned_mapping(config, secret=False)
+    # One that stands elsewhere, too, as in a command. Other values of an environment may be any words.
+    known = [value for value, name in _hidden_values(config, cleaned) if not name or _is_secret(name)]
+    return _without(known, cleaned)
 
 
 def hide_secrets(text: str) -> str:
@@ -92,25 +97,43 @@ def hide_in_arguments(arguments: Sequence[str]) -> list[str]:
 
 def hiding(config: Mapping[str, Any]) -> Callable[[str], str]:
     """Return a `hide_secrets` that also hides the secrets of this configuration, wherever they stand in a text."""
-    known = sorted({*_hidden_values(config, without_secrets(config))}, key=len, reverse=True)
+    hidden = _hidden_values(config, _cleaned_mapping(config, secret=False))
+    known = sorted({value for value, _ in hidden}, key=len, reverse=True)
     return lambda text: hide_secrets(reduce(lambda left, value: left.replace(value, HIDDEN), known, text))
 
 
-def _hidden_values(before: Any, after: Any) -> Iterator[str]:
+def _hidden_values(before: Any, after: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the secrets that a configuration had before, and the name of each in an environment."""
     if isinstance(before, Mapping):
         for key, value in before.items():
-            yield from _hidden_values(value, after[key])
+            yield from _hidden_values(value, after[key], str(key))
     elif isinstance(before, list | tuple):
         for value, cleaned in zip(before, after, strict=True):
             yield from _hidden_values(value, cleaned)
     elif isinstance(before, str) and after == HIDDEN and len(before) >= _LEAST:
-        yield before
+        yield before, name
+
+
+def _without(known: Sequence[str], config: Any) -> Any:
+    if isinstance(config, Mapping):
+        return {key: _without(known, value) for key, value in config.items()}
+    if isinstance(config, list):
+        return [_without(known, value) for value in config]
+    if isinstance(config, str):
+        return reduce(lambda left, value: left.replace(value, HIDDEN), known, config)
+    return config
 
 
 def _cleaned_mapping(config: Mapping[str, Any], *, secret: bool) -> dict[str, Any]:
+    named = str(config.get("name", ""))  # {name: Authorization, value: ...}
     return {
-        # `env` may also be the name of something.
-        key: _cleaned(value, secret=secret or _is_secret(str(key)) or (key in _ENVIRONMENTS and type(value) is not str))
+        key: _cleaned(
+            value,
+            secret=secret
+            or _is_secret(named if key == "value" else str(key))
+            # `env` may also be the name of something.
+            or (key in _ENVIRONMENTS and type(value) is not str),
+        )
         for key, value in config.items()
     }
 
@@ -126,11 +149,13 @@ def _cleaned(value: Any, *, secret: bool) -> Any:
 
 
 def _cleaned_items(items: Sequence[Any], *, secret: bool) -> Iterator[Any]:
-    """Clean the items of a list; what follows an option of a command belongs to it."""
+    """Clean the items of a list; what follows an option of a command belongs to it, as does the value of a pair."""
     option = ""
     for item in items:
-        yield _cleaned(item, secret=secret or _is_secret(option))
-        option = item if isinstance(item, str) and item.startswith("-") and "=" not in item else ""
+        login = option in _LOGINS and isinstance(item, str) and ":" in item
+        yield _cleaned(item, secret=secret or login or _is_secret(option))
+        named = isinstance(item, str) and (len(items) == 2 or item.startswith("-"))
+        option = item if named and "=" not in item else ""
 
 
 def _is_secret(name: str) -> bool:
@@ -170,8 +195,9 @@ def _cleaned_url(found: re.Match[str]) -> str:
         user, at, host = parts.netloc.rpartition("@")
         netloc = f"{user.partition(':')[0]}:{HIDDEN}{at}{host}" if ":" in user else parts.netloc
         query = parts.query
-        if any(_is_secret(name) for name, _ in parse_qsl(query)):
-            pairs = [(name, HIDDEN if _is_secret(name) else value) for name, value in parse_qsl(query)]
+        secret = {name for name, _ in parse_qsl(query) if _is_secret(name) or name.lower() == "key"}
+        if secret:
+            pairs = [(name, HIDDEN if name in secret else value) for name, value in parse_qsl(query)]
             query = urlencode(pairs, safe="*")
     except ValueError:
         return found[0]

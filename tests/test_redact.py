@@ -133,3 +133,25 @@ def test_secrets_of_a_pipeline_are_hidden_wherever_they_stand() -> None:
 )
 def test_the_work_grows_with_the_text_and_not_faster(text: str) -> None:
     assert len(hide_secrets(text * 20_000)) > 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"command": ["curl", "-u", "me:xyzzy-words"]},
+        {"command": ["curl", "--user", "me:xyzzy-words", "http://a"]},
+        {"args": {"headers": [["Authorization", "xyzzy-words"]]}},
+        {"args": {"headers": [("X-Api-Key", "xyzzy-words")]}},
+        {"args": {"headers": [{"name": "Authorization", "value": "xyzzy-words"}]}},
+        {"url": "https://maps.example/v1?key=xyzzy-words&q=a"},
+        {"agent": {"env": {"API_KEY": "xyzzy-words"}, "command": ["run", "with", "xyzzy-words"]}},
+        {"args": {"api_key": "xyzzy-words"}, "nodes": {"judge": {"system": "say xyzzy-words"}}},
+    ],
+)
+def test_secrets_in_other_forms_and_places_are_hidden(config: dict[str, object]) -> None:
+    assert "xyzzy" not in str(without_secrets(config))
+
+
+def test_words_of_an_environment_stay_elsewhere() -> None:
+    config = {"env": {"STAGE": "reward"}, "nodes": {"reward": {"op": "reward"}}, "u": ["-u", "words"]}
+    assert without_secrets(config) == {**config, "env": {"STAGE": HIDDEN}}

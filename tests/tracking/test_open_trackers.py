@@ -74,6 +74,26 @@ def test_no_tracker_is_told_a_secret(tmp_path):
     assert text.tensor_proto.string_val[0].decode() == "```yaml\njudge:\n  api_key: '***'\n```"
 
 
+def test_a_tracker_of_the_user_is_told_no_secret_either(tmp_path):
+    code = (
+        "class Mine:\n"
+        "    def __init__(self, api_key): self.key = api_key\n"
+        "    def start(self, run_dir, config, resumed_step):\n"
+        "        (run_dir / 'told').write_text(f'{self.key} {config}')\n"
+        "    def log(self, step, metrics): pass\n"
+        "    def close(self, ok): pass\n"
+    )
+    (tmp_path / "telling.py").write_text(code)
+    asked = {"tracker": "telling:Mine", "args": {"api_key": "given words"}}
+    command = ["run", "--api-key", "xyzzy words", "-H", "Cookie: xyzzy"]
+    config = {"agent": {"env": {"A": "xyzzy words"}, "command": command}, "track": [asked]}
+    (tmp_path / "run").mkdir()
+    with opened(tmp_path / "run", [asked], config=config):
+        pass
+    key, _, told = (tmp_path / "run" / "told").read_text().partition(" words ")
+    assert key == "given" and "xyzzy" not in told and "given" not in told
+
+
 def test_no_note_has_a_secret(tmp_path, capsys):
     with opened(tmp_path, config={"name": "tiny", "agent": {"env": {"A": "xyzzy words"}}}) as trackers:
         trackers.note("mlflow: run 1 at https://me:xyzzy@mlflow.example; the agent said xyzzy words")
