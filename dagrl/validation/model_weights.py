@@ -125,6 +125,8 @@ def _sharded(folder: Path, index: Path) -> tuple[dict[str, _Stored], dict[str, P
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
         raise ValueError(f"{index} does not say which file holds which weight; copy the file again")
+    if outside := [name for name in files.values() if Path(name).is_absolute() or ".." in Path(name).parts]:
+        raise ValueError(f"{index} names a file outside its folder, {outside[0]!r}; copy the index and its files again")
     paths = {name: folder / name for name in sorted(set(files.values()))}
     if lost := [name for name, path in paths.items() if not path.is_file()]:
         raise ValueError(f"{folder} lacks {len(lost)} of its weight files, {lost[0]} among them; copy them again")

@@ -227,6 +227,36 @@ BROKEN: dict[str, tuple[Change, str]] = {
         reindex(lambda files: files | {NORM: "model-00004-of-00003.safetensors"}),
         "lacks 1 of its weight files, model-00004-of-00003.safetensors among them; copy them again",
     ),
+    "an index that leads out of the folder": (
+        both(
+            reindex(lambda files: files | {NORM: f"../{SECOND}"}), lambda f: (f.parent / SECOND).hardlink_to(f / SECOND)
+        ),
+        f"{INDEX} names a file outside its folder, '../{SECOND}'; copy the index and its files again",
+    ),
+    "an index with the path of a file": (
+        reindex(lambda files: files | {NORM: f"/models/{SECOND}"}),
+        f"{INDEX} names a file outside its folder, '/models/{SECOND}'",
+    ),
+    "an index that leads out and back": (
+        lambda f: reindex(lambda files: files | {NORM: f"../{f.name}/{SECOND}"})(f),
+        f"{INDEX} names a file outside its folder, '../",
+    ),
+    "an index that is in a cycle of links": (
+        both(sharded, remove(SECOND), lambda f: (f / SECOND).symlink_to(SECOND)),
+        f"lacks 1 of its weight files, {SECOND} among them",
+    ),
+    "a weight file that is a device": (
+        both(remove(WEIGHTS), lambda f: (f / WEIGHTS).symlink_to("/dev/zero")),
+        "has no safetensors weights",
+    ),
+    "an index that is a device": (
+        both(sharded, remove(INDEX), lambda f: (f / INDEX).symlink_to("/dev/zero")),
+        "has no safetensors weights",
+    ),
+    "a huge size of a tensor": (
+        header(lambda h: h[NORM].update(shape=[2**40, 2**40])),
+        "overflow computing buffer size",
+    ),
     "an index that names an absent tensor": (
         reindex(lambda files: files | {"model.layers.2.mlp.gate.weight": SECOND}),
         f"{INDEX} says that {SECOND} holds tensor 'model.layers.2.mlp.gate.weight', and it does not; copy the index",
