@@ -88,13 +88,15 @@ def _list_large_server(t: Translation) -> None:
     )
     machine, nodes = t.tree.get(f"{group}.gpus_per_node"), t.tree.get(f"{group}.nodes", 1)
     target, server = server_key(t, "tensor_parallel"), _section(t, "engines.generator.server.")
-    further = server.get("pp_size", 1) if is_sglang else server.get("data_parallel_size", 1)
+    other = "pp_size" if is_sglang else "data_parallel_size"
+    further = server.get(other, 1)
     tensor = server.get(target.rpartition(".")[2], 1)
     if not all(isinstance(each, int) and each > 0 for each in (machine, nodes, tensor, further)):
         return
     size = tensor * further
     if machine % size and not (is_sglang and size % machine == 0 and (nodes * machine) % size == 0):
-        _list(t, target, f"a server takes {size} GPUs, no divisor of the {machine} of a machine")
+        largest = target if tensor >= further else f"engines.generator.server.{other}"
+        _list(t, largest, f"a server takes {size} GPUs, no divisor of the {machine} of a machine")
 
 
 def _fit_lengths(t: Translation) -> None:

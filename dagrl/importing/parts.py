@@ -148,6 +148,10 @@ def put_logprob(t: Translation, node: str, engine: str, column: str) -> None:
 
 def put_reference(t: Translation) -> None:
     """Put the reference, on the actor's ranks as its frozen copy, if a divergence is in loss or reward."""
+    charge = "nodes.advantage.kl_in_reward"
+    if t.tree.get(f"{charge}.coef") == 0:
+        for target in [key for key in t.tree if key.startswith(f"{charge}.")]:
+            t.drop(target, "a divergence of weight 0 changes nothing")
     if t.tree.get("nodes.update.loss.kl_coef") or t.tree.get("nodes.advantage.kl_in_reward.coef"):
         t.put("engines.reference.backend", "megatron")
         t.put("engines.reference.frozen_copy_of", "actor")

@@ -171,6 +171,27 @@ def test_sizes_that_do_not_divide_the_ranks_are_listed(translation, framework, s
     assert [size for size in layout if size != "sequence_parallel"] == ([listed] if listed else [])
 
 
+@pytest.mark.parametrize(
+    ("framework", "given"),
+    [
+        ("verl", {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.0, "algorithm.kl_penalty": "kl"}),
+        ("verl", {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.0,
+                  "algorithm.kl_ctrl.type": "adaptive"}),
+        ("verl", {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": 0}),
+        ("slime", {"--use-kl-loss": True, "--kl-loss-coef": 0.0, "--kl-coef": 0.0}),
+        ("roll", {"add_token_level_kl": True, "init_kl_coef": 0, "kl_penalty": "k1"}),
+        ("roll", {"use_kl_loss": True, "kl_loss_coef": 0}),
+        ("trinity", {"algorithm.kl_penalty_fn": "k1", "algorithm.kl_penalty_fn_args.kl_coef": 0.0,
+                     "algorithm.kl_loss_fn": "none"}),
+        ("trinity", {"algorithm.kl_loss_fn": "k2", "algorithm.kl_loss_fn_args.kl_coef": 0.0}),
+    ],
+)  # fmt: skip
+def test_a_divergence_of_weight_0_needs_no_reference(checked, framework, given):
+    found, problems = checked(framework, given)
+    assert problems == []
+    assert not [key for key in found.tree if "kl_in_reward" in key or "reference" in key]
+
+
 @pytest.mark.parametrize(("chunks", "stages", "kept"), [(2, 4, True), (2, 1, False), (1, 4, False), (2, None, False)])
 def test_chunks_of_layers_need_stages(checked, chunks, stages, kept):
     given = {f"{MEGATRON}.virtual_pipeline_model_parallel_size": chunks}
@@ -185,6 +206,8 @@ def test_chunks_of_layers_need_stages(checked, chunks, stages, kept):
     [
         ("vllm", {"tensor_model_parallel_size": 4, "data_parallel_size": 4}, True),
         ("vllm", {"tensor_model_parallel_size": 2, "data_parallel_size": 4}, False),
+        ("vllm", {"tensor_model_parallel_size": 2, "data_parallel_size": 32}, True),
+        ("sglang", {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 3}, True),
         ("sglang", {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2}, False),
         ("sglang", {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 2}, False),
         ("sglang", {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 4}, True),
@@ -194,7 +217,8 @@ def test_chunks_of_layers_need_stages(checked, chunks, stages, kept):
 def test_servers_that_do_not_fit_the_machines_are_listed(translation, backend, given, listed):
     keys = {f"{ROLLOUT}.{name}": size for name, size in given.items()}
     found = translation("verl", {f"{ROLLOUT}.name": backend, "trainer.nnodes": 2, **keys})
-    assert (status_of(found, f"{ROLLOUT}.tensor_model_parallel_size") is Status.UNKNOWN) == listed
+    largest = max(given, key=given.__getitem__)
+    assert (status_of(found, f"{ROLLOUT}.{largest}") is Status.UNKNOWN) == listed
 
 
 @pytest.mark.parametrize(("size", "listed"), [(8, False), (16, True), (3, True)])
