@@ -16,6 +16,7 @@ _MOST_BYTES = 4 << 20
 """A file of up to this size is kept whole."""
 _MARK = b"\n... %d bytes were printed here, and are not kept ...\n"
 LOOK_EVERY_S = 0.5
+_LOOK_AT_OWN_EVERY_S = 0.1
 
 
 class LogEnds:
@@ -72,7 +73,7 @@ def keep_ends_of_output() -> None:
 
     def watch() -> None:
         while True:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(_LOOK_AT_OWN_EVERY_S)
             for log in logs:
                 log.cut()
 

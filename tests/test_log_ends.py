@@ -97,7 +97,7 @@ print("end", flush=True)
 
 @pytest.mark.parametrize("where", ["a pipe", "a file that is not appended to"])
 def test_output_that_cannot_be_cut_is_left_alone(where: str, log: Path) -> None:
-    program = "import time\nfrom dagrl import log_ends\nlog_ends._MOST_BYTES, log_ends.LOOK_EVERY_S = 1, 0.01\n"
+    program = "import time\nfrom dagrl import log_ends\nlog_ends._MOST_BYTES, log_ends._LOOK_AT_OWN_EVERY_S = 1, 0.01\n"
     program += "log_ends.keep_ends_of_output()\nprint('x' * 100, flush=True)\ntime.sleep(0.2)"
     with log.open("r+b") if where != "a pipe" else os.fdopen(os.dup(2), "wb") as file:
         stdout = subprocess.PIPE if where == "a pipe" else file

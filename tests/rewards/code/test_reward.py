@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from dagrl.rewards.code.reward import code_reward
+from dagrl.rewards.code.reward import _holds, code_reward
+from dagrl.rewards.code.tests import Check
 from dagrl.rewards.registry import load_reward
 from dagrl.rewards.score import RewardError, Samples, score
 
@@ -186,6 +187,53 @@ def test_forged_replies_do_no_harm_here() -> None:
             f"import os\nfor fd in range(3, 9):\n    try: os.write(fd, {forged})\n    except OSError: pass\nos._exit(0)"
         )
         assert code_reward(answering(code), tests) == 0.0
+
+
+HOSTILE: dict[str, str] = {
+    "forks": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "starts threads": (
+        "import threading, time\nthreading.stack_size(1 << 16)\n"
+        "while True: threading.Thread(target=time.sleep, args=(60,)).start()"
+    ),
+    "takes memory": "taken = []\nwhile True: taken.append(bytearray(1 << 24))",
+    "prints without end": "while True: print('3\\n' * 32768)",
+    "fills the disk": "for number in range(10**6): open(str(number), 'wb').write(bytes(1 << 20))",
+    "reads keys": "import os\nprint(open(os.path.expanduser('~/.ssh/id_ed25519')).read())",
+    "reads the environment": "import os\nprint(open(f'/proc/{os.getppid()}/environ').read())",
+    "writes outside": "open('/tmp/dagrl-outside', 'w').write('x')",
+    "opens a connection": "import socket\nsocket.create_connection(('127.0.0.1', 22), timeout=3)",
+    "kills its parent": "import os\nos.kill(os.getppid(), 9)",
+    "kills all": "import os\nos.kill(-1, 9)",
+    "kills its group": "import os\nos.killpg(0, 9)",
+    "exits with a status": "import os\nos._exit(137)",
+    "crashes": "import ctypes\nctypes.string_at(0)",
+    "closes its output": "import os\nos.closerange(0, 1000)\nprint(3)",
+    "goes deep": "import sys\nsys.setrecursionlimit(10**9)\ndef down(n): return down(n + 1) + 1\nprint(down(0))",
+    "hangs at its end": "import atexit, time\natexit.register(time.sleep, 60)",
+    "is no text": "x = '\ud800\0'",
+    "is nested": "x = " + "-" * 100_000 + "1",
+    "returns a cycle": "x = []\nx.append(x)\ndef add(a, b): return x",
+    "returns what is huge": "def add(a, b): return 'x' * (1 << 27)",
+    "raises without end": (
+        "class Error(BaseException):\n    def __str__(self):\n        while True: pass\n"
+        "def add(a, b): raise Error\nraise Error"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_program_costs_one_wrong_reward(name: str) -> None:
+    # One of the three kinds of tests for each program: each was tried with all of them.
+    tests = (PROGRAM, FUNCTION, ASSERTS)[[*HOSTILE].index(name) % 3]
+    assert code_reward(answering(HOSTILE[name]), tests, timeout_s=1) == 0.0
+
+
+def test_a_reply_that_takes_hours_to_decode_is_wrong() -> None:
+    # All of these numbers have the hash 0.
+    forged = json.dumps(["set", *(number * (2**61 - 1) for number in range(200_000))])
+    assert not _holds(Check("", shows=True, expected={1}), forged)
+    honest = {f"\N{GRINNING FACE}{number}" for number in range(1000)}
+    assert _holds(Check("", shows=True, expected=honest), json.dumps(["set", *honest]))
 
 
 @pytest.mark.parametrize("limit", [{"timeout_s": 0}, {"total_timeout_s": -1.0}, {"max_tests": 0}])
