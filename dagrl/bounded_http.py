@@ -55,6 +55,8 @@ class BoundedClient(httpx.AsyncClient):
             raise AnswerError(f"answers in the encoding {encoding[:40]!r}, which was not asked for")
         assert isinstance(answer.stream, httpx.AsyncByteStream), "of an asynchronous client"
         answer.stream = _BoundedStream(answer.stream, deadline)
+        # A service could name one of Python's codecs that is none of text, or that unpacks.
+        answer.encoding = "utf-8"
         if not stream:
             try:
                 await answer.aread()
@@ -109,6 +111,5 @@ def check_redirect(url: str, location: str) -> None:
     same = source.scheme == target.scheme and source.netloc == target.netloc
     encrypted = (source.scheme, target.scheme) == ("http", "https") and source.hostname == target.hostname
     if not same and not (encrypted and ports[0] in (None, 80) and ports[1] in (None, 443)):
-        raise AnswerError(
-            f"answers with a redirect to {target.scheme}://{target.netloc.rpartition('@')[2]}, another service"
-        )
+        where = f"{target.scheme}://{target.netloc.rpartition('@')[2]}"
+        raise AnswerError(f"answers with a redirect to {where[:200]}, another service")

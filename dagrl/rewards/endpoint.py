@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagrl.config.errors import in_one_line
 from dagrl.config.schema import SamplingSpec
 
 if TYPE_CHECKING:
@@ -167,5 +168,5 @@ def _key_of(api_key_env: str | None) -> str | None:
 
 
 def _short(said: str) -> str:
-    text = " ".join(said.split())
+    text = in_one_line(" ".join(said[: 10 * _SHOWN_CHARACTERS].split()))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ..."

@@ -190,7 +190,7 @@ class ServiceProgram:
             raise ProgramError(f"it {error}") from error
         except aiohttp.ClientError as error:
             raise ProgramError(f"it cannot be reached: {_shown(str(error), key)}") from error
-        if answer.status >= 400:
+        if not 200 <= answer.status < 300:
             raise ProgramError(f"it answered {answer.status}: {_shown(body, key)}")
         try:
             return verdict_of(json.loads(body) if body.strip() else None)

@@ -75,6 +75,7 @@ def ask(url: str, timeout_s: float = 20.0) -> Verdict:
             id="gzip",
         ),
         pytest.param(said(b"", "302 Found", "Location: http://[::1"), "it answers with a redirect to no", id="nowhere"),
+        pytest.param(said(b"1", "302 Found", "X: 1"), "it answered 302: 1", id="a redirect to nothing"),
         pytest.param(said(b"[" * 100_000), "it answered in another form than JSON", id="deep"),
         pytest.param(said(b'{"reward": NaN}'), "it returned .* return a number", id="NaN"),
         pytest.param(said(b'{"reward": -Infinity}'), "it returned .* return a number", id="infinity"),
