@@ -78,12 +78,13 @@ def _step_of(line: str) -> int:
 
 def kept_lines(path: Path, resumed_step: int | None) -> list[str]:
     """Lines of steps up to `resumed_step`, without a torn last line."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        lines = [*file]
     kept = []
     for number, line in enumerate(lines, start=1):
         try:
             step = _step_of(line)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if number == len(lines):
                 break
             raise ValueError(f"{path}:{number}: not a step's metrics; remove the line to continue") from error

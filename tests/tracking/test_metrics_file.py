@@ -60,7 +60,19 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
     assert steps(tmp_path) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("torn", ['{"step": 3, "rew', '{"step": 3}', '{"step": 3, "a": "\udcc3', '{"step": 3e999}\n'])
+TORN = [
+    '{"step": 3, "rew',
+    '{"step": 3}',
+    '{"step": 3, "a": "\udcc3',
+    '{"step": 3e999}\n',
+    "\0" * 9,
+    "[" * 10**5,
+    "\x85{",
+    "[]",
+]
+
+
+@pytest.mark.parametrize("torn", TORN, ids=range(len(TORN)))
 def test_a_torn_last_line_is_cut(tmp_path, torn):
     write_steps(tmp_path, 2)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
@@ -85,6 +97,38 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
     with pytest.raises(OSError, match=r"metrics\.jsonl"):
         tracker.close(ok=False)
     tracker.close(ok=False)
+
+
+def test_a_disk_that_fills_anywhere_in_a_line_leaves_a_file_to_resume_from(tmp_path):
+    """A limit on the size of files stands in for the disk: both take the part of a write that they have room for."""
+    program = f"""
+import pathlib, resource
+from dagrl.tracking.metrics_file import MetricsFile
+def limited(room):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+for room in range(25):
+    folder = pathlib.Path({str(tmp_path)!r}, str(room))
+    tracker = MetricsFile()
+    tracker.start(folder, {{}}, None)
+    tracker.log(1, {{"reward": 0.5}})
+    limited((folder / "metrics.jsonl").stat().st_size + room)
+    for act in (lambda: tracker.log(2, {{"reward": 0.5}}), lambda: tracker.close(ok=False)):
+        try:
+            act()
+        except OSError as error:
+            assert str(error).endswith("metrics.jsonl: File too large"), error
+        else:
+            raise AssertionError("the line is written")
+    limited(resource.RLIM_INFINITY)
+    tracker = MetricsFile()
+    tracker.start(folder, {{}}, 1)
+    tracker.log(2, {{"reward": 0.5}})
+    tracker.close(ok=True)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    line = '{"step": 1, "reward": 0.5}\n'
+    for folder in tmp_path.iterdir():
+        assert (folder / "metrics.jsonl").read_text() == line + line.replace("1", "2")
 
 
 @pytest.mark.parametrize("how", ["folder", "file", "moved", "replaced"])
