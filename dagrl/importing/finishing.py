@@ -14,7 +14,7 @@ from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.config.schema import GroupSpec
 from dagrl.config.schema.nodes.advantage import AdvantageNode
 from dagrl.config.schema.nodes.base import PackingNode
-from dagrl.importing.engines import PARALLEL, server_key
+from dagrl.importing.engines import NO_CRITIC, PARALLEL, server_key
 from dagrl.importing.table import Status, Translation, joint
 from dagrl.validation.training import OF_ESTIMATORS, OF_LOSSES
 
@@ -43,6 +43,52 @@ def _list_single_response(t: Translation) -> None:
     node = AdvantageNode.model_validate({"op": "advantage", "estimator": estimator or "gae"})
     if t.tree.get(target, 1) == 1 and "group_id" in node.contract().reads:
         _list(t, target, f"{estimator} compares the responses to a prompt: 2 or more")
+    if t.tree.get(target, 1) == 1 and "nodes.keep.op" in t.tree and "nodes.keep.fn" not in t.tree:
+        _list(t, "nodes.keep", "a filter compares the responses to a prompt: 2 or more")
+
+
+def _read_generators_log_probs(t: Translation) -> None:
+    """Let a divergence in the reward read the generator's log-probs where the trainer computes none."""
+    if any(key.startswith("nodes.advantage.kl_in_reward.") for key in t.tree) and "nodes.old.op" not in t.tree:
+        t.put("nodes.advantage.read", {"old_logprob": "rollout_logprob"})
+
+
+def _fit_batches(t: Translation) -> None:
+    """Take back sizes that a step does not reach, and list mini-batches that do not divide it."""
+    prompts = t.tree.get("data.prompts_per_step")
+    if not isinstance(prompts, int):
+        return
+    for target in ("nodes.update.mini_batch", "nodes.critic.mini_batch"):
+        size = t.tree.get(target)
+        if not isinstance(size, int) or size < 1:
+            continue
+        if size > prompts:
+            t.drop(target, f"all {prompts} prompts of a step are one mini-batch")
+        elif prompts % size:
+            _list(t, target, f"does not divide the {prompts} prompts of a step")
+    over, partial = "nodes.rollout.over_sampling_batch_size", "nodes.rollout.partial_rollout"
+    if isinstance(t.tree.get(over), int) and t.tree[over] <= prompts:
+        t.drop(over, f"are no more prompts than the {prompts} of a step")
+    if over not in t.tree:
+        for target in (partial, "nodes.rollout.mask_offpolicy_in_partial_rollout"):
+            t.drop(target, "no response is left unfinished, as a step waits for all prompts")
+
+
+def _drop_without_effect(t: Translation) -> None:
+    """Take back values that stand for none, and list those with which nothing is learned."""
+    for target in ("run.save_every", "run.validate_every"):
+        if _number(t, target) < 1:
+            t.drop(target, "never")
+    for target in [key for key in t.tree if key.endswith("sampling.top_k") and t.tree[key] == 0]:
+        t.drop(target, "all tokens, as by default")
+    if "nodes.critic.op" not in t.tree:
+        t.drop("nodes.update.critic_warmup", NO_CRITIC)
+    if t.tree.get("nodes.rollout.sampling.temperature") == 0:
+        _list(t, "nodes.rollout.sampling.temperature", "the likeliest response is the same each time: choose above 0")
+    if _number(t, "run.steps") < 1 and not t.tree.get("run.val_only"):
+        _list(t, "run.steps", "nothing is trained; choose a number of steps")
+    if t.tree.get("nodes.advantage.estimator") == "gigpo" and "nodes.rollout.tools" not in t.tree:
+        _list(t, "nodes.advantage.estimator", "compares turns, and responses have one without tools or an environment")
 
 
 def _drop_equal_responses(t: Translation) -> None:
@@ -99,6 +145,23 @@ def _list_large_server(t: Translation) -> None:
         _list(t, largest, f"a server takes {size} GPUs, no divisor of the {machine} of a machine")
 
 
+def _fit_copies(t: Translation) -> None:
+    """Take back copies within a SGLang server that cannot be, and list sizes that do not divide its GPUs."""
+    server = "engines.generator.server."
+    tensor, copies = t.tree.get(f"{server}tp_size", 1), f"{server}dp_size"
+    attention = f"{server}enable_dp_attention"
+    if t.tree.get(copies, 1) != 1 and not t.tree.get(attention):
+        t.drop(copies, "copies in a server cannot take new weights; further servers are copies", Status.REFUSED)
+    if t.tree.get(copies, 1) == 1:
+        t.drop(attention, "there are no copies of attention to spread")
+    for target in (copies, f"{server}ep_size"):
+        size = t.tree.get(target, 1)
+        if isinstance(size, int) and isinstance(tensor, int) and (size < 1 or tensor % size):
+            _list(t, target, f"does not divide the {tensor} tensor-parallel ranks of a server")
+    if isinstance(tensor, int) and tensor < 1:
+        _list(t, f"{server}tp_size", "a server has fewer GPUs than stages")
+
+
 def _fit_lengths(t: Translation) -> None:
     """Let micro-batches and the server's context hold the longest sample; there, few samples are that long."""
     prompt, response = t.tree.get("data.max_prompt_tokens"), t.tree.get("nodes.rollout.sampling.max_new_tokens")
@@ -137,6 +200,12 @@ def _strict_math(t: Translation) -> None:
             t.note(target, target, "set it if all references are plain numbers, as those of gsm8k (docs/rewards.md)")
 
 
+def _number(t: Translation, target: str) -> float:
+    """The value of a key of the pipeline if it is a number, else 1."""
+    value = t.tree.get(target)
+    return value if isinstance(value, int | float) else 1
+
+
 def _list(t: Translation, target: str, reason: str) -> None:
     keys = [setting.key for setting in t.origins.get(target, ())]
     t.note(keys[0] if keys else target, target, reason, t.tree.get(target))
@@ -146,10 +215,14 @@ def _finish(t: Translation) -> None:
     _drop_foreign_options(t)
     _list_single_response(t)
     _list_layouts(t)
+    _read_generators_log_probs(t)
+    _fit_batches(t)
+    _drop_without_effect(t)
     _strict_math(t)
     _drop_equal_responses(t)
     if "engines.generator.backend" in t.tree:
         _list_large_server(t)
+        _fit_copies(t)
         _fit_lengths(t)
 
 

@@ -343,3 +343,65 @@ def test_pipelines_of_roll_without_rollouts_are_refused(tmp_path):
     (tmp_path / "dpo.yaml").write_text("actor_train: {model_args: {dtype: bf16}}\nsequence_length: 512\n")
     with pytest.raises(ImportProblem, match="no pipeline of ROLL with rollouts"):
         import_file(tmp_path / "dpo.yaml")
+
+
+BATCH = {"data.train_batch_size": 32, f"{ROLLOUT}.n": 8}
+EVAL = {"--eval-interval": 5, "--eval-prompt-data": ["aime", "data/aime.parquet"]}
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "target", "status"),
+    [
+        ("verl", {**BATCH, f"{ACTOR}.ppo_mini_batch_size": 64}, "nodes.update.mini_batch", "dropped"),
+        ("verl", {**BATCH, f"{ACTOR}.ppo_mini_batch_size": 20}, "nodes.update.mini_batch", "listed"),
+        ("verl", {**BATCH, f"{ACTOR}.ppo_mini_batch_size": 16}, "nodes.update.mini_batch", 16),
+        ("verl", {f"{ROLLOUT}.top_k": 0}, "nodes.rollout.sampling.top_k", "dropped"),
+        ("verl", {f"{ROLLOUT}.temperature": 0}, "nodes.rollout.sampling.temperature", "listed"),
+        ("verl", {f"{ROLLOUT}.expert_parallel_size": 8}, "engines.generator.server.ep_size", "listed"),
+        ("slime", {"--over-sampling-batch-size": 16}, "nodes.rollout.over_sampling_batch_size", "dropped"),
+        ("slime", {"--over-sampling-batch-size": 64}, "nodes.rollout.over_sampling_batch_size", 64),
+        ("slime", {"--partial-rollout": True}, "nodes.rollout.partial_rollout", "dropped"),
+        (
+            "slime",
+            {"--partial-rollout": True, "--over-sampling-batch-size": 64, "--mask-offpolicy-in-partial-rollout": True},
+            "nodes.rollout.partial_rollout",
+            True,
+        ),
+        ("slime", {"--sglang-dp-size": 2}, "engines.generator.server.dp_size", "dropped"),
+        ("slime", {"--sglang-enable-dp-attention": True}, "engines.generator.server.enable_dp_attention", "dropped"),
+        ("slime", {"--sglang-ep-size": 8}, "engines.generator.server.ep_size", "listed"),
+        ("slime", {"--sglang-pp-size": 2}, "engines.generator.server.tp_size", "listed"),
+        ("slime", {**EVAL, "--eval-top-k": 0}, "nodes.rollout.val_sampling.top_k", "dropped"),
+        ("roll", {"save_steps": 0}, "run.save_every", "dropped"),
+        ("roll", {"eval_steps": 0, "validation.data_args.file_name": "v.json"}, "run.validate_every", "dropped"),
+        ("roll", {"max_steps": 0}, "run.steps", "listed"),
+        ("roll", {"actor_infer.generating_args.temperature": 0}, "nodes.rollout.sampling.temperature", "listed"),
+        ("trinity", {"trainer.critic_warmup": 5}, "nodes.update.critic_warmup", "dropped"),
+        ("trinity", {"explorer.over_rollout.ratio": 0.5}, "nodes.update.mini_batch", "dropped"),
+        ("trinity", {"algorithm.algorithm_type": "gigpo"}, "nodes.advantage.estimator", "listed"),
+    ],
+)
+def test_values_that_validation_refuses_are_taken_back_or_listed(checked, framework, given, target, status):
+    found, problems = checked(framework, given)
+    assert problems == []
+    listed = any(target in line.targets for line in found.lines if line.status is Status.UNKNOWN)
+    assert ("listed" if listed else found.tree.get(target, "dropped")) == status
+
+
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+
+
+@pytest.mark.parametrize(
+    ("framework", "given"),
+    [
+        ("verl", {BYPASS: True, "algorithm.use_kl_in_reward": True}),
+        ("verl", {"algorithm.adv_estimator": "remax", f"{ACTOR}.policy_loss.loss_mode": "kl_cov"}),
+        ("verl", {"algorithm.adv_estimator": "remax", f"{ACTOR}.policy_loss.loss_mode": "clip_cov", BYPASS: True}),
+        ("verl", {"algorithm.filter_groups.enable": True, f"{ROLLOUT}.n": 1, "algorithm.adv_estimator": "gae"}),
+        ("slime", {"--use-rollout-logprobs": True, "--kl-coef": 0.01}),
+        ("slime", {"--use-rollout-logprobs": True, "--use-tis": True}),
+        ("trinity", {"algorithm.kl_penalty_fn": "k1", "algorithm.kl_penalty_fn_args.kl_coef": 0.1}),
+    ],
+)
+def test_nodes_that_go_together_are_valid_or_listed(checked, framework, given):
+    assert checked(framework, given)[1] == []

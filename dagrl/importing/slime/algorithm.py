@@ -102,6 +102,9 @@ def _correction(t: Translation) -> None:
     if not t.flag("--use-tis"):
         t.imply_all("there is no correction without `--use-tis`")
         return
+    if t.flag("--use-rollout-logprobs"):
+        t.refuse_all("the loss has the ratio to the generator already, with `--use-rollout-logprobs`")
+        return
     target = "nodes.update.rollout_correction"
     level = t.get("--tis-level", "token")
     if level in ("token", "sequence"):

@@ -49,7 +49,7 @@ def _function(t: Translation) -> None:
             )
     if "nodes.baseline.op" in t.tree:
         t.put("nodes.baseline.fn", t.tree["nodes.reward.fn"])
-        for node in ("reward", "old", "ref", "advantage", "update"):
+        for node in ("reward", "old", "ref", "advantage", "held", "update"):
             if f"nodes.{node}.op" in t.tree or node in ("reward", "update"):
                 t.put(f"nodes.{node}.read_from", ["rollout"])
 
