@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ _MOST_SENT, _MOST_LOGGED = 16 << 20, 1 << 20
 """Bytes of a message of a server, and of its standard error in the worker's log."""
 _MOST_DESCRIBED, _DEEPEST = 1 << 18, 32
 """Characters that describe the tools of a server, all of which stand in each prompt, and levels of a description."""
+_MOST_TOOLS = 10_000
 _NAME = re.compile(r"[\w./:-]{1,128}")
 _RELAY = Path(__file__).with_name("mcp_relay.py")
 
@@ -50,22 +52,36 @@ class McpServer:
     def tools(self) -> list[McpTool]:
         """The server's tools, or those that the pipeline names. Raises ToolUnavailableError."""
         try:
-            listed = self._run("list_tools", timeout_s=_START_S)
+            listed = self._listed()
         except ToolUnavailableError:
             raise
         except Exception as error:  # whatever the client makes of what the server sends
             raise ToolUnavailableError(
                 f"the MCP server `{self._name}` does not list its tools: {self._cause(error)}"
             ) from error
-        described = {tool["name"]: tool for tool in listed["tools"]}
+        described = {tool["name"]: tool for tool in listed}
         wanted = described if self._spec.tools is None else self._spec.tools
         unknown = [name for name in wanted if name not in described]
         if unknown:
             raise self._refused(f"has no tool {unknown[0]!r}, only {', '.join(described)}")
-        times = Counter(tool["name"] for tool in listed["tools"])
+        times = Counter(tool["name"] for tool in listed)
         if doubled := [name for name in wanted if times[name] > 1]:
             raise self._refused(f"lists the tool {doubled[0]!r} more than once")
         return self._checked([described[name] for name in wanted])
+
+    def _listed(self) -> list[dict[str, Any]]:
+        """All pages of the server's list of tools."""
+        until = time.monotonic() + _START_S
+        tools: list[dict[str, Any]] = []
+        asked: tuple[str, ...] = ()
+        while True:
+            page = self._run("list_tools", *asked, timeout_s=_START_S)
+            tools += page["tools"]
+            if not page.get("nextCursor"):
+                return tools
+            if len(tools) > _MOST_TOOLS or time.monotonic() > until:
+                raise self._refused(f"lists its tools without an end, {counted(len(tools), 'tool')} so far")
+            asked = (page["nextCursor"],)
 
     def _checked(self, described: Sequence[Mapping[str, Any]]) -> list[McpTool]:
         """The tools. Raises ToolUnavailableError if a prompt cannot describe them all."""

@@ -159,6 +159,9 @@ for line in sys.stdin:
         answer["error"] = answers[mode]
     elif method == "tools/list":
         answer["result"] = answers[mode] if mode == "a list of another shape" else {"tools": tools.get(mode, [tool])}
+        page = int(asked.get("params", {}).get("cursor", 0))
+        if mode == "pages" and page < 2 or mode == "pages without an end":
+            answer["result"] = {"tools": [tool | {"name": f"find{page}"}], "nextCursor": str(page + 1)}
     elif method == "tools/call":
         if mode == "an end":
             sys.exit(1)
@@ -231,12 +234,19 @@ def test_a_long_answer_keeps_its_ends(hostile) -> None:
         ("many", r"describes its 10,000 tools in .,...,... characters"),
         ("deep", "describes the tool 'find' in more than 32 levels"),
         ("deeper", "does not list its tools"),
+        ("pages without an end", "lists its tools without an end, 21 tools so far"),
     ],
 )
-def test_tools_that_no_prompt_can_describe_are_named(hostile, mode: str, told: str) -> None:
+def test_tools_that_no_prompt_can_describe_are_named(hostile, monkeypatch, mode: str, told: str) -> None:
+    if mode == "pages without an end":
+        monkeypatch.setattr(mcp, "_MOST_TOOLS", 20)
     with pytest.raises(ToolUnavailableError, match=rf"^the MCP server `hostile` {told}") as caught:
         hostile(mode).tools()
     assert len(str(caught.value)) < 5000 and "\n" not in str(caught.value)
+
+
+def test_all_pages_of_tools_are_read(hostile) -> None:
+    assert [tool.name for tool in hostile("pages").tools()] == ["find0", "find1", "find"]
 
 
 def test_a_servers_log_is_kept_in_part(hostile, capfd) -> None:
