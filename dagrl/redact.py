@@ -145,7 +145,7 @@ def _cleaned(value: Any, *, secret: bool) -> Any:
         return [*_cleaned_items(value, secret=secret)]
     if isinstance(value, str):
         return HIDDEN if secret and value else hide_secrets(value)
-    return value
+    return HIDDEN if secret and type(value) is int and value >= 10 ** (_LEAST - 1) else value
 
 
 def _cleaned_items(items: Sequence[Any], *, secret: bool) -> Iterator[Any]:
