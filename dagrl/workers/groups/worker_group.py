@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -118,9 +118,15 @@ class WorkerGroups:
         self._setup = setup
         for name, executor in self._plan.executors.items():
             self._groups[name] = WorkerGroup(await self._place(executor, range(executor.ranks)))
+        described = {
+            name: self._describe(group.handles, f"the workers of {name} to start")
+            for name, group in self._groups.items()
+        }
+        preloads = {name: self._preload(each, setup) for name, each in self._plan.executors.items() if each.engines}
         for name, group in self._groups.items():
-            await self._locate(group.handles, f"the workers of {name} to start")
-        await run_all([self._start_chain(chain, setup, resumed_from, note) for chain in start_chains(self._plan)])
+            await self._locate(group.handles, described[name])
+        chains = start_chains(self._plan)
+        await run_all([self._start_chain(chain, setup, resumed_from, note, preloads) for chain in chains])
 
     async def _place(self, executor: Executor, ranks: Iterable[int]) -> list[WorkerHandle]:
         """Create the actors of these ranks. They may not have started yet."""
@@ -139,22 +145,28 @@ class WorkerGroups:
             for rank, actor in zip(ranks, actors, strict=True)
         ]
 
-    async def _locate(self, handles: Iterable[WorkerHandle], waits_for: str) -> None:
-        """Wait for the actors to start and tell where they are."""
-
-        async def locate(handle: WorkerHandle) -> None:
-            handle.info = await handle.submit(what, Worker.describe).result(self._start_timeout)
-
+    def _describe(self, handles: Iterable[WorkerHandle], waits_for: str) -> list[PendingCall[WorkerInfo]]:
+        """Ask the actors where they are."""
         what = f"{waits_for}; are there enough free CPUs and GPUs?"
-        await run_all([locate(handle) for handle in handles])
+        return [handle.submit(what, Worker.describe) for handle in handles]
+
+    async def _locate(self, handles: Sequence[WorkerHandle], described: Iterable[PendingCall[WorkerInfo]]) -> None:
+        """Wait for the actors to start and tell where they are."""
+        infos = await run_all([call.result(self._start_timeout) for call in described])
+        for handle, info in zip(handles, infos, strict=True):
+            handle.info = info
 
     async def _start_chain(
-        self, chain: tuple[str, ...], setup: StartEngine, resumed_from: Path | None, note: Callable[[str], None]
+        self,
+        chain: tuple[str, ...],
+        setup: StartEngine,
+        resumed_from: Path | None,
+        note: Callable[[str], None],
+        preloads: Mapping[str, list[PendingCall[None]]],
     ) -> None:
         """Start executors that share devices, one after the other. Those that sleep make room for the next."""
         started: list[str] = []
         clock = asyncio.get_running_loop().time
-        preloads = {name: self._preload(self._plan.executors[name], setup) for name in chain[1:]}
         for name in chain:
             executor, group, begin = self._plan.executors[name], self[name], clock()
             residency = residency_after_start(executor, chain)
@@ -173,7 +185,7 @@ class WorkerGroups:
                 note(f"{name} is ready, after {clock() - begin:.0f} s")
 
     def _preload(self, executor: Executor, setup: StartEngine) -> list[PendingCall[None]]:
-        """Let the workers import their libraries, which takes many seconds, until it is their turn to start."""
+        """Let the workers import their libraries, which takes many seconds, while others start."""
         what = f"engine {executor.name} to import its libraries"
         handles = self[executor.name].handles
         return [handle.submit(what, Worker.preload, setup.pipeline, executor.engines[0]) for handle in handles]
@@ -217,7 +229,7 @@ class WorkerGroups:
             handles[rank] = handle
         names = [handle.name for handle in restarted]
         try:
-            await self._locate(restarted, f"{', '.join(names)} to restart")
+            await self._locate(restarted, self._describe(restarted, f"{', '.join(names)} to restart"))
             await self._start(executor, self._setup, ranks)
         except WorkerLostError:
             raise
