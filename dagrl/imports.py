@@ -1,8 +1,9 @@
 """Imports transformers without what a run never uses; every process of a run imports it.
 
-Then it takes 6.3 s of CPU time and 750 MB with a model class, 0.8 s and 80 MB with a tokenizer only. scikit-learn and
-torchao would add 4.2 s and 170 MB to a model class, the search of all packages a second to both, and the reader of GGUF
-files, which is torch, 1.9 s and 450 MB to a tokenizer.
+Then it takes 2 s of CPU time after torch's 3 with a model class, 0.8 s and 80 MB with a tokenizer only. To a model
+class, torch's compiler and the libraries for other kinds of models would add 5 s, scikit-learn and torchao 4.2 s; the
+search of all packages would add a second to both, and the reader of GGUF files, which is torch, 1.9 s and 450 MB to a
+tokenizer.
 
 Switching the garbage collector off meanwhile saves half a second of five, which is not worth it.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import all_suffixes
@@ -23,6 +24,8 @@ UNUSED = ("sklearn",)
 """A package that transformers imports if it is installed, for assisted generation only."""
 CODE_IS_NOT_RUN = "it needs Python code of its own folder (auto_map), which is not run"
 """Why a model or a tokenizer cannot be loaded without ``trust_remote_code``."""
+_OTHER_KINDS = ("scipy", "torchaudio")
+_TRACING = "torch._dynamo._trace_wrapped_higher_order_op"
 _GGUF = "transformers.modeling_gguf_pytorch_utils"
 
 
@@ -52,12 +55,12 @@ def import_transformers() -> None:
         import transformers.utils
     finally:
         importlib.metadata.packages_distributions = search
-    transformers.utils.auto_docstring = _undocumented
+    transformers.utils.auto_docstring = _unchanged
 
 
-def _undocumented(obj: Any = None, **_: Any) -> Any:
+def _unchanged(obj: Any = None, *_: Any, **__: Any) -> Any:
     """A decorator, with arguments or without, that changes nothing."""
-    return obj if obj is not None else _undocumented
+    return obj if obj is not None else _unchanged
 
 
 class _Distributions(dict[str, list[str]]):
@@ -90,23 +93,68 @@ def distributions_of(module: str) -> list[str]:
 
 
 @contextmanager
+def models_alone(*, with_images: bool) -> Iterator[None]:
+    """Imports of model classes in the context leave out the libraries for models of other kinds.
+
+    All classes import these for losses of object detection and of speech, and torchvision for images. Without a GPU,
+    torch's compiler is left out, too, which torchvision needs. Later imports find the packages, but these losses, and
+    image processors of torchvision, do not work in the process.
+    """
+    from transformers import utils
+
+    unused = _OTHER_KINDS if with_images else (*_OTHER_KINDS, "torchvision")
+    checks = {name: getattr(utils, name) for name in (f"is_{package}_available" for package in unused)}
+    vars(utils).update(dict.fromkeys(checks, lambda: False))
+    try:
+        if not with_images:
+            _import_without_compiler()
+        yield
+    finally:
+        vars(utils).update(checks)
+
+
+def _import_without_compiler() -> None:
+    """Import what all model classes have in common. It only marks functions for the compiler, and loads it for that."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    marks = dict.fromkeys(("allow_in_graph", "assume_constant_result", "disable"), _unchanged)
+    tracing = _stand_in(_TRACING, {"TransformGetItemToIndex": _transform_get_item_to_index})
+    with tracing, _stand_in("torch._dynamo", marks):
+        import transformers.generation.utils
+        import transformers.modeling_utils  # noqa: F401
+
+
+def _transform_get_item_to_index() -> Any:
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    return TransformGetItemToIndex()
+
+
+@contextmanager
 def tokenizers_alone() -> Iterator[None]:
     """Imports of tokenizers in the context do not import torch, which only reads GGUF files there."""
     import_transformers()
-    stands_in = _GGUF not in sys.modules and "torch" not in sys.modules
-    if stands_in:
-        module = ModuleType(_GGUF)
-        module.load_gguf_checkpoint = _load_gguf_checkpoint  # type: ignore[attr-defined]
-        sys.modules[_GGUF] = module
-    try:
-        with without_packages(*UNUSED):
-            yield
-    finally:
-        if stands_in:
-            del sys.modules[_GGUF]
+    with _stand_in(_GGUF, {"load_gguf_checkpoint": _load_gguf_checkpoint}, "torch"), without_packages(*UNUSED):
+        yield
 
 
 def _load_gguf_checkpoint(*args: Any, **kwargs: Any) -> Any:
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     return load_gguf_checkpoint(*args, **kwargs)
+
+
+@contextmanager
+def _stand_in(name: str, functions: Mapping[str, Callable[..., Any]], unless: str = "") -> Iterator[None]:
+    """Imports from a module in the context get these functions, unless it, or `unless`, is imported already."""
+    if {name, unless} & sys.modules.keys():
+        yield
+        return
+    sys.modules[name] = module = ModuleType(name)
+    vars(module).update(functions)
+    try:
+        yield
+    finally:
+        del sys.modules[name]

@@ -77,6 +77,66 @@ def test_a_config_imports_no_code_of_models():
     assert done.returncode == 0, done.stderr
 
 
+MODEL = """
+import sys
+from dagrl.backends.hf.engine import _build
+from dagrl.config.schema import ModelSpec, TokenizerSpec
+
+sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+sizes |= {"num_key_value_heads": 1, "head_dim": 8}
+spec = TokenizerSpec(kind="characters", alphabet="0123456789+=")
+model = _build(ModelSpec(init={"model_type": "qwen3", **sizes}, tokenizer=spec))
+import torch
+from transformers import DynamicCache, masking_utils, utils
+
+rows, known = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+model(rows, attention_mask=known, past_key_values=DynamicCache(config=model.config))
+found = {"torch._dynamo", "sympy", "scipy", "sklearn", "torchaudio", "torchvision", "torchao"} & sys.modules.keys()
+assert not found, f"a model has imported {found}"
+assert utils.is_scipy_available() and utils.is_torchvision_available() and utils.is_torchaudio_available()
+
+at = {"q_length": 3, "kv_length": 3, "batch_size": 2}
+mask = masking_utils.sdpa_mask(**at, use_vmap=True, allow_is_causal_skip=False)
+assert mask.tolist() == masking_utils.sdpa_mask(**at, allow_is_causal_skip=False).tolist()
+assert "torch._dynamo" in sys.modules
+"""
+
+
+def test_a_model_imports_no_compiler_and_what_is_left_out_is_there_when_asked_for():
+    done = subprocess.run([sys.executable, "-c", MODEL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+TRAINER = """
+import sys
+import torch
+import dagrl.backends.megatron.engine.megatron_engine
+from dagrl.backends.megatron.engine.cpu.adam import FusedAdam
+
+if torch.cuda.is_available():
+    sys.exit()
+compiler = torch.compile
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = FusedAdam([weight])
+optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
+found = {"torch._dynamo", "torch._inductor", "transformers"} & sys.modules.keys()
+assert not found, f"a trainer has imported {found}"
+assert torch.compile is compiler and compiler.__module__ == "torch"
+"""
+
+
+def test_a_trainer_without_a_gpu_imports_no_compiler():
+    done = subprocess.run([sys.executable, "-c", TRAINER], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_trial_of_an_agent_imports_no_ray():
+    program = "import dagrl.orchestrator.agent_trial, sys; assert not {'ray', 'torch'} & sys.modules.keys()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_exports_import_no_megatron():
     program = "import dagrl.backends.megatron.stored.convert, sys; assert 'megatron' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

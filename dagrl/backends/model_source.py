@@ -22,8 +22,8 @@ from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.backends.families.tensors import published_tensors as published_tensors_of
 from dagrl.config.errors import counted
 from dagrl.config.schema import ModelSpec
-from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, without_packages
-from dagrl.models.hf_config import IMAGE
+from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, models_alone, without_packages
+from dagrl.models.hf_config import IMAGE, read_config
 from dagrl.models.library_classes import UNDECLARED, auto_classes
 
 if TYPE_CHECKING:
@@ -52,10 +52,16 @@ class WeightSource(Protocol):
 
 def model_imports(model: ModelSpec) -> AbstractContextManager[None]:
     """Context for imports of the model's classes that skips optional dependencies of transformers."""
-    return _imports(stored=model.path is not None)
+    return _class_imports(stored=model.path is not None, with_images="vision_config" in read_config(model))
 
 
-def _imports(*, stored: bool) -> AbstractContextManager[None]:
+@contextmanager
+def _class_imports(*, stored: bool, with_images: bool) -> Iterator[None]:
+    with _config_imports(stored=stored), models_alone(with_images=with_images):
+        yield
+
+
+def _config_imports(*, stored: bool) -> AbstractContextManager[None]:
     import_transformers()
     # torchao is for weights that are stored quantised.
     return without_packages(*UNUSED) if stored else without_packages(*UNUSED, "torchao")
@@ -67,8 +73,7 @@ def load_hf_config(model: ModelSpec) -> PretrainedConfig:
     Vocabulary size and special token ids that `init` omits are the tokenizer's. Raises ValueError for a folder without
     a config, an unknown ``model_type`` or an unknown field.
     """
-    # Importing a config class imports the models named in its docstring.
-    with model_imports(model):
+    with _config_imports(stored=model.path is not None):
         if model.path is not None:
             return _config_of_folder(model.path.expanduser())
         if model.init is None:
@@ -286,10 +291,11 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
 
 @lru_cache(maxsize=4)
 def _library_shapes(model_type: str, fields: str) -> Mapping[str, tuple[int, ...]]:
-    with _imports(stored=False):
+    read = json.loads(fields)
+    with _class_imports(stored=False, with_images="vision_config" in read):
         from transformers import CONFIG_MAPPING
 
-        config = CONFIG_MAPPING[model_type].from_dict(json.loads(fields))
+        config = CONFIG_MAPPING[model_type].from_dict(read)
         with torch.device("meta"):
             model = auto_class(config).from_config(config)
     tied = set(getattr(model, "all_tied_weights_keys", ()))

@@ -34,7 +34,6 @@ from dagrl.scheduler.plan import Plan
 from dagrl.validation import CheckedPipeline
 from dagrl.workers.engine_factory import make_engine
 from dagrl.workers.messages import StartEngine
-from dagrl.workers.serialization import deserialize, serialize
 
 
 def try_agent(checked: CheckedPipeline, plan: Plan, row: int) -> None:
@@ -47,6 +46,8 @@ def try_agent(checked: CheckedPipeline, plan: Plan, row: int) -> None:
     if environment is None:
         _print_trial(pipeline, folder, plan, row)
         return
+    from dagrl.workers.serialization import serialize
+
     message, _ = serialize((pipeline, folder, plan, row))
     ended = subprocess.run([python_in(environment), "-m", __spec__.name], input=message, check=False)
     if ended.returncode:
@@ -154,6 +155,8 @@ def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    from dagrl.workers.serialization import deserialize
+
     try:
         _print_trial(*deserialize(sys.stdin.buffer.read(), []))
     except (ValueError, OSError) as error:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import ray
 
 from dagrl.config.schema import Pipeline
 from dagrl.data.stats import Stat
 from dagrl.scheduler.intervals import Interval
 from dagrl.weight_sync.protocol import Offer, SendReport
+
+if TYPE_CHECKING:
+    import ray
 
 type CacheKey = bytes
 """Names an object in a worker's cache: see `dagrl.workers.object_cache`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import types
@@ -34,6 +35,7 @@ def install() -> None:
         return
     _installed = True
     disable_compilation()
+    optimizers_import_no_compiler()
     current_device_is_the_cpu()
     constructors_take_cuda_for_the_cpu()
     moving_to_cuda_stays()
@@ -41,7 +43,7 @@ def install() -> None:
     streams_do_nothing()
     random_state_is_the_cpus()
     # Megatron is imported from here on, so the patches above must come first.
-    kernels_for_gpus_are_not_looked_for()
+    import_megatron()
     rng_tracker_forks_the_cpu_generator()
     adam_has_the_layout_of_transformer_engine()
     packed_rope_is_one_operation()
@@ -54,9 +56,15 @@ def install() -> None:
 def disable_compilation() -> None:
     """Megatron's ``jit_fuser`` is torch.compile, which would run a C++ compiler for minutes to fuse small functions.
 
-    torch checks this variable when Megatron's modules compile functions at import.
+    torch checks this variable when functions are compiled; `import_megatron` spares it the import of its compiler.
     """
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
+
+def optimizers_import_no_compiler() -> None:
+    """To exclude these methods from compilation, torch imports its compiler, which takes seconds."""
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
 
 
 def current_device_is_the_cpu() -> None:
@@ -139,13 +147,23 @@ def random_state_is_the_cpus() -> None:
     torch.cuda.set_rng_state = lambda state, *args: torch.set_rng_state(state)
 
 
-def kernels_for_gpus_are_not_looked_for() -> None:
-    """Megatron imports flashinfer and flash-attn if SGLang has installed them, which takes seconds.
+def import_megatron() -> None:
+    """Import Megatron without what it only needs on GPUs, which takes seconds.
 
-    The same for trackers that its timers could write to.
+    Those are flashinfer and flash-attn, if SGLang has installed them, and torch's compiler. The same for trackers that
+    its timers could write to.
     """
-    with without_packages("flashinfer", "flash_attn", "wandb", "tensorboard"):
-        import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
+    compiler, torch.compile = torch.compile, _uncompiled  # type: ignore[assignment]
+    try:
+        with without_packages("flashinfer", "flash_attn", "wandb", "tensorboard"):
+            import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
+    finally:
+        torch.compile = compiler
+
+
+def _uncompiled(function: Any = None, **_: Any) -> Any:
+    """A decorator, with arguments or without, that changes nothing."""
+    return function if function is not None else _uncompiled
 
 
 def rng_tracker_forks_the_cpu_generator() -> None:
