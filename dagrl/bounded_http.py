@@ -36,6 +36,8 @@ class BoundedClient(httpx.AsyncClient):
             headers={"Accept-Encoding": "identity"},
             event_hooks={"response": [_check_redirect]},
             timeout=total_s,
+            # As many as ask at a time: to wait for a connection would take time from the request.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
             **options,
         )
         self._total_s = total_s

@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 import subprocess
+import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -249,3 +250,18 @@ def test_a_number_of_tokens_that_is_none_is_not_counted(tokens: str) -> None:
 def test_halves_of_characters_are_replaced() -> None:
     with hostile(said(completion('"7 \\ud800"'))) as (url, _):
         assert ask(url).text == "7 ?"
+
+
+def test_any_number_of_questions_is_asked_at_a_time() -> None:
+    count = 120
+    all_asked = threading.Barrier(count)
+
+    def answer(send) -> None:
+        all_asked.wait(20)
+        said(completion())(send)
+
+    with hostile(answer) as (url, _), ThreadPoolExecutor(count) as pool:
+        endpoint = Endpoint(url, "judge-7b", api_key_env=None, retries=0, timeout_s=30.0)
+        asked = [pool.submit(endpoint.ask, QUESTION, SAMPLING, {}) for _ in range(count)]
+        assert {each.result().text for each in asked} == {"7"}
+        endpoint.close()
