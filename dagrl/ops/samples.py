@@ -142,7 +142,22 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["token_text"] = _token_texts(batch, context)
         if "token_turn" in batch:
             table["token_turn"] = [batch["token_turn"][row] for row in rows]
-    return pa.table(table)
+    return pa.table({name: pa.array(values, _type_of(name)) for name, values in table.items()})
+
+
+def _type_of(name: str) -> pa.DataType | None:
+    """The type of a column whose values may all be empty or missing; None if the values tell it.
+
+    The files of all steps have the same types, so that they can be read together.
+    """
+    match name:
+        case "images" | "thumbnails" | "token_text":
+            return pa.list_(pa.string())
+        case "response_tokens":
+            return pa.list_(pa.int64())
+        case "turns":
+            return pa.list_(pa.struct({"turn": pa.int64(), "text": pa.string(), "reward": pa.float64()}))
+    return pa.float64() if name.startswith("reward_info/") else None
 
 
 def _token_texts(batch: Batch, context: Context) -> list[list[str]]:

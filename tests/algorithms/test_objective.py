@@ -1,5 +1,6 @@
 """The policy objective: numbers by hand, and the same loss however the batch is cut."""
 
+import itertools
 import math
 from dataclasses import replace
 from typing import get_args
@@ -28,7 +29,7 @@ def packed(batch: Batch, objective: PolicyObjective, logits: torch.Tensor, total
     return ResponseTokens(
         logprob=distribution.gather(-1, tokens[:, None])[:, 0],
         entropy=-(distribution.exp() * distribution).sum(-1) if objective.needs_entropy else None,
-        weight=torch.from_numpy(objective.token_weights(batch)[0].values).double() / totals[0],
+        weight=torch.from_numpy(objective.token_weights(batch)[0].values).double() / (totals[0] or 1.0),
         columns={name: torch.from_numpy(batch[name].values).double() for name in objective.columns},
         row=torch.from_numpy(np.repeat(np.arange(len(batch)), batch["response_tokens"].lengths)),
         totals=totals,
@@ -388,6 +389,24 @@ def test_an_empty_micro_batch_adds_nothing(policy):
     assert loss == alone[0]
     assert torch.equal(gradient, alone[1])
     assert metrics == alone[2]
+
+
+@pytest.mark.parametrize("mask", [[[]], [[], []], [[0], [0, 0]], [[], [0], []], [[], [1, 1], []]], ids=str)
+@pytest.mark.parametrize("policy", [*POLICIES, {"policy": "clip_cov"}, {"policy": "kl_cov"}], ids=str)
+def test_responses_without_tokens_give_a_finite_loss_and_no_gradient(policy, mask):
+    batch, logits = make_batch(mask, seed=5)
+    parts = [batch.take(np.array([row])) for row in range(len(batch))]
+    for aggregation, correction in zip(itertools.cycle(get_args(Aggregation)), CORRECTIONS, strict=False):
+        spec = LossSpec(aggregation=aggregation, kl_coef=0.3, entropy_coef=0.1, **policy)
+        corrections = {"correction": RolloutCorrectionSpec(**correction)} if correction else {}
+        objective = PolicyObjective(spec, 1.0, (*ALL, "rollout_logprob"), longest_response=5, **corrections)
+        for pieces in ([batch], parts):
+            loss, gradient, metrics = train(pieces, objective, logits)
+            assert math.isfinite(loss) and gradient.isfinite().all()
+            if any(map(any, mask)):
+                assert all(map(math.isfinite, metrics.values()))
+            else:
+                assert loss == 0 and not gradient.any()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

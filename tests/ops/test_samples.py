@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
 from dagrl.ops.base import OpInput
 from dagrl.ops.samples import samples
+from dagrl.reporting.run_data.sample_view import sample_view
 
 
 def part_of(bench, **more: Any) -> OpInput:
@@ -17,11 +19,10 @@ def part_of(bench, **more: Any) -> OpInput:
         [0, 1, 2],
         group_id=[0, 0, 1],
         prompt_tokens=["1+1=", "1+1=", "1+2="],
-        response_tokens=["2", [1], "34"],
         reward=[1, 0, 0.5],
         answer=["2", "2", "3"],
         data_source=["sums", "sums", "Größe"],
-        **{"data_set": ["train"] * 3, **more},
+        **{"response_tokens": ["2", [1], "34"], "data_set": ["train"] * 3, **more},
     )
     return OpInput(0, batch)
 
@@ -145,6 +146,26 @@ def test_several_turns_are_written_as_a_conversation(bench) -> None:
     list(samples([part_of(bench, token_turn=[[1], [1], [1, 0]])], bench.context()))
     turns = written(bench)["step_1.parquet"][2]["turns"]
     assert turns == [{"turn": 1, "text": "3", "reward": None}, {"turn": None, "text": "4", "reward": None}]
+
+
+@pytest.mark.parametrize("said", [["", "", ""], ["", "2", ""], [[1], "", "3"]], ids=str)
+def test_files_of_empty_responses_are_read_together_with_others(bench, said: list) -> None:
+    for step, responses in enumerate((said, ["2", [1], "34"], said), start=1):
+        lengths = [len(each) for each in responses]
+        ragged = {
+            name: [[1.0] * each for each in lengths]
+            for name in ("advantage", "old_logprob", "token_turn", "token_reward", "token_version")
+        }
+        infos = ['{"steps": 2}', "{}", "{}"] if responses is not said else ['{"steps": null}'] * 3
+        part = part_of(bench, reward_info=infos, **{"response_tokens": responses, **ragged})
+        (output,) = samples([part], bench.context(step=step))
+        assert output.stats["response_tokens"].total == sum(lengths)
+    folder = bench.folder / "run" / "samples"
+    table = pyarrow.dataset.dataset(folder).to_table()
+    assert [len(each) for each in table["response_tokens"].to_pylist()[:3]] == [len(each) for each in said]
+    assert [row["response"] for row in sample_view(bench.folder / "run", 1, validation=False)] == [
+        "<eos>" if each == [1] else each for each in said
+    ]
 
 
 def test_log_probs_are_written_with_the_text_of_each_token(bench) -> None:
