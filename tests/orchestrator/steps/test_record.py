@@ -112,6 +112,7 @@ def test_statistics_of_the_contract_come_with_their_details() -> None:
     found = metrics_of(
         {
             "reward": Stat.of([1, 0, 0, 1]),
+            "prompt_tokens": Stat.of([3, 4]),
             "response_tokens": Stat.of([2, 6]),
             "staleness": Stat.of([0, 1]),
             "loss/policy": Stat.of([0.5]),
@@ -123,6 +124,8 @@ def test_statistics_of_the_contract_come_with_their_details() -> None:
         "driver/bytes": 0,
         "reward/mean": 0.5,
         "reward/std": 0.5,
+        "prompt_tokens/mean": 3.5,
+        "prompt_tokens/max": 4,
         "response_tokens/mean": 4,
         "response_tokens/max": 6,
         "staleness/mean": 0.5,
