@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from work import work_of
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import ROLLOUT_WRITES, Pipeline, SamplingSpec
 from dagrl.data.batch import Batch, Column
+from dagrl.graph.plugins.calls import recorded_call
 from dagrl.ops.base import Resources
 from dagrl.workers import serialization
 from dagrl.workers.messages import (
@@ -258,3 +261,39 @@ def test_the_driver_and_cpu_workers_do_not_import_torch() -> None:
     )
     program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=300).returncode == 0
+
+
+DYING = """
+import pickle, sys
+from pathlib import Path
+from dagrl.graph.plugins.calls import call
+from dagrl.rewards.score import Samples, score
+from dagrl.workers.messages import StartEngine
+from dagrl.workers.worker import Worker
+
+Worker().start(StartEngine(pickle.loads(bytes.fromhex(sys.argv[1])), None, Path(sys.argv[2])))
+
+def exits(response):
+    import os, time
+    if response == "b":
+        for _ in range(20):
+            print("x" * 1_000_000, flush=True)
+        until = time.monotonic() + 60
+        while os.fstat(1).st_size > 10_000_000 and time.monotonic() < until:
+            time.sleep(0.01)
+        os._exit(3)
+    return 1.0
+
+texts = ["a", "b"]
+score(exits, Samples([6, 7], texts, texts, texts, texts, [{}, {}]), args={}, on_error="stop")
+"""
+
+
+def test_a_worker_tells_which_call_ends_it_and_keeps_the_ends_of_what_that_prints(bench, tmp_path) -> None:
+    log, pipeline = tmp_path / "log", pickle.dumps(bench.worker._resources.pipeline).hex()
+    with log.open("ab") as output:
+        command = [sys.executable, "-c", DYING, pipeline, str(tmp_path)]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        assert process.wait(timeout=300) == 3, log.read_text()[-2000:]
+    assert recorded_call(tmp_path, socket.gethostname(), process.pid) == "__main__:exits, sample 7"
+    assert log.stat().st_size < 10_000_000

@@ -110,3 +110,64 @@ for each in threads: each.join()
     pid, size = map(int, ended.stdout.split())
     assert size == 1024
     assert recorded_call(tmp_path, "host", pid) == recorded_call(tmp_path, "host", pid + 1) == ""
+
+
+CALLERS = {
+    "a tool": """
+import dagrl
+from dagrl.graph.plugins.tool import Tool
+@dagrl.tool
+def forks(text: str) -> str:
+    "Forks."
+    os.fork()
+    return text
+Tool(forks, {}).call({"text": "x"}, {})
+""",
+    "an async tool": """
+import dagrl
+from dagrl.graph.plugins.tool import Tool
+@dagrl.tool
+async def forks(text: str) -> str:
+    "Forks."
+    os.fork()
+    return text
+Tool(forks, {}).call({"text": "x"}, {})
+""",
+    "an environment": """
+import dagrl
+from dagrl.graph.plugins.environment import EnvironmentClass
+from dagrl.ops.turns.episode import Episode
+class Forks:
+    def reset(self): pass
+    def step(self, response):
+        os.fork()
+        return dagrl.Observation("x")
+Episode(EnvironmentClass("m:Forks", Forks, {}, ()), {}).step("x", last=False)
+""",
+    "a tracker": """
+import sys, types
+from dagrl.tracking.own import OwnTracker
+class Forks:
+    def start(self, run_dir, config, resumed_step): pass
+    def log(self, step, metrics): os.fork()
+    def close(self, ok): pass
+sys.modules["trackers"] = types.ModuleType("trackers")
+sys.modules["trackers"].Forks = Forks
+OwnTracker("trackers:Forks", {}, None).log(1, {})
+""",
+    "an agent's function": """
+import asyncio
+from dagrl.ops.agents.functions import FunctionProgram
+async def forks(client, row):
+    os.fork()
+asyncio.run(FunctionProgram(forks, "m:forks", {}).run("http://127.0.0.1:1/v1", "key", {}))
+""",
+}
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_every_caller_ends_forked_children(name: str) -> None:
+    program = f'import os\n{CALLERS[name]}\nos.write(1, b"returned\\n")\nos._exit(0)'
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "returned\n", ended.stderr
+    assert "has forked this process" in ended.stderr
