@@ -22,6 +22,7 @@ ARG APEX_REF=10417aceddd7d5d05d7cbf7b0fc2daad1105f8b4
 
 ENV DEBIAN_FRONTEND=noninteractive \
     PATH=/opt/venv/bin:$PATH \
+    UV_COMPILE_BYTECODE=1 \
     UV_LINK_MODE=copy
 
 RUN apt-get update \

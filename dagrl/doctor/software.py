@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
+from pathlib import Path
 
 from packaging.requirements import Requirement
 
@@ -37,6 +38,7 @@ def software(*, on_gpus: bool) -> Iterator[Finding]:
     errors = _import_errors({"torch", "ray"} | compiled)
     for name in ("torch", "ray"):
         yield missing(name, f"cannot be imported: {errors[name]}") if name in errors else ok(name, "can be imported")
+    yield from _bytecode()
     if on_gpus and "torch" not in errors:
         yield _cuda()
     for name, why in broken_backends().items():
@@ -70,6 +72,14 @@ def _import_errors(packages: Iterable[str]) -> dict[str, str]:
         return {}
     errors = {package: run_python(f"import {package}")[1] for package in installed}
     return {package: error for package, error in errors.items() if error}
+
+
+def _bytecode() -> Iterator[Finding]:
+    """Hint at Python's cache of compiled modules if it is switched off, as in many images."""
+    torch = importlib.util.find_spec("torch")
+    if sys.dont_write_bytecode and torch and torch.cached and not Path(torch.cached).is_file():
+        text = "each process compiles all libraries anew, for seconds; unset PYTHONDONTWRITEBYTECODE"
+        yield hint("bytecode", text)
 
 
 def _is_installed(package: str) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import namedtuple
 
 import pytest
@@ -24,4 +25,5 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software.metadata, "version", lambda package: "2.60.0")
     monkeypatch.setattr(software, "_is_installed", lambda package: True)
     monkeypatch.setattr(software, "made_environments", dict)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setattr(software, "run_python", lambda code: ("12.9 1", ""))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
+
 import pytest
 
 from dagrl.backends.registry import backends
@@ -22,6 +25,20 @@ def test_each_registered_backend_is_ready_where_all_is_installed() -> None:
     for backend in backends().values():
         assert findings[f"backend {backend.name}"].text == f"ready; {backend.summary}"
     assert findings["torch and CUDA"].text == "CUDA 12.9, 1 GPU"
+
+
+@pytest.mark.parametrize(("off", "cached"), [(True, False), (True, True), (False, False)])
+def test_processes_that_compile_all_libraries_anew_are_a_hint(
+    monkeypatch, tmp_path, *, off: bool, cached: bool
+) -> None:
+    (tmp_path / "torch.pyc").touch()
+    torch = ModuleSpec("torch", None)
+    torch.cached = str(tmp_path / "torch.pyc") if cached else str(tmp_path / "no.pyc")
+    find = software.importlib.util.find_spec
+    monkeypatch.setattr(software.importlib.util, "find_spec", lambda name: torch if name == "torch" else find(name))
+    monkeypatch.setattr(sys, "dont_write_bytecode", off)
+    texts = [each.text for each in software.software(on_gpus=False) if each.name == "bytecode"]
+    assert [("PYTHONDONTWRITEBYTECODE" in text) for text in texts] == ([True] if off and not cached else [])
 
 
 @pytest.mark.parametrize("name", backends())
