@@ -184,11 +184,17 @@ def _costs(
         half = max(1, run.last_step // 2)
         measured = measured_costs(plan, [each for each in actual if 0 < each.step <= half])
         return measured, f"the times of the first half of its own steps (no cost model: {unknown})"
-    lengths = run.of("response_tokens/mean")
-    # The metric is a mean over all rollouts.
-    known = Assumed(response_tokens=fmean(lengths)) if lengths and len(rollouts(pipeline)) == 1 else Assumed()
     name = gpu_named(gpu).name if gpu is not None else DEFAULT_GPU
-    return PipelineCosts(pipeline, plan, shape, name, known), "the cost model of `dagrl plan`"
+    return PipelineCosts(pipeline, plan, shape, name, _known_lengths(run, pipeline)), "the cost model of `dagrl plan`"
+
+
+def _known_lengths(run: RunRecord, pipeline: Pipeline) -> Assumed:
+    """The responses' length; unknown if it is none that the cost model takes: 0, or more than is sampled."""
+    lengths, found = run.of("response_tokens/mean"), list(rollouts(pipeline).values())
+    # The metric is a mean over all rollouts.
+    if not lengths or len(found) != 1 or not 0 < fmean(lengths) <= found[0].sampling.max_new_tokens:
+        return Assumed()
+    return Assumed(response_tokens=fmean(lengths))
 
 
 def _without_model(pipeline: Pipeline, gpu: str | None) -> str:

@@ -102,6 +102,17 @@ def test_on_gpus_that_are_named_the_cost_model_plans(tmp_path):
         report_run(folder, timeline=True, gpu="H999")
 
 
+@pytest.mark.parametrize("mean", [0.0, None, 0.25, 1e6], ids=str)
+def test_responses_of_no_length_that_can_be_planned_are_assumed_instead(tmp_path, mean):
+    """All of them are empty, or longer than what is sampled by the answers between turns."""
+    groups = "groups={train: {gpus_per_node: 1, gpu: H200}, rollout: {gpus_per_node: 1}}"
+    folder = write_run(tmp_path / "run", groups, "nodes.rollout.sampling.max_new_tokens=8")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    told = [json.dumps(line | {"response_tokens/mean": mean, "response_tokens/max": mean}) for line in lines]
+    (folder / "metrics.jsonl").write_text("\n".join([*told, ""]))
+    assert "planned by the cost model of `dagrl plan`" in report_run(folder, timeline=True, gpu="H200")
+
+
 def test_without_timeline_nothing_is_planned_or_written(run, capsys):
     assert main(["report", str(run)]) == 0
     assert "planned" not in capsys.readouterr().out
