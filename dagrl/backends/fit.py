@@ -25,7 +25,7 @@ ROOM = 0.92
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """An engine on the GPUs of a group, and what it takes of the fullest."""
+    """An engine on the GPUs of a group, and its memory on the fullest of them."""
 
     executor: Executor
     memory: EngineMemory

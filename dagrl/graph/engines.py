@@ -12,7 +12,7 @@ def neighbours(pipeline: Pipeline, name: str) -> list[str]:
 
 
 def sleeps(pipeline: Pipeline, name: str) -> bool:
-    """Whether the engine sleeps. One on another engine's ranks goes with that one, and is never said to."""
+    """Whether the engine sleeps. False for an engine on the ranks of another, which sleeps with that one."""
     engine = pipeline.engines[name]
     if engine.group is None or not neighbours(pipeline, name):
         return False

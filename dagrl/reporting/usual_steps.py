@@ -6,9 +6,9 @@ from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.scheduler.plan import Plan
 
 LEAST_STEPS = 2
-"""So many are needed to tell a usual one."""
+"""Least number of steps from which a usual one is found."""
 _MOST_STEPS = 200
-"""The newest steps that are looked at."""
+"""Number of the newest steps that are considered."""
 
 
 def usual_steps(run: RunReader, plan: Plan) -> list[int]:

@@ -10,7 +10,7 @@ from itertools import groupby
 from dagrl.config.schema import GroupSpec
 
 _MOST_NAMED = 16
-"""Up to so many machines are listed one by one in a message."""
+"""Most machines that a message lists one by one."""
 
 
 @dataclass(frozen=True, slots=True)

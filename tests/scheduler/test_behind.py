@@ -122,7 +122,7 @@ def test_it_is_sent_at_once_where_it_waits_for_nothing_else():
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
-def test_whoever_shares_the_devices_has_its_turn_between_the_two(sleeps):
+def test_an_engine_on_the_same_devices_runs_between_the_two(sleeps):
     """Those who sleep wait in any case until nothing is left to do."""
     tenant = executor("critic", "train", trained=True, sleeps=sleeps)
     shared = plan(tenant)

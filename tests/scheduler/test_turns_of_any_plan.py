@@ -105,7 +105,7 @@ class Play:
 
 @settings(deadline=None, max_examples=150)
 @given(plan=plans(), losses=st.integers(0, 4), stops=st.booleans(), seed=st.integers(0, 2**32))
-def test_whoever_shares_with_whom_all_is_done_once_and_nobody_is_in_anothers_way(plan, losses, stops, seed):
+def test_every_task_runs_once_and_no_two_overlap_on_shared_devices(plan, losses, stops, seed):
     # Chance of its own is quicker than hypothesis's, and goes further.
     for each in range(seed, seed + 4):
         play = Play(plan, Random(each), losses=losses, stops=stops)

@@ -98,7 +98,7 @@ def changes(pipeline: Pipeline, graph: Graph, plan: Plan, straggling: dict[str, 
             scale = Scale(name, bulk * (1 + _OVER_SAMPLING) / 2, bulk, bulk * _OVER_SAMPLING)
             yield Change(
                 (f"nodes.{name}.over_sampling_batch_size={begun}",),
-                "abort the slowest prompts; what is learned leans to short responses",
+                "abort the slowest prompts; biases training toward short responses",
                 (scale,),
             )
 

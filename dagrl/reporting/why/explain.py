@@ -114,7 +114,7 @@ def as_text(folder: Path, explained: Explanation) -> str:
             [each.key, _seconds(each.step_s), f"-{each.gain:.0%}", f"{each.least:.0%} to {each.most:.0%}", each.what]
             for each in explained.advice
         ]
-        headings = ["change", "a step", "saves", "surely", ""]
+        headings = ["change", "a step", "saves", "range", ""]
         parts += [
             "",
             table(told, headings=headings, left=(0, 4)),
