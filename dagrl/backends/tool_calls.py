@@ -45,7 +45,9 @@ class Parser(Protocol):
 
 def after_reasoning(text: str) -> str:
     """The text after a model's reasoning."""
-    return _REASONING.sub("", text, count=1)
+    # Not `sub`, which searches from each character: a text without reasoning would take the square of its length.
+    reasoning = _REASONING.match(text)
+    return text[reasoning.end() :] if reasoning else text
 
 
 def outside_reasoning(text: str, *, thinks: bool) -> str:

@@ -126,7 +126,7 @@ def _in_a_row(first: Change, ladders: list[Ladder], over: Callable[[Change], int
 def _less(
     steps: list[tuple[int, Change]], ladders: list[Ladder], fits: Callable[[list[tuple[int, Change]]], bool]
 ) -> list[tuple[int, Change]]:
-    """Drop the steps that the fit does not need, and lower the others to their cheapest rung: the dearest ladder first."""
+    """Drop the steps that the fit does not need, and lower the others to their cheapest rung, dearest ladder first."""
     for step in sorted(steps, key=lambda step: -step[0]):
         at = steps.index(step)
         rungs = ladders[step[0]].rungs

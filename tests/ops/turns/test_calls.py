@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from chatml import chatml_tokenizer
 
-from dagrl.backends.tool_calls import Call, MalformedCall, begins_reasoning
+from dagrl.backends.tool_calls import Call, MalformedCall, begins_reasoning, outside_reasoning
 from dagrl.graph.plugins.tool import load_tool
 from dagrl.ops.turns.calls import hermes_calls, parser_of
 
@@ -64,6 +64,13 @@ def test_reasoning_that_the_prompt_has_begun_calls_nothing(text: str, calls: lis
 def test_a_prompt_may_begin_the_reasoning(context: str, begins: bool) -> None:
     tokenizer = chatml_tokenizer()
     assert begins_reasoning(tokenizer, np.array(tokenizer.encode(context), dtype=np.int64)) == begins
+
+
+@pytest.mark.parametrize("repeated", ["a", "[", "<", "</think", "<think>", "\n"])
+def test_a_long_text_takes_no_more_than_its_length(repeated: str) -> None:
+    """With the square of it, this would take hours."""
+    text = repeated * 1_000_000
+    assert outside_reasoning(text, thinks=False) == ("" if repeated == "<think>" else text)
 
 
 @pytest.mark.parametrize(
