@@ -27,6 +27,7 @@ from dagrl.workers.worker import Worker
 type ByteCounter = Callable[[int], None]
 """Called with the size of each message to or from a worker."""
 
+_WITHOUT_ROOM = (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)
 NOT_STARTED = WorkerInfo("", "", 0, 0, ())
 
 
@@ -201,6 +202,9 @@ class WorkerHandle:
 
     def _translate(self, error: Exception, node: str) -> RunError:
         about: dict[str, Any] = {"node": node, "worker": self.location, "details": str(error)}
+        if isinstance(getattr(error, "cause", error), _WITHOUT_ROOM):
+            hint = "make room on the disk of Ray's temporary folder (TMPDIR), or lower data.prompts_per_step"
+            return WorkerLostError("Ray's object store is full, and has no room on the disk", hint=hint, **about)
         if isinstance(error, ray.exceptions.RayTaskError):
             cause = error.cause if error.cause is not None else error
             name = "" if isinstance(cause, ValueError | OSError) else f"{type(cause).__name__}: "

@@ -111,6 +111,18 @@ def test_a_lost_worker_is_named_if_it_is_known(answer, failure, kind, lost) -> N
     assert error.node == "the generator to say something"
 
 
+FULL = [exceptions.OutOfDiskError(), exceptions.ObjectStoreFullError("Failed to put object 00ff. Object size is 9.")]
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+@pytest.mark.parametrize("failure", FULL, ids=lambda each: type(each).__name__)
+def test_an_object_store_without_room_is_told_in_a_sentence(answer, failure, in_worker) -> None:
+    error = answer(failed_with(failure) if in_worker else failure)
+    assert isinstance(error, WorkerLostError)
+    assert error.cause == "Ray's object store is full, and has no room on the disk"
+    assert "TMPDIR" in error.hint
+
+
 @pytest.mark.parametrize(
     ("answer", "timeout_s", "what"),
     [
