@@ -32,6 +32,8 @@ def run(lab, tmp_path_factory):
         "server": {"log_level": "info"},
         "weight_sync": {"route": "broadcast", "checksum": True, "bucket_mib": 1},
     }
+    brief = {"path": "train.parquet", "n": 2, "sampling": {"max_new_tokens": 1}}
+    pipeline["data"]["val"] = {"all": "train.parquet", "brief": brief}
     pipeline["run"] |= {"steps": 100_000, "save_every": 100_000, "validate_every": 2, "max_restarts": 1}
     run = lab.start(lab.write_pipeline(folder, pipeline), folder / "run")
     run.wait_for_step(3)
@@ -45,7 +47,8 @@ def test_it_trains_on_what_the_server_samples(run):
         assert line["staleness/max"] == 0
         assert 1 <= line["response_tokens/mean"] <= 3
         assert line["mismatch/logprob_diff/max"] <= 1e-5, "the server samples with the trainer's newest weights"
-    assert "val/reward/mean" in steps[1]
+    assert {"val/all/mean@1", "val/brief/mean@2"} <= steps[1].keys()
+    assert steps[1]["val/brief/response_tokens/max"] == 1 < steps[1]["val/all/response_tokens/max"]
 
 
 def test_what_its_processes_print_is_kept(run):

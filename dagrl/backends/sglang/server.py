@@ -15,7 +15,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from dagrl.backends.serving.client import ServerError, ServerLostError
+from dagrl.backends.serving.server_loop import ServerLoop
 from dagrl.backends.sglang.layout import FUSED
 from dagrl.backends.sglang.processes import keep_code_out, run_scheduler, without_megatron
 from dagrl.imports import UNUSED, import_transformers, without_packages
@@ -40,7 +41,7 @@ _END_S = 10.0
 """Timeout for the loop to stop after its processes have ended."""
 
 
-class ServerProcess:
+class ServerProcess(ServerLoop):
     """SGLang on one machine."""
 
     def __init__(
@@ -55,14 +56,12 @@ class ServerProcess:
 
         Raises ServerError with the cause and the `circumstances` if it does not start in time.
         """
-        self._name = name
+        super().__init__(f"SGLang server {name}")
         self._arguments = dict(arguments)
         self._fused_sampler = self._arguments.get("sampling_backend") == FUSED
         if self._fused_sampler:
             del self._arguments["sampling_backend"]
         self._log_prefix = log_prefix
-        self._failure: ServerError | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._processes: list[Any] = []
         self._given_up = False
         """Whether the start was abandoned: processes started later are killed at once."""
@@ -76,27 +75,11 @@ class ServerProcess:
         self._thread.start()
         self.engine: Any = self._await_start(start_timeout_s, circumstances)
         """SGLang's engine object; use it only on its own loop."""
-        asyncio.run_coroutine_threadsafe(self._watch(), self.engine.loop)
+        self._loop = self.engine.loop
+        asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
-    def run[Result](self, coroutine: Coroutine[Any, Any, Result], what: str, timeout_s: float) -> Result:
-        """Run a coroutine on the server's loop and wait for it. Raises ServerError on timeout."""
-        future = self.submit(coroutine)
-        done, _ = concurrent.futures.wait([future], timeout=timeout_s)
-        if not done:
-            future.cancel()
-            raise ServerLostError(
-                f"waited {timeout_s:g} s for SGLang server {self._name} to {what}{last_words(self._log_prefix)}"
-            )
-        return future.result()
-
-    def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
-        """Start a coroutine on the server's loop. It ends with ServerError if the server dies."""
-        return asyncio.run_coroutine_threadsafe(self._while_it_lives(coroutine), self.engine.loop)
-
-    def check(self) -> None:
-        """Raise ServerError if the server has died."""
-        if self._failure is not None:
-            raise self._failure
+    def _last_words(self) -> str:
+        return last_words(self._log_prefix)
 
     def silent_s(self, since: float) -> float:
         """Seconds without any message from the server, which sends some while it generates; at most those `since`."""
@@ -105,12 +88,12 @@ class ServerProcess:
     def close(self) -> None:
         """Stop its processes and its loop, and wait for both; may be called again."""
         if self._thread.is_alive():
-            self._failure = self._failure or ServerError(f"SGLang server {self._name} is closed")
+            self._failure = self._failure or ServerError(f"{self._title} is closed")
             if self.engine.tokenizer_manager is not None:
                 # The watchdog would report a crash.
                 self.engine.tokenizer_manager._subprocess_watchdog.stop()
             self._end_processes()
-            asyncio.run_coroutine_threadsafe(self._wind_up(), self.engine.loop)
+            asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop)
             self._thread.join(timeout=_END_S)
 
     # -- on the server's thread
@@ -128,20 +111,6 @@ class ServerProcess:
         self._started.set_result(engine)
         engine.loop.run_forever()
 
-    async def _while_it_lives[Result](self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            self.check()
-            return await coroutine
-        except asyncio.CancelledError:
-            self.check()
-            raise
-        finally:
-            coroutine.close()
-            self._tasks.discard(task)
-
     async def _watch(self) -> None:
         """Cancel all waits when a process has died."""
         while self._failure is None:
@@ -149,9 +118,7 @@ class ServerProcess:
             for process in self._processes:
                 if not process.is_alive() and self._failure is None:
                     how = f"exit code {process.exitcode}"
-                    self._failure = ServerLostError(
-                        f"a process of SGLang server {self._name} has died ({how}){last_words(self._log_prefix)}"
-                    )
+                    self._failure = ServerLostError(f"a process of {self._title} has died ({how}){self._last_words()}")
         for task in self._tasks:
             task.cancel()
 
@@ -173,7 +140,7 @@ class ServerProcess:
         if done and failure is None:
             return self._started.result()
         what = f"did not start: {_first_line(failure)}" if failure else f"was not ready after {timeout_s:g} s"
-        message = f"SGLang server {self._name} {what}{circumstances}{last_words(self._log_prefix)}"
+        message = f"{self._title} {what}{circumstances}{self._last_words()}"
         self._end_processes()
         raise ServerError(message) from failure
 

@@ -21,6 +21,7 @@ import psutil
 from pydantic import ValidationError
 
 from dagrl.backends.serving.client import ServerError, ServerLostError
+from dagrl.backends.serving.server_loop import ServerLoop
 from dagrl.backends.vllm.outputs import keep_routes
 
 _WATCH_S = 0.5
@@ -32,7 +33,7 @@ _CORE_FAILED = "Engine core initialization failed"
 """Beginning of vLLM's message about an engine core that ended during the start."""
 
 
-class VllmServer:
+class VllmServer(ServerLoop):
     """vLLM in this worker, with the processes that it starts."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any], log: Path, start_timeout_s: float) -> None:
@@ -40,9 +41,8 @@ class VllmServer:
 
         Raises ServerError with the cause if it does not start in time.
         """
-        self._name, self._arguments, self._log = name, dict(arguments), log
-        self._failure: ServerError | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        super().__init__(f"vLLM server {name}")
+        self._arguments, self._log = dict(arguments), log
         self._others = set(_children())
         """Processes that are not this server's."""
         self._cores: set[Any] = set()
@@ -61,28 +61,10 @@ class VllmServer:
             self._is_given_up = True
             self._end_processes()
             failure = self._started.exception() if self._started.done() else None
-            raise ServerError(f"vLLM server {name} {why}{self._last_words()}") from failure
+            raise ServerError(f"{self._title} {why}{self._last_words()}") from failure
         self.engine: Any = self._started.result()
         """vLLM's AsyncLLM; use it only on its own loop."""
         self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
-
-    def run[Result](self, coroutine: Coroutine[Any, Any, Result], what: str, timeout_s: float) -> Result:
-        """See `RunningServer.run`."""
-        future = self.submit(coroutine)
-        done, _ = concurrent.futures.wait([future], timeout=timeout_s)
-        if not done:
-            future.cancel()
-            raise ServerLostError(f"waited {timeout_s:g} s for vLLM server {self._name} to {what}{self._last_words()}")
-        return future.result()
-
-    def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
-        """See `RunningServer.submit`."""
-        return asyncio.run_coroutine_threadsafe(self._while_it_lives(coroutine), self._loop)
-
-    def check(self) -> None:
-        """See `RunningServer.check`."""
-        if self._failure is not None:
-            raise self._failure
 
     def silent_s(self, since: float) -> float:
         """See `RunningServer.silent_s`."""
@@ -91,7 +73,7 @@ class VllmServer:
     def close(self) -> None:
         """See `RunningServer.close`."""
         if self._thread.is_alive():
-            self._failure = self._failure or ServerError(f"vLLM server {self._name} is closed")
+            self._failure = self._failure or ServerError(f"{self._title} is closed")
             with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
                 asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result(_END_S)
             self._end_processes()
@@ -157,20 +139,10 @@ class VllmServer:
     async def _while_it_lives[Result](self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         try:
-            self.check()
-            return await coroutine
-        except asyncio.CancelledError:
-            self.check()
-            raise
+            return await super()._while_it_lives(coroutine)
         except EngineDeadError as error:
             raise self._lost() from error
-        finally:
-            coroutine.close()
-            self._tasks.discard(task)
 
     async def _watch(self) -> None:
         """Cancel all waits when a process has died."""
@@ -183,9 +155,7 @@ class VllmServer:
             task.cancel()
 
     def _lost(self) -> ServerError:
-        self._failure = self._failure or ServerLostError(
-            f"a process of vLLM server {self._name} has died{self._last_words()}"
-        )
+        self._failure = self._failure or ServerLostError(f"a process of {self._title} has died{self._last_words()}")
         return self._failure
 
     async def _wind_up(self) -> None:

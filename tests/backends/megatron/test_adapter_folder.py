@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from adapter_files import write_adapters
 from safetensors.numpy import load_file, save_file
 
-from dagrl.backends.families.registry import shape_of
-from dagrl.backends.families.tensors import model_tensors
 from dagrl.backends.megatron.adapter_folder import CONFIG, PREFIX, WEIGHTS
-from dagrl.backends.megatron.lora import LoraSpec, adapters
 from dagrl.validation import check_file
 
 MODEL = {
@@ -30,22 +28,6 @@ QUERY = f"{PREFIX}model.layers.1.self_attn.q_proj.lora_A.weight"
 DOWN = f"{PREFIX}model.layers.0.mlp.down_proj.lora_B.weight"
 
 Tensors = dict[str, np.ndarray]
-
-
-def write_adapters(folder: Path, lora: dict[str, Any], **config: Any) -> None:
-    """Adapters of `MODEL` as PEFT writes them, with one `A` for layers that Megatron fuses."""
-    shape, tensors = shape_of(MODEL), dict[str, np.ndarray]()
-    spec, random = LoraSpec.model_validate(lora), np.random.default_rng(5)
-    for adapter in adapters(model_tensors(shape, shape.vocabulary), spec):
-        one = random.normal(size=adapter.a.shapes[0]).astype("f4")
-        tensors |= {f"{PREFIX}{name}": one for name in adapter.a.hf}
-        for name, size in zip(adapter.b.hf, adapter.b.shapes, strict=True):
-            tensors[f"{PREFIX}{name}"] = random.normal(size=size).astype("f4")
-    folder.mkdir()
-    save_file(tensors, folder / WEIGHTS)
-    modules = sorted({name.split(".")[-3] for name in tensors})
-    told = {"peft_type": "LORA", "r": spec.rank, "lora_alpha": spec.alpha, "target_modules": modules, "bias": "none"}
-    (folder / CONFIG).write_text(json.dumps(told | config))
 
 
 def retensor(change: Callable[[Tensors], Tensors]) -> Callable[[Path], None]:
@@ -68,7 +50,7 @@ def pipeline(project) -> Callable[..., Path]:
     """The pipeline on `MODEL` with this ``lora`` section, and a folder ``adapters`` with these adapters."""
 
     def make(section: str, lora: dict[str, Any] | None = None) -> Path:
-        write_adapters(project.folder / "adapters", lora or {"rank": 4, "alpha": 8})
+        write_adapters(project.folder / "adapters", MODEL, lora or {"rank": 4, "alpha": 8})
         init = ", ".join(f"{name}: {value}" for name, value in MODEL.items())
         path = project.pipeline(("    group: train\n", f"    group: train\n    lora: {section}\n"))
         lines = path.read_text().splitlines(keepends=True)
