@@ -17,6 +17,16 @@ import pytest
 from tiny_models import DENSE, MIXTURES, tiny_hf_model
 from weighted_likelihood import WeightedLikelihood
 
+from dagrl.imports import UNUSED, import_transformers, without_packages
+
+# Models of all kinds share a test's process, while a worker leaves out what its own does not need.
+import_transformers()
+with without_packages(*UNUSED):
+    import transformers.image_utils
+    import transformers.modeling_utils
+    import transformers.processing_utils
+    import transformers.video_processing_utils  # noqa: F401
+
 if TYPE_CHECKING:
     from dagrl.backends.megatron.section import MegatronEngineSpec
     from dagrl.config.schema import ModelSpec
