@@ -78,7 +78,9 @@ def import_(
     else:
         print(report.as_text(imported.translation, imported.remarks))
         print(f"Wrote {output}")
-        print("\n".join([*said["validate"], *said["plan"]]))
+        # Both may name the same problems.
+        further = [line for line in said["plan"] if not code or line not in said["validate"]]
+        print("\n".join([*said["validate"], *further]))
     return code
 
 

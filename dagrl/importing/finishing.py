@@ -23,6 +23,7 @@ _PACKS = ("logprob", "update", "values", "critic")
 
 _PLAIN = re.compile(r"gsm-?8k", re.IGNORECASE)
 """In the name of a file whose references are plain numbers."""
+_FILE = re.compile(r"data\.(train|val|val\.\w+(\.path)?)")
 _VAL_N = re.compile(r"nodes\.rollout\.val_n|data\.val\.\w+\.n")
 _STRICT = "`strict`: references are plain numbers, and a sum that is not computed is no answer (docs/rewards.md)"
 
@@ -68,14 +69,14 @@ def _fit_batches(t: Translation) -> None:
             _list(t, target, f"does not divide the {prompts} prompts of a step")
     over, partial = "nodes.rollout.over_sampling_batch_size", "nodes.rollout.partial_rollout"
     if isinstance(t.tree.get(over), int) and t.tree[over] <= prompts:
-        t.drop(over, f"are no more prompts than the {prompts} of a step")
+        t.drop(over, f"is no more than the {prompts} prompts of a step")
     if over not in t.tree:
         for target in (partial, "nodes.rollout.mask_offpolicy_in_partial_rollout"):
             t.drop(target, "no response is left unfinished, as a step waits for all prompts")
 
 
 def _drop_without_effect(t: Translation) -> None:
-    """Take back values that stand for none, and list those with which nothing is learned."""
+    """Drop values that mean off, and list values with which the policy does not learn."""
     for target in ("run.save_every", "run.validate_every"):
         if _number(t, target) < 1:
             t.drop(target, "never")
@@ -83,8 +84,8 @@ def _drop_without_effect(t: Translation) -> None:
         t.drop(target, "all tokens, as by default")
     if "nodes.critic.op" not in t.tree:
         t.drop("nodes.update.critic_warmup", NO_CRITIC)
-    if t.tree.get("nodes.rollout.sampling.temperature") == 0:
-        _list(t, "nodes.rollout.sampling.temperature", "the likeliest response is the same each time: choose above 0")
+    if t.tree.get("nodes.rollout.sampling.temperature") == 0 and not t.tree.get("run.val_only"):
+        _list(t, "nodes.rollout.sampling.temperature", "at 0 all responses to a prompt are equal; choose more")
     if _number(t, "run.steps") < 1 and not t.tree.get("run.val_only"):
         _list(t, "run.steps", "nothing is trained; choose a number of steps")
     if t.tree.get("nodes.advantage.estimator") == "gigpo" and "nodes.rollout.tools" not in t.tree:
@@ -92,7 +93,7 @@ def _drop_without_effect(t: Translation) -> None:
 
 
 def _drop_equal_responses(t: Translation) -> None:
-    """Take back numbers of validation responses that are all the likeliest one."""
+    """Drop the number of validation responses if decoding is greedy, as all responses would be equal."""
     for target in [key for key in t.tree if _VAL_N.fullmatch(key)]:
         section = target.removesuffix("n") + "sampling"
         sampled = any(key.startswith(f"{section}.") for key in t.tree)
@@ -113,7 +114,7 @@ def _list_layouts(t: Translation) -> None:
         try:
             found = list(rank_faults(ParallelSpec(**sizes), GroupSpec(**_section(t, f"groups.{name}.")), name))
         except (ValueError, ZeroDivisionError):
-            continue  # A size of the source is none.
+            continue  # A size is not valid; the validation of the pipeline reports it.
         for size, fault in found:
             _list(t, f"{section}{size}", fault)
         experts, tensor = f"{section}{PARALLEL[4]}", f"{section}{PARALLEL[0]}"
@@ -146,7 +147,7 @@ def _list_large_server(t: Translation) -> None:
 
 
 def _fit_copies(t: Translation) -> None:
-    """Take back copies within a SGLang server that cannot be, and list sizes that do not divide its GPUs."""
+    """Drop copies that an SGLang server cannot have, and list sizes that do not divide its GPUs."""
     server = "engines.generator.server."
     tensor, copies = t.tree.get(f"{server}tp_size", 1), f"{server}dp_size"
     attention = f"{server}enable_dp_attention"
@@ -187,8 +188,8 @@ def _fit_lengths(t: Translation) -> None:
 
 
 def _strict_math(t: Translation) -> None:
-    """Let the mathematical reward want a number where all references are: elsewhere it pays for sums never computed."""
-    files = {key: str(value) for key, value in t.tree.items() if key == "data.train" or key.startswith("data.val")}
+    """Make the mathematical reward strict if all references are numbers: else it accepts sums that are not computed."""
+    files = {key: str(value) for key, value in t.tree.items() if _FILE.fullmatch(key)}
     plain = {key for key, file in files.items() if _PLAIN.search(file)}
     for node in ("reward", "baseline"):
         target = f"nodes.{node}.args.strict"

@@ -33,7 +33,7 @@ def write_epochs(t: Translation, key: str) -> None:
     if isinstance(epochs, Unresolved):
         t.write("run.steps", epochs, key)
     elif t.number(key, 0) > 0:
-        note = "a last step with fewer prompts than others is filled up here, and left out there in each epoch"
+        note = "here the last step is filled up; there each epoch drops its incomplete last batch"
         t.write("run.epochs", epochs, key, note=note)
     else:
         t.note(key, "run.steps", "the source gives neither steps nor epochs", epochs)
@@ -55,7 +55,7 @@ def trackers(t: Translation, values: Iterable[Any], keys: Iterable[str], setting
     wanted = [names.get(str(value), str(value)) for value in values]
     missing = [name for name in wanted if name and name not in known]
     given = {name: source for name, source in settings.items() if t.get(source) not in (None, "")}
-    if str(t.get(given.get("name", ""))) == t.tree.get("name"):
+    if "name" in given and str(t.get(given["name"])) == t.tree.get("name"):
         del given["name"]
     track: dict[str, Any] = {"console": "console"}
     used = [*keys]
@@ -66,7 +66,7 @@ def trackers(t: Translation, values: Iterable[Any], keys: Iterable[str], setting
         track[tracker] = {"tracker": tracker, **section} if section else tracker
     note = f"no {', '.join(missing)}" if missing else ""
     t.write("track", list(track.values()), *dict.fromkeys(used), note=note)
-    t.imply("no tracker of this run has one, or it is the pipeline's name", *settings.values())
+    t.imply("no tracker of this run has this setting, or it is the pipeline's name", *settings.values())
 
 
 def named(key: str) -> Rule:

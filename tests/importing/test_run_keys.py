@@ -232,3 +232,24 @@ def test_each_validation_set_of_trinity_has_its_own_responses(checked):
     greedy = written(found, "data.val.greedy")
     assert (greedy["sampling.temperature"], greedy["n"]) == (0, 1)
     assert not [line for line in found.lines if SETS in line.key and line.status is Status.REFUSED]
+
+
+@pytest.mark.parametrize(
+    ("framework", "key", "value"),
+    [
+        ("verl", "trainer.total_training_steps", Unresolved("$N", ("$N",))),
+        ("trinity", "buffer.total_steps", Unresolved("$N", ("$N",))),
+        ("slime", "--rollout-stop", Unresolved("$STOP", ("$STOP",))),
+        ("roll", "actor_infer.generating_args.stop_strings", Unresolved("$STOP", ("$STOP",))),
+        ("trinity", f"{SETS}.0.rollout_args.temperature", Unresolved("$T", ("$T",))),
+    ],
+)
+def test_a_value_that_is_not_set_is_left_to_the_user(checked, framework, key, value):
+    found, _ = checked(framework, {f"{SETS}.0.path": "a/aime", key: value} if SETS in key else {key: value})
+    assert status_of(found, key) is Status.UNKNOWN
+
+
+def test_a_name_that_is_null_leaves_the_trackers(checked):
+    found, problems = checked("verl", {"trainer.experiment_name": None, "trainer.logger": ["console", "wandb"]})
+    assert problems == []
+    assert "wandb" in str(found.tree["track"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dagrl.importing.engines import generator_of, library_field, server_key
 from dagrl.importing.parts import has_val_data, put_node, write_val_n
 from dagrl.importing.roll.common import INFER, STRATEGY
+from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, joint, to
 
 _SAMPLING = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
@@ -16,8 +17,9 @@ def _sampling(t: Translation, prefix: str, target: str) -> None:
         key = f"{prefix}.{name}"
         t.write(f"{target}.{name}", t.get(key, default), key)
     stops = f"{prefix}.stop_strings"
-    if isinstance(t.get(stops), list):
-        t.write(f"{target}.stop", t.get(stops), stops)
+    texts = t.get(stops)
+    if isinstance(texts, str | list | Unresolved):
+        t.write(f"{target}.stop", [texts] if isinstance(texts, str) else texts, stops)
 
 
 def _rollout(t: Translation) -> None:

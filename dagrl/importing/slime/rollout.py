@@ -18,11 +18,12 @@ def _sampling(t: Translation) -> None:
     stops = "--rollout-stop-token-ids"
     if t.given(stops):
         value = t.get(stops)
-        t.write("nodes.rollout.sampling.stop_token_ids", value if isinstance(value, list) else [value], stops)
+        value = value if isinstance(value, list | Unresolved) else [value]
+        t.write("nodes.rollout.sampling.stop_token_ids", value, stops)
     texts = "--rollout-stop"
     if t.given(texts):
         value = t.get(texts)
-        t.write("nodes.rollout.sampling.stop", value if isinstance(value, list) else [value], texts)
+        t.write("nodes.rollout.sampling.stop", value if isinstance(value, list | Unresolved) else [value], texts)
     put_node(t, "rollout", "rollout", "generator")
 
 

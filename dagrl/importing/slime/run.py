@@ -30,7 +30,7 @@ def _steps(t: Translation) -> None:
         return
     t.write("run.steps", t.get(key), key)
     if t.get(key) == 0 and validates(t):
-        t.write("run.val_only", True, key, note="slime validates alone then")
+        t.write("run.val_only", True, key, note="slime only validates then")
     elif t.get(key) == 0:
         t.note(key, "run.steps", "nothing is trained, and there is no validation", 0)
     t.imply("`--num-rollout` takes its place", epochs)

@@ -49,7 +49,8 @@ def eval_sets(t: Translation) -> list[tuple[str, str]]:
     section = f"{TASKS}.eval_tasksets"
     while t.given(f"{section}.{len(sets)}.path"):
         one = f"{section}.{len(sets)}"
-        sets.append((one, val_label(str(t.get(f"{one}.name", f"set_{len(sets)}")), len(sets))))
+        label = val_label(str(t.get(f"{one}.name", f"set_{len(sets)}")), len(sets))
+        sets.append((one, f"set_{len(sets)}" if label in dict(sets).values() else label))
     return sets
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dagrl.importing.engines import generator, library_field, server_key
-from dagrl.importing.parts import is_known, put_node
+from dagrl.importing.parts import put_node
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.trinity.common import EVAL_SAMPLING, MODEL, TASKS, eval_sets, has_own_responses
 
@@ -23,15 +23,16 @@ def _rollout(t: Translation) -> None:
             _val_responses(t, one, f"data.val.{label}.sampling", f"data.val.{label}.n")
         elif index == 0:
             _val_responses(t, one, "nodes.rollout.val_sampling", "nodes.rollout.val_n")
-        t.imply("as for the first set", *(key for key in t.current if key.startswith(f"{one}.r")))
+        given = (key for key in t.current if key.startswith(f"{one}.r") and t.get(key) is not None)
+        t.imply("as for the first set", *given)
     t.imply("is null, or another one takes its place", *t.current)
 
 
 def _val_responses(t: Translation, one: str, sampling: str, number: str) -> None:
-    """Write sampling and number of a validation set's responses: the rollout's where it has none of its own."""
+    """Write the sampling and the number of a validation set's responses. Missing sampling is the rollout's."""
     for name, target in EVAL_SAMPLING.items():
         key, sampled = f"{one}.rollout_args.{name}", t.tree.get(f"nodes.rollout.sampling.{target}")
-        if is_known(t.get(key)):
+        if t.get(key) is not None:
             t.write(f"{sampling}.{target}", t.get(key), key)
         elif sampled is not None:
             t.put(f"{sampling}.{target}", sampled)
@@ -40,7 +41,7 @@ def _val_responses(t: Translation, one: str, sampling: str, number: str) -> None
         t.write(number, t.number(key, 1), key)
     else:
         t.imply("one response, as by default", key)
-    others = [each for each in t.current if each.startswith(f"{one}.rollout_args.")]
+    others = [key for key in t.current if key.startswith(f"{one}.rollout_args.") and t.get(key) is not None]
     t.refuse("has no counterpart in `sampling`", *(each for each in others if not t.is_recorded(each)))
 
 

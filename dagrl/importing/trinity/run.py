@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagrl.importing.parts import has_val_data, keep, named, tracked, write_epochs
+from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.trinity.common import interval_of
 
@@ -11,7 +12,7 @@ def _mode(t: Translation) -> None:
     if t.get("mode") in ("both", "colocate"):
         t.imply("`dagrl run` is both", "mode")
     elif t.get("mode") == "bench" and has_val_data(t):
-        t.write("run.val_only", True, "mode", note="the newest checkpoint alone")
+        t.write("run.val_only", True, "mode", note="only the newest checkpoint")
     else:
         t.refuse("explorer and trainer are one program: `dagrl run`", "mode")
 
@@ -19,9 +20,10 @@ def _mode(t: Translation) -> None:
 def _steps(t: Translation) -> None:
     total, epochs, syncs = "buffer.total_steps", "buffer.total_epochs", interval_of(t)
     limit = "trainer.total_steps"
-    key = next((each for each in (total, limit) if t.number(each)), None)
+    key = next((key for key in (total, limit) if t.number(key) or isinstance(t.get(key), Unresolved)), None)
     if key:
-        t.write("run.steps", max(1, t.get(key) // syncs), key, note=f"/ sync_interval {syncs}" if syncs > 1 else "")
+        steps = t.get(key) if isinstance(t.get(key), Unresolved) else max(1, t.get(key) // syncs)
+        t.write("run.steps", steps, key, note=f"/ sync_interval {syncs}" if syncs > 1 else "")
         t.imply("the steps take its place", epochs)
         return
     write_epochs(t, epochs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagrl.importing.parts import first_group, has_val_data, keep, named, put_node, tracked, write_epochs
+from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
 from dagrl.importing.verl.common import ROLLOUT, has_own_rollout_nodes, uses_critic
 
@@ -30,7 +31,7 @@ def _groups(t: Translation) -> None:
 
 def _steps(t: Translation) -> None:
     total, epochs = "trainer.total_training_steps", "trainer.total_epochs"
-    if t.number(total):
+    if t.number(total) or isinstance(t.get(total), Unresolved):
         t.write("run.steps", t.get(total), total)
         t.imply("`total_training_steps` takes its place", epochs)
     else:
