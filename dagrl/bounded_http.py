@@ -34,7 +34,7 @@ class BoundedClient(httpx.AsyncClient):
         """A request takes at most `total_s`, but for a GET, whose answer may be a stream of events."""
         super().__init__(
             headers={"Accept-Encoding": "identity"},
-            event_hooks={"response": [_check_redirect]},
+            event_hooks={"response": [_bound, _check_redirect]},
             timeout=total_s,
             # As many as ask at a time: to wait for a connection would take time from the request.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
@@ -51,13 +51,9 @@ class BoundedClient(httpx.AsyncClient):
                 answer = await super().send(request, stream=True, **options)
         except TimeoutError as error:
             raise httpx.ReadTimeout("no answer in time", request=request) from error
-        encoding = answer.headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            await answer.aclose()
-            raise AnswerError(f"answers in the encoding {encoding[:40]!r}, which was not asked for")
-        assert isinstance(answer.stream, httpx.AsyncByteStream), "of an asynchronous client"
-        answer.stream = _BoundedStream(answer.stream, deadline)
-        # A service could name one of Python's codecs that is none of text, or that unpacks.
+        assert isinstance(answer.stream, _BoundedStream), "set by the hook"
+        answer.stream.deadline = deadline
+        # A service could name a codec that does not decode text, or that decompresses.
         answer.encoding = "utf-8"
         if not stream:
             try:
@@ -76,14 +72,15 @@ class BoundedClient(httpx.AsyncClient):
 
 
 class _BoundedStream(httpx.AsyncByteStream):
-    def __init__(self, stream: httpx.AsyncByteStream, deadline: float | None) -> None:
-        self._stream, self._deadline = stream, deadline
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+        self.deadline: float | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size, parts = 0, aiter(self._stream)
         while True:
             try:
-                async with asyncio.timeout_at(self._deadline):
+                async with asyncio.timeout_at(self.deadline):
                     part = await anext(parts)
             except StopAsyncIteration:
                 return
@@ -96,6 +93,15 @@ class _BoundedStream(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+async def _bound(answer: httpx.Response) -> None:
+    """Before the client reads anything: it reads the bodies of redirects itself."""
+    encoding = answer.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise AnswerError(f"answers in the encoding {encoding[:40]!r}, which was not asked for")
+    assert isinstance(answer.stream, httpx.AsyncByteStream), "of an asynchronous client"
+    answer.stream = _BoundedStream(answer.stream)
 
 
 async def _check_redirect(answer: httpx.Response) -> None:

@@ -114,10 +114,12 @@ def models_alone(*, with_images: bool) -> Iterator[None]:
 
 
 def _import_without_compiler() -> None:
-    """Import what all model classes have in common. It only marks functions for the compiler, and loads it for that."""
+    """Import the modules that all model classes share. They load torch's compiler only to mark functions for it."""
     import torch
 
-    if torch.cuda.is_available():
+    # torchao, which reads quantised weights, imports more of the compiler than marks.
+    has_torchao = sys.modules.get("torchao", ...) is not None and importlib.util.find_spec("torchao") is not None
+    if torch.cuda.is_available() or has_torchao:
         return
     marks = dict.fromkeys(("allow_in_graph", "assume_constant_result", "disable"), _unchanged)
     tracing = _stand_in(_TRACING, {"TransformGetItemToIndex": _transform_get_item_to_index})

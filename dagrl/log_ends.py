@@ -69,7 +69,8 @@ def shortened(text: str) -> str:
 
 def keep_ends_of_output() -> None:
     """From now on, keep only the ends of what this process and its children print, if that goes to files."""
-    logs = [LogEnds(Path(f"/proc/self/fd/{each}")) for each in (1, 2) if _is_log(each)]
+    # By their own paths: user code may put another file in the place of a descriptor for a while.
+    logs = [LogEnds(Path(f"/proc/self/fd/{each}").readlink()) for each in (1, 2) if _is_log(each)]
 
     def watch() -> None:
         while True:

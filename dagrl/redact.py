@@ -75,8 +75,9 @@ def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     ``dbPassword``) or after such an option in a list (``--api-key``), and, in any text, what `hide_secrets` hides.
     """
     cleaned = _cleaned_mapping(config, secret=False)
-    # One that stands elsewhere, too, as in a command. Other values of an environment may be any words.
+    # A secret may also occur elsewhere, as in a command. Other values of an environment may be any words.
     known = [value for value, name in _hidden_values(config, cleaned) if not name or _is_secret(name)]
+    known.sort(key=len, reverse=True)  # one may contain another
     return _without(known, cleaned)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from aiohttp import web
 from httpcore._backends.auto import AutoBackend
 
-from dagrl.bounded_http import CONNECTING, BoundedClient
+from dagrl.bounded_http import CONNECTING, AnswerError, BoundedClient
 
 REQUESTS = 20
 
@@ -80,3 +81,32 @@ def test_connections_that_fail_or_are_given_up_make_room_for_others(opening) -> 
 
         asyncio.run(asyncio.wait_for(act(), 60))
     assert max(opening) == CONNECTING
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_the_body_of_a_redirect_is_bounded(encoding: str) -> None:
+    sent = 0
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        answer = web.StreamResponse(status=307, headers={"Location": "/other", "Content-Encoding": encoding})
+        await answer.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                await answer.write(b"x" * (1 << 20))
+                sent += 1
+        return answer
+
+    async def act() -> None:
+        application = web.Application()
+        application.router.add_post("/", redirect)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with BoundedClient(60.0, follow_redirects=True) as client:
+            with pytest.raises(AnswerError):
+                await client.post(f"http://127.0.0.1:{runner.addresses[0][1]}/")
+        await runner.cleanup()
+
+    asyncio.run(act())
+    assert sent < 100

@@ -107,6 +107,32 @@ def test_a_model_imports_no_compiler_and_what_is_left_out_is_there_when_asked_fo
     assert done.returncode == 0, done.stderr
 
 
+STORED = """
+import json, sys
+from pathlib import Path
+from dagrl.backends.model_source import load_hf_config, model_imports
+from dagrl.config.schema import ModelSpec
+
+folder = Path(sys.argv[1])
+sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+config = {"model_type": "qwen3", "vocab_size": 16, "num_key_value_heads": 1, "head_dim": 8, **sizes}
+(folder / "config.json").write_text(json.dumps(config))
+model = ModelSpec(path=folder)
+read = load_hf_config(model)
+with model_imports(model):
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(read)
+found = {"torch._dynamo", "torchao"} & sys.modules.keys()
+assert not any(sys.modules[each] for each in found), f"a model has imported {found}"
+"""
+
+
+def test_a_stored_model_is_built_without_a_compiler_too(tmp_path):
+    done = subprocess.run([sys.executable, "-c", STORED, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 TRAINER = """
 import sys
 import torch

@@ -103,3 +103,21 @@ def test_output_that_cannot_be_cut_is_left_alone(where: str, log: Path) -> None:
         stdout = subprocess.PIPE if where == "a pipe" else file
         ended = subprocess.run([sys.executable, "-c", program], stdout=stdout, stderr=file, check=True)
     assert (ended.stdout or log.read_bytes()) == b"x" * 100 + b"\n"
+
+
+def test_a_file_that_takes_the_place_of_the_output_for_a_while_is_kept_whole(log: Path, tmp_path: Path) -> None:
+    captured = tmp_path / "captured"
+    program = f"""
+import os, time
+from dagrl import log_ends
+log_ends._MOST_BYTES, log_ends._LOOK_AT_OWN_EVERY_S = 1, 0.01
+log_ends.keep_ends_of_output()
+saved, own = os.dup(1), os.open({str(captured)!r}, os.O_WRONLY | os.O_CREAT)
+os.dup2(own, 1)
+os.write(1, b"x" * {3 * MIB})
+time.sleep(0.2)
+os.dup2(saved, 1)
+"""
+    with log.open("ab") as file:
+        subprocess.run([sys.executable, "-c", program], stdout=file, stderr=file, check=True)
+    assert captured.read_bytes() == b"x" * 3 * MIB

@@ -52,19 +52,20 @@ class WeightSource(Protocol):
 
 def model_imports(model: ModelSpec) -> AbstractContextManager[None]:
     """Context for imports of the model's classes that skips optional dependencies of transformers."""
-    return _class_imports(stored=model.path is not None, with_images="vision_config" in read_config(model))
+    fields = read_config(model)
+    return _class_imports(quantised="quantization_config" in fields, with_images="vision_config" in fields)
 
 
 @contextmanager
-def _class_imports(*, stored: bool, with_images: bool) -> Iterator[None]:
-    with _config_imports(stored=stored), models_alone(with_images=with_images):
+def _class_imports(*, quantised: bool, with_images: bool) -> Iterator[None]:
+    with _config_imports(quantised=quantised), models_alone(with_images=with_images):
         yield
 
 
-def _config_imports(*, stored: bool) -> AbstractContextManager[None]:
+def _config_imports(*, quantised: bool) -> AbstractContextManager[None]:
     import_transformers()
     # torchao is for weights that are stored quantised.
-    return without_packages(*UNUSED) if stored else without_packages(*UNUSED, "torchao")
+    return without_packages(*UNUSED) if quantised else without_packages(*UNUSED, "torchao")
 
 
 def load_hf_config(model: ModelSpec) -> PretrainedConfig:
@@ -73,7 +74,7 @@ def load_hf_config(model: ModelSpec) -> PretrainedConfig:
     Vocabulary size and special token ids that `init` omits are the tokenizer's. Raises ValueError for a folder without
     a config, an unknown ``model_type`` or an unknown field.
     """
-    with _config_imports(stored=model.path is not None):
+    with _config_imports(quantised=model.path is not None):
         if model.path is not None:
             return _config_of_folder(model.path.expanduser())
         if model.init is None:
@@ -292,7 +293,7 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
 @lru_cache(maxsize=4)
 def _library_shapes(model_type: str, fields: str) -> Mapping[str, tuple[int, ...]]:
     read = json.loads(fields)
-    with _class_imports(stored=False, with_images="vision_config" in read):
+    with _class_imports(quantised=False, with_images="vision_config" in read):
         from transformers import CONFIG_MAPPING
 
         config = CONFIG_MAPPING[model_type].from_dict(read)

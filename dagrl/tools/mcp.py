@@ -130,8 +130,10 @@ class McpServer:
         """Let the next call connect again if the server no longer answers."""
         try:
             asyncio.run_coroutine_threadsafe(session.send_ping(), self._loop).result(_PING_S)
-        except Exception:  # noqa: BLE001 - however it is lost
-            if self._connection is not None:
+        except Exception as error:  # noqa: BLE001 - however it is lost
+            # A newer session may have taken its place.
+            current = self._session is not None and self._session[0] is session
+            if current and self._connection is not None and not _is_alive(error):
                 self._connection.cancel()
 
     def _connected(self) -> tuple[Any, asyncio.Future[None]]:
@@ -143,6 +145,7 @@ class McpServer:
                 try:
                     self._session = ready.result(_START_S)
                 except Exception as error:
+                    self._connection.cancel()
                     # The library wraps what went wrong in groups of any depth.
                     raise ToolUnavailableError(
                         f"the MCP server `{self._name}` does not start or cannot be reached: {self._cause(error)}"
@@ -235,10 +238,23 @@ async def _answer(session: Any, call: Coroutine[Any, Any, Any], ended: asyncio.F
             if ended.done():
                 raise ConnectionError("the server has ended")
             # A server that works on the call may not answer, but a lost one cannot be sent to.
-            with contextlib.suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(session.send_ping(), _PING_S)
+            except TimeoutError:
+                pass
+            except Exception as error:
+                if not _is_alive(error):
+                    raise
     finally:
         asked.cancel()
+
+
+def _is_alive(error: Exception) -> bool:
+    """Whether a server has answered a ping, with an error: some do not know it."""
+    from mcp import McpError
+    from mcp.types import METHOD_NOT_FOUND
+
+    return isinstance(error, McpError) and error.error.code == METHOD_NOT_FOUND
 
 
 class McpTool:

@@ -100,6 +100,23 @@ def test_a_call_ends_if_the_client_waits_for_a_server_that_is_gone(monkeypatch, 
         asyncio.run(call())
 
 
+def test_a_server_that_knows_no_ping_is_alive(monkeypatch) -> None:
+    from mcp import McpError
+    from mcp.types import METHOD_NOT_FOUND, ErrorData
+
+    monkeypatch.setattr(mcp, "_PING_S", 0.01)
+
+    class Session:
+        async def send_ping(self) -> None:
+            raise McpError(ErrorData(code=METHOD_NOT_FOUND, message="Method not found"))
+
+    async def call() -> str:
+        ended = asyncio.get_running_loop().create_future()
+        return await mcp._answer(Session(), asyncio.sleep(0.1, "answer"), ended)
+
+    assert asyncio.run(call()) == "answer"
+
+
 def test_a_server_that_cannot_start_or_lacks_a_tool_is_named(server) -> None:
     with pytest.raises(ToolUnavailableError, match=r"`library` has no tool 'find', only search, pid"):
         server(tools=["find"]).tools()

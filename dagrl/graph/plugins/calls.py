@@ -1,7 +1,7 @@
 """Calls of user functions by a worker.
 
-Whatever a function raises becomes one error with its line. A process that a function has forked ends when it returns
-from the call, and does not go on as a second worker. If the worker's process ends within a call, a file tells which.
+Any exception of a function becomes one error with its line. A process that a function has forked ends when it returns
+from the call, and does not go on as a second worker. If the worker's process ends within a call, a file names it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class UserFunctionError(Exception):
 
 
 class _Record:
-    """The calls that run now, and the file that tells them."""
+    """The calls in progress, and the file that lists them."""
 
     def __init__(self) -> None:
         self.path: Path | None = None
@@ -45,7 +45,9 @@ class _Record:
             else:
                 self._running[threading.get_ident()] = what
             if self._file < 0:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                # The run folder may be of this machine alone.
+                self.path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.path.parent.mkdir(exist_ok=True)
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             named = [*self._running.values()]
             others = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
@@ -59,6 +61,9 @@ _record = _Record()
 def record_calls(run_dir: Path, host: str) -> None:
     """From now on, a file of the run folder tells which user functions this process calls."""
     _record.path = _file_of(run_dir, host, os.getpid())
+    # Hosts and processes of containers may have the names of earlier ones.
+    with suppress(OSError):
+        _record.path.unlink(missing_ok=True)
 
 
 def recorded_call(run_dir: Path, host: str, pid: int) -> str:

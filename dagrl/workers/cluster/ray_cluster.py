@@ -297,7 +297,11 @@ def _listeners(port: int) -> set[int]:
     """Ids of the users that listen at a TCP port of this machine, at any of its addresses."""
     users = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except FileNotFoundError:  # the system is without IPv6
+            continue
+        for line in lines:
             _, local, _, state, _, _, _, user, *_ = line.split()
             if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
                 users.add(int(user))

@@ -82,6 +82,20 @@ def test_an_address_at_which_the_user_listens_counts(noted: Path, host: str) -> 
         assert running_here() == noted.read_text()
 
 
+def test_a_system_without_ipv6_has_one_table_of_listeners(noted: Path, monkeypatch) -> None:
+    read = Path.read_text
+
+    def missing(path: Path, *arguments: object, **options: object) -> str:
+        if path == Path("/proc/net/tcp6"):
+            raise FileNotFoundError(path)
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        noted.write_text(f"127.0.0.1:{listening.getsockname()[1]}")
+        assert running_here() is not None
+
+
 def test_a_file_that_others_can_write_does_not_count(noted: Path, monkeypatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         noted.write_text(f"127.0.0.1:{listening.getsockname()[1]}")
