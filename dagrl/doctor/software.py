@@ -78,7 +78,7 @@ def _bytecode() -> Iterator[Finding]:
     """Hint at Python's cache of compiled modules if it is switched off, as in many images."""
     torch = importlib.util.find_spec("torch")
     if sys.dont_write_bytecode and torch and torch.cached and not Path(torch.cached).is_file():
-        text = "each process compiles all libraries anew, for seconds; unset PYTHONDONTWRITEBYTECODE"
+        text = "each process compiles all libraries again, which takes seconds; unset PYTHONDONTWRITEBYTECODE"
         yield hint("bytecode", text)
 
 

@@ -71,7 +71,7 @@ class Graph:
 
     @cached_property
     def digraph(self) -> networkx.DiGraph[str]:
-        """The same for networkx: a node's attribute ``node`` is its `GraphNode`, an edge's ``columns`` are their names.
+        """The DAG for networkx: a node's attribute ``node`` is its `GraphNode`, an edge's ``columns`` are column names.
 
         Nodes and edges are in topological order.
         """

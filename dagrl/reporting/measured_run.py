@@ -57,8 +57,8 @@ def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
 def lengths_of_run(run: RunReader, pipeline: Pipeline, steps: Container[int]) -> Assumed:
     """Mean tokens of the prompts and responses that `steps` train on; None where they are not known.
 
-    They are not where several rollouts share the metrics, or where they are above the limits, as answers between the
-    turns of a rollout make responses longer than what is sampled.
+    They are unknown if several rollouts share the metrics, or if a mean exceeds its limit, for example because a
+    resumed run has lowered it: the cost model refuses that.
     """
     found = list(rollouts(pipeline).values())
     if len(found) != 1 or is_offline(pipeline):

@@ -189,7 +189,7 @@ def _costs(
 
 
 def _known_lengths(run: RunRecord, pipeline: Pipeline) -> Assumed:
-    """The responses' length; unknown if it is none that the cost model takes: 0, or more than is sampled."""
+    """The mean length of responses; unknown if it is 0 or above `max_new_tokens`, which the cost model refuses."""
     lengths, found = run.of("response_tokens/mean"), list(rollouts(pipeline).values())
     # The metric is a mean over all rollouts.
     if not lengths or len(found) != 1 or not 0 < fmean(lengths) <= found[0].sampling.max_new_tokens:

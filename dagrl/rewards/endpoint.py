@@ -100,7 +100,7 @@ class Endpoint:
         usage = reply.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
         counted = isinstance(tokens, int) and 0 <= tokens <= _MOST_TOKENS
-        # JSON can hold halves of characters, which no file can.
+        # JSON can hold lone surrogates, which UTF-8 cannot encode.
         return EndpointReply(text.encode(errors="replace").decode(), tokens if counted else None)
 
     def close(self) -> None:

@@ -187,7 +187,7 @@ class _Model:
             needed = 256 if tokenizer.kind == "bytes" else len(tokenizer.alphabet)
             message = (
                 f"{rows} rows cannot hold the tokenizer's {needed} {tokenizer.kind} and its special tokens; "
-                "remove vocab_size, and it is the tokenizer's"
+                "remove vocab_size to use the tokenizer's"
             )
             depends: list[Place] = [("model", "tokenizer"), (*self.section, "tokenizer")]
             self.findings.error((*self.source, "vocab_size"), message, depends_on=depends)

@@ -22,7 +22,7 @@ class ServerLoop(ABC):
         self._title = title
         self._failure: ServerError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        """Those that are cancelled when the server dies or is closed."""
+        """Tasks to cancel when the server dies or is closed."""
 
     @abstractmethod
     def _last_words(self) -> str:

@@ -151,9 +151,9 @@ class _Server:
             message += f"; choose sizes whose product is {tensor}, or remove one of the two"
         elif context != copies:
             message = (
-                f"SGLang makes {copies} copies of experts only where attn_cp_size is {copies} too; set it, or take "
+                f"SGLang makes {copies} copies of experts only where attn_cp_size is {copies} too; set it, or remove "
             )
-            message += "this out"
+            message += "it"
         if message:
             self._error("moe_dp_size", message, *((*self._place, field) for field in PARALLEL_SIZES))
 

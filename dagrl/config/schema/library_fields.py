@@ -23,7 +23,7 @@ class LibraryFields(Section):
     library_class: ClassVar[tuple[str, str, str]]
     """Package, file below it, and name of the config class."""
     called_elsewhere: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Names that other libraries have for fields -> the fields, those of another section with its name."""
+    """Names that other libraries have for fields -> the fields; ``section.field`` for one of another section."""
 
 
 def meant_fields(table: type[LibraryFields], name: str, known: Iterable[str] = ()) -> str:

@@ -24,7 +24,7 @@ Length = Callable[[PromptRow], int]
 
 
 def run(data_set: DataSet, arguments: list[str] | None = None) -> None:
-    """Do what the command line (or `arguments`) asks. What the user did wrong ends it with one sentence and status 2.
+    """Do what the command line (or `arguments`) asks. A mistake of the user ends it with one sentence and status 2.
 
     The files of all splits and report.json appear together at the end; a failure leaves what was there before.
     """

@@ -12,9 +12,9 @@ from dagrl.config.errors import bounded
 
 @contextmanager
 def exit_on_errors(script: str) -> Iterator[None]:
-    """Exit with 2, as commands do, after what the user or a file did wrong: a ValueError or an OSError.
+    """Exit with status 2, as commands do, on a ValueError or an OSError, and print it as one sentence.
 
-    `script` is its path, whose name begins the sentence, as in messages of argparse.
+    `script` is the path of the script. The sentence begins with its file name, as messages of argparse do.
     """
     try:
         yield

@@ -96,7 +96,7 @@ def verdict_of(returned: Any, output: str = "") -> Verdict:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number as a float, without what a subclass makes of it; None for another value."""
+    """Convert a finite number to a plain float; None for any other value."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
