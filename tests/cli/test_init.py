@@ -117,7 +117,7 @@ def test_data_sets_are_listed_and_written(tmp_path: Path, capsys) -> None:
     assert {"name": "gsm8k", "description": "Grade-school math questions (GSM8K, MIT licence) as prompts"} in listed
     assert main(["data", "arithmetic", "--local_dir", str(tmp_path)]) == 0
     assert {"train.parquet", "test.parquet"} <= files(tmp_path)
-    assert main(["data", "gsm8k", "--local_dir", str(tmp_path / "g"), "--source", str(tmp_path / "none")]) == 1
+    assert main(["data", "gsm8k", "--local_dir", str(tmp_path / "g"), "--source", str(tmp_path / "none")]) == 2
     assert "gsm8k.py: " in capsys.readouterr().err
     assert main(["data", "gsm8"]) == 2
     assert "did you mean `gsm8k`" in capsys.readouterr().err

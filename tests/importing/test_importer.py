@@ -297,10 +297,10 @@ WRONG: list[Any] = [[1, 2], {"a": 1}, "many", 0]
 
 @pytest.mark.parametrize("name", [name for name in COUNTS if name.endswith(".yaml")])
 def test_a_value_of_another_type_is_a_line_of_the_report(name, sources, tmp_path):
-    """Each scalar of the file in turn is replaced, by one of the wrong values."""
+    """Every third scalar of the file in turn is replaced, by one of the wrong values."""
     tree = yaml.safe_load((sources / name).read_text())
     path = tmp_path / name
-    for (section, key), wrong in zip([*_scalars(tree)], itertools.cycle(WRONG), strict=False):
+    for (section, key), wrong in zip([*_scalars(tree)][::3], itertools.cycle(WRONG), strict=False):
         right, section[key] = section[key], wrong
         path.write_text(yaml.safe_dump(tree))
         found = import_file(path, framework=name.split("_")[0])

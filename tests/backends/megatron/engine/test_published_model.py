@@ -61,7 +61,6 @@ def expected(smollm2: Path, solutions: "Batch") -> np.ndarray:
 @pytest.mark.parametrize(
     ("ranks", "parallel", "budget"),
     [
-        pytest.param(1, {}, 400, id="one-row-at-a-time"),
         pytest.param(1, {}, 1536, id="packed"),
         # Nine heads and three key heads.
         pytest.param(3, {"tensor_model_parallel_size": 3}, 1536, id="tp3"),
