@@ -126,7 +126,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _requirements(distribution: str) -> list[Requirement]:
-    """What a distribution requires here, without its extras. Raises PackageNotFoundError."""
+    """Return the requirements of a distribution on this machine, without its extras. Raises PackageNotFoundError."""
     required = [Requirement(text) for text in metadata.requires(distribution) or ()]
     return [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
 

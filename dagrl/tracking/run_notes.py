@@ -1,4 +1,4 @@
-"""What a run says once about its steps: that most responses were cut, or that the generator gave no log-probs."""
+"""Notes that a run prints once about its steps: most responses were cut, or the generator gave no log-probs."""
 
 from __future__ import annotations
 

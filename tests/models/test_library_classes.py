@@ -1,4 +1,4 @@
-"""What is read from the source of libraries is what the libraries say themselves."""
+"""Fields read from the source of libraries are those of the imported libraries."""
 
 from __future__ import annotations
 

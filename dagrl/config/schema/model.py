@@ -37,7 +37,7 @@ class ModelSpec(Section):
 
 
 class ValSetSpec(Section):
-    """A validation set with responses of its own; its file alone stands for one with those of the rollout."""
+    """A validation set with its own number of responses and sampling. A plain path takes those of the rollout."""
 
     path: Path
     """Parquet file with the prompts."""

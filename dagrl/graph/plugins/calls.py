@@ -35,7 +35,7 @@ class _Record:
         self._lock = threading.Lock()
 
     def note(self, what: str | None) -> None:
-        """What this thread calls now; None if nothing."""
+        """Record the current call of this thread; None if it calls nothing."""
         if self.path is None:
             return
         # A disk may be full, and the call does not depend on the file.
@@ -67,7 +67,7 @@ def record_calls(run_dir: Path, host: str) -> None:
 
 
 def recorded_call(run_dir: Path, host: str, pid: int) -> str:
-    """What a process that records its calls is calling, or was when it ended; empty if nothing is known."""
+    """Return the current or last call of a process that records its calls; empty if it is unknown."""
     try:
         return _file_of(run_dir, host, pid).read_bytes()[:_FILE_BYTES].decode("utf-8", "replace").strip()
     except OSError:

@@ -13,7 +13,7 @@ from dagrl.graph.plugins.custom import raised_by
 from dagrl.ops.agents.programs import ProgramError, Verdict, verdict_of
 
 _FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
-"""What a user's function may raise. SystemExit and KeyboardInterrupt would end the loop, and every agent with it."""
+"""Exceptions of user functions. SystemExit and KeyboardInterrupt would end the loop, and every agent with it."""
 
 
 class FunctionProgram:

@@ -121,7 +121,7 @@ def keep_worker_logs(folder: Path, logs: Path, prefix: str = "") -> None:
             lines = ends_of(file).splitlines() if file.is_file() and not file.is_symlink() else []
             printed = [line for line in lines if not line.startswith((":job_id:", ":actor_name:"))]
             if printed:
-                # A run folder of its own, on a machine that does not share the driver's.
+                # This machine has its own run folder, because it does not share the driver's.
                 logs.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 logs.mkdir(exist_ok=True)
                 (logs / f"{prefix}{file.name}").write_text("\n".join(printed) + "\n")

@@ -188,7 +188,7 @@ class WorkerHandle:
         return WorkerHungError(cause, node=node, worker=self.location, hint=hint, lost=(self.name,))
 
     def _called(self, verb: str) -> str:
-        """What the worker calls, or called when it died, for a message; empty if it is no function of the user."""
+        """Name the user function that the worker runs, or died in, for a message; empty if there is none."""
         what = recorded_call(self._run_dir, self.info.host, self.info.pid) if self._run_dir else ""
         return f", {verb} {what}" if what else ""
 
