@@ -17,8 +17,9 @@ from workload import Workload
 
 from dagrl.backends.megatron.engine.hf_weights import load_hf_weights
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
-from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec
+from dagrl.model_files.library_model import load_hf_config
 
 
 class BareStep:

@@ -29,9 +29,9 @@ from pipelines import Load, group, grpo_pipeline, server_arguments, write_prompt
 from reports import Verdict, device_name, tell
 from workload import MODELS, write_model
 
-from dagrl.backends.memory import Kind
+from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_of_driver
+from dagrl.backends.planning.memory import Kind
 from dagrl.backends.serving.gpu_memory import gpu_memory
-from dagrl.models.gpus import DEFAULT_GPU, gpu_of_driver
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.planner.cost.lengths import Assumed

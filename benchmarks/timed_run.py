@@ -20,7 +20,7 @@ from dagrl import cli
 def main(arguments: list[str]) -> int:
     """What the command line of dagrl does, with such workers."""
     profile = Path(arguments[1]) if arguments[:1] == ["--profile"] else None
-    with mock.patch("dagrl.workers.groups.slots.Worker", TimedWorker):
+    with mock.patch("dagrl.orchestrator.groups.slots.Worker", TimedWorker):
         if profile is None:
             return cli.main(arguments)
         profiler = cProfile.Profile()

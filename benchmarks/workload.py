@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dagrl.backends.model_source import weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec
 from dagrl.data.batch import Batch, Column
 

@@ -2,9 +2,9 @@
 
 from dagrl.api import PipelineHandle, RunFailedError, RunResult, load
 from dagrl.config.errors import PipelineError
-from dagrl.graph.plugins.declarations import estimator, loss, node, reward
-from dagrl.graph.plugins.environment import Observation
-from dagrl.graph.plugins.tool import ToolUnavailableError, tool
+from dagrl.plugins.declarations import estimator, loss, node, reward
+from dagrl.plugins.environment import Observation
+from dagrl.plugins.tool import ToolUnavailableError, tool
 from dagrl.version import __version__
 
 __all__ = [

@@ -48,8 +48,9 @@ class RunResult:
         return f"RunResult(folder={str(self.folder)!r}, step={self.step}, stopped={self.stopped}, metrics=[{lines}])"
 
     def __str__(self) -> str:
+        from dagrl.reporting.run_record import RunRecord
+        from dagrl.reporting.summary import main_metrics
         from dagrl.tables import render
-        from dagrl.tracking.report import RunRecord, main_metrics
 
         run = RunRecord(self.folder, self.metrics, (), 0)
         told = f"{'stopped after' if self.stopped else 'finished'} step {self.step}, in {self.folder}"
@@ -95,7 +96,7 @@ class PipelineHandle:
 
         `gpu` is the GPU of groups that name none. PipelineError; ValueError for an unknown GPU or model.
         """
-        from dagrl.models.gpus import DEFAULT_GPU
+        from dagrl.backends.planning.gpus import DEFAULT_GPU
         from dagrl.planner.cost.lengths import Assumed
         from dagrl.planner.published import with_published_models
         from dagrl.planner.showing import report, show, show_steps
@@ -123,7 +124,7 @@ class PipelineHandle:
         """
         import tempfile
 
-        from dagrl.tracking.report import read_run
+        from dagrl.reporting.run_record import read_run
 
         folder = Path("runs") / self.name if run_dir is None else Path(run_dir).expanduser()
         # -P: modules of the working directory are not found before Python's own.

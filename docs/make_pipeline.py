@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from dagrl.config.columns import CORE_COLUMNS
 from dagrl.config.schema import Pipeline, RolloutNode, TurnOptions
 from dagrl.config.schema.backends import engine_sections
-from dagrl.graph.columns import CORE_COLUMNS
 
 _INTRODUCTION = """\
 # The pipeline file

@@ -12,7 +12,7 @@ from dagrl.imports import distributions_of, without_packages
 
 PROGRAM = """
 import importlib.metadata, importlib.util, sys
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.config.schema import TokenizerSpec
 
 whole = importlib.metadata.packages_distributions
@@ -59,7 +59,7 @@ def test_a_tokenizer_imports_no_torch_and_patches_nothing_for_good():
 
 CONFIG = """
 import sys
-from dagrl.backends.model_source import architecture, load_hf_config
+from dagrl.model_files.library_model import architecture, load_hf_config
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 
 tokenizer = TokenizerSpec(kind="characters", alphabet="0123456789+=")
@@ -110,7 +110,7 @@ def test_a_model_imports_no_compiler_and_what_is_left_out_is_there_when_asked_fo
 STORED = """
 import json, sys
 from pathlib import Path
-from dagrl.backends.model_source import load_hf_config, model_imports
+from dagrl.model_files.library_model import load_hf_config, model_imports
 from dagrl.config.schema import ModelSpec
 
 folder = Path(sys.argv[1])

@@ -16,8 +16,8 @@ import yaml
 from dagrl.algorithms.own_loss import LossTokens
 from dagrl.algorithms.rows import RowReducer
 from dagrl.config.schema import RolloutNode
-from dagrl.graph.plugins.custom import load_function
-from dagrl.graph.plugins.tool import load_tool
+from dagrl.plugins.custom import load_function
+from dagrl.plugins.tool import load_tool
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "your_own.md"
 BLOCKS = re.findall(r"```(?:yaml|python)\n(?:# (\S+)\n)?(.*?)```", DOCUMENT.read_text(), re.DOTALL)

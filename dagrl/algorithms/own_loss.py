@@ -9,8 +9,8 @@ import torch
 
 from dagrl.algorithms.losses import PolicyLoss, ratio_of
 from dagrl.algorithms.rows import RowReducer
-from dagrl.graph.plugins.calls import UserFunctionError, call
-from dagrl.graph.plugins.custom import located
+from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.custom import located
 
 if TYPE_CHECKING:
     # For type checking only: losses do not need engines to run.

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagrl.backends.changes import Change, Ladder, LayoutChoice, Room, general_ladders
-from dagrl.backends.costs import EngineCosts
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.sizes import ModelSizes
-from dagrl.backends.memory import EngineMemory, memory_in_worker
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.changes import Change, Ladder, LayoutChoice, Room, general_ladders
+from dagrl.backends.planning.costs import EngineCosts
+from dagrl.backends.planning.memory import EngineMemory, memory_in_worker
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings

@@ -9,7 +9,7 @@ from typing import Any
 from dagrl.backends.backend import EngineCheck
 from dagrl.config.errors import listed
 from dagrl.config.schema.library_fields import LibraryFields, meant_fields
-from dagrl.models.library_classes import LibraryClass, arguments_of_class
+from dagrl.model_files.library_classes import LibraryClass, arguments_of_class
 
 
 def check_extra(check: EngineCheck[Any], *, open_sections: Container[str] = ()) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dagrl.backends.changes import replaced
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.memory import GIB, EngineMemory
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.changes import replaced
+from dagrl.backends.planning.gpus import DEFAULT_GPU, Gpu, gpu_of_group
+from dagrl.backends.planning.memory import GIB, EngineMemory
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import Pipeline
+from dagrl.config.schema.neighbours import neighbours
 from dagrl.graph.dag import Graph
-from dagrl.graph.engines import neighbours
-from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_of_group
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Executor, Plan
 

@@ -69,7 +69,7 @@ def engines(context: typer.Context, incomplete: str) -> list[str]:
 
 def gpus(incomplete: str) -> list[str]:
     """GPUs that the cost model knows."""
-    from dagrl.models.gpus import GPUS
+    from dagrl.backends.planning.gpus import GPUS
 
     return _begun((gpu.name for gpu in GPUS), incomplete)
 

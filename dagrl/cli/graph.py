@@ -32,7 +32,7 @@ def graph(
     from dagrl.config.loading.loader import load_pipeline
     from dagrl.graph.drawing.draw import as_values, draw_text, write_drawing
     from dagrl.graph.inference import build_graph
-    from dagrl.graph.plugins.isolation import isolated_imports
+    from dagrl.plugins.isolation import isolated_imports
 
     loaded = load_pipeline(pipeline, overrides or [])
     with isolated_imports():

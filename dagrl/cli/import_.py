@@ -52,10 +52,10 @@ def import_(
         dagrl import run_verl.sh -o pipeline.yaml
         dagrl import run_slime.sh --set MODEL_DIR=models --json
     """
-    from dagrl.graph.plugins.isolation import without_imports
     from dagrl.importing import report
     from dagrl.importing.importer import import_file
     from dagrl.importing.registry import FRAMEWORKS
+    from dagrl.plugins.isolation import without_imports
 
     output = output or Path("pipeline.yaml")
     with exit_on("import", ValueError):

@@ -76,7 +76,7 @@ def plan(
         dagrl plan pipeline.yaml --response-tokens 800 --json
         dagrl plan pipeline.yaml --search --nodes 2 --gpus-per-node 8
     """
-    from dagrl.models.gpus import DEFAULT_GPU
+    from dagrl.backends.planning.gpus import DEFAULT_GPU
     from dagrl.planner.cost.lengths import Assumed
     from dagrl.planner.hardware import why_unread
     from dagrl.planner.published import with_published_models

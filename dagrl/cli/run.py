@@ -87,7 +87,9 @@ def run(
         # Everything is cleaned up, and Ray's libraries can crash at exit if they were interrupted while they connected.
         os._exit(_INTERRUPTED)
     if not quiet:
-        print(outcome.summary(folder))
+        from dagrl.reporting.closing import closing_text
+
+        print(closing_text(outcome, folder))
     return _OUT_OF_TIME if outcome.out_of_time else 0
 
 

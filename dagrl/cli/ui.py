@@ -30,7 +30,7 @@ def ui(
         dagrl ui
         dagrl ui runs/first runs/second --port 8080
     """
-    from dagrl.models.gpus import gpu_named
+    from dagrl.backends.planning.gpus import gpu_named
     from dagrl.reporting.server import HOST, RUNS, Runs, listen, serve
 
     with exit_on("ui", ValueError, OSError):

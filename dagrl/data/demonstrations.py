@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dagrl.data.batch import Column
-from dagrl.data.tokenizer import chat_text
-from dagrl.models.chats import CALLS, Message, fields_beside_content
+from dagrl.model_files.chats import CALLS, Message, fields_beside_content
+from dagrl.model_files.tokenizer import chat_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.data.batch import Batch, Column
-from dagrl.models.images import (
+from dagrl.model_files.images import (
     MARKER,
     ImageSettings,
     fitting_size,

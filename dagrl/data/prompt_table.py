@@ -20,10 +20,10 @@ import numpy as np
 from dagrl.data.batch import Column
 from dagrl.data.demonstrations import prompt_before, reply_of, response_tokens, value_at, written_reply
 from dagrl.data.image_column import ImageColumn, check_markers
-from dagrl.data.tokenizer import begun_text, chat_text
-from dagrl.graph.plugins.tool import offered
-from dagrl.models.chats import Message, chat_of, fields_beside_content
-from dagrl.models.images import MARKER, marked_parts
+from dagrl.model_files.chats import Message, chat_of, fields_beside_content
+from dagrl.model_files.images import MARKER, marked_parts
+from dagrl.model_files.tokenizer import begun_text, chat_text
+from dagrl.plugins.tool import offered
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table

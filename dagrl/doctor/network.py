@@ -11,7 +11,7 @@ from dagrl.config.errors import counted
 from dagrl.doctor.findings import Finding, hint, missing, ok
 from dagrl.launcher.errors import LaunchError
 from dagrl.launcher.node_rank import node_rank_from
-from dagrl.workers.cluster.ray_cluster import OWN, connect, is_of_a_client, running_here
+from dagrl.orchestrator.cluster.ray_cluster import OWN, connect, is_of_a_client, running_here
 
 
 def network() -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from dagrl.config.columns import COLUMN_NAME, CORE_COLUMNS, IMAGE_COLUMNS, RESPONSE_IMAGE_COLUMNS
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
@@ -20,7 +21,6 @@ from dagrl.config.schema import (
     RewardNode,
     RolloutNode,
 )
-from dagrl.graph.columns import COLUMN_NAME, CORE_COLUMNS, IMAGE_COLUMNS, RESPONSE_IMAGE_COLUMNS
 
 _ALL_NODES: Place = ("nodes",)
 _ROLLOUT = "op: rollout"

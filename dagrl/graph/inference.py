@@ -6,6 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from dagrl.config.columns import (
+    IMAGE_COLUMNS,
+    LOGPROB_COLUMNS,
+    RESPONSE_IMAGE_COLUMNS,
+    SHOWN_IMAGE_COLUMNS,
+    SOURCE_COLUMNS,
+)
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings, Positions
 from dagrl.config.schema import (
@@ -19,19 +26,12 @@ from dagrl.config.schema import (
     RolloutNode,
     Scope,
 )
+from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts
 from dagrl.graph.column_resolution import ColumnResolver, Reading
-from dagrl.graph.columns import (
-    IMAGE_COLUMNS,
-    LOGPROB_COLUMNS,
-    RESPONSE_IMAGE_COLUMNS,
-    SHOWN_IMAGE_COLUMNS,
-    SOURCE_COLUMNS,
-)
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode, Wire
-from dagrl.graph.plugins.declarations import declaration_of
-from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts
 from dagrl.graph.updates import redundant_nodes
+from dagrl.plugins.declarations import declaration_of
+from dagrl.plugins.isolation import ask
 
 _TAKEN = {
     **dict.fromkeys((PROMPTS_NODE, SAMPLES_NODE), "a node"),

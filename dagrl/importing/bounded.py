@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dagrl.graph.plugins.isolation import cut_off
 from dagrl.importing.settings import ImportProblem
+from dagrl.plugins.isolation import cut_off
 
 _CPU_SECONDS, _SECONDS = 2, 4
 """Limits of a process's CPU time, and of the wait. Scripts of the frameworks take less than 0.2 s."""

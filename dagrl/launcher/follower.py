@@ -13,7 +13,7 @@ from dagrl.launcher.errors import LaunchError
 from dagrl.launcher.handshake import Hello, prove, shared_token, versions
 from dagrl.launcher.job import STOP_AT_ONCE, Job, stop_signals
 from dagrl.launcher.ray_node import MEMBER, RayNode, session
-from dagrl.workers.cluster.session import small_shared_memory
+from dagrl.orchestrator.cluster.session import small_shared_memory
 
 _CONNECT_TIMEOUT_S, _PAUSE_S, _PROGRESS_S = 5.0, 0.5, 10.0
 

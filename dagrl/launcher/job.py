@@ -11,8 +11,8 @@ from pathlib import Path
 
 from dagrl.config.schema import Pipeline
 from dagrl.launcher.node_rank import NodeRank
+from dagrl.orchestrator.cluster.interrupts import ONE_WISH_S
 from dagrl.scheduler.machines import Machine
-from dagrl.workers.interrupts import ONE_WISH_S
 
 STOP_AT_ONCE = 3
 """After this many stop signals a machine waits for nothing any more."""

@@ -16,8 +16,8 @@ from dagrl.launcher.job import STOP_AT_ONCE, Job, stop_signals
 from dagrl.launcher.node_rank import NodeRank
 from dagrl.launcher.ray_node import DRIVER, HEAD, RayNode, session
 from dagrl.launcher.rendezvous import Peer, Rendezvous
+from dagrl.orchestrator.cluster.session import small_shared_memory
 from dagrl.scheduler.machines import MisfitError, assign_machines
-from dagrl.workers.cluster.session import small_shared_memory
 
 _PROGRESS_S = 10.0
 _MAX_NAMED = 16

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from dagrl.launcher.addresses import interfaces
 from dagrl.launcher.handshake import write_token
-from dagrl.scheduler.machines import Machine
-from dagrl.workers.cluster.session import (
+from dagrl.orchestrator.cluster.session import (
     RAY_VARIABLES,
     keep_worker_logs,
     object_store_bytes,
     session_folder,
     watched,
 )
+from dagrl.scheduler.machines import Machine
 
 HEAD, MEMBER, DRIVER = "Ray's head", "Ray", "the driver"
 _END_TIMEOUT_S = 10.0

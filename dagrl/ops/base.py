@@ -13,9 +13,9 @@ import numpy as np
 
 from dagrl.backends.base import NO_WEIGHTS
 from dagrl.config.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
+from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, val_sampling
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
-from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, val_sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,7 +88,7 @@ class Resources:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The policy's tokenizer."""
-        from dagrl.data.tokenizer import load_tokenizer
+        from dagrl.model_files.tokenizer import load_tokenizer
 
         return load_tokenizer(self.pipeline.model)
 

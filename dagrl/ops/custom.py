@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from dagrl.config.columns import CORE_COLUMNS, ColumnSpec, Shape
 from dagrl.config.errors import counted
 from dagrl.config.schema import CustomNode
 from dagrl.data.batch import Column
-from dagrl.graph.columns import CORE_COLUMNS, ColumnSpec, Shape
-from dagrl.graph.plugins.calls import UserFunctionError, call
-from dagrl.graph.plugins.custom import load_function, located
-from dagrl.graph.plugins.declarations import declared
 from dagrl.ops.base import Context, Op, OpInput, Output
 from dagrl.ops.view import view_of
+from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.custom import load_function, located
+from dagrl.plugins.declarations import declared
 
 
 def custom_op(place: str, folder: Path | None) -> Op:

@@ -10,13 +10,13 @@ import numpy as np
 from dagrl.config.schema import FilterNode
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
-from dagrl.graph.plugins.calls import UserFunctionError, call
-from dagrl.graph.plugins.custom import load_function, located
-from dagrl.graph.plugins.declarations import rule_columns
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
 from dagrl.ops.trajectories import first_rows
 from dagrl.ops.view import view_of
+from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.custom import load_function, located
+from dagrl.plugins.declarations import rule_columns
 
 
 def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:

@@ -17,10 +17,7 @@ from dagrl.backends.base import Completion, GenerateEngine, GenerationRequest
 from dagrl.config.schema import JudgeNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.graph.plugins.calls import UserFunctionError, call
-from dagrl.graph.plugins.custom import load_function
-from dagrl.graph.plugins.judging import Judged, finite, is_function, parse, parser_arguments, shown
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
 from dagrl.ops.base import Context, OpInput, Output, Resources
 from dagrl.ops.judge_images import (
     Images,
@@ -35,6 +32,9 @@ from dagrl.ops.judge_images import (
 from dagrl.ops.reward import scored_text
 from dagrl.ops.rollout import sample_seed
 from dagrl.ops.trajectories import first_rows
+from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.custom import load_function
+from dagrl.plugins.judging import Judged, finite, is_function, parse, parser_arguments, shown
 from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
 
 type PendingReply = Callable[[], EndpointReply]
@@ -186,7 +186,7 @@ def _seed(node: JudgeNode, row: int, context: Context) -> int:
 
 
 def _tokenizer(node: JudgeNode, resources: Resources) -> Any:
-    from dagrl.data.tokenizer import load_tokenizer
+    from dagrl.model_files.tokenizer import load_tokenizer
 
     assert node.engine is not None
     tokenizer = load_tokenizer(resources.pipeline.model_of(node.engine))

@@ -12,8 +12,8 @@ import numpy as np
 from dagrl.config.schema import JudgeNode, Pipeline
 from dagrl.data.batch import Batch
 from dagrl.data.image_column import images_at
-from dagrl.graph.plugins.judging import PROMPT_FIELD, Judged, filled
-from dagrl.models.images import MARKER, ImageSettings, fitting_size, image_settings, resized
+from dagrl.model_files.images import MARKER, ImageSettings, fitting_size, image_settings, resized
+from dagrl.plugins.judging import PROMPT_FIELD, Judged, filled
 
 type Images = tuple[np.ndarray, ...]
 """Images of a prompt, uint8 [height, width, 3]."""

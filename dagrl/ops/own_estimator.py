@@ -10,11 +10,11 @@ import numpy as np
 from dagrl.config.errors import counted
 from dagrl.config.schema import AdvantageNode
 from dagrl.data.batch import Batch, Column
-from dagrl.graph.plugins.calls import UserFunctionError, call
-from dagrl.graph.plugins.custom import located
-from dagrl.graph.plugins.declarations import load_formula
 from dagrl.ops.base import Context
 from dagrl.ops.view import view_of
+from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.custom import located
+from dagrl.plugins.declarations import load_formula
 
 
 def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, context: Context) -> Column:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dagrl.config.columns import IMAGE_COLUMNS
+from dagrl.config.schema.rollouts import columns_read, is_offline, needs_answers, prompts_begun, rollouts, val_ns
 from dagrl.data.batch import Batch, Column
 from dagrl.data.demonstrations import ResponseColumns, in_turn
 from dagrl.data.image_column import ImageColumn
@@ -15,10 +17,8 @@ from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.read_ahead import ReadAhead
 from dagrl.data.shards import shard_bounds
 from dagrl.data.stats import Stat
-from dagrl.graph.columns import IMAGE_COLUMNS
-from dagrl.graph.rollouts import columns_read, is_offline, needs_answers, prompts_begun, rollouts, val_ns
-from dagrl.models.hf_config import read_config
-from dagrl.models.images import image_settings
+from dagrl.model_files.hf_config import read_config
+from dagrl.model_files.images import image_settings
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.turns.settings import rollout_tools
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dagrl.data.end_tokens import end_tokens
-from dagrl.graph.rollouts import rollouts
+from dagrl.config.schema.rollouts import rollouts
+from dagrl.model_files.end_tokens import end_tokens
 from dagrl.ops.base import Context
 
 

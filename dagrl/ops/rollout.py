@@ -13,10 +13,10 @@ from itertools import chain
 import numpy as np
 
 from dagrl.backends.base import GenerateEngine, GenerationRequest
+from dagrl.config.schema.rollouts import leading_rollout, rollouts
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at
 from dagrl.data.stats import Stat
-from dagrl.graph.rollouts import leading_rollout, rollouts
 from dagrl.ops.agents.play import play
 from dagrl.ops.agents.rows import agent_columns_of, agent_stats
 from dagrl.ops.base import Context, OpInput, Output

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dagrl.config.columns import LOGPROB_COLUMNS
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
-from dagrl.graph.columns import LOGPROB_COLUMNS
-from dagrl.models.images import image_settings, shortened
+from dagrl.model_files.images import image_settings, shortened
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.experts import own_rows
 from dagrl.ops.response_text import response_text

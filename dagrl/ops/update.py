@@ -12,9 +12,9 @@ from dagrl.algorithms.sft import MixedObjective
 from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import UpdateNode
 from dagrl.data.batch import Batch
-from dagrl.graph.plugins.declarations import load_formula
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.stale import without_stale
+from dagrl.plugins.declarations import load_formula
 
 
 def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:

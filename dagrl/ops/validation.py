@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from dagrl.algorithms.at_k import best_at_k, majority_at_k, pass_at_k, worst_at_k
+from dagrl.config.schema.rollouts import rollouts, val_ns
+from dagrl.config.schema.val_metrics import ks_of, set_prefixes, vote_of
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.graph.rollouts import rollouts, val_ns
-from dagrl.graph.val_metrics import ks_of, set_prefixes, vote_of
 from dagrl.ops.base import Context
 from dagrl.ops.reward import scored_text
 from dagrl.rewards.votes import load_vote

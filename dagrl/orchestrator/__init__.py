@@ -1,1 +1,1 @@
-"""The run itself: the main loop, its steps, and the run folder. `docs/schedule.md` follows a step through it."""
+"""The process of the driver: the main loop, its worker groups and the run folder. `docs/schedule.md` follows a step."""

@@ -20,11 +20,11 @@ from dagrl.backends.base import GenerateEngine, GenerationRequest
 from dagrl.backends.environments import python_in
 from dagrl.config.errors import counted
 from dagrl.config.schema import Pipeline, RolloutNode
+from dagrl.config.schema.rollouts import rollouts
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import ImageColumn, images_at
 from dagrl.data.prompt_table import PromptTable
-from dagrl.graph.rollouts import rollouts
-from dagrl.models.images import image_settings, shortened
+from dagrl.model_files.images import image_settings, shortened
 from dagrl.ops.agents.play import play
 from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.base import Context, Resources

@@ -15,12 +15,12 @@ from typing import Any
 from dagrl.config.errors import suggest
 from dagrl.config.schema import KeepBestSpec
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState, Score
+from dagrl.orchestrator.groups.task_group import run_in_daemon_thread
+from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.steps.record import StepActivity, StepRecord
 from dagrl.scheduler.commands import Save
 from dagrl.scheduler.plan import HOST, Plan
 from dagrl.workers.errors import RunError
-from dagrl.workers.groups.task_group import run_in_daemon_thread
-from dagrl.workers.groups.worker_group import WorkerGroups
 from dagrl.workers.worker import Worker
 
 

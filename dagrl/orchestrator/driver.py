@@ -4,7 +4,7 @@
     scheduler <--ShardDone, CommandDone, ...-- driver <--blocks (metadata and refs)-- workers
 
 Each command is a coroutine that ends with an event, so commands run concurrently. The first failure ends the run,
-unless workers of a generator are lost: those are restarted (`dagrl.workers.groups.worker_failures`).
+unless workers of a generator are lost: those are restarted (`dagrl.orchestrator.groups.worker_failures`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from typing import Any
 
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline
-from dagrl.graph.rollouts import rollouts
+from dagrl.config.schema.rollouts import rollouts
 from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWriter
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
 from dagrl.orchestrator.folder.run_folder import RunFolder
+from dagrl.orchestrator.groups.offload import Offloader
+from dagrl.orchestrator.groups.task_group import run_all
+from dagrl.orchestrator.groups.weight_syncs import WeightSyncs
+from dagrl.orchestrator.groups.worker_failures import RestartPolicy, WorkerFailures
+from dagrl.orchestrator.groups.worker_group import CpuWorkerPool, WorkerGroups
 from dagrl.orchestrator.records.recorder import Recorder, Recording
 from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
 from dagrl.orchestrator.steps.batch_index import BatchIndex
@@ -51,11 +56,6 @@ from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers
 from dagrl.tracking.timeline import complete_event
 from dagrl.workers.errors import RunError, WorkerLostError
-from dagrl.workers.groups.offload import Offloader
-from dagrl.workers.groups.task_group import run_all
-from dagrl.workers.groups.weight_syncs import WeightSyncs
-from dagrl.workers.groups.worker_failures import RestartPolicy, WorkerFailures
-from dagrl.workers.groups.worker_group import CpuWorkerPool, WorkerGroups
 from dagrl.workers.messages import Block
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from dagrl.backends.registry import backend_of, backends
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import KeepBestSpec, ModelSpec, Pipeline, TrainingNode
-from dagrl.models.hf_config import folder_config
+from dagrl.model_files.hf_config import folder_config
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, TornCheckpointError
 from dagrl.validation.model_weights import check_model_folder
 

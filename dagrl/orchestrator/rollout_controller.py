@@ -19,7 +19,10 @@ import numpy as np
 
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, RolloutNode
-from dagrl.graph.rollouts import over_sampled, val_sampling
+from dagrl.config.schema.rollouts import over_sampled, val_sampling
+from dagrl.orchestrator.groups.load_balancer import LoadBalancer, agent_limits, chunk_limits, gather_seconds
+from dagrl.orchestrator.groups.task_group import TaskGroup
+from dagrl.orchestrator.groups.worker_handle import WorkerHandle
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch_chunk
 from dagrl.orchestrator.steps.record import StepRecord
@@ -27,9 +30,6 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import PlannedTask, Rows
 from dagrl.tracking.base import Progress
 from dagrl.workers.errors import RunError, WorkerLostError
-from dagrl.workers.groups.load_balancer import LoadBalancer, agent_limits, chunk_limits, gather_seconds
-from dagrl.workers.groups.task_group import TaskGroup
-from dagrl.workers.groups.worker_handle import WorkerHandle
 from dagrl.workers.messages import Begun, Block, Heartbeat, PartialRollout, PausedGroup, PendingWeights, RolloutId
 from dagrl.workers.worker import Worker
 

@@ -11,9 +11,14 @@ from types import ModuleType
 
 from dagrl.config.loading.loader import LoadedPipeline
 from dagrl.config.schema import Pipeline
+from dagrl.orchestrator.cluster.interrupts import InterruptHandler, signals_as_ctrl_c
+from dagrl.orchestrator.cluster.liveness import while_ray_lives
+from dagrl.orchestrator.cluster.ray_cluster import cluster
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.export import policies
 from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
+from dagrl.orchestrator.groups.worker_failures import RestartPolicy
+from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.outcome import RunOutcome
 from dagrl.orchestrator.records.recorder import Recorder
 from dagrl.orchestrator.steps.kl_control import KlControl
@@ -22,14 +27,9 @@ from dagrl.scheduler.plan import Plan
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers, open_trackers
 from dagrl.tracking.console import Verbosity
-from dagrl.tracking.report import read_run
+from dagrl.tracking.metrics_file import last_step
 from dagrl.validation import CheckedPipeline
-from dagrl.workers.cluster.liveness import while_ray_lives
-from dagrl.workers.cluster.ray_cluster import cluster
 from dagrl.workers.errors import InterruptedRunError, RayLostError, RefusedFolderError, RunError, WorkerLostError
-from dagrl.workers.groups.worker_failures import RestartPolicy
-from dagrl.workers.groups.worker_group import WorkerGroups
-from dagrl.workers.interrupts import InterruptHandler, signals_as_ctrl_c
 from dagrl.workers.messages import StartEngine
 
 
@@ -125,8 +125,7 @@ def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> 
 def _last_kept(folder: RunFolder, pipeline: Pipeline) -> int | None:
     """The last step whose records stay: that of the checkpoint, or all of them where nothing is trained."""
     if pipeline.run.only_validates:
-        with suppress(ValueError):  # there are none yet
-            return read_run(folder.path).last_step
+        return last_step(folder.path / "metrics.jsonl")
     return folder.resumed.step if folder.resumed else None
 
 

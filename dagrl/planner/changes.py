@@ -8,9 +8,9 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from dagrl.backends.changes import Change, Ladder, Room, doubled
 from dagrl.backends.fit import Fit, group_fit
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.changes import Change, Ladder, Room, doubled
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Place
 from dagrl.config.schema import Pipeline

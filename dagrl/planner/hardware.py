@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_named
 from dagrl.config.schema import Pipeline
-from dagrl.models.gpus import DEFAULT_GPU, gpu_named
 
 __all__ = ["DEFAULT_GPU", "GPUS_OF_MACHINE", "gpu_named", "why_unread"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from dagrl.config.schema import Pipeline
+from dagrl.orchestrator.cluster.ray_cluster import OWN, running_here
 from dagrl.orchestrator.folder.examine import examine
 from dagrl.planner.showing.report import Report, report
 from dagrl.planner.showing.show import as_text, memory_sections
 from dagrl.scheduler.plan import HOST, Executor
 from dagrl.tables import render, table
 from dagrl.validation import check_file
-from dagrl.workers.cluster.ray_cluster import OWN, running_here
 
 
 def describe_start(path: Path, overrides: Sequence[str], run_dir: Path | None) -> tuple[Report, str]:

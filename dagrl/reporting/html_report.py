@@ -8,7 +8,7 @@ from itertools import batched
 from pathlib import Path
 from typing import Any
 
-from dagrl.models.gpus import gpu_named
+from dagrl.backends.planning.gpus import gpu_named
 from dagrl.reporting.page.assemble import blob, page
 from dagrl.reporting.run_data.metrics_table import metrics_table
 from dagrl.reporting.run_data.overview import overview, plan_of_run

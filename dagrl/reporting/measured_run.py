@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean, median
 
 from dagrl.backends.families.registry import model_shape
+from dagrl.backends.planning.gpus import DEFAULT_GPU
 from dagrl.config.schema import Pipeline
-from dagrl.graph.rollouts import is_offline, rollouts
-from dagrl.models.gpus import DEFAULT_GPU
+from dagrl.config.schema.rollouts import is_offline, rollouts
 from dagrl.planner.cost.calibration import calibrate, seconds_of_step
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step, steady_activities

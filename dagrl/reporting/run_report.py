@@ -14,11 +14,11 @@ from rich.console import RenderableType
 
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.fit import place
+from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_named
 from dagrl.config.errors import PipelineError, counted
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
-from dagrl.graph.rollouts import rollouts
-from dagrl.models.gpus import DEFAULT_GPU, gpu_named
+from dagrl.config.schema.rollouts import rollouts
 from dagrl.orchestrator.folder.run_graph import graph_of_run
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.lengths import Assumed
@@ -26,10 +26,11 @@ from dagrl.planner.showing.report import Report
 from dagrl.planner.simulation.costs import Costs
 from dagrl.planner.simulation.measured import measured_costs
 from dagrl.planner.simulation.simulate import Activity, Simulated, simulate
+from dagrl.reporting.run_record import RunRecord, read_run
+from dagrl.reporting.summary import summary, summary_values
 from dagrl.scheduler.intervals import Interval, busy_seconds
 from dagrl.scheduler.plan import Plan
 from dagrl.tables import render, table
-from dagrl.tracking.report import RunRecord, read_run, summary, summary_values
 from dagrl.tracking.run_file import run_file
 from dagrl.tracking.timeline import Event, complete_event, write_trace
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.config.reward_names import BUILT_IN_REWARDS
-from dagrl.graph.plugins.custom import load_function
+from dagrl.plugins.custom import load_function
 
 
 def load_reward(fn: str, folder: Path | None = None) -> Callable[..., Any]:

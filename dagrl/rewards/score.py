@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from dagrl.config.errors import counted
-from dagrl.graph.plugins.calls import UserFunctionError, call
-from dagrl.graph.plugins.custom import located, name_of
-from dagrl.graph.plugins.declarations import FIELDS, fields_of, reward_traits
+from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.custom import located, name_of
+from dagrl.plugins.declarations import FIELDS, fields_of, reward_traits
 
 SHOWN_CHARACTERS = 200
 """Longest excerpt of a prompt or response in an error."""

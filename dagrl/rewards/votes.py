@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dagrl.graph.plugins.calls import UserFunctionError, call
-from dagrl.graph.plugins.custom import load_function, located, name_of
-from dagrl.graph.val_metrics import Vote
+from dagrl.config.schema.val_metrics import Vote
+from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.custom import load_function, located, name_of
 from dagrl.rewards.exact import compared
 from dagrl.rewards.final_answer import final_answer
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Pipeline, RolloutNode, TrainingNode, UpdateNode, ValuesNode
+from dagrl.config.schema.neighbours import sleeps
+from dagrl.config.schema.rollouts import expected_rounds, leading_rollout, rows_per_prompt
 from dagrl.graph.dag import Graph, GraphNode
-from dagrl.graph.engines import sleeps
-from dagrl.graph.rollouts import expected_rounds, leading_rollout, rows_per_prompt
 from dagrl.graph.updates import update_pieces
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 

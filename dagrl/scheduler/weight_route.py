@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema import GroupSpec, Pipeline
 from dagrl.config.schema.engine import Transport
-from dagrl.graph.engines import sleeps
+from dagrl.config.schema.neighbours import sleeps
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 
-from dagrl.graph.plugins.tool import tool
+from dagrl.plugins.tool import tool
 
 _LONGEST = 1000
 """Longest expression in characters, which keeps its tree within Python's recursion limit."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dagrl.graph.plugins.custom import load_function
-from dagrl.graph.plugins.environment import Observation
+from dagrl.plugins.custom import load_function
+from dagrl.plugins.environment import Observation
 
 if TYPE_CHECKING:
     from gymnasium import Env, Space

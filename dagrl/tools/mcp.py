@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from dagrl.config.errors import bounded, counted, in_one_line
 from dagrl.config.schema import McpServerSpec
-from dagrl.graph.plugins.tool import ToolUnavailableError
+from dagrl.plugins.tool import ToolUnavailableError
 from dagrl.redact import hiding
 
 _START_S, _PING_S, _LAST_LINE_S = 60.0, 5.0, 1.0

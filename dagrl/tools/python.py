@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.graph.plugins.tool import ToolUnavailableError, tool
+from dagrl.plugins.tool import ToolUnavailableError, tool
 from dagrl.rewards.sandbox import Outcome, run
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -74,6 +75,14 @@ def _json_number(value: float) -> float | None:
 
 def _step_of(line: str) -> int:
     return int(json.loads(line)["step"])
+
+
+def last_step(path: Path) -> int | None:
+    """The newest step in the file; None if it holds none or cannot be read."""
+    try:
+        return max((_step_of(line) for line in kept_lines(path, sys.maxsize)), default=None)
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def kept_lines(path: Path, resumed_step: int | None) -> list[str]:

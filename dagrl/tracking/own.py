@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dagrl.graph.plugins.calls import ending_children
-from dagrl.graph.plugins.custom import load_function, raised_by
-from dagrl.graph.plugins.tracker import check_tracker
+from dagrl.plugins.calls import ending_children
+from dagrl.plugins.custom import load_function, raised_by
+from dagrl.plugins.tracker import check_tracker
 from dagrl.tracking.background_tracker import TrackerFailedError
 from dagrl.tracking.base import SampleTable
 

@@ -18,8 +18,8 @@ from dagrl.config.loading.loader import LoadedPipeline, load_with_problems
 from dagrl.config.loading.positions import Findings
 from dagrl.graph.dag import Graph
 from dagrl.graph.inference import infer_graph
-from dagrl.graph.plugins.isolation import isolated_imports
-from dagrl.models.hf_config import folder_config
+from dagrl.model_files.hf_config import folder_config
+from dagrl.plugins.isolation import isolated_imports
 from dagrl.validation.batches import check_batches
 from dagrl.validation.data_files import check_data_files
 from dagrl.validation.engines import check_engines

@@ -10,10 +10,10 @@ from pathlib import Path
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import AgentSpec, Pipeline, RolloutNode
-from dagrl.graph.plugins.agent import check_agent
-from dagrl.graph.plugins.custom import importable_from
-from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.rollouts import rollouts, samplings
+from dagrl.config.schema.rollouts import rollouts, samplings
+from dagrl.plugins.agent import check_agent
+from dagrl.plugins.custom import importable_from
+from dagrl.plugins.isolation import ask
 
 PYTHON = "python"
 """In place of a program: the Python of the worker."""

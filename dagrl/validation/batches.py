@@ -10,8 +10,8 @@ from dagrl.backends.families.sizes import ModelSizes
 from dagrl.config.errors import Place, dotted
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import DemonstrationNode, DpoNode, NodeBase, PackingNode, Pipeline, TrainingNode, UpdateNode
+from dagrl.config.schema.rollouts import leading_rollout, longest_by_key, longest_demonstration, rollouts, samplings
 from dagrl.graph.dag import Graph, GraphNode
-from dagrl.graph.rollouts import leading_rollout, longest_by_key, longest_demonstration, rollouts, samplings
 
 _PROMPTS: Place = ("data", "prompts_per_step")
 _MOST_SAMPLES = 10**7

@@ -14,13 +14,13 @@ from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode
+from dagrl.config.schema.rollouts import columns_read, needs_answers
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
-from dagrl.graph.plugins.custom import parameters_of
-from dagrl.graph.plugins.declarations import BATCHED_FIELDS_OF_VERL, FIELDS_OF_VERL
-from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.plugins.judging import fields_in, is_function
-from dagrl.graph.rollouts import columns_read, needs_answers
-from dagrl.models.chats import chat_of
+from dagrl.model_files.chats import chat_of
+from dagrl.plugins.custom import parameters_of
+from dagrl.plugins.declarations import BATCHED_FIELDS_OF_VERL, FIELDS_OF_VERL
+from dagrl.plugins.isolation import ask
+from dagrl.plugins.judging import fields_in, is_function
 from dagrl.validation.data_rows import BLANK_ANSWER, EMPTY_RESPONSE, NO_ANSWER, Columns, RowFaults, row_faults
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagrl.models.chats import chat_of, fields_beside_content
-from dagrl.models.images import MARKER, check_proportions, open_image
+from dagrl.model_files.chats import chat_of, fields_beside_content
+from dagrl.model_files.images import MARKER, check_proportions, open_image
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dagrl.backends.planning.gpus import gpu_named
 from dagrl.config.capability import Capability
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import CustomNode, EngineSpec, Pipeline, RolloutNode, TrainingNode
 from dagrl.config.schema.backends import engine_sections
-from dagrl.models.gpus import gpu_named
 
 _HOST = "host"
 """The name of the workers for nodes without an engine, in the plan and the timeline."""

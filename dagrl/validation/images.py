@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dagrl.backends.families.registry import family_named, family_names, find_family
 from dagrl.backends.registry import backend_of
+from dagrl.config.columns import IMAGE_COLUMNS
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import JudgeNode, Pipeline, TokenizerSpec
-from dagrl.graph.columns import IMAGE_COLUMNS
 from dagrl.graph.dag import Graph
-from dagrl.graph.plugins.judging import PROMPT_FIELD
-from dagrl.models.hf_config import read_config
-from dagrl.models.images import image_settings
+from dagrl.model_files.hf_config import read_config
+from dagrl.model_files.images import image_settings
+from dagrl.plugins.judging import PROMPT_FIELD
 
 _PLACE: Place = ("data", "image_key")
 

@@ -19,8 +19,8 @@ from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.published_configs import published_name
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
-from dagrl.graph.rollouts import columns_read
-from dagrl.models.hf_config import flat_config, folder_config, read_json, token_ids
+from dagrl.config.schema.rollouts import columns_read
+from dagrl.model_files.hf_config import flat_config, folder_config, read_json, token_ids
 from dagrl.validation.data_rows import row_with
 from dagrl.validation.model_config import check_config, check_family, check_scale
 from dagrl.validation.model_weights import check_weights, may_be_quantised, quantisation_problem, readers_of

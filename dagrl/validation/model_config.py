@@ -12,13 +12,13 @@ from typing import Any
 
 from dagrl.backends.families.config_fields import wrong_values
 from dagrl.backends.families.registry import UNKNOWN, find_family, model_shape, unknown_family
+from dagrl.backends.planning.gpus import GPUS, gpu_named
 from dagrl.backends.registry import backend_of
 from dagrl.config.capability import Capability
 from dagrl.config.errors import Place, nearest, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
-from dagrl.models.gpus import GPUS, gpu_named
-from dagrl.models.library_classes import NO_CLASS, config_class
+from dagrl.model_files.library_classes import NO_CLASS, config_class
 
 _MOST_PARAMETERS = 10**13
 """Several times the largest models that have been trained."""

@@ -13,19 +13,12 @@ from dagrl.backends.backend import WeightReader
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.config_fields import ConfigFields, is_size
 from dagrl.backends.families.registry import find_family
-from dagrl.backends.families.tensors import (
-    DERIVED,
-    OUTPUT,
-    QUANTISED,
-    SCORE,
-    is_prediction_layer,
-    layer_of,
-    published_tensors,
-)
+from dagrl.backends.families.tensors import published_tensors
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import Pipeline
-from dagrl.models.hf_config import folder_config, read_json
-from dagrl.models.safetensors_header import FLOATING, HeaderEntry, read_header
+from dagrl.model_files.hf_config import folder_config, read_json
+from dagrl.model_files.safetensors_header import FLOATING, HeaderEntry, read_header
+from dagrl.model_files.tensor_names import DERIVED, OUTPUT, QUANTISED, SCORE, is_prediction_layer, layer_of
 
 INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 

@@ -27,12 +27,12 @@ from dagrl.config.schema import (
     TokenizerSpec,
     TrainingNode,
 )
-from dagrl.graph.plugins.custom import check_call, load_function
-from dagrl.graph.plugins.declarations import checked_traits, declaration_of, fields_of
-from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.plugins.judging import FIELDS, fields_in, is_function, parser_arguments
-from dagrl.graph.rollouts import samplings
-from dagrl.models.hf_config import token_ids
+from dagrl.config.schema.rollouts import samplings
+from dagrl.model_files.hf_config import token_ids
+from dagrl.plugins.custom import check_call, load_function
+from dagrl.plugins.declarations import checked_traits, declaration_of, fields_of
+from dagrl.plugins.isolation import ask
+from dagrl.plugins.judging import FIELDS, fields_in, is_function, parser_arguments
 
 _LEAST_TEMPERATURE = 1e-3
 """Logits of some hundreds, divided by it, stay far below the largest float32."""

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from dagrl.backends.environments import lacks_packages
 from dagrl.backends.registry import backends
+from dagrl.config.columns import CORE_COLUMNS, Shape
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import FilterNode, MixNode, Pipeline, RolloutNode, TurnOptions, UpdateNode
-from dagrl.graph.columns import CORE_COLUMNS, Shape
+from dagrl.config.schema.rollouts import leading_rollout, prompts_per_round, rollouts
 from dagrl.graph.dag import PROMPTS_NODE, Graph
-from dagrl.graph.plugins.custom import parameters_of
-from dagrl.graph.plugins.environment import environment_fields
-from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.plugins.tool import check_tool, load_tool, tool_name
-from dagrl.graph.rollouts import leading_rollout, prompts_per_round, rollouts
+from dagrl.plugins.custom import parameters_of
+from dagrl.plugins.environment import environment_fields
+from dagrl.plugins.isolation import ask
+from dagrl.plugins.tool import check_tool, load_tool, tool_name
 from dagrl.validation.agents import check_agent_of, which
 
 _ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")

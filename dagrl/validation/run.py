@@ -23,12 +23,12 @@ from dagrl.config.schema import (
     Scope,
     SftNode,
 )
+from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts, tells_val_loss, val_ns, val_sampling
+from dagrl.config.schema.val_metrics import VOTES, names_at_k, set_prefixes, vote_of
 from dagrl.graph.dag import Graph
-from dagrl.graph.plugins.custom import check_call
-from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.plugins.tracker import check_tracker
-from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, tells_val_loss, val_ns, val_sampling
-from dagrl.graph.val_metrics import VOTES, names_at_k, set_prefixes, vote_of
+from dagrl.plugins.custom import check_call
+from dagrl.plugins.isolation import ask
+from dagrl.plugins.tracker import check_tracker
 
 _VOTE: Place = ("data", "val_vote")
 _METRIC: Place = ("run", "keep_best", "metric")

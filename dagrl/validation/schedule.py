@@ -5,8 +5,8 @@ from __future__ import annotations
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import EngineSpec, Pipeline, UpdateNode
+from dagrl.config.schema.rollouts import rollouts
 from dagrl.graph.dag import Graph
-from dagrl.graph.rollouts import rollouts
 from dagrl.graph.updates import hindrance
 
 _STALENESS: Place = ("schedule", "max_staleness")

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from dagrl.config.errors import counted
 from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, TokenizerSpec
+from dagrl.config.schema.neighbours import sleeps
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import executor_of
-from dagrl.graph.engines import sleeps
 from dagrl.tables import HEADING, render, table
 from dagrl.validation import CheckedPipeline
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.config.schema import TokenizerSpec
-from dagrl.models.hf_config import lfs_hint, read_json, token_ids
+from dagrl.model_files.hf_config import lfs_hint, read_json, token_ids
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Files that hold a tokenizer's tokens, the usual ones first."""

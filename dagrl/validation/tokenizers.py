@@ -21,9 +21,9 @@ from dagrl.config.schema import (
     TrainingNode,
     ValuesNode,
 )
-from dagrl.graph.plugins.tool import tool_name
-from dagrl.graph.rollouts import columns_read, rollouts
-from dagrl.models.hf_config import read_config, token_ids
+from dagrl.config.schema.rollouts import columns_read, rollouts
+from dagrl.model_files.hf_config import read_config, token_ids
+from dagrl.plugins.tool import tool_name
 from dagrl.validation.data_files import holds_chats
 from dagrl.validation.tokenizer_files import characters_of, has_end_token, has_tokenizer, template_problem
 

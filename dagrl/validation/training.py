@@ -22,12 +22,12 @@ from dagrl.config.schema import (
     UpdateNode,
     ValuesNode,
 )
+from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, tells_val_loss
 from dagrl.graph.dag import Graph
-from dagrl.graph.plugins.custom import check_call
-from dagrl.graph.plugins.declarations import declaration_of
-from dagrl.graph.plugins.isolation import ask
-from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, tells_val_loss
 from dagrl.graph.updates import updates_with_dropout
+from dagrl.plugins.custom import check_call
+from dagrl.plugins.declarations import declaration_of
+from dagrl.plugins.isolation import ask
 
 OF_ESTIMATORS = {
     "normalize_by_std": ("grpo", "gigpo"),

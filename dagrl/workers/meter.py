@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dagrl.backends.device_peaks import peak_flops_per_s
 from dagrl.backends.families.flops import ModelFlops, model_flops
 from dagrl.backends.families.registry import shape_of
+from dagrl.backends.planning.gpus import gpu_of_driver
 from dagrl.config.schema import LogprobNode, Pipeline, RewardModelNode, TrainingNode, ValuesNode
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import OpInput, Output
@@ -28,6 +28,15 @@ class UsageCount:
     flops: int | None = None
 
 
+def _peak_flops_per_s(device_name: str) -> float | None:
+    """Dense bfloat16 FLOPs per second of a GPU, by the driver's name for it, for the model FLOPs utilization.
+
+    None if unknown, as for a slice of a GPU (MIG), whose name does not tell its size.
+    """
+    gpu = gpu_of_driver(device_name)
+    return None if gpu is None else gpu.tflops * 1e12
+
+
 class Meter:
     """Measures the runs of one rank. Several may be running, each with its own count."""
 
@@ -35,7 +44,7 @@ class Meter:
         self._pipeline = pipeline
         # If other processes hold the model, synchronizing here would create a CUDA context of half a GiB.
         self._on_gpu = torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 0
-        self._peak = peak_flops_per_s(torch.cuda.get_device_name()) if self._on_gpu else None
+        self._peak = _peak_flops_per_s(torch.cuda.get_device_name()) if self._on_gpu else None
         self._costs: dict[str, ModelFlops | None] = {}
 
     def begin(self, work: TaskWork, parts: Sequence[OpInput], *, first: bool = True) -> UsageCount:
@@ -82,7 +91,7 @@ class Meter:
         return total
 
     def _count(self, engine: str, head: str) -> ModelFlops | None:
-        from dagrl.backends.model_source import load_hf_config
+        from dagrl.model_files.library_model import load_hf_config
 
         config = load_hf_config(self._pipeline.model_of(engine))
         try:

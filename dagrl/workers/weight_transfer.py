@@ -1,6 +1,6 @@
 """A worker's part in a weight sync: the trainer's ranks send weights, the generator's ranks receive them.
 
-`dagrl.workers.groups.weight_syncs` coordinates the two sides from the driver; `dagrl.weight_sync` has the transports.
+`dagrl.orchestrator.groups.weight_syncs` coordinates the two sides, and `dagrl.weight_sync` has the transports.
 """
 
 from __future__ import annotations

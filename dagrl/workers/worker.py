@@ -24,10 +24,10 @@ from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch
 from dagrl.data.column_store import StoredBlock
-from dagrl.graph.plugins.calls import record_calls
 from dagrl.log_ends import keep_ends_of_output
 from dagrl.ops.base import Context, Op, Output, Resources
 from dagrl.ops.registry import load_op
+from dagrl.plugins.calls import record_calls
 from dagrl.workers.listener import listen
 from dagrl.workers.messages import (
     AdvantageWork,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 class Worker:
     """One process of an executor. On a generator several methods run at once, in threads of Ray.
 
-    The driver calls methods through `dagrl.workers.groups.worker_handle`, which sends the function itself:
+    The driver calls methods through `dagrl.orchestrator.groups.worker_handle`, which sends the function itself:
     ``handle.call("...", Worker.sleep, residency)``.
     """
 

@@ -122,7 +122,7 @@ class ModelWeights:
 
 def published_weights(hf_model: Any) -> dict[str, Any]:
     """All that a checkpoint of the model holds, by its names: what is tied once, and each expert by itself."""
-    from dagrl.backends.model_source import published_tensors
+    from dagrl.model_files.library_model import published_tensors
 
     weights = {name: tensor.detach() for name, tensor in published_tensors(hf_model).items()}
     if hf_model.config.tie_word_embeddings:
@@ -356,7 +356,7 @@ def run_engine(run_ranks: Callable[..., list[Any]], tiny_model: "ModelSpec") -> 
     from dagrl.backends.backend import RankContext
     from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
     from dagrl.backends.megatron.section import MegatronEngineSpec
-    from dagrl.backends.model_source import weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
 
     # Imports Hugging Face's model before the fork, so that no rank has to.
     weight_source(tiny_model, 3).names()

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from dagrl.backends.backend import Backend, EngineStart
-from dagrl.backends.changes import Room
-from dagrl.backends.costs import PlannedBatch
-from dagrl.backends.decoding import Generation, Lengths, shard_ends
 from dagrl.backends.families.registry import model_shape
-from dagrl.backends.memory import CONTEXT
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.changes import Room
+from dagrl.backends.planning.costs import PlannedBatch
+from dagrl.backends.planning.decoding import Generation, Lengths, shard_ends
+from dagrl.backends.planning.gpus import gpu_named
+from dagrl.backends.planning.memory import CONTEXT
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.residency import Residency
-from dagrl.models.gpus import gpu_named
 from dagrl.scheduler.placement import make_plan
 from dagrl.validation import check_file
 

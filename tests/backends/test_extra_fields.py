@@ -12,7 +12,7 @@ from dagrl.backends.megatron.section import LearningRateSpec
 from dagrl.backends.sglang.fields import ServerFields
 from dagrl.backends.vllm.fields import VllmFields
 from dagrl.config.schema.library_fields import LibraryFields
-from dagrl.models.library_classes import LibraryClass, arguments_of_class
+from dagrl.model_files.library_classes import LibraryClass, arguments_of_class
 from dagrl.validation import check_file
 
 GENERATOR = "  generator: {backend: hf, group: rollout, weights_from: actor}\n"

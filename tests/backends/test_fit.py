@@ -8,7 +8,7 @@ import pytest
 from fitted_templates import FOUR_GPUS, fitted, loaded
 
 from dagrl.backends.fit import place
-from dagrl.backends.memory import GIB
+from dagrl.backends.planning.memory import GIB
 
 
 def test_templates_fit_the_machines_that_they_name() -> None:

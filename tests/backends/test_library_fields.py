@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from dagrl.backends.megatron.fields import DdpFields, OptimizerFields, TransformerFields
 from dagrl.backends.sglang.fields import ServerFields
 from dagrl.config.schema.library_fields import LibraryFields
-from dagrl.models.library_classes import fields_of_class, source_of
+from dagrl.model_files.library_classes import fields_of_class, source_of
 
 
 def check_table(table: type[LibraryFields], kinds: Mapping[str, Any], given: Any = lambda kind, value: value) -> None:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec
+from dagrl.model_files.library_model import load_hf_config
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from model_folders import write_model
 
 from dagrl.config.schema import TokenizerSpec
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 _DENSE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from dagrl.config.schema import TokenizerSpec
 from dagrl.data.batch import Column
 from dagrl.data.demonstrations import ResponseColumns, in_turn
 from dagrl.data.prompts import PromptLoader, PromptSlice
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
 END = TOKENIZER.eos_token_id

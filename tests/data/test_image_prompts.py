@@ -17,8 +17,8 @@ from PIL import Image
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.image_column import ImageColumn
 from dagrl.data.prompts import PromptLoader
-from dagrl.data.tokenizer import make_tokenizer
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
+from dagrl.model_files.tokenizer import make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="characters", alphabet="ab=", images=True))
 A, B, EQUALS, IMAGE = (TOKENIZER.convert_tokens_to_ids(token) for token in ("a", "b", "=", "<|image_pad|>"))

@@ -12,7 +12,7 @@ import pytest
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompt_file import PromptRow, write_prompts
 from dagrl.data.prompts import PromptLoader
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 EXTRA = {"index": pa.int64()}
 

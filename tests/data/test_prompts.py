@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader, PromptSlice
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
 

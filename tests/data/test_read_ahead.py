@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader
 from dagrl.data.read_ahead import ReadAhead
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
 

@@ -14,7 +14,7 @@ import pytest
 
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.validation.data_files import _schema_problems, _Wanted
 
 

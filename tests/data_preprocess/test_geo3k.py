@@ -6,7 +6,7 @@ import pytest
 
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 FIGURES = [{"bytes": bytes(range(256)) * 50, "path": "a.png"}, {"bytes": b"\x00", "path": None}]
 

@@ -15,7 +15,7 @@ import pytest
 
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.prompts import PromptLoader
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 ORIGINALS = ROOT.parent / "shared/data/gsm8k"

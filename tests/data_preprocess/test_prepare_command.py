@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagrl.config.schema import TokenizerSpec
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 from dagrl.config.schema import TokenizerSpec
 from dagrl.data.demonstrations import ResponseColumns
 from dagrl.data.prompts import PromptLoader
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 
 def pair(chosen: str, rejected: str, question: str = "Why?", scores: tuple[float, float] = (8, 6)) -> dict[str, Any]:

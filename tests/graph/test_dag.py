@@ -13,7 +13,7 @@ from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import CustomNode, Pipeline
 from dagrl.graph.dag import Wire
 from dagrl.graph.inference import build_graph
-from dagrl.graph.plugins.declarations import node
+from dagrl.plugins.declarations import node
 from dagrl.validation import check_file
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from model_folders import write_model
 
+from dagrl.config.schema.rollouts import is_offline, longest_demonstration, longest_row, needs_answers, rows_per_prompt
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import draw_text
-from dagrl.graph.rollouts import is_offline, longest_demonstration, longest_row, needs_answers, rows_per_prompt
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Rows
 from dagrl.validation import CheckedPipeline, check_file

@@ -12,8 +12,8 @@ from unittest import mock
 
 import torch
 
-from dagrl.backends import device_memory
-from dagrl.backends.device_memory import HostMemory
+from dagrl.backends.runtime import device_memory
+from dagrl.backends.runtime.device_memory import HostMemory
 
 ALONE_GIB = 4
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dagrl.backends.model_source import load_hf_config, published_shapes
+from dagrl.backends.runtime.initial_weights import published_shapes
 from dagrl.backends.serving.model_folder import model_folder
 from dagrl.config.fp8_weights import Fp8Weights, Granularity
 from dagrl.config.schema import ModelSpec
+from dagrl.model_files.library_model import load_hf_config
 from dagrl.weight_sync.exporter import IteratedExporter
 from dagrl.weight_sync.fp8 import Fp8Exporter, quantise
 from dagrl.weight_sync.loader import WeightLoader

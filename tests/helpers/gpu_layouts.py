@@ -335,7 +335,7 @@ class _World:
         from safetensors.torch import save_file
         from transformers import AutoModelForCausalLM
 
-        from dagrl.backends.model_source import load_hf_config
+        from dagrl.model_files.library_model import load_hf_config
 
         engine = self._engine(case, {}, precision, None)
         mine = engine.logprobs(self.rows, temperature=0.8, tokens_per_micro_batch=BUDGET)

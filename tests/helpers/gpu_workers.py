@@ -191,7 +191,7 @@ class TakingProcess:
         import torch
         from qwen_part import QwenPart, fields
 
-        from dagrl.backends.model_source import weight_source
+        from dagrl.backends.runtime.initial_weights import weight_source
         from dagrl.config.schema import ModelSpec
 
         spec = ModelSpec.model_validate(

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.families.registry import shape_of
-from dagrl.backends.families.tensors import OUTPUT, SCORE, published_tensors
+from dagrl.backends.families.tensors import published_tensors
+from dagrl.model_files.tensor_names import OUTPUT, SCORE
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name -> dtype, as safetensors names it, and shape."""

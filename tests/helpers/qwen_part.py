@@ -125,8 +125,9 @@ class QwenPart(nn.Module):
 
 def full_tensors(size: str, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """All weights by Hugging Face's names, random."""
-    from dagrl.backends.model_source import load_hf_config, published_shapes
+    from dagrl.backends.runtime.initial_weights import published_shapes
     from dagrl.config.schema import ModelSpec
+    from dagrl.model_files.library_model import load_hf_config
 
     spec = ModelSpec.model_validate({"init": fields(size), "tokenizer": {"kind": "characters", "alphabet": "ab"}})
     for name, shape in published_shapes(load_hf_config(spec)).items():

@@ -6,7 +6,7 @@ import numpy as np
 
 from dagrl.config.schema import ModelSpec
 from dagrl.data.batch import Batch, Column
-from dagrl.models.images import ImageSettings, image_settings
+from dagrl.model_files.images import ImageSettings, image_settings
 
 VISION = {
     "depth": 2,

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from dagrl.config.errors import PipelineError
-from dagrl.graph.plugins.isolation import without_imports
 from dagrl.importing.settings import Setting, Settings
 from dagrl.importing.table import Status, translate
+from dagrl.plugins.isolation import without_imports
 from dagrl.validation import check_file
 
 SOURCES = Path(__file__).parent / "sources"

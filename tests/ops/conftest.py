@@ -13,7 +13,7 @@ import pytest
 
 from dagrl.config.schema import Pipeline, TokenizerSpec
 from dagrl.data.batch import Batch, Column
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.base import Context, Resources
 
 ALPHABET = "0123456789+="

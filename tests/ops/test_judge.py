@@ -18,12 +18,12 @@ from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import SamplingSpec, TokenizerSpec
 from dagrl.data.batch import Column
 from dagrl.data.image_column import image_columns
-from dagrl.data.tokenizer import make_tokenizer
-from dagrl.graph.plugins.judging import Judged
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
+from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.base import OpInput, Output
 from dagrl.ops.judge import JudgeError, judge
 from dagrl.ops.judge_images import content, without_tokens
+from dagrl.plugins.judging import Judged
 
 KEY = "sk-very-secret"
 QUESTION = "Task {prompt} of {data_source}: is {response} {answer}?"

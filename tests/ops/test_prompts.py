@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dagrl.config.columns import SOURCE_COLUMNS
 from dagrl.data.batch import Batch
-from dagrl.graph.columns import SOURCE_COLUMNS
 from dagrl.ops.prompts import prompts
 from dagrl.ops.validation import by_prompt
 

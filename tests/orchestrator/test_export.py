@@ -25,7 +25,8 @@ from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState, Score
 def run(lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as `dagrl run` leaves it: two checkpoints of the start weights that seeds 3 and 4 draw."""
     from dagrl.backends.megatron.stored.convert import write_megatron
-    from dagrl.backends.model_source import load_hf_config, weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
+    from dagrl.model_files.library_model import load_hf_config
 
     folder = tmp_path_factory.mktemp("run")
     pipeline = load_pipeline(lab.write_pipeline(folder, lab.tiny_pipeline()))
@@ -47,7 +48,7 @@ def loaded(folder: Path) -> dict[str, Any]:
 
 
 def drawn(run: Path, seed: int) -> dict[str, Any]:
-    from dagrl.backends.model_source import weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
 
     source = weight_source(load_pipeline(run / "pipeline.yaml").pipeline.model, seed)
     return {name: source.get(name) for name in source.names()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.workers.cluster import reaper
+from dagrl.orchestrator.cluster import reaper
 
 pytestmark = pytest.mark.slow
 

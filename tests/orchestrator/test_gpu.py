@@ -47,7 +47,7 @@ def test_it_runs_with_tp2_on_two_gpus(lab, tmp_path):
 
 
 def test_profiles_hold_kernels_and_nodes_say_how_well_they_use_the_gpu(lab, tmp_path):
-    from dagrl.backends.device_peaks import peak_flops_per_s
+    from dagrl.backends.planning.gpus import gpu_of_driver
 
     torch = pytest.importorskip("torch")
     pipeline = on_gpus(lab.tiny_pipeline(), 1)
@@ -61,7 +61,7 @@ def test_profiles_hold_kernels_and_nodes_say_how_well_they_use_the_gpu(lab, tmp_
     for line in run.metrics():
         for node in ("old", "ref", "update"):
             assert 0 < line[f"memory/{node}_peak_gib"] < 10
-            if peak_flops_per_s(torch.cuda.get_device_name()):
+            if gpu_of_driver(torch.cuda.get_device_name()):
                 assert 0 < line[f"mfu/{node}"] < 0.7
         assert "mfu/rollout" not in line
         assert line["memory/rollout_peak_gib"] > 0

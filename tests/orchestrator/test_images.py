@@ -138,9 +138,10 @@ def test_the_exported_model_has_a_trained_tower(run, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForImageTextToText
 
-    from dagrl.backends.model_source import published_tensors, weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
     from dagrl.cli import main
     from dagrl.config.schema import ModelSpec
+    from dagrl.model_files.library_model import published_tensors
 
     assert main(["export", str(run.folder), "-o", str(tmp_path / "hf"), "--engine", "actor"]) == 0
     trained = published_tensors(AutoModelForImageTextToText.from_pretrained(tmp_path / "hf", dtype=torch.float32))

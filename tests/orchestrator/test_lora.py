@@ -95,7 +95,7 @@ def test_the_merged_model_is_the_base_with_the_exported_adapters(run, tmp_path: 
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from dagrl.backends.model_source import weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
     from dagrl.cli import main
     from dagrl.config.schema import ModelSpec
 

@@ -13,9 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dagrl.backends.hf.weights import replace_weights
-from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec
-from dagrl.data.tokenizer import load_tokenizer
+from dagrl.model_files.library_model import load_hf_config
+from dagrl.model_files.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.soak
 

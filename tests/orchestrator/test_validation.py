@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagrl.config.schema import KeepBestSpec
-from dagrl.graph.val_metrics import names_at_k
+from dagrl.config.schema.val_metrics import names_at_k
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, Score
 
 METRIC = "val/half/best@4"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fitted_templates import FOUR_GPUS, ONE_GPU, TEMPLATES, fitted, loaded, planned
 
-from dagrl.backends.changes import Change
+from dagrl.backends.planning.changes import Change
 from dagrl.planner.changes import changed, nearest_change
 from dagrl.validation import check_file
 

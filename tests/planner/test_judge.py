@@ -11,7 +11,7 @@ import yaml
 
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.fit import engine_memory
-from dagrl.models.gpus import gpu_named
+from dagrl.backends.planning.gpus import gpu_named
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.scheduler.placement import make_plan

@@ -10,9 +10,9 @@ import pytest
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.fit import Fit, engine_memory, fit
 from dagrl.backends.megatron.planning.layouts import MegatronLayout
+from dagrl.backends.planning.gpus import gpu_named
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.residency import Residency
-from dagrl.models.gpus import gpu_named
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.planner.search.proposals import search

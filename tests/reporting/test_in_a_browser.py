@@ -17,7 +17,7 @@ from browser import browsing, opened, served
 from finished_runs import sample, write_run, write_samples
 from playwright.sync_api import Browser
 
-from dagrl.models.images import thumbnail
+from dagrl.model_files.images import thumbnail
 from dagrl.reporting.html_report import write_html
 from dagrl.reporting.server import Runs
 from dagrl.tracking.timeline import Timeline, complete_event

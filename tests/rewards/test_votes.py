@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.graph.val_metrics import Vote
+from dagrl.config.schema.val_metrics import Vote
 from dagrl.rewards.votes import load_vote
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.graph.plugins.environment import environment_fields
+from dagrl.plugins.environment import environment_fields
 from dagrl.tools.gymnasium import Game
 
 LAKE = {"id": "FrozenLake-v1", "options": {"render_mode": "ansi", "is_slippery": False}}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.config.schema import McpServerSpec
-from dagrl.graph.plugins.tool import ToolUnavailableError
+from dagrl.plugins.tool import ToolUnavailableError
 from dagrl.tools import mcp
 from dagrl.tools.mcp import McpServer
 from tests.helpers.hostile_http import hostile as http_server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.graph.plugins.tool import ToolUnavailableError, load_tool
+from dagrl.plugins.tool import ToolUnavailableError, load_tool
 from dagrl.rewards.sandbox import runner
 from dagrl.tools.python import python
 

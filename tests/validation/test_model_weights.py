@@ -40,7 +40,7 @@ def weights_problem(folder: Path, config: Mapping[str, Any], readers: Sequence[R
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Qwen3 with a tokenizer of characters."""
     from dagrl.config.schema import TokenizerSpec
-    from dagrl.data.tokenizer import make_tokenizer
+    from dagrl.model_files.tokenizer import make_tokenizer
 
     folder = tmp_path_factory.mktemp("whole") / "model"
     write_model(folder, model_type="qwen3")
@@ -545,7 +545,7 @@ HAS_TEMPLATE: dict[str, Change] = {
 @pytest.mark.parametrize("name", HAS_TEMPLATE)
 def test_a_chat_template_is_found_where_transformers_finds_it(project, row, folder: Path, name: str) -> None:
     from dagrl.config.schema import ModelSpec
-    from dagrl.data.tokenizer import chat_text, load_tokenizer
+    from dagrl.model_files.tokenizer import chat_text, load_tokenizer
 
     HAS_TEMPLATE[name](folder)
     project.write_rows("train.parquet", [row | {"prompt": CHAT}] * 32)
@@ -652,7 +652,7 @@ def test_what_loads_passes(project, folder: Path, name: str) -> None:
     from dagrl.backends.hf.engine import HfEngine
     from dagrl.backends.hf.section import HfEngineSpec
     from dagrl.config.schema import ModelSpec
-    from dagrl.data.tokenizer import load_tokenizer
+    from dagrl.model_files.tokenizer import load_tokenizer
 
     WHOLE[name](folder)
     check_file(project.folder / "p.yaml")

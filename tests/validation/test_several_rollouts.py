@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagrl.graph.rollouts import leading_rollout, longest_sample, rollouts
+from dagrl.config.schema.rollouts import leading_rollout, longest_sample, rollouts
 from dagrl.validation import check_file
 
 ROLLOUT = "  rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.graph.engines import sleeps, stays_beside_sleepers
+from dagrl.config.schema.neighbours import sleeps, stays_beside_sleepers
 from dagrl.validation import check_file
 from dagrl.validation.summary import summarize
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.graph.rollouts import val_ns
+from dagrl.config.schema.rollouts import val_ns
 from dagrl.validation import check_file
 from dagrl.validation.summary import summarize
 

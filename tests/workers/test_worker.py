@@ -21,8 +21,8 @@ from work import work_of
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import ROLLOUT_WRITES, Pipeline, SamplingSpec
 from dagrl.data.batch import Batch, Column
-from dagrl.graph.plugins.calls import recorded_call
 from dagrl.ops.base import Resources
+from dagrl.plugins.calls import recorded_call
 from dagrl.workers import serialization
 from dagrl.workers.messages import (
     Block,
@@ -266,7 +266,7 @@ def test_the_driver_and_cpu_workers_do_not_import_torch() -> None:
 DYING = """
 import pickle, sys
 from pathlib import Path
-from dagrl.graph.plugins.calls import call
+from dagrl.plugins.calls import call
 from dagrl.rewards.score import Samples, score
 from dagrl.workers.messages import StartEngine
 from dagrl.workers.worker import Worker

@@ -15,8 +15,8 @@ from dagrl.backends.families.parts import Attention, GatedExperts, GatedMlp, Gro
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.vision import VisionTower
 from dagrl.config.errors import shown
-from dagrl.models.hf_config import flat_config
-from dagrl.models.library_classes import config_class
+from dagrl.model_files.hf_config import flat_config
+from dagrl.model_files.library_classes import config_class
 
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Parameters of ``llama3`` rope scaling that Megatron holds as constants."""

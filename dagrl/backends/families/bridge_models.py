@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from dagrl.models.library_classes import auto_classes
+from dagrl.model_files.library_classes import auto_classes
 
 _REGISTERED = re.compile(r"register_bridge\(\s*source=\"?(\w+)\"?,[^()]*?target=(\w+)")
 _CLASS_NAME = re.compile(r"^(\w+) = \"(\w+)\"", re.MULTILINE)

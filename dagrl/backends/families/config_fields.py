@@ -15,7 +15,7 @@ from typing import Any
 from typing_extensions import TypeIs
 
 from dagrl.config.errors import shown
-from dagrl.models.library_classes import has_type, is_whole, words_of_type
+from dagrl.model_files.library_classes import has_type, is_whole, words_of_type
 
 
 class ConfigFields(ChainMap[str, Any]):

@@ -21,8 +21,8 @@ from dagrl.backends.families.generic import Generic
 from dagrl.backends.families.shape import ModelShape
 from dagrl.config.errors import suggest
 from dagrl.config.schema import ModelSpec, Pipeline
-from dagrl.models.hf_config import read_config
-from dagrl.models.library_classes import config_class
+from dagrl.model_files.hf_config import read_config
+from dagrl.model_files.library_classes import config_class
 
 ENTRY_POINTS = "dagrl.families"
 

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.tensor_maps import MappedTensor, Replicated, VocabParallel
-
-OUTPUT = "lm_head.weight"
-SCORE = "score.weight"
-"""The head of a critic or reward model, [1, hidden size]."""
-DERIVED = ("rotary_emb.inv_freq",)
-"""Ends of names that old weight files hold although they follow from the config."""
-SCALES = ("weight_scale_inv", "weight_scale")
-"""Ends of names beside weights that are stored in 8 bits."""
-QUANTISED = (*SCALES, ".qweight", ".qzeros", ".weight_packed", ".absmax", ".SCB")
-"""Ends of names of quantised weights, as gptq, awq, compressed-tensors, bitsandbytes and fp8 have them."""
-
-_LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.")
+from dagrl.model_files.tensor_names import OUTPUT, SCORE
 
 
 def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -> Iterator[MappedTensor]:
@@ -53,21 +41,6 @@ def published_tensors(shape: ModelShape, head: str = "lm") -> Iterator[tuple[str
     """Yield name and shape of each tensor of a published checkpoint."""
     for tensor in model_tensors(shape, shape.vocabulary, head):
         yield from zip(tensor.hf, tensor.shapes, strict=True)
-
-
-def layer_of(name: str) -> int | None:
-    """Return the number of the layer that a tensor belongs to; None for tensors outside the layers."""
-    found = _LAYER.match(name)
-    return int(found[1]) if found else None
-
-
-def is_prediction_layer(name: str, layers: int, prediction_layers: int) -> bool:
-    """Whether a tensor belongs to the layers for multi-token prediction.
-
-    They follow the model's own `layers`, or have a block of their own, as in Qwen3-Next.
-    """
-    layer = layer_of(name)
-    return name.startswith("mtp.") or (layer is not None and 0 <= layer - layers < prediction_layers)
 
 
 def _numbered(tensor: MappedTensor, prefix: str, layer: int, expert: int | None) -> MappedTensor:

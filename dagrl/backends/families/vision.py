@@ -10,7 +10,7 @@ import numpy as np
 
 from dagrl.backends.families.config_fields import ConfigFields, is_size
 from dagrl.backends.families.tensor_maps import MappedTensor, Replicated, Shape
-from dagrl.models.library_classes import config_class
+from dagrl.model_files.library_classes import config_class
 
 TOWER = "visual."
 """Prefix of the tower's tensors in Megatron: the tower is Hugging Face's module."""

@@ -16,16 +16,18 @@ from jinja2 import TemplateError
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import Conversation, ModelScores, SleepReport
-from dagrl.backends.device_memory import device_gib_used
-from dagrl.backends.families.tensors import SCORE
 from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.hf.sleep import SleepingWeights
 from dagrl.backends.hf.weights import replace_weights
-from dagrl.backends.model_source import check_finite, load_hf_config, model_imports, weight_source
+from dagrl.backends.runtime.device_memory import device_gib_used
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
-from dagrl.data.tokenizer import load_tokenizer
+from dagrl.model_files.library_model import load_hf_config, model_imports
+from dagrl.model_files.stored_weights import check_finite
+from dagrl.model_files.tensor_names import SCORE
+from dagrl.model_files.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

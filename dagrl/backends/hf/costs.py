@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dagrl.backends.costs import EngineCosts
-from dagrl.backends.decoding import Server
 from dagrl.backends.hf.memory import classifier_parameters
 from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.costs import EngineCosts
+from dagrl.backends.planning.decoding import Server
+from dagrl.backends.planning.planned_engine import PlannedEngine
 
 
 class HfCosts(EngineCosts):

@@ -14,9 +14,9 @@ import torch
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.hf.sampling import sample_tokens, uniform_numbers
 from dagrl.backends.hf.vision import adding, seen_inputs
-from dagrl.backends.stop_strings import StopSearch, StopStrings
+from dagrl.backends.runtime.stop_strings import StopSearch, StopStrings
 from dagrl.config.schema import SamplingSpec
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel

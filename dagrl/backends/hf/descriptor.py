@@ -9,8 +9,8 @@ from dagrl.backends.backend import Backend, EngineStart, WeightReader
 from dagrl.backends.hf.costs import HfCosts
 from dagrl.backends.hf.memory import classifier_memory, generator_memory
 from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.memory import EngineMemory
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.memory import EngineMemory
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec
 
 

@@ -15,20 +15,21 @@ import torch
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
-from dagrl.backends.device_memory import device_gib_used
 from dagrl.backends.hf.decoding import decode
 from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.hf.sleep import SleepingWeights
 from dagrl.backends.hf.weights import replace_weights
-from dagrl.backends.model_source import auto_class, load_hf_config, model_imports, published_tensors, weight_source
-from dagrl.backends.stop_strings import StopStrings
-from dagrl.backends.weight_names import check_names
+from dagrl.backends.runtime.device_memory import device_gib_used
+from dagrl.backends.runtime.initial_weights import weight_source
+from dagrl.backends.runtime.stop_strings import StopStrings
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, SamplingSpec
-from dagrl.data.end_tokens import end_tokens
-from dagrl.data.tokenizer import load_tokenizer
-from dagrl.models.images import image_settings
+from dagrl.model_files.end_tokens import end_tokens
+from dagrl.model_files.images import image_settings
+from dagrl.model_files.library_model import auto_class, load_hf_config, model_imports, published_tensors
+from dagrl.model_files.tensor_names import check_names
+from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.weight_sync.manifest import Bucket
 
 if TYPE_CHECKING:

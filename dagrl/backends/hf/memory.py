@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.memory import EngineMemory, Kind, memory_in_worker
-from dagrl.backends.planned_engine import PlannedEngine, Workload
+from dagrl.backends.planning.memory import EngineMemory, Kind, memory_in_worker
+from dagrl.backends.planning.planned_engine import PlannedEngine, Workload
 from dagrl.config.schema import RewardModelNode
 
 _HIDDEN_STATES = 6

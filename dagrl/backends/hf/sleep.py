@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from dagrl.backends.base import SleepReport
-from dagrl.backends.device_memory import OffloadableStorages, device_gib_used, storages_of
+from dagrl.backends.runtime.device_memory import OffloadableStorages, device_gib_used, storages_of
 from dagrl.config.residency import Residency
 
 

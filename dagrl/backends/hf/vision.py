@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from dagrl.backends.base import GenerationRequest
-from dagrl.backends.vision import SeenPrompt, patches, tower_output
-from dagrl.models.images import ImageSettings
+from dagrl.backends.runtime.vision import SeenPrompt, patches, tower_output
+from dagrl.model_files.images import ImageSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from dagrl.backends.model_source import published_tensors
+from dagrl.model_files.library_model import published_tensors
 
 _NAMES_SHOWN = 5
 

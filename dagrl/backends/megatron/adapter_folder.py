@@ -9,8 +9,8 @@ from typing import Any
 
 from dagrl.backends.families.tensor_maps import MappedTensor
 from dagrl.backends.megatron.lora import Adapter, Layer, LoraSpec, adapters, layer_name
-from dagrl.models.hf_config import read_json
-from dagrl.models.safetensors_header import FLOATING, HeaderEntry, read_bytes, read_header
+from dagrl.model_files.hf_config import read_json
+from dagrl.model_files.safetensors_header import FLOATING, HeaderEntry, read_bytes, read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
-from dagrl.backends.changes import Change, Ladder, Room
 from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.registry import find_family, unknown_family
 from dagrl.backends.families.shape import ModelShape
@@ -24,11 +23,12 @@ from dagrl.backends.megatron.prefix_rules import shared_prompts
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import CONFIG, LATEST
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
-from dagrl.backends.memory import EngineMemory
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.changes import Change, Ladder, Room
+from dagrl.backends.planning.memory import EngineMemory
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline, TrainingNode
-from dagrl.graph.engines import stays_beside_sleepers
-from dagrl.models.hf_config import read_config
+from dagrl.config.schema.neighbours import stays_beside_sleepers
+from dagrl.model_files.hf_config import read_config
 
 
 class MegatronBackend(Backend):
@@ -101,7 +101,8 @@ class MegatronBackend(Backend):
     def write_own(self, source: Path, output: Path) -> None:
         """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it."""
         from dagrl.backends.megatron.stored.convert import write_megatron
-        from dagrl.backends.model_source import load_hf_config, weight_source
+        from dagrl.backends.runtime.initial_weights import weight_source
+        from dagrl.model_files.library_model import load_hf_config
 
         model = ModelSpec(path=source)
         model_type = read_config(model).get("model_type")

@@ -15,7 +15,7 @@ from dagrl.config.schema.section import Coefficient, PositiveInt
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 _BalancingLoss = Literal["aux_loss", "global_aux_loss", "none"]
 _NumberFormat = Literal["fp32", "float32", "fp16", "float16", "bf16", "bfloat16", "fp8", "uint8"]
-"""The keys of `dagrl.models.number_formats.NUMBER_FORMATS`."""
+"""The keys of `dagrl.model_files.number_formats.NUMBER_FORMATS`."""
 _RecomputedModule = Literal[
     "core_attn", "gdn_norm_out", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"
 ]

@@ -8,8 +8,8 @@ from dagrl.backends.backend import EngineCheck
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.planning.gpus import gpu_given
 from dagrl.config.errors import Place
-from dagrl.models.gpus import gpu_given
 
 _MULTIPLE = 16
 """Sides of a matrix product in fp8 must be multiples of it."""

@@ -12,7 +12,7 @@ from dagrl.backends.megatron.stored_folder import check_folder, newest_checkpoin
 from dagrl.backends.megatron.vision_rules import check_vision
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
-from dagrl.graph.engines import neighbours, sleeps, wants_routed_experts
+from dagrl.config.schema.neighbours import neighbours, sleeps, wants_routed_experts
 
 
 def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:

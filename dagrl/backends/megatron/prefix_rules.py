@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dagrl.backends.backend import EngineCheck
-from dagrl.backends.changes import Change
 from dagrl.backends.families.sizes import ModelSizes, sizes_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.changes import Change
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.errors import Place
-from dagrl.models.hf_config import read_config
+from dagrl.model_files.hf_config import read_config
 
 
 def check_prefix_sharing(check: EngineCheck[MegatronEngineSpec]) -> None:

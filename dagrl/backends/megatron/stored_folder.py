@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dagrl.models.hf_config import read_json
+from dagrl.model_files.hf_config import read_json
 
 LATEST = "latest_checkpointed_iteration.txt"
 """In the folder above checkpoints of Megatron-LM: the newest one's iteration, or ``release``."""

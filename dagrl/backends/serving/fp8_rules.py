@@ -9,9 +9,9 @@ from dagrl.backends.backend import EngineCheck
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.registry import find_family, model_shape
 from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.planning.gpus import Generation, gpu_given
 from dagrl.backends.serving.section import ServerSpec
 from dagrl.config.fp8_weights import BLOCK
-from dagrl.models.gpus import Generation, gpu_given
 
 _TILE = 16
 """CUTLASS multiplies matrices of fp8 whose rows and columns are multiples of it."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
-from dagrl.backends.model_source import architecture, load_hf_config, published_shapes, weight_source
+from dagrl.backends.runtime.initial_weights import published_shapes, weight_source
 from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema import ModelSpec
-from dagrl.models.images import image_settings
+from dagrl.model_files.hf_folder import copy_tokenizer, write_hf_folder
+from dagrl.model_files.images import image_settings
+from dagrl.model_files.library_model import architecture, load_hf_config
 
 _CONFIG = "config.json"
 _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".pt", ".pth")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
+from dagrl.backends.runtime.stop_strings import StopSearch, StopStrings
 from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Images, ServerClient, ServerError, ServerResponse
-from dagrl.backends.stop_strings import StopSearch, StopStrings
 from dagrl.config.schema import SamplingSpec
 
 if TYPE_CHECKING:

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from dagrl.backends.runtime.vision import patches
 from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Images, ServerError, ServerResponse, Until
 from dagrl.backends.sglang.adapters import NAME, adapter_reference
 from dagrl.backends.sglang.args import ADAPTER_LOADER, WEIGHT_LOADER
 from dagrl.backends.sglang.layout import KEPT_BACK, kept_of_cache
-from dagrl.backends.vision import patches
 from dagrl.config.schema import SamplingSpec
 from dagrl.config.schema.engine import SentAdapter
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
 
 _FIRST = operator.itemgetter(0)
 _LOOK_EVERY = 16

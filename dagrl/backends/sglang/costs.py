@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts
-from dagrl.backends.decoding import TORCH_PASSES, Server, cache_delay
-from dagrl.backends.planned_engine import PlannedEngine, Workload
+from dagrl.backends.planning.costs import WEIGHT_BYTES, EngineCosts
+from dagrl.backends.planning.decoding import TORCH_PASSES, Server, cache_delay
+from dagrl.backends.planning.planned_engine import PlannedEngine, Workload
 from dagrl.backends.sglang.layout import FUSED, LARGEST_GRAPH, gpus_per_server
 from dagrl.backends.sglang.memory import cache_tokens, cache_value_bytes, server_memory
 from dagrl.backends.sglang.section import SglangEngineSpec

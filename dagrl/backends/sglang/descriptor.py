@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
-from dagrl.backends.changes import Ladder, Room
 from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.memory import EngineMemory
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.changes import Ladder, Room
+from dagrl.backends.planning.memory import EngineMemory
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.serving.fp8_rules import ServerSplit, check_fp8
 from dagrl.backends.sglang.costs import SglangCosts
 from dagrl.backends.sglang.layout import ROUTED_EXPERTS, gpus_per_server, nodes_per_server, server_slots
@@ -22,7 +22,7 @@ from dagrl.backends.sglang.server_rules import check_server
 from dagrl.backends.sglang.tool_parsers import parser_names, tool_parser
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
-from dagrl.graph.engines import sleeps, wants_routed_experts
+from dagrl.config.schema.neighbours import sleeps, wants_routed_experts
 
 _DRIVER_PATIENCE = 0.95
 """Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""

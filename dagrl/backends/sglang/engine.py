@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.model_source import load_hf_config
 from dagrl.backends.serving.engine import ServerEngine
 from dagrl.backends.sglang.client import Client
 from dagrl.backends.sglang.layout import gpus_per_server
@@ -15,9 +14,10 @@ from dagrl.backends.sglang.start import start_server
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.config.schema.engine import SentAdapter
-from dagrl.data.end_tokens import end_tokens
-from dagrl.data.tokenizer import load_tokenizer
-from dagrl.models.images import image_settings
+from dagrl.model_files.end_tokens import end_tokens
+from dagrl.model_files.images import image_settings
+from dagrl.model_files.library_model import load_hf_config
+from dagrl.model_files.tokenizer import load_tokenizer
 
 
 class SglangEngine(ServerEngine):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from dagrl.backends.changes import (
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.planning.changes import (
     Change,
     Ladder,
     LayoutChoice,
@@ -18,8 +19,7 @@ from dagrl.backends.changes import (
     powers_of_two,
     replaced,
 )
-from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.schema import GroupSpec, Pipeline
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.memory import CONTEXT, GIB, EngineMemory
-from dagrl.backends.planned_engine import Workload
+from dagrl.backends.planning.gpus import Gpu
+from dagrl.backends.planning.memory import CONTEXT, GIB, EngineMemory
+from dagrl.backends.planning.planned_engine import Workload
 from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, LARGEST_GRAPH, SLEEPER_FRACTION
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.models.gpus import Gpu
 
 _MIB = 2**20
 _GRAPH_MIB = 2

@@ -22,8 +22,8 @@ from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.errors import Place, dotted
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode, SamplingSpec
-from dagrl.graph.engines import wants_routed_experts
-from dagrl.graph.rollouts import longest_by_key, samplings
+from dagrl.config.schema.neighbours import wants_routed_experts
+from dagrl.config.schema.rollouts import longest_by_key, samplings
 
 _REPLAYABLE = {
     ROUTED_EXPERTS: (True, "this turns off reporting routes; remove it"),

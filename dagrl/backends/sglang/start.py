@@ -7,7 +7,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from dagrl.backends.model_source import load_hf_config
 from dagrl.backends.serving.client import ServerError
 from dagrl.backends.serving.gpu_memory import gpu_memory
 from dagrl.backends.serving.model_folder import model_folder
@@ -17,6 +16,7 @@ from dagrl.backends.sglang.server import ServerProcess
 from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema import ModelSpec
 from dagrl.config.schema.engine import SentAdapter
+from dagrl.model_files.library_model import load_hf_config
 
 SGLANG_VERSION = "0.5.17"
 """Version that `client.py` and `server.py` support: they use internals of SGLang."""

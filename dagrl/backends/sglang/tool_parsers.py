@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from dagrl.backends.tool_calls import Call, MalformedCall, Parser, outside_reasoning, parsed_call
-from dagrl.models.library_classes import source_of
+from dagrl.model_files.library_classes import source_of
 
 _PARSERS = "srt/function_call/function_call_parser.py"
 _AROUND = {"gpt-oss": ("<|start|>assistant", "<|call|>")}

@@ -14,7 +14,7 @@ from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Imag
 from dagrl.backends.vllm.adapters import adapter_request
 from dagrl.config.schema import SamplingSpec
 from dagrl.config.schema.engine import SentAdapter
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
 
 
 class Client:

@@ -7,8 +7,8 @@ from typing import Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
 from dagrl.backends.extra_fields import check_extra
-from dagrl.backends.memory import EngineMemory
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.memory import EngineMemory
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.serving.fp8_rules import ServerSplit, check_fp8
 from dagrl.backends.serving.slots import slots_of_servers
 from dagrl.backends.vllm.costs import VllmCosts
@@ -16,7 +16,7 @@ from dagrl.backends.vllm.memory import server_memory
 from dagrl.backends.vllm.rules import check_servers
 from dagrl.backends.vllm.section import ROUTED_EXPERTS, VLLM_VERSION, VllmEngineSpec
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
-from dagrl.graph.engines import sleeps, wants_routed_experts
+from dagrl.config.schema.neighbours import sleeps, wants_routed_experts
 
 _DRIVER_PATIENCE = 0.95
 """Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""

@@ -21,9 +21,9 @@ from dagrl.backends.vllm.server import VllmServer
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.config.schema.engine import SentAdapter
-from dagrl.data.end_tokens import end_tokens
-from dagrl.data.tokenizer import load_tokenizer
-from dagrl.models.images import image_settings
+from dagrl.model_files.end_tokens import end_tokens
+from dagrl.model_files.images import image_settings
+from dagrl.model_files.tokenizer import load_tokenizer
 
 _STREAM_INTERVAL = 16
 """Tokens of a request that arrive together: with hundreds of requests, a message per token keeps Python busy."""

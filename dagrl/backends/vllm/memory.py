@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dagrl.backends.memory import CONTEXT, GIB, EngineMemory
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.memory import CONTEXT, GIB, EngineMemory
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.vllm.section import CPU_CACHE_GIB, VllmEngineSpec, utilization_of
 
 _RUNTIME = CONTEXT + 3 * GIB

@@ -8,8 +8,8 @@ from dagrl.backends.backend import EngineCheck
 from dagrl.backends.vllm.section import ROUTED_EXPERTS, VllmEngineSpec
 from dagrl.config.errors import Place
 from dagrl.config.schema import JudgeNode, RolloutNode, SamplingSpec
-from dagrl.graph.engines import wants_routed_experts
-from dagrl.graph.rollouts import longest_by_key, samplings
+from dagrl.config.schema.neighbours import wants_routed_experts
+from dagrl.config.schema.rollouts import longest_by_key, samplings
 
 _LEAST_TEMPERATURE, _LARGEST_TEMPERATURE = 0.01, 2.0
 """Between which vLLM samples: it raises lower ones and refuses higher ones."""

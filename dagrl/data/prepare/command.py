@@ -168,7 +168,7 @@ def _measure(tokenizer: str | None) -> tuple[Length, str]:
     if tokenizer is None:
         return _characters, "characters"
     from dagrl.config.schema import ModelSpec, TokenizerSpec
-    from dagrl.data.tokenizer import chat_text, load_tokenizer
+    from dagrl.model_files.tokenizer import chat_text, load_tokenizer
 
     named: Any = TokenizerSpec(kind="bytes") if tokenizer == "bytes" else Path(tokenizer)
     if isinstance(named, Path) and not named.is_dir():

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dagrl.data.tokenizer import chat_text
-from dagrl.models.images import ImageSettings, image_starts
+from dagrl.model_files.images import ImageSettings, image_starts
+from dagrl.model_files.tokenizer import chat_text
 from dagrl.ops.agents.messages import FOLLOWING, Message, RequestError
 from dagrl.ops.turns.rendered import RenderedText
 from dagrl.ops.turns.template import Message as Answer

@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dagrl.graph.plugins.custom import load_function
 from dagrl.ops.agents.functions import FunctionProgram
 from dagrl.ops.agents.programs import ProgramError
+from dagrl.plugins.custom import load_function
 
 
 def main(descriptor: int) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagrl.config.errors import bounded
-from dagrl.graph.plugins.calls import ending_children
-from dagrl.graph.plugins.custom import raised_by
 from dagrl.ops.agents.programs import ProgramError, Verdict, verdict_of
+from dagrl.plugins.calls import ending_children
+from dagrl.plugins.custom import raised_by
 
 _FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 """Exceptions of user functions. SystemExit and KeyboardInterrupt would end the loop, and every agent with it."""

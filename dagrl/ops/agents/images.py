@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from dagrl.data.batch import Batch
 from dagrl.data.image_column import images_at
-from dagrl.models.images import ImageSettings, marked_parts, resized
+from dagrl.model_files.images import ImageSettings, marked_parts, resized
 from dagrl.ops.agents.messages import RequestError
 from dagrl.ops.agents.tree import SeenImage
 

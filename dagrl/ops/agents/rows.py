@@ -12,7 +12,7 @@ from dagrl.backends.base import not_sampled
 from dagrl.data.batch import Column
 from dagrl.data.image_column import shared_image_columns
 from dagrl.data.stats import Stat
-from dagrl.models.images import thumbnail
+from dagrl.model_files.images import thumbnail
 from dagrl.ops.agents.programs import Verdict
 from dagrl.ops.agents.tree import SampledSequence, SeenImage, TrajectoryTree
 from dagrl.ops.response import Response, Turn

@@ -16,7 +16,7 @@ import numpy as np
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.tool_calls import Call, Parser, after_reasoning, begins_reasoning
 from dagrl.config.errors import counted
-from dagrl.data.tokenizer import begun_text
+from dagrl.model_files.tokenizer import begun_text
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.images import ImageReader
 from dagrl.ops.agents.messages import Message, key_of, reply_message, with_names

@@ -13,8 +13,6 @@ from typing import Any
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import AgentSpec, RewardNode
 from dagrl.data.batch import Batch
-from dagrl.graph.plugins.agent import check_agent
-from dagrl.graph.plugins.custom import load_function
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.function_processes import FunctionProcesses
 from dagrl.ops.agents.functions import FunctionProgram
@@ -26,6 +24,8 @@ from dagrl.ops.agents.verifiers_agent import verifiers_agent
 from dagrl.ops.base import Context
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.settings import policy_images
+from dagrl.plugins.agent import check_agent
+from dagrl.plugins.custom import load_function
 
 ROW_FIELDS = ("messages", "answer", "data_source", "extra_info")
 """Columns of the row that a program gets, beside ``seed`` and ``sample_id``."""

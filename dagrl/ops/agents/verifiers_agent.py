@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dagrl.graph.plugins.custom import importable_from
+from dagrl.plugins.custom import importable_from
 
 type Result = dict[str, float]
 type Solve = Callable[..., Awaitable[Result | Unscored]]

@@ -11,8 +11,8 @@ from typing import Any
 
 from dagrl.backends.registry import backends
 from dagrl.backends.tool_calls import Call, MalformedCall, Parser, outside_reasoning, parsed_call
-from dagrl.graph.plugins.calls import UserFunctionError, call
-from dagrl.graph.plugins.custom import load_function, located
+from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.custom import load_function, located
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagrl.backends.tool_calls import Call, MalformedCall, Parser
-from dagrl.graph.plugins.environment import EnvironmentClass, Observation
-from dagrl.graph.plugins.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
-from dagrl.models.images import ImageSettings, is_image, resized
+from dagrl.model_files.images import ImageSettings, is_image, resized
 from dagrl.ops.turns.episode import Episode
 from dagrl.ops.turns.jobs import Done, JobTimeoutError
 from dagrl.ops.turns.template import Message
+from dagrl.plugins.environment import EnvironmentClass, Observation
+from dagrl.plugins.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
 from dagrl.tools.mcp import McpTool
 
 Answer = str | tuple[Any, ...]
@@ -78,7 +78,7 @@ class ResponseDialogue:
     """The tools and the environment of one response."""
 
     def __init__(self, others: TurnSettings, fields: Mapping[str, Any]) -> None:
-        """`fields` of the row: `dagrl.graph.plugins.environment.RESET_FIELDS`."""
+        """`fields` of the row: `dagrl.plugins.environment.RESET_FIELDS`."""
         self._others = others
         self._extra_info: Mapping[str, Any] = fields["extra_info"]
         self._offered = offered(others.tools, self._extra_info)

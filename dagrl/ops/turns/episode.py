@@ -6,10 +6,10 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from dagrl.graph.plugins.calls import within_call
-from dagrl.graph.plugins.custom import raised_by
-from dagrl.graph.plugins.environment import Environment, EnvironmentClass, Observation
 from dagrl.ops.turns.jobs import JobTimeoutError
+from dagrl.plugins.calls import within_call
+from dagrl.plugins.custom import raised_by
+from dagrl.plugins.environment import Environment, EnvironmentClass, Observation
 
 
 class NoObservationError(TypeError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

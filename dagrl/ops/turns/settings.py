@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dagrl.config.schema.rollouts import rollouts
 from dagrl.data.batch import Batch
-from dagrl.graph.plugins.environment import load_environment
-from dagrl.graph.plugins.tool import Tool, load_tool, tool_name
-from dagrl.graph.rollouts import rollouts
-from dagrl.models.images import ImageSettings, image_settings
+from dagrl.model_files.images import ImageSettings, image_settings
 from dagrl.ops.base import Context
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.dialogue import TurnSettings
 from dagrl.ops.turns.template import MessageWriter
+from dagrl.plugins.environment import load_environment
+from dagrl.plugins.tool import Tool, load_tool, tool_name
 from dagrl.tools.mcp import McpServer, McpTool
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dagrl.data.tokenizer import render_chat
-from dagrl.models.images import ImageSettings, image_starts
+from dagrl.model_files.images import ImageSettings, image_starts
+from dagrl.model_files.tokenizer import render_chat
 from dagrl.ops.turns.rendered import RenderedText
 
 if TYPE_CHECKING:

@@ -18,6 +18,9 @@ from dagrl.config.loading.yaml_source import dump_document
 from dagrl.config.schema import Pipeline, RecordSpec
 from dagrl.data.column_store import StoredBlock
 from dagrl.data.stats import Stat, merge
+from dagrl.orchestrator.groups.task_group import run_all
+from dagrl.orchestrator.groups.worker_group import WorkerGroups
+from dagrl.orchestrator.groups.worker_handle import PendingCall
 from dagrl.orchestrator.records.files import (
     NodeRecord,
     RecordedBlock,
@@ -34,9 +37,6 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows
 from dagrl.weight_sync.protocol import WeightDigests
 from dagrl.workers.errors import RunError
-from dagrl.workers.groups.task_group import run_all
-from dagrl.workers.groups.worker_group import WorkerGroups
-from dagrl.workers.groups.worker_handle import PendingCall
 from dagrl.workers.messages import Block
 from dagrl.workers.recording import ColumnsToStore
 from dagrl.workers.worker import Worker

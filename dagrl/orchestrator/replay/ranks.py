@@ -10,13 +10,13 @@ import ray
 
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch
+from dagrl.orchestrator.groups.task_group import run_all
+from dagrl.orchestrator.groups.weight_syncs import WeightSyncs
+from dagrl.orchestrator.groups.worker_group import WorkerGroups, setups
+from dagrl.orchestrator.groups.worker_handle import WorkerHandle
 from dagrl.scheduler.commands import Sync
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.weight_sync.protocol import WeightDigests
-from dagrl.workers.groups.task_group import run_all
-from dagrl.workers.groups.weight_syncs import WeightSyncs
-from dagrl.workers.groups.worker_group import WorkerGroups, setups
-from dagrl.workers.groups.worker_handle import WorkerHandle
 from dagrl.workers.messages import Block, RolloutWork, StartEngine, TaskWork
 from dagrl.workers.worker import Worker
 

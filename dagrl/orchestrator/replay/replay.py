@@ -17,6 +17,8 @@ from dagrl.config.errors import counted
 from dagrl.data.batch import Batch
 from dagrl.data.column_store import DamagedColumnError
 from dagrl.data.stats import Stat, merge
+from dagrl.orchestrator.cluster.ray_cluster import cluster
+from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.records.files import RecordedInputs, RecordedOutputs, RecordedRun, RecordError, Records
 from dagrl.orchestrator.replay.chain import Chain
 from dagrl.orchestrator.replay.compare import Difference, compare_columns, compare_metrics, compare_weights
@@ -27,9 +29,7 @@ from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import PlannedTask
 from dagrl.weight_sync.protocol import WeightDigests
-from dagrl.workers.cluster.ray_cluster import cluster
 from dagrl.workers.errors import RunError
-from dagrl.workers.groups.worker_group import WorkerGroups
 from dagrl.workers.messages import StartEngine
 
 

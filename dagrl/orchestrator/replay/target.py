@@ -20,13 +20,13 @@ from dagrl.config.loading.yaml_source import read_document
 from dagrl.config.schema import GroupSpec, Pipeline
 from dagrl.data.column_store import DamagedColumnError
 from dagrl.graph.inference import build_graph
-from dagrl.graph.plugins.isolation import isolated_imports
 from dagrl.orchestrator.folder.examine import LOCK, PIPELINE
 from dagrl.orchestrator.folder.identity import changes
 from dagrl.orchestrator.folder.run_folder import modules_of
 from dagrl.orchestrator.records.files import NodeRecord, RecordedRun, RecordError, Records
 from dagrl.orchestrator.records.provenance import code_hash, versions
 from dagrl.orchestrator.replay.chain import Chain, chain_to, states_of, updates_of
+from dagrl.plugins.isolation import isolated_imports
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import HOST, Plan, PlannedTask
 from dagrl.validation.model import check_models

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dagrl.backends.decoding import Lengths, Server
 from dagrl.backends.families.flops import ModelFlops, model_flops
+from dagrl.backends.planning.decoding import Lengths, Server
+from dagrl.backends.planning.gpus import Gpu
 from dagrl.config.schema import JudgeNode, LogprobNode, TrainingNode
-from dagrl.models.gpus import Gpu
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.lengths import lengths_of_judgements
 from dagrl.scheduler.commands import Run

@@ -1,6 +1,6 @@
 """Seconds of each command of a pipeline's plan, for the simulation of its schedule.
 
-Backends estimate passes, updates, rollouts and moves of their engines; see `dagrl.backends.costs`.
+Backends estimate passes, updates, rollouts and moves of their engines; see `dagrl.backends.planning.costs`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts, PlannedBatch
-from dagrl.backends.decoding import Generation, Lengths, shard_ends
-from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.costs import WEIGHT_BYTES, EngineCosts, PlannedBatch
+from dagrl.backends.planning.decoding import Generation, Lengths, shard_ends
+from dagrl.backends.planning.device_rates import DeviceRates
+from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_of_group
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import (
     JudgeNode,
@@ -28,8 +29,7 @@ from dagrl.config.schema import (
     ValuesNode,
 )
 from dagrl.config.schema.engine import Transport
-from dagrl.graph.rollouts import is_offline, leading_rollout, prompts_per_round, rollouts, val_ns
-from dagrl.models.gpus import DEFAULT_GPU, gpu_of_group
+from dagrl.config.schema.rollouts import is_offline, leading_rollout, prompts_per_round, rollouts, val_ns
 from dagrl.planner.cost.calibration import Calibration, executor_of
 from dagrl.planner.cost.host import node_seconds
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations, lengths_of_judgements

@@ -12,10 +12,10 @@ from math import isclose
 
 import numpy as np
 
-from dagrl.backends.decoding import Lengths
 from dagrl.backends.families.shape import ModelShape
-from dagrl.graph.columns import CORE_COLUMNS, IMAGE_COLUMNS, ColumnSpec, Shape
-from dagrl.graph.rollouts import is_offline
+from dagrl.backends.planning.decoding import Lengths
+from dagrl.config.columns import CORE_COLUMNS, IMAGE_COLUMNS, ColumnSpec, Shape
+from dagrl.config.schema.rollouts import is_offline
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.simulation.costs import Costs
 from dagrl.planner.simulation.simulate import Activity, Simulated, simulate

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagrl.backends.decoding import Lengths
+from dagrl.backends.planning.decoding import Lengths
 from dagrl.config.schema import JudgeNode, Pipeline, RolloutNode
-from dagrl.graph.rollouts import rollouts
+from dagrl.config.schema.rollouts import rollouts
 
 MEAN_RESPONSE = 0.5
 """Mean response over ``max_new_tokens``, unless the call says ``--response-tokens``."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dagrl.backends.planning.gpus import gpu_of_group
 from dagrl.config.schema import Pipeline
-from dagrl.models.gpus import gpu_of_group
 from dagrl.planner.cost.calibration import Calibration, Work
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.scheduler.plan import HOST, Plan, Rows

@@ -15,25 +15,25 @@ from itertools import count, islice, product
 from pathlib import Path
 
 from dagrl.backends.backend import Backend
-from dagrl.backends.changes import LayoutChoice
 from dagrl.backends.families.registry import engine_shape, model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.fit import ROOM, engine_memory, fit, with_sleep_decided
+from dagrl.backends.planning.changes import LayoutChoice
+from dagrl.backends.planning.gpus import DEFAULT_GPU, Gpu, gpu_named, gpu_of_group
 from dagrl.backends.registry import backend_of, backends
 from dagrl.config.capability import Capability
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline, Scope, TrainingNode
 from dagrl.config.schema.backends import engine_sections
-from dagrl.graph.plugins.isolation import isolated_imports
-from dagrl.graph.rollouts import is_offline
-from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_named, gpu_of_group
+from dagrl.config.schema.rollouts import is_offline
 from dagrl.planner.cost.bound import StepBound, step_bound
 from dagrl.planner.cost.calibration import Calibration
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.search.space import Cluster, Placing, placings
+from dagrl.plugins.isolation import isolated_imports
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import HOST, Plan, Rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dagrl.backends.changes import flow
+from dagrl.backends.planning.changes import flow
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
 from dagrl.planner.hardware import GPUS_OF_MACHINE
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagrl.backends.changes import Change
 from dagrl.backends.fit import Fit, fit, with_sleep_decided
+from dagrl.backends.planning.changes import Change
+from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_named
 from dagrl.config.errors import PipelineError
 from dagrl.config.schema import Pipeline
-from dagrl.graph.plugins.isolation import isolated_imports
-from dagrl.models.gpus import DEFAULT_GPU, gpu_named
 from dagrl.planner.changes import nearest_change
+from dagrl.plugins.isolation import isolated_imports
 from dagrl.scheduler.placement import make_plan
 from dagrl.validation import CheckedPipeline, check_file
 

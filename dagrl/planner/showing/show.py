@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from dagrl.backends.fit import GroupFit, Tenant, gib
-from dagrl.backends.memory import GIB, KINDS
+from dagrl.backends.planning.gpus import Gpu
+from dagrl.backends.planning.memory import GIB, KINDS
 from dagrl.config.schema import Pipeline
-from dagrl.models.gpus import Gpu
 from dagrl.planner.showing.report import Report
 from dagrl.tables import render, table
 from dagrl.validation.summary import layout_in_words

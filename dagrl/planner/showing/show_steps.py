@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from dagrl.backends.planning.gpus import DEFAULT_GPU, Gpu, gpu_named
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
-from dagrl.graph.rollouts import is_offline, leading_rollout, rollouts
-from dagrl.models.gpus import DEFAULT_GPU, Gpu, gpu_named
+from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts
 from dagrl.planner.cost.bound import step_bound
 from dagrl.planner.cost.calibration import Calibration
 from dagrl.planner.cost.costs import PipelineCosts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from dagrl.backends.planning.gpus import gpu_of_driver
 from dagrl.config.schema import Pipeline
-from dagrl.models.gpus import gpu_of_driver
 from dagrl.scheduler.plan import Plan
 from dagrl.tracking.run_file import run_text
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from dagrl.reporting.run_record import TimelineSpan
 from dagrl.scheduler.intervals import Interval
-from dagrl.tracking.report import TimelineSpan
 
 DRIVER = "driver"
 """The cause of a pause in which no worker runs: the driver schedules, commits a step or starts."""

@@ -17,8 +17,8 @@ from dagrl.redact import hide_secrets, without_secrets
 from dagrl.reporting.run_data.dag_view import dag_view
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps
+from dagrl.reporting.run_record import config_of
 from dagrl.scheduler.plan import Plan
-from dagrl.tracking.report import config_of
 from dagrl.tracking.run_file import best_checkpoint, run_file, run_text
 from dagrl.tracking.run_notes import run_notes
 

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from dagrl.reporting.run_data.tail import Tail
+from dagrl.reporting.run_record import RunRecord, TimelineSpan, parse_step, spans_of
 from dagrl.scheduler.intervals import Interval
 from dagrl.scheduler.plan import HOST
-from dagrl.tracking.report import RunRecord, TimelineSpan, parse_step, spans_of
 from dagrl.tracking.timeline import parse_events
 
 _PAUSE_S, _PAUSE_STEPS = 20.0, 5.0

@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from dagrl.graph.columns import LOGPROB_COLUMNS
+from dagrl.config.columns import LOGPROB_COLUMNS
 from dagrl.tracking.run_file import run_file
 
 _FILE = re.compile(r"step_(\d+)(_val)?\.parquet")

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagrl.backends.changes import Change as RoomChange
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.fit import fit, with_sleep_decided
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.changes import Change as RoomChange
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import JudgeNode, PackingNode, Pipeline, RewardNode, UpdateNode
+from dagrl.config.schema.rollouts import rollouts
 from dagrl.graph.dag import Graph
-from dagrl.graph.rollouts import rollouts
 from dagrl.graph.updates import hindrance
 from dagrl.planner.changes import changed
 from dagrl.planner.cost.costs import PipelineCosts

@@ -7,9 +7,9 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from dagrl.reporting.run_record import TimelineSpan
 from dagrl.scheduler.intervals import Interval
 from dagrl.scheduler.plan import HOST, Plan, Rows
-from dagrl.tracking.report import TimelineSpan
 
 _TOLERANCE_S = 2e-3
 """Clocks of workers and driver differ by less than this."""

@@ -13,11 +13,12 @@ from rich.console import RenderableType
 
 from dagrl.config.errors import PipelineError
 from dagrl.config.schema import Pipeline
-from dagrl.graph.rollouts import rollouts
+from dagrl.config.schema.rollouts import rollouts
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.reporting.html_report import open_run
 from dagrl.reporting.measured_run import lengths_of_run, mean_of
 from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_record import config_of
 from dagrl.reporting.run_report import activities_of
 from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
 from dagrl.reporting.why.changes import Straggling, changes, changes_by_size
@@ -26,7 +27,6 @@ from dagrl.reporting.why.critical_path import STRAGGLER, Part, critical_path
 from dagrl.reporting.why.stragglers import Straggler, straggler
 from dagrl.scheduler.plan import Plan
 from dagrl.tables import render, table
-from dagrl.tracking.report import config_of
 from dagrl.tracking.run_notes import run_notes
 
 _SHOWN_SHARE = 0.005

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import PositiveFloat, PositiveInt
 
-from dagrl.graph.plugins.declarations import reward
+from dagrl.plugins.declarations import reward
 from dagrl.rewards import sandbox
 from dagrl.rewards.code.compare import same_output, same_value
 from dagrl.rewards.code.extract import program_in

@@ -13,7 +13,7 @@ from tiny_models import BRIDGED, DENSE, MIXTURES, tiny_hf_model
 from dagrl.backends.families.registry import model_shape, shape_of
 from dagrl.backends.families.shape import ModelShape
 from dagrl.config.schema import ModelSpec
-from dagrl.models.library_classes import NO_CLASS
+from dagrl.model_files.library_classes import NO_CLASS
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen3-1.7B": {
@@ -154,7 +154,7 @@ def test_a_size_that_nobody_says_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_vocabulary_of_random_weights_is_the_tokenizers(tmp_path: Path) -> None:
-    from dagrl.data.tokenizer import load_tokenizer
+    from dagrl.model_files.tokenizer import load_tokenizer
 
     def vocabulary(tokenizer: Any) -> ModelShape:
         model = ModelSpec(init={"model_type": "qwen3", "num_hidden_layers": 1}, tokenizer=tokenizer)

@@ -9,7 +9,8 @@ import pytest
 from tiny_models import BRIDGED, DENSE, MIXTURES, tiny_hf_model
 
 from dagrl.backends.families.registry import family_named, family_names, shape_of
-from dagrl.backends.families.tensors import is_prediction_layer, published_tensors
+from dagrl.backends.families.tensors import published_tensors
+from dagrl.model_files.tensor_names import is_prediction_layer
 
 WITH_TABLES = [name for name in family_names() if family_named(name).has_tables]
 
@@ -17,7 +18,7 @@ WITH_TABLES = [name for name in family_names() if family_named(name).has_tables]
 @pytest.mark.parametrize("name", [*DENSE, *MIXTURES, *(name for name in BRIDGED if name in WITH_TABLES)])
 def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
 
-    from dagrl.backends.model_source import library_shapes
+    from dagrl.model_files.library_model import library_shapes
 
     config = tiny_hf_model(name).config
     fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
@@ -28,7 +29,7 @@ def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
 def test_fields_that_a_config_leaves_out_are_those_of_its_class(family: str) -> None:
     from transformers import CONFIG_MAPPING
 
-    from dagrl.backends.model_source import library_shapes
+    from dagrl.model_files.library_model import library_shapes
 
     # The defaults of some classes are models of thousands of tensors.
     few = {"num_hidden_layers": 2}

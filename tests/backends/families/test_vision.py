@@ -13,7 +13,8 @@ from seeing import DEEP, seeing_model
 
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.vision import mrope_positions
-from dagrl.backends.model_source import library_shapes, load_hf_config, published_shapes
+from dagrl.backends.runtime.initial_weights import published_shapes
+from dagrl.model_files.library_model import library_shapes, load_hf_config
 
 
 def test_text_is_counted_and_images_take_rows_and_columns() -> None:

@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import GenerationRequest
 from dagrl.backends.hf.weights import replace_weights
-from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec, TokenizerSpec
-from dagrl.data.tokenizer import load_tokenizer
+from dagrl.model_files.library_model import load_hf_config
+from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.weight_sync.exporter import IteratedExporter
 from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.sender import TransportName, WeightSender

@@ -12,7 +12,7 @@ import torch
 
 from dagrl.config.schema import ModelSpec, Pipeline
 from dagrl.data.batch import Batch, Column
-from dagrl.data.tokenizer import load_tokenizer
+from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.ops.base import Context, OpInput, Resources
 from dagrl.ops.judge import judge
 from dagrl.ops.rollout import rollout

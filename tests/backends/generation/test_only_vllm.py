@@ -14,11 +14,11 @@ from seeing import DEEP, seeing_model, seeing_samples
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.backends.model_source import weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.backends.serving.client import ServerError
 from dagrl.backends.vllm.server import VllmServer
 from dagrl.config.schema import ModelSpec, SamplingSpec, TokenizerSpec
-from dagrl.models.images import split_images
+from dagrl.model_files.images import split_images
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("server_backend", ["vllm"], indirect=True)]
 pytest.importorskip("vllm")

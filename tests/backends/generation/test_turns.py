@@ -12,7 +12,7 @@ from completions import ENDS
 
 from dagrl.config.schema import ModelSpec, Pipeline
 from dagrl.data.batch import Batch, Column
-from dagrl.data.tokenizer import load_tokenizer
+from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.ops.base import Context, OpInput, Resources
 from dagrl.ops.rollout import rollout
 from dagrl.ops.turns.passages import passages

@@ -11,8 +11,9 @@ from dagrl.backends.backend import RankContext
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.hf.engine import HfEngine
 from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec, SamplingSpec, TokenizerSpec
+from dagrl.model_files.library_model import load_hf_config
 
 SEED = 11
 

@@ -15,13 +15,14 @@ from tiny_models import tiny_scorer
 from transformers import AutoModelForSequenceClassification
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.device_memory import storages_of
 from dagrl.backends.hf.classifier import HfClassifier, _batches
 from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.model_source import SCORE, weight_source
+from dagrl.backends.runtime.device_memory import storages_of
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, TokenizerSpec
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tensor_names import SCORE
+from dagrl.model_files.tokenizer import make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))
 TALKS = [

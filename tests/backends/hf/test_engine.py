@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 import dagrl.backends.hf.decoding as decoding
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.hf.engine import HfEngine
-from dagrl.backends.model_source import weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec, SamplingSpec
 
 Build = Callable[..., HfEngine]

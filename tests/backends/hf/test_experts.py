@@ -9,9 +9,10 @@ from dagrl.backends.backend import RankContext
 from dagrl.backends.hf.classifier import HfClassifier
 from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
 from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.model_source import load_hf_config, published_tensors, weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec, SamplingSpec, TokenizerSpec
-from dagrl.data.tokenizer import load_tokenizer
+from dagrl.model_files.library_model import load_hf_config, published_tensors
+from dagrl.model_files.tokenizer import load_tokenizer
 
 MIXTURES = {
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 23},

@@ -6,7 +6,7 @@ from published_shapes import QWEN3_1B7
 
 from dagrl.backends.hf.memory import generator_memory
 from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.planned_engine import Workload
+from dagrl.backends.planning.planned_engine import Workload
 
 
 def test_a_generator_has_the_cache_of_a_batch() -> None:

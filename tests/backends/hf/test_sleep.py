@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dagrl.backends.base import Completion
-from dagrl.backends.device_memory import storages_of
 from dagrl.backends.hf.engine import HfEngine
+from dagrl.backends.runtime.device_memory import storages_of
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, SamplingSpec
 

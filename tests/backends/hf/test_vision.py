@@ -8,9 +8,9 @@ from seeing import DEEP, seeing_model, seeing_samples, settings_of
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import GenerationRequest
-from dagrl.backends.vision import patches
+from dagrl.backends.runtime.vision import patches
 from dagrl.config.schema import SamplingSpec
-from dagrl.models.images import split_images
+from dagrl.model_files.images import split_images
 
 SAMPLING = SamplingSpec(max_new_tokens=6, temperature=0.7, ignore_eos=True)
 

@@ -6,8 +6,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from dagrl.backends.hf.weights import replace_weights
-from dagrl.backends.model_source import RandomWeights, load_hf_config
+from dagrl.backends.runtime.initial_weights import RandomWeights
 from dagrl.config.schema import ModelSpec
+from dagrl.model_files.library_model import load_hf_config
 
 EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 

@@ -6,7 +6,7 @@ import pytest
 
 from dagrl.backends.megatron.fields import _PARALLEL, _NumberFormat
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
-from dagrl.models.number_formats import NUMBER_FORMATS
+from dagrl.model_files.number_formats import NUMBER_FORMATS
 from dagrl.validation import check_file
 
 GPUS = ("train: {cpus_per_node: 2}", "train: {gpus_per_node: 2}")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dagrl.backends.model_source import weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.backends.serving.model_folder import model_folder
 from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema import ModelSpec, TokenizerSpec

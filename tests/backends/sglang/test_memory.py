@@ -8,8 +8,9 @@ import pytest
 from published_shapes import DEEPSEEK_V3, QWEN3_1B7, QWEN3_8B, QWEN3_30B
 
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.memory import CONTEXT, GIB, EngineMemory
-from dagrl.backends.planned_engine import Workload
+from dagrl.backends.planning.gpus import gpu_named
+from dagrl.backends.planning.memory import CONTEXT, GIB, EngineMemory
+from dagrl.backends.planning.planned_engine import Workload
 from dagrl.backends.sglang.memory import (
     cache_bytes_per_token,
     cache_tokens,
@@ -17,7 +18,6 @@ from dagrl.backends.sglang.memory import (
     server_memory,
 )
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.models.gpus import gpu_named
 
 H200, H100, A100 = gpu_named("H200"), gpu_named("H100"), gpu_named("A100-40GB")
 

@@ -14,7 +14,7 @@ import yaml
 
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import TokenizerSpec
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers" / "verl"
 type Load = Callable[[str], ModuleType]

@@ -15,8 +15,8 @@ from model_folders import write_model
 from dagrl.config.loading.hub import HubModel, hub_model
 from dagrl.config.loading.published_configs import _CONFIGS
 from dagrl.config.schema import TokenizerSpec
-from dagrl.data.tokenizer import make_tokenizer
-from dagrl.models.hf_config import read_json
+from dagrl.model_files.hf_config import read_json
+from dagrl.model_files.tokenizer import make_tokenizer
 
 SIZES_THERE = "hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 128"
 INIT = f"  init: {{model_type: qwen3, {SIZES_THERE}}}"

@@ -11,7 +11,7 @@ from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import draw_svg, write_drawing
 from dagrl.graph.inference import build_graph
-from dagrl.graph.plugins.isolation import isolated_imports
+from dagrl.plugins.isolation import isolated_imports
 
 TEMPLATES = Path(__file__).parents[3] / "dag_templates"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -25,9 +25,9 @@ from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at, shared_image_columns
-from dagrl.data.tokenizer import load_tokenizer
 from dagrl.graph.inference import build_graph
-from dagrl.models.images import image_starts
+from dagrl.model_files.images import image_starts
+from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.ops.agents import images as agent_images
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.gateway import Gateway
@@ -306,7 +306,7 @@ def test_rows_have_the_images_that_the_policy_has_seen(bench, engine) -> None:
     """Log-probs equal those of the library for the tokens and images of the row."""
     import torch
 
-    from dagrl.backends.vision import SeenPrompt, patches
+    from dagrl.backends.runtime.vision import SeenPrompt, patches
 
     bench.write_module("looking", LOOKS.format(screen=url(png(9, 20, 30))))
     sys.modules.pop("looking", None)

@@ -12,12 +12,12 @@ import pytest
 
 import dagrl
 from dagrl.backends.tool_calls import Call
-from dagrl.graph.plugins.environment import EnvironmentClass
-from dagrl.graph.plugins.tool import Tool, ToolUnavailableError, tool
 from dagrl.ops.turns.calls import hermes_calls
 from dagrl.ops.turns.dialogue import PendingReply, Reply, ResponseDialogue, TurnSettings, tool_answer
 from dagrl.ops.turns.jobs import Done, JobTimeoutError
 from dagrl.ops.turns.template import Message
+from dagrl.plugins.environment import EnvironmentClass
+from dagrl.plugins.tool import Tool, ToolUnavailableError, tool
 
 FIELDS: dict[str, Any] = {"prompt": "guess", "answer": "7", "data_source": "", "extra_info": {"index": 3}, "seed": 11}
 

@@ -9,12 +9,12 @@ import pytest
 
 from dagrl.backends.tool_calls import Call
 from dagrl.config.schema import TURN_COLUMNS, RolloutNode, SamplingSpec
-from dagrl.graph.plugins.environment import load_environment
-from dagrl.graph.plugins.tool import BUILT_IN, load_tool
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.dialogue import ResponseDialogue, TurnSettings
 from dagrl.ops.turns.jobs import Done
 from dagrl.ops.turns.metrics import turn_stats
+from dagrl.plugins.environment import load_environment
+from dagrl.plugins.tool import BUILT_IN, load_tool
 
 PAGE = (Path(__file__).parents[3] / "docs" / "multi_turn.md").read_text()
 TOOL, PARSER, GAME = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from dagrl.config.schema import TokenizerSpec
-from dagrl.data.tokenizer import make_tokenizer
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
+from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.response import Response, image_columns_of
 from dagrl.ops.turns.dialogue import ResponseDialogue, TurnSettings, tool_answer
 from dagrl.ops.turns.jobs import Done

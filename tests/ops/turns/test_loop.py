@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from dagrl.backends.backend import RankContext
 from dagrl.backends.hf.engine import HfEngine
 from dagrl.backends.hf.section import HfEngineSpec
-from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
+from dagrl.model_files.library_model import load_hf_config
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.rollout import rollout
 from dagrl.ops.turns.passages import passages

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from dagrl.config.schema import TokenizerSpec
-from dagrl.data.tokenizer import make_tokenizer
+from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.turns.template import Message, MessageWriter
 
 SCHEMAS = [{"type": "function", "function": {"name": "search"}}]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.backends.families.flops import model_flops
-from dagrl.models.gpus import gpu_named
+from dagrl.backends.planning.gpus import gpu_named
 from dagrl.planner.cost.bound import step_bound
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step

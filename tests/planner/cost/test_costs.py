@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.backends.decoding import Lengths
-from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.megatron.planning.communicators import gathering_seconds
+from dagrl.backends.planning.decoding import Lengths
+from dagrl.backends.planning.device_rates import rates_of
+from dagrl.backends.planning.gpus import GPUS, gpu_named
 from dagrl.config.residency import Residency
-from dagrl.graph.rollouts import rollouts
-from dagrl.models.gpus import GPUS, gpu_named
+from dagrl.config.schema.rollouts import rollouts
 from dagrl.planner.cost.costs import PipelineCosts, sync_seconds
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations

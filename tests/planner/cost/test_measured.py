@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from dagrl.backends.costs import PlannedBatch, server_sleep_seconds, server_wake_seconds
-from dagrl.backends.decoding import Generation, Lengths, Server, cache_delay, shard_ends
-from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.costs import trainer_down_seconds, trainer_sleep_seconds, trainer_wake_seconds
 from dagrl.backends.megatron.planning.optimizer import STATE_BYTES
 from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.planning.costs import PlannedBatch, server_sleep_seconds, server_wake_seconds
+from dagrl.backends.planning.decoding import Generation, Lengths, Server, cache_delay, shard_ends
+from dagrl.backends.planning.device_rates import rates_of
+from dagrl.backends.planning.gpus import gpu_named
 from dagrl.backends.sglang.costs import OWN_PASSES
 from dagrl.backends.vllm.costs import LOGPROB_S, SAMPLING_PASSES, TOKEN_S
-from dagrl.models.gpus import gpu_named
 from dagrl.planner.cost.costs import PipelineCosts, sync_seconds
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.planner.cost.lengths import Assumed

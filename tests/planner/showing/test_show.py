@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.backends.memory import GIB, KINDS
+from dagrl.backends.planning.memory import GIB, KINDS
 from dagrl.planner.showing.report import Report, report
 from dagrl.planner.showing.show import ReportSection, as_json, as_text, memory_sections, problems_in_words
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.reporting.run_data.idle import DRIVER, idle_times
+from dagrl.reporting.run_record import TimelineSpan
 from dagrl.scheduler.intervals import Interval, busy_seconds
-from dagrl.tracking.report import TimelineSpan
 
 
 def span(name: str, group: str, start: float, end: float) -> TimelineSpan:

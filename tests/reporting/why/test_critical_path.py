@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from plan_parts import ONE_RANK, executor, for_validation, task
 
 from dagrl.config.schema import Scope
+from dagrl.reporting.run_record import TimelineSpan
 from dagrl.reporting.why.critical_path import Part, critical_path
 from dagrl.scheduler.intervals import Interval
 from dagrl.scheduler.plan import HOST, Executor, Plan
-from dagrl.tracking.report import TimelineSpan
 
 EXECUTORS = [
     Executor(HOST, None, ONE_RANK),

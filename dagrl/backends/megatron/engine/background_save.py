@@ -30,7 +30,7 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
-from dagrl.backends.pinned_memory import PinnedCopies
+from dagrl.backends.runtime.pinned_memory import PinnedCopies
 
 FILES = "files.json"
 """Size of each file of a finished checkpoint; written last."""

@@ -18,8 +18,8 @@ from megatron.core import parallel_state
 from dagrl.backends.megatron.engine.bridge_library import import_bridge
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
-from dagrl.backends.model_source import WeightSource, published_shapes
-from dagrl.backends.weight_names import check_names
+from dagrl.backends.runtime.initial_weights import WeightSource, published_shapes
+from dagrl.model_files.tensor_names import check_names
 from dagrl.weight_sync.exporter import IteratedExporter
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
 from megatron.bridge.models.hf_pretrained.state import StateDict, StateSource
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from dagrl.backends.model_source import WeightSource
+from dagrl.backends.runtime.initial_weights import WeightSource
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

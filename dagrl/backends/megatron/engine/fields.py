@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dagrl.models.number_formats import NUMBER_FORMATS
+from dagrl.model_files.number_formats import NUMBER_FORMATS
 
 
 def arguments_of(

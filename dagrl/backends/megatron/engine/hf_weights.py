@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dagrl.backends.families.tensors import OUTPUT, SCORE
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.weight_plan import local_tensors, part_of, plan
-from dagrl.backends.model_source import WeightSource
-from dagrl.backends.weight_names import check_names
+from dagrl.backends.runtime.initial_weights import WeightSource
+from dagrl.model_files.tensor_names import OUTPUT, SCORE, check_names
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -12,7 +12,6 @@ import torch
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import Objective, SleepReport
-from dagrl.backends.device_memory import device_gib_used
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine import bridge, checkpoint, communicators, distributed, export, hf_weights
 from dagrl.backends.megatron.engine.adapters import add_adapters, with_dropout, without_adapters
@@ -38,12 +37,14 @@ from dagrl.backends.megatron.engine.step import PackedModel
 from dagrl.backends.megatron.engine.stored_weights import load_start_weights
 from dagrl.backends.megatron.engine.vision import freeze_towers
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.backends.model_source import load_hf_config, weight_source
+from dagrl.backends.runtime.device_memory import device_gib_used
+from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
-from dagrl.models.images import image_settings
+from dagrl.model_files.images import image_settings
+from dagrl.model_files.library_model import load_hf_config
 from dagrl.weight_sync.exporter import WeightExporter, exported
 from dagrl.weight_sync.manifest import Bucket
 

@@ -22,8 +22,8 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
-from dagrl.backends.device_memory import OffloadableStorages, Storages, storages_of
 from dagrl.backends.megatron.section import OffloadSpec
+from dagrl.backends.runtime.device_memory import OffloadableStorages, Storages, storages_of
 from dagrl.config.residency import Residency
 
 _LONG_LOOK_S = 0.05

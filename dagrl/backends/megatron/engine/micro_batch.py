@@ -19,7 +19,7 @@ from dagrl.backends.megatron.engine.vision import PackedImages, packed_images, s
 from dagrl.data.batch import Batch
 from dagrl.data.packing import pack, pack_shared
 from dagrl.data.prefix_tree import PrefixTree, prefix_tree
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from dagrl.backends.device_memory import HostMemory
+from dagrl.backends.runtime.device_memory import HostMemory
 
 
 class StartWeights:

@@ -30,7 +30,7 @@ from dagrl.backends.megatron.section import SHORTEST_SHARED
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.data.tally import read_tallies
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
 
 Head = Literal["lm", "value", "reward"]
 

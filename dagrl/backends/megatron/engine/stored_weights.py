@@ -25,8 +25,8 @@ from torch.distributed.checkpoint import CheckpointException
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 from dagrl.backends.megatron.stored_folder import newest_checkpoint
-from dagrl.backends.model_source import check_finite
 from dagrl.config.errors import counted
+from dagrl.model_files.stored_weights import check_finite
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -18,11 +18,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
 from dagrl.backends.megatron.engine.transfer import to_device
-from dagrl.backends.model_source import auto_class
-from dagrl.backends.vision import SeenPrompt, patches, tower_output
+from dagrl.backends.runtime.vision import SeenPrompt, patches, tower_output
 from dagrl.data.batch import Batch
 from dagrl.data.image_column import images_at
-from dagrl.models.images import ImageSettings
+from dagrl.model_files.images import ImageSettings
+from dagrl.model_files.library_model import auto_class
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

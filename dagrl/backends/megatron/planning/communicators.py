@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import ParallelSpec
-from dagrl.backends.memory import GIB
+from dagrl.backends.planning.memory import GIB
 
 _COMMUNICATOR = 0.53 * GIB
 """Buffers of one; measured on H200s with two ranks, 0.53 GiB. Kept, they were 2.13 GiB with DP2, which has four."""

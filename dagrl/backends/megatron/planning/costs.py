@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dagrl.backends.costs import WEIGHT_BYTES, EngineCosts, PlannedBatch
-from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.megatron.lora import adapters
 from dagrl.backends.megatron.planning.communicators import closing_seconds, connecting_seconds, gathering_seconds
 from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.costs import WEIGHT_BYTES, EngineCosts, PlannedBatch
+from dagrl.backends.planning.device_rates import DeviceRates
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.residency import Residency
 
 _DOWN_S = 0.06

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.parts import GATED_MLP_MATRICES
 from dagrl.backends.families.shape import ModelShape, attention_weights, mlp_weights
 from dagrl.backends.megatron.section import ParallelSpec
+from dagrl.backends.planning.device_rates import DeviceRates
 
 _BYTES = 2
 """A value in bfloat16."""

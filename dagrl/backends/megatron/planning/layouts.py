@@ -14,7 +14,10 @@ from typing import Any
 
 from typing_extensions import TypeIs
 
-from dagrl.backends.changes import (
+from dagrl.backends.families.shape import ModelShape
+from dagrl.backends.megatron.layout_rules import UNEVEN_FIELDS
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.backends.planning.changes import (
     Change,
     Ladder,
     LayoutChoice,
@@ -25,12 +28,9 @@ from dagrl.backends.changes import (
     powers_of_two,
     replaced,
 )
-from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.megatron.layout_rules import UNEVEN_FIELDS
-from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
-from dagrl.backends.planned_engine import PlannedEngine
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec, GroupSpec, PackingNode, Pipeline, TrainingNode
-from dagrl.graph.rollouts import longest_row, rows_per_prompt
+from dagrl.config.schema.rollouts import longest_row, rows_per_prompt
 
 _LAYOUT_FIELDS = (*UNEVEN_FIELDS, "microbatch_group_size_per_vp_stage")
 """Fields of ``transformer:`` that belong to the file's own layout."""

@@ -12,8 +12,8 @@ from dagrl.backends.megatron.planning.optimizer import optimizer_states
 from dagrl.backends.megatron.planning.stages import RankParameters, Stage, rank_parameters, stages_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
-from dagrl.backends.memory import CONTEXT, GIB, EngineMemory, Kind
-from dagrl.backends.planned_engine import Workload
+from dagrl.backends.planning.memory import CONTEXT, GIB, EngineMemory, Kind
+from dagrl.backends.planning.planned_engine import Workload
 
 _KERNELS = int(0.24 * GIB)
 """Code and workspaces that stay in a sleep, besides the bare context; measured on H200s."""

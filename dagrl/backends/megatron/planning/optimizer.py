@@ -11,7 +11,7 @@ from typing import Any
 
 from dagrl.backends.megatron.planning.stages import RankParameters, replicas_of_parameters
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.models.number_formats import NUMBER_FORMATS
+from dagrl.model_files.number_formats import NUMBER_FORMATS
 
 STATE_BYTES = 12
 """Float32 weight and two moments, by default."""

@@ -14,8 +14,6 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from dagrl.backends.costs import WEIGHT_BYTES, PlannedBatch
-from dagrl.backends.device_rates import DeviceRates
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.layers import LayerSeconds, Pack, Recompute, Seconds
 from dagrl.backends.megatron.planning.optimizer import OptimizerStates, optimizer_states
@@ -27,6 +25,8 @@ from dagrl.backends.megatron.planning.stages import (
     stages_of,
 )
 from dagrl.backends.megatron.section import SHORTEST_SHARED, MegatronEngineSpec
+from dagrl.backends.planning.costs import WEIGHT_BYTES, PlannedBatch
+from dagrl.backends.planning.device_rates import DeviceRates
 
 _BEGIN_S = 10e-3
 """To pack a batch, agree on its micro-batches and return the result."""

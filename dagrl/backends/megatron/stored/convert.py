@@ -18,18 +18,18 @@ import torch
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.tensor_maps import MappedTensor, join
-from dagrl.backends.families.tensors import SCORE, model_tensors
+from dagrl.backends.families.tensors import model_tensors
 from dagrl.backends.megatron.adapter_folder import CONFIG, PREFIX, WEIGHTS
 from dagrl.backends.megatron.lora import LoraSpec, adapters
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
 from dagrl.backends.megatron.stored.stored_writer import TensorToWrite, write_tensors
 from dagrl.backends.megatron.stored_folder import LATEST, newest_checkpoint
-from dagrl.backends.model_source import WeightSource, weight_source
-from dagrl.backends.weight_names import check_names
+from dagrl.backends.runtime.initial_weights import WeightSource, weight_source
 from dagrl.config.errors import counted
 from dagrl.config.schema import ModelSpec
-from dagrl.models.library_classes import auto_classes
+from dagrl.model_files.library_classes import auto_classes
+from dagrl.model_files.tensor_names import SCORE, check_names
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -217,8 +217,8 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngin
     `engine` and `seed` are those of the run that trained it; the adapters of an engine with ``lora`` are merged.
     ValueError if Hugging Face has no class for the model with that head.
     """
-    from dagrl.backends.hf_folder import copy_tokenizer, write_hf_folder
-    from dagrl.backends.model_source import architecture, load_hf_config
+    from dagrl.model_files.hf_folder import copy_tokenizer, write_hf_folder
+    from dagrl.model_files.library_model import architecture, load_hf_config
 
     head, lora = (engine.head, engine.lora) if engine else ("lm", None)
     config = load_hf_config(model)
@@ -247,7 +247,7 @@ def write_adapter(source: Path, model: ModelSpec, folder: Path, lora: LoraSpec) 
     """Write the adapters of a checkpoint as PEFT does. Layers that Megatron fuses get the same `A`."""
     from safetensors.torch import save_file
 
-    from dagrl.backends.model_source import load_hf_config
+    from dagrl.model_files.library_model import load_hf_config
 
     stored = StoredAdapters(source, load_hf_config(model), lora)
     tensors = dict(stored.peft())

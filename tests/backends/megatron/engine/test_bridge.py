@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
-from dagrl.backends.model_source import RandomWeights, load_hf_config
+from dagrl.backends.runtime.initial_weights import RandomWeights
 from dagrl.config.schema import ModelSpec
+from dagrl.model_files.library_model import load_hf_config
 from dagrl.weight_sync.exporter import exported
 
 LAYOUTS = {

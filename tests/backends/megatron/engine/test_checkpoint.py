@@ -111,7 +111,7 @@ def weights(engine: Any) -> dict[str, Any]:
 
 def exported_weights(folder: Path, model: ModelSpec, spec: MegatronEngineSpec) -> dict[str, Any]:
     from dagrl.backends.megatron.stored.convert import StoredAdapters, StoredModel, base_of
-    from dagrl.backends.model_source import load_hf_config
+    from dagrl.model_files.library_model import load_hf_config
 
     config = load_hf_config(model)
     if spec.lora is None:

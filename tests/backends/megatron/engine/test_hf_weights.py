@@ -335,7 +335,7 @@ def test_a_reward_head_without_weights_is_refused(run_ranks, load_chunks, megatr
 def test_a_random_reward_head_is_drawn_like_any_matrix(run_ranks, load_chunks, megatron_spec, qwen3):
     def on_rank(rank: int) -> np.ndarray:
         from dagrl.backends.megatron.engine.hf_weights import load_hf_weights
-        from dagrl.backends.model_source import RandomWeights
+        from dagrl.backends.runtime.initial_weights import RandomWeights
 
         (chunk,) = load_chunks(qwen3, megatron_spec(head="value"))
         load_hf_weights([chunk], qwen3.config, RandomWeights(qwen3.config, seed=5), "reward")

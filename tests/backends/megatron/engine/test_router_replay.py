@@ -105,8 +105,9 @@ def expected(rows: "Batch", objective: Any) -> Any:
         from transformers import AutoModelForCausalLM
 
         from dagrl.backends.base import ResponseTokens
-        from dagrl.backends.model_source import load_hf_config, published_tensors, weight_source
+        from dagrl.backends.runtime.initial_weights import weight_source
         from dagrl.data.tally import read_tallies
+        from dagrl.model_files.library_model import load_hf_config, published_tensors
 
         source = weight_source(model_of(family), 3)
         model = AutoModelForCausalLM.from_config(load_hf_config(model_of(family))).float()

@@ -73,7 +73,8 @@ def expected(tiny_model, samples, objective) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from dagrl.backends.base import ResponseTokens
-    from dagrl.backends.model_source import load_hf_config, weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
+    from dagrl.model_files.library_model import load_hf_config
 
     source = weight_source(tiny_model, 3)
     model = AutoModelForCausalLM.from_config(load_hf_config(tiny_model)).float()

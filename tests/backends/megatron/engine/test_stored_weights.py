@@ -18,7 +18,8 @@ def exported(engine: Any) -> dict[str, Any]:
 def released(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of `dagrl convert`: the weights that seed 8 draws, where engines of these tests have seed 3."""
     from dagrl.backends.megatron.stored.convert import write_megatron
-    from dagrl.backends.model_source import load_hf_config, weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
+    from dagrl.model_files.library_model import load_hf_config
 
     folder = tmp_path_factory.mktemp("released")
     write_megatron(weight_source(tiny_model, 8), load_hf_config(tiny_model), 64, folder)
@@ -31,7 +32,7 @@ def test_weights_are_those_of_the_folder_to_the_bit(
 ) -> None:
     import torch
 
-    from dagrl.backends.model_source import weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
 
     wanted = weight_source(tiny_model, 8)
     found = run_engine(ranks, exported, parallel=parallel, dist_checkpointing_path=released)[0]
@@ -55,7 +56,8 @@ def test_experts_and_layers_find_their_ranks(
     import torch
 
     from dagrl.backends.megatron.stored.convert import write_megatron
-    from dagrl.backends.model_source import load_hf_config, weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
+    from dagrl.model_files.library_model import load_hf_config
 
     init = {"vocab_size": 61, "pad_token_id": None, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
     init |= {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False, "num_experts_per_tok": 2}
@@ -111,7 +113,8 @@ def test_a_critic_starts_from_a_language_model_with_a_head_of_zeros(run_engine, 
     import torch
 
     from dagrl.backends.megatron.stored.convert import StoredModel
-    from dagrl.backends.model_source import load_hf_config, weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
+    from dagrl.model_files.library_model import load_hf_config
 
     def on_rank(engine: Any) -> None:
         engine.save(tmp_path / "step")
@@ -150,7 +153,8 @@ def refusal(run_engine: Any, folder: Path, ranks: int = 1, **fields: Any) -> str
 
 def test_a_folder_that_does_not_fit_is_refused_in_a_sentence(run_engine, tiny_model, released, tmp_path) -> None:
     from dagrl.backends.megatron.stored.convert import write_megatron
-    from dagrl.backends.model_source import load_hf_config, weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
+    from dagrl.model_files.library_model import load_hf_config
 
     def changed(**fields: Any) -> Any:
         return tiny_model.model_copy(update={"init": {**tiny_model.init, **fields}})
@@ -175,7 +179,8 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_sentence(run_engine, tiny_mo
 def test_weights_that_are_no_numbers_are_refused_on_every_rank(run_engine, tiny_model, tmp_path) -> None:
     """Of the rows of the gate projection, the first rank of two holds the one that is wrong."""
     from dagrl.backends.megatron.stored.convert import write_megatron
-    from dagrl.backends.model_source import load_hf_config, weight_source
+    from dagrl.backends.runtime.initial_weights import weight_source
+    from dagrl.model_files.library_model import load_hf_config
 
     wrong = "model.layers.1.mlp.gate_proj.weight"
 

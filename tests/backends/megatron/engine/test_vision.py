@@ -139,8 +139,9 @@ def of_hugging_face(spec: Any, objective: Any) -> Any:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     from dagrl.backends.hf.weights import replace_weights
-    from dagrl.backends.model_source import auto_class, load_hf_config, published_tensors, weight_source
-    from dagrl.models.images import split_images
+    from dagrl.backends.runtime.initial_weights import weight_source
+    from dagrl.model_files.images import split_images
+    from dagrl.model_files.library_model import auto_class, load_hf_config, published_tensors
 
     config, source, settings = load_hf_config(spec), weight_source(spec, 3), settings_of(spec)
     model = auto_class(config).from_config(config, dtype=torch.float32).eval()

@@ -17,8 +17,8 @@ from dagrl.backends.megatron.planning.memory import trainer_memory
 from dagrl.backends.megatron.planning.stages import rank_parameters, stages_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
-from dagrl.backends.memory import GIB, EngineMemory
-from dagrl.backends.planned_engine import Workload
+from dagrl.backends.planning.memory import GIB, EngineMemory
+from dagrl.backends.planning.planned_engine import Workload
 
 SPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

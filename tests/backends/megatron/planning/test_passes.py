@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from dagrl.backends.costs import PlannedBatch
-from dagrl.backends.decoding import Lengths
-from dagrl.backends.device_rates import rates_of
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.layers import Pack
 from dagrl.backends.megatron.planning.passes import Passes, recompute_of
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
-from dagrl.models.gpus import gpu_named
+from dagrl.backends.planning.costs import PlannedBatch
+from dagrl.backends.planning.decoding import Lengths
+from dagrl.backends.planning.device_rates import rates_of
+from dagrl.backends.planning.gpus import gpu_named
 
 H200 = rates_of(gpu_named("H200"))
 DENSE = shape_of(

@@ -23,7 +23,8 @@ class Weights(dict[str, Any]):
 
 
 def weights_of(hf_model: Any, dtype: Any = None) -> Weights:
-    from dagrl.backends.model_source import published_shapes, published_tensors
+    from dagrl.backends.runtime.initial_weights import published_shapes
+    from dagrl.model_files.library_model import published_tensors
 
     tensors = published_tensors(hf_model)
     return Weights((name, tensors[name].detach().to(dtype)) for name in published_shapes(hf_model.config))
@@ -55,7 +56,7 @@ def test_a_checkpoint_holds_what_its_engine_exports(
     run_engine: Callable[..., list[Any]], tiny_model: Any, tmp_path: Path, ranks: int, parallel: dict[str, int]
 ) -> None:
     from dagrl.backends.megatron.stored.convert import StoredModel
-    from dagrl.backends.model_source import load_hf_config
+    from dagrl.model_files.library_model import load_hf_config
 
     def on_rank(engine: Any) -> dict[str, Any]:
         engine.save(tmp_path / "step")
@@ -72,7 +73,7 @@ def test_a_checkpoint_of_a_family_without_tables_is_written_by_the_whole_model(
     from tiny_models import tiny_model_spec
 
     from dagrl.backends.megatron.stored.convert import write_hf
-    from dagrl.backends.model_source import SafetensorsFolder
+    from dagrl.model_files.stored_weights import SafetensorsFolder
 
     model = tiny_model_spec("gpt_oss")
 

@@ -1,0 +1,131 @@
+"""Changes of an engine that `dagrl plan` may propose: remedies that make it fit, and layouts that a search tries."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dagrl.backends.planning.planned_engine import PlannedEngine
+from dagrl.config.errors import Place, dotted
+from dagrl.config.schema import DpoNode, EngineSpec, NodeBase, PackingNode, Pipeline, UpdateNode
+from dagrl.config.schema.rollouts import leading_rollout, longest_row, rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Values to set in a pipeline."""
+
+    values: Mapping[Place, Any]
+
+    def overrides(self) -> list[str]:
+        """Return them for the command line: ``engines.actor.offload.optimizer=true``."""
+        return [f"{dotted(place)}={flow(value)}" for place, value in self.values.items()]
+
+    def __or__(self, other: Change) -> Change:
+        return Change({**self.values, **other.values})
+
+
+class Ladder(NamedTuple):
+    """Changes of one kind, of which one is made at a time: first those that cost the least time."""
+
+    rungs: list[Change]
+    last_resort: bool = False
+    """Whether it is tried only after all ladders that are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How far a model can be split."""
+
+    in_machine: int
+    ranks: int
+
+
+class LayoutChoice(ABC):
+    """A layout for all engines of one backend, with what they do to fit."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Hashable:
+        """The layout alone: of choices with the same one, a search keeps the best."""
+
+    @abstractmethod
+    def applied(self, pipeline: Pipeline) -> Pipeline:
+        """Return the pipeline with this choice."""
+
+    @abstractmethod
+    def overrides(self, pipeline: Pipeline) -> Iterator[str]:
+        """Yield the same as overrides of the pipeline's file."""
+
+    @abstractmethod
+    def told(self) -> str:
+        """Return what differs from the defaults, for people."""
+
+    def smaller(self) -> Iterator[LayoutChoice]:
+        """Yield the same layout with ways to take less memory, the fastest first."""
+        yield self
+
+
+def general_ladders(engine: PlannedEngine[Any]) -> Iterator[Ladder]:
+    """Yield remedies for any engine: to sleep, and smaller micro-batches."""
+    if engine.spec.sleep is False:
+        yield Ladder([Change({("engines", engine.name, "sleep"): "auto"})])
+    for name in engine.executor.engines:
+        yield Ladder(_smaller_micro_batches(engine.pipeline, name))
+
+
+def doubled(size: int, most: int) -> Iterator[int]:
+    """Yield 2, 4, ... times `size`, up to `most`."""
+    while (size := 2 * size) <= most:
+        yield size
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Return 1, 2, 4, ... up to `most`."""
+    return [1, *doubled(1, most)]
+
+
+def replaced(pipeline: Pipeline, engines: Mapping[str, EngineSpec]) -> Pipeline:
+    """Return the pipeline with other sections of these engines."""
+    return pipeline.model_copy(update={"engines": {**pipeline.engines, **engines}})
+
+
+def flow(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {flow(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(flow, value))}]"
+    return str(value)
+
+
+def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Change]:
+    """Return at most half of the tokens of the largest, half of that, and so on, while the longest sample fits."""
+    nodes = {
+        node: spec for node, spec in pipeline.nodes.items() if isinstance(spec, PackingNode) and spec.engine == name
+    }
+    least = {node: _rows_together(pipeline, spec) * longest_row(pipeline) for node, spec in nodes.items()}
+    largest = max((spec.tokens_per_micro_batch for spec in nodes.values()), default=0)
+    rungs: list[Change] = []
+    smaller: dict[Place, int] = {}
+    for most in (largest >> shift for shift in range(1, 5)):
+        cut = [node for node, spec in nodes.items() if spec.tokens_per_micro_batch > most >= least[node]]
+        if cut:
+            # Nodes that go no lower keep their last size.
+            smaller |= {("nodes", node, "tokens_per_micro_batch"): most for node in cut}
+            rungs.append(Change(dict(smaller)))
+    return rungs
+
+
+def _rows_together(pipeline: Pipeline, node: NodeBase) -> int:
+    """Return how many rows must be in one micro-batch: a pair, or those of a prompt if a loss compares them."""
+    if isinstance(node, DpoNode):
+        return 2
+    compares = isinstance(node, UpdateNode) and node.loss.policy == "opmd_pairwise"
+    return rollouts(pipeline)[leading_rollout(pipeline)].n if compares else 1

@@ -1,0 +1,179 @@
+"""Seconds of an engine's work and moves, as `dagrl plan` estimates them: what a backend may override.
+
+All estimates are those of a step after which everything has run before: nothing is compiled or connected anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dagrl.backends.planning.decoding import Lengths, Server
+from dagrl.backends.planning.device_rates import DeviceRates
+from dagrl.backends.planning.planned_engine import PlannedEngine
+from dagrl.config.residency import Residency
+
+WEIGHT_BYTES = 2
+_SERVER_SLEEP_S = 0.05
+_SERVERS_SLEEP_S = 0.1
+"""Servers free their memory: 0.02 to 0.06 s on one GPU; on two, the slower, 0.05 to 0.19 s."""
+_SERVER_WAKE_S = 0.025
+"""Servers allocate it again."""
+_RETURN_BYTES_PER_S = 135e9
+"""Allocation of weights that others have just left: 0.03 to 0.08 s for 3.4 GB, 0.12 to 0.14 s for 16.4."""
+_SWAP_SHARE = 0.56
+"""Share of the rates between host and GPU, measured tensor by tensor; since then both ways go at once, not measured."""
+_DISK_BYTES_PER_S = 1e9
+"""A machine's share of the storage of checkpoints; an order of magnitude."""
+_SAVE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """Rows that go through a model together, divided among its replicas."""
+
+    rows: float
+    lengths: Lengths
+    budget: int
+    """Tokens of a micro-batch at most."""
+    per_prompt: int = 1
+    """Rows with the same prompt."""
+    sums_over_tokens: bool = False
+    """Whether they are trained on with a loss that is a sum over tokens."""
+
+
+class EngineCosts:
+    """Seconds of one engine. The defaults are those of a backend whose ranks hold whole models."""
+
+    def __init__(self, engine: PlannedEngine[Any]) -> None:
+        self.engine = engine
+        self.device: DeviceRates = engine.device
+
+    # -- bytes
+
+    @cached_property
+    def parameters(self) -> float:
+        """Parameters of the whole model."""
+        return self.engine.shape.parameters
+
+    @property
+    def weight_bytes(self) -> float:
+        """Weights on one GPU."""
+        return self.parameters * WEIGHT_BYTES
+
+    @property
+    def state_bytes(self) -> float:
+        """Optimizer states on one GPU."""
+        return 0.0
+
+    @property
+    def state_bytes_on_host(self) -> float:
+        """Optimizer states of one rank that stay on the host."""
+        return 0.0
+
+    @property
+    def backed_up_bytes(self) -> float:
+        """Weights of one GPU that wait on the host in a sleep, as no other engine sends them again."""
+        return 0.0 if self.engine.spec.weights_from else self.weight_bytes
+
+    # -- work
+
+    @property
+    def multiplies_in_fp8(self) -> bool:
+        """Whether the products of linear layers are in fp8."""
+        return self.server.fp8 is not None
+
+    @cached_property
+    def server(self) -> Server:
+        """One replica that generates."""
+        return Server(self.engine.shape, self.device, per_node=self.engine.per_node)
+
+    def forward(self, batch: PlannedBatch) -> float:
+        """Return the seconds of a pass without gradients: its matrix products."""
+        tokens = batch.rows * batch.lengths.row / self.engine.executor.replicas
+        return 2 * self.parameters * tokens / self.device.matmul
+
+    def update(self, batch: PlannedBatch) -> float:
+        """Return the seconds of a forward and a backward pass, and of the optimizer's step."""
+        return 3 * self.forward(batch)
+
+    @property
+    def passes_of_update(self) -> int:
+        """Operations of a forward and a backward pass, in forward passes."""
+        return 3
+
+    @property
+    def load_s(self) -> float:
+        """Seconds in which offloaded weights come to the GPU and go again, once for each task."""
+        return 0.0
+
+    @property
+    def sent_parameters(self) -> float:
+        """Parameters that a weight sync sends."""
+        return self.parameters
+
+    @property
+    def load_to_send_s(self) -> float:
+        """Seconds of `load_s` in a weight sync."""
+        return self.load_s
+
+    @property
+    def swap_s(self) -> float:
+        """Seconds in which the weights change places with start weights on the host, and change back."""
+        return 2 * self.weight_bytes * (1 / self.device.to_host + 1 / self.device.from_host) / _SWAP_SHARE
+
+    def reconnect_s(self, *, updates: bool) -> float:
+        """Return what the first pass after a wake takes longer; with `updates`, what the first update adds to that."""
+        return 0.0
+
+    # -- weight syncs, as the sender
+
+    @property
+    def gathered_share(self) -> float:
+        """Share of the weights that a rank gets from its neighbours."""
+        return 0.0
+
+    @property
+    def owned_share(self) -> float:
+        """Largest share of the weights that one rank sends, where all owners send at once."""
+        return 1.0
+
+    @property
+    def gather_rate(self) -> float:
+        """Bytes a second at which it gathers them."""
+        return self.device.peers
+
+    @property
+    def reconnect_to_send_s(self) -> float:
+        """Seconds that the first sync after a wake takes longer."""
+        return 0.0
+
+    # -- moves
+
+    def sleep(self, residency: Residency) -> float:
+        """Return the seconds in which the engine gives memory back, down to `residency`."""
+        return server_sleep_seconds(self.backed_up_bytes, self.device, ranks=self.engine.group.ranks)
+
+    def wake(self, residency: Residency) -> float:
+        """Return the seconds in which the engine takes memory, up to `residency`."""
+        # A receiver has its weights back before the rest.
+        first = residency is Residency.WEIGHTS or not self.engine.spec.weights_from
+        return server_wake_seconds(self.weight_bytes if first else 0.0, self.backed_up_bytes, self.device)
+
+    def save(self, *, background: bool) -> float:
+        """Return the seconds of a checkpoint: of its copy to the host, if a `background` process writes it."""
+        nbytes = self.weight_bytes + self.state_bytes
+        if background:
+            return _SAVE_S + nbytes / self.device.to_host
+        return _SAVE_S + (nbytes + self.state_bytes_on_host) * self.engine.per_node / _DISK_BYTES_PER_S
+
+
+def server_sleep_seconds(kept: float, device: DeviceRates, *, ranks: int) -> float:
+    """Return the seconds in which generators free their GPUs; `kept` bytes of each go to the host."""
+    return (_SERVER_SLEEP_S if ranks == 1 else _SERVERS_SLEEP_S) + kept / device.to_host
+
+
+def server_wake_seconds(weights: float, kept: float, device: DeviceRates) -> float:
+    """Return the seconds in which generators allocate `weights` bytes on each GPU; `kept` come from the host."""
+    return _SERVER_WAKE_S + weights / _RETURN_BYTES_PER_S + kept / device.from_host

@@ -1,0 +1,1 @@
+"""What the engines of several backends share while they run."""

@@ -1,0 +1,183 @@
+"""The tokenizer of a pipeline, read from a Hugging Face folder, or made for models with random weights.
+
+All prompts, generators and rewards use this module, so that they agree about every token. Libraries are imported when a
+tokenizer is loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagrl.config.schema import ModelSpec, TokenizerSpec
+from dagrl.imports import CODE_IS_NOT_RUN, tokenizers_alone
+from dagrl.model_files.chats import with_arguments_as_text
+from dagrl.model_files.hf_config import EOS, IMAGE, PAD, UNKNOWN, token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CONCATENATE = (
+    "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{{ part['text'] if part['type'] == 'text' else '" + IMAGE + "' }}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
+    """The tokenizer of `model`: ``model.tokenizer``, or the one in the model's folder.
+
+    A missing padding token is set to the end token. Raises ValueError if no tokenizer is named, the folder has none
+    that can be read, or the description of a made one is invalid.
+    """
+    source = model.tokenizer or model.path
+    if source is None:
+        raise ValueError("the model has no tokenizer; set model.path or model.tokenizer")
+    return make_tokenizer(source) if isinstance(source, TokenizerSpec) else _from_folder(source)
+
+
+def make_tokenizer(spec: TokenizerSpec, *, finds_images: bool = False) -> PreTrainedTokenizerBase:
+    """A tokenizer without merges: one token per character, or per byte of UTF-8.
+
+    ``bytes``: token b is byte b, followed by ``<pad>`` and ``<eos>``. ``characters``: ``<pad>``, ``<eos>`` and
+    ``<unk>``, then the alphabet in order. Text that looks like a special token is read as characters, decoding inserts
+    nothing, and the chat template concatenates the messages' contents. With ``images``, `IMAGE` is the last token.
+
+    With `finds_images`, text that looks like a special token is read as one, as the image processor of transformers
+    needs it.
+    """
+    with tokenizers_alone():
+        from tokenizers import Tokenizer, decoders
+        from tokenizers.models import BPE
+        from transformers import PreTrainedTokenizerFast
+
+    if spec.kind == "bytes":
+        vocabulary = _byte_vocabulary(spec)
+        backend = Tokenizer(BPE(vocabulary, merges=[], byte_fallback=True))
+        backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    else:
+        vocabulary = _character_vocabulary(spec)
+        backend = Tokenizer(BPE(vocabulary, merges=[], unk_token=UNKNOWN))
+        backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN if UNKNOWN in vocabulary else None,
+        chat_template=_CONCATENATE,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=not finds_images,
+        # The processor looks for both.
+        **({"image_token": IMAGE, "video_token": IMAGE} if finds_images else {}),
+    )
+
+
+def begun_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text that a model goes on with: special tokens that the tokenizer adds before it, none behind it.
+
+    Some tokenizers add an end token to each text.
+    """
+    tokens = tokenizer.encode(text)
+    if not tokens or tokens[-1] not in tokenizer.all_special_ids:
+        return tokens
+    own = tokenizer.encode(text, add_special_tokens=False)
+    ends = (end for end in range(len(own), len(tokens) + 1) if tokens[end - len(own) : end] == own)
+    return tokens[: next(ends, len(tokens))]
+
+
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    complete: bool = False,
+) -> str:
+    """A chat rendered by the chat template, including special tokens, up to the assistant's turn.
+
+    A `complete` chat ends with the assistant's message. Raises ValueError if the chat template rejects the messages,
+    for example a system message or turns that do not alternate.
+    """
+    try:
+        return render_chat(tokenizer, chat, tools, complete=complete)
+    except ValueError as error:
+        roles = ", ".join(str(message.get("role")) for message in chat)
+        raise ValueError(
+            f"the tokenizer's chat template rejects a chat of {roles}: {error}; change the chat or the template"
+        ) from error
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    complete: bool = False,
+) -> str:
+    """As `chat_text`; its ValueError has the template's reason alone."""
+    from jinja2 import TemplateError
+
+    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=not complete,
+        )
+
+    try:
+        return render(chat)
+    except (TemplateError, TypeError) as error:  # TypeError: an expression failed
+        # Some templates, such as DeepSeek-V3's, join the arguments of calls to other text.
+        with suppress(TemplateError, TypeError):
+            if (written := with_arguments_as_text(chat)) != chat:
+                return render(written)
+        raise ValueError(str(error)) from error
+
+
+def _byte_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
+    if spec.alphabet:
+        raise ValueError("a tokenizer of kind 'bytes' has no alphabet; remove it, or set kind: characters")
+    return dict(token_ids(spec))
+
+
+def _character_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
+    if not spec.alphabet:
+        raise ValueError("a tokenizer of kind 'characters' needs an alphabet; set model.tokenizer.alphabet")
+    doubled = [character for character, count in Counter(spec.alphabet).items() if count > 1]
+    if doubled:
+        raise ValueError(f"model.tokenizer.alphabet holds {doubled[0]!r} more than once; name each character once")
+    return dict(token_ids(spec))
+
+
+def _from_folder(source: Path) -> PreTrainedTokenizerBase:
+    folder = source.expanduser()
+    # Checked here, because the library takes a missing path for a repository on the Hub.
+    if not folder.is_dir():
+        raise ValueError(f"there is no tokenizer folder {folder}; set model.tokenizer or model.path to an existing one")
+    # Mistral's newer models come with two tokenizers. Where mistral_common is installed, as servers need it, the
+    # library would take the one that has no chat template. With this option it takes tokenizer.json, and cuts text as
+    # tekken.json does.
+    both = (folder / "tokenizer.json").is_file() and (folder / "tekken.json").is_file()
+    options = {"fix_mistral_regex": True} if both else {}
+    try:
+        with tokenizers_alone():
+            from transformers import AutoTokenizer
+
+            # By default transformers asks on the terminal whether to run the folder's code.
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False, **options
+            )
+    except Exception as error:
+        # The library raises any kind of error for a file it does not understand, such as one of a newer version.
+        why = CODE_IS_NOT_RUN if "trust_remote_code" in str(error) else error
+        raise ValueError(
+            f"cannot load a tokenizer from {folder}: {why}; it needs tokenizer.json or similar files that "
+            "the installed transformers can read"
+        ) from error
+    if tokenizer.pad_token is None:
+        # Padding is always masked, so any token works; the end token is the usual choice.
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -1,1 +1,0 @@
-"""Facts about a model without its weights: family, shape, operations; and of the GPUs that it goes to."""

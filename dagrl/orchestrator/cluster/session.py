@@ -1,0 +1,127 @@
+"""Resources of a Ray cluster that a run starts: a folder for its files, and a process that cleans up after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dagrl.log_ends import ends_of
+from dagrl.orchestrator.cluster import reaper
+
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # CPU workers must not see the GPUs of their machine.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    # Larger results of workers go into the object store, not through the driver. Ray's default is too large for most
+    # columns.
+    "RAY_max_direct_call_object_size": "8192",
+    # By default Ray's processes log their counters each minute, 115 MB a day. With -1 the control store prints them
+    # without a pause.
+    "RAY_event_stats_print_interval_ms": "3600000",
+    # Ray ends if an agent has not answered by then. The default is 30 seconds; a busy machine can need more.
+    "RAY_agent_register_timeout_ms": "120000",
+    # A worker's process begins when it is asked for. By default Ray also starts one for each core.
+    "RAY_prestart_worker_first_driver": "0",
+    # Ray's default is 15: beside any other busy process the workers, which do all of the work, would hardly run.
+    "RAY_worker_niceness": "0",
+}
+"""Defaults for the environment of Ray's processes."""
+_OBJECT_STORE_BYTES = 2 * 2**30
+_LONGEST_TEMPORARY_FOLDER = 25
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@contextmanager
+def session_folder() -> Iterator[Path]:
+    """A folder for Ray's files and the workers' temporary files, removed at the end: workers are killed."""
+    # Ray adds some 65 characters for its sockets, and a socket's path has at most 107.
+    roomy = len(tempfile.gettempdir()) <= _LONGEST_TEMPORARY_FOLDER
+    folder = Path(tempfile.mkdtemp(prefix="dagrl-", dir=None if roomy else "/tmp"))
+    outer = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield folder
+    finally:
+        if outer is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = outer
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():  # a process that Ray was just starting writes to it
+            reaper.end_all_in(str(folder), [])
+
+
+@contextmanager
+def watched(folder: Path, epitaph: str) -> Iterator[Callable[[], None]]:
+    """Start a reaper, which cleans up and prints `epitaph` if this process is killed.
+
+    Yields a function that reports all new child processes to the reaper. They are killed at the end of the context.
+    """
+    others = set(reaper.descendants(os.getpid()))
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", reaper.__file__, epitaph], stdin=subprocess.PIPE, text=True, start_new_session=True
+    )
+    others.add(watcher.pid)
+    assert watcher.stdin is not None
+    tell = watcher.stdin
+    known: list[str] = []
+
+    def watch() -> None:
+        there = [reaper.identity(pid) for pid in reaper.descendants(os.getpid()) if pid not in others]
+        known.extend(each for each in there if each is not None)
+        with contextlib.suppress(BrokenPipeError):  # the reaper was killed; this process still cleans up
+            tell.write("".join(f"{each}\n" for each in known))
+            tell.flush()
+
+    tell.write(f"{folder}\n")
+    tell.flush()
+    try:
+        yield watch
+    finally:
+        # Processes that Ray started since then name the folder on their command line, or write to it.
+        reaper.end([*known, *reaper.started_with(str(folder)), *reaper.writing_in(str(folder))])
+        with contextlib.suppress(BrokenPipeError):  # the reaper was killed
+            tell.write(f"{reaper.CLEAN}\n")
+            tell.close()
+        watcher.wait(timeout=10)
+
+
+def object_store_bytes() -> int:
+    """Size of the object store. Ray would take 30% of the memory, and warn if shared memory is small."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(128 * 2**20, min(_OBJECT_STORE_BYTES, memory // 10))
+
+
+def small_shared_memory() -> str:
+    """A note if shared memory is too small, so that Ray puts the object store on the disk; else empty."""
+    with contextlib.suppress(OSError):
+        free, wanted = shutil.disk_usage(_SHARED_MEMORY).free, object_store_bytes()
+        if free < wanted:
+            return (
+                f"{_SHARED_MEMORY} has {free / 2**30:.1f} GiB free, and Ray's object store takes {wanted / 2**30:.1f}: "
+                "it is on the disk, which is slow; with Docker use --shm-size=16g or --ipc=host"
+            )
+    return ""
+
+
+def keep_worker_logs(folder: Path, logs: Path, prefix: str = "") -> None:
+    """Copy what the workers printed, or the ends of it, to ``logs/PREFIX*``.
+
+    Errors, such as a full disk, are ignored.
+    """
+    with contextlib.suppress(OSError):
+        for file in folder.glob("session_*/logs/worker-*"):
+            lines = ends_of(file).splitlines() if file.is_file() and not file.is_symlink() else []
+            printed = [line for line in lines if not line.startswith((":job_id:", ":actor_name:"))]
+            if printed:
+                # This machine has its own run folder, because it does not share the driver's.
+                logs.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                logs.mkdir(exist_ok=True)
+                (logs / f"{prefix}{file.name}").write_text("\n".join(printed) + "\n")

@@ -1,0 +1,126 @@
+"""Places workers on machines: a placement group for each GPU group, with one bundle per slot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dagrl.config.schema import Pipeline
+from dagrl.orchestrator.cluster.ray_cluster import machines_of
+from dagrl.scheduler.machines import MisfitError, assign_machines
+from dagrl.scheduler.plan import Executor, Plan
+from dagrl.workers.errors import RunError, WorkerLostError
+from dagrl.workers.profiled import python_of
+from dagrl.workers.worker import Worker
+
+_NODE_LABEL = "ray.io/node-id"
+_PAUSE_S = 0.1
+_SLICE_S = 1.0
+
+
+class SlotAllocator:
+    """Creates the actors of workers. The slots of a group are reserved with its first executor."""
+
+    def __init__(self, ray: ModuleType, plan: Plan, pipeline: Pipeline) -> None:
+        self._ray, self._plan, self._pipeline = ray, plan, pipeline
+        self._reserved: dict[str, Any] = {}
+        """Group -> placement group."""
+        self._homes: dict[str, list[str]] | None = None
+        """Group -> Ray node ids of its machines, once known."""
+
+    async def place(self, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]) -> list[Any]:
+        """Create the actors of these ranks. They may not have started yet."""
+        # Otherwise Ray's control store keeps an event for each call, 39 KB a step, up to 100,000 of them.
+        remote = self._ray.remote(enable_task_events=False)(Worker)
+        if executor.group is None:
+            homes = self._host_homes(executor)
+            options = [{"num_cpus": 0, "scheduling_strategy": homes[rank]} for rank in ranks]
+            return await self._create(remote, options)
+        self._check_homes(executor.group)
+        placement = await self._reserve(executor.group)
+        tenants = sum(other.group == executor.group for other in self._plan.executors.values())
+        share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
+        options = []
+        for rank in ranks:
+            python = python_of(self._pipeline, executor.engines[0], rank, run_dir)
+            pinned = {"placement_group": placement, "placement_group_bundle_index": rank}
+            env = {"py_executable": python} if python else None
+            options.append({**share, **pinned, "max_concurrency": threads, "runtime_env": env})
+        return await self._create(remote, options)
+
+    async def _create(self, remote: Any, options: Iterable[dict[str, Any]]) -> list[Any]:
+        """Create one actor for each of the options. There may be thousands: the loop handles Ctrl-C in between."""
+        actors = []
+        for each in options:
+            actors.append(remote.options(**each).remote())
+            await asyncio.sleep(0)
+        return actors
+
+    def _check_homes(self, group: str) -> None:
+        """Raise WorkerLostError if a machine with slots of the group is gone: nothing can restart there."""
+        if self._homes is not None:
+            there = {machine.id for machine in machines_of(self._ray)}
+            if gone := sum(home not in there for home in self._homes[group]):
+                few = "1 machine" if gone == 1 else f"{gone} machines"
+                raise WorkerLostError(f"{few} of group {group} {'is' if gone == 1 else 'are'} gone")
+
+    def release(self) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        for placement in self._reserved.values():
+            remove_placement_group(placement)
+        self._reserved = {}
+
+    def _host_homes(self, executor: Executor) -> list[Any]:
+        """CPU workers are spread over all machines. The first one is on the driver's, where the data is."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        machines = machines_of(self._ray)
+        homes = [machines[rank % len(machines)].id for rank in range(executor.ranks)]
+        return [NodeAffinitySchedulingStrategy(home, soft=False) for home in homes]
+
+    async def _reserve(self, group: str) -> Any:
+        """A bundle for each slot, machine by machine, so that neighbouring ranks share a machine."""
+        from ray.util.placement_group import placement_group
+
+        if group not in self._reserved:
+            if self._homes is None:
+                self._homes = await self._find_homes()
+            spec, bound = self._pipeline.groups[group], self._pipeline.run.start_timeout_s
+            each = spec.gpus_per_node or spec.cpus_per_node
+            pinned = [{_NODE_LABEL: machine} for machine in self._homes[group] for _ in range(each)]
+            bundles = [{"CPU" if spec.is_cpu else "GPU": 1}] * spec.ranks
+            placement = placement_group(bundles, strategy="PACK", bundle_label_selector=pinned)
+            self._reserved[group] = placement
+            deadline = time.monotonic() + bound
+            # In slices: Ctrl-C does not wait for the thread, and Ray does not shut down under it.
+            while not await asyncio.to_thread(placement.wait, _SLICE_S):
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"waited {bound:g} s for the slots of group {group}",
+                        hint="are there enough free CPUs and GPUs? `ray status` says who has them",
+                    )
+        return self._reserved[group]
+
+    async def _find_homes(self) -> dict[str, list[str]]:
+        """Ray node ids of each group's machines. Waits for resources that another job holds: it may be ending."""
+        bound = self._pipeline.run.start_timeout_s
+        deadline = time.monotonic() + bound
+        while True:
+            machines = machines_of(self._ray, free=True)
+            groups = {name: group for name, group in self._pipeline.groups.items() if name in self._plan.groups}
+            try:
+                found = assign_machines(groups, machines)
+            except MisfitError as error:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"waited {bound:g} s for free slots: {error}",
+                        hint="others use the rest of the cluster (see `ray status`); wait for them, or ask for less",
+                    ) from error
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return {group: [machines[index].id for index in chosen] for group, chosen in found.items()}

@@ -1,0 +1,83 @@
+"""Reactions of a run to lost workers: those of a generator are restarted, as often as the policy allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from dagrl.orchestrator.groups.worker_group import WorkerGroups
+from dagrl.scheduler.commands import Command, WorkerLost
+from dagrl.workers.errors import WorkerHungError, WorkerLostError
+
+
+class RestartPolicy:
+    """Counts the restarts of one `dagrl run`, of single workers and of the whole run: they share one budget."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max = max_restarts
+        self.count = 0
+        """Restarts so far."""
+        self._refused: WorkerLostError | None = None
+        self.has_run = False
+        """Whether all workers have started once. A failure before that would repeat itself."""
+
+    def use_restart(self, failure: WorkerLostError, what: str) -> str:
+        """Use one restart for `what`; returns a note for the user. Raises `failure` if the budget is spent."""
+        if not self.has_run or self.count == self._max:
+            # Only once: a refusal for a single worker is refused again for the whole run.
+            if self.count and failure is not self._refused:
+                failure.hint = (
+                    f"this was after {self.count} restart{'s' * (self.count > 1)}, as many as run.max_restarts allows"
+                    + (f"; {failure.hint}" if failure.hint else "")
+                )
+            self._refused = failure
+            raise failure
+        self.count += 1
+        # A worker that reports a failure of another one is not lost.
+        state = "cannot go on" if failure.worker and not failure.lost else "is lost"
+        worker = failure.worker or "a worker"
+        return f"{worker} {state}: {failure.cause}; {what} (restart {self.count} of {self._max})"
+
+
+class WorkerFailures:
+    """Turns failures of commands into one `WorkerLost` event per executor."""
+
+    def __init__(
+        self,
+        groups: WorkerGroups,
+        policy: RestartPolicy,
+        timeout_s: float,
+        running: Mapping[asyncio.Task[object], Command],
+        workers_of: Callable[[Command], tuple[str, ...]],
+    ) -> None:
+        """`running`: the commands that are being executed. `workers_of`: the executors of a command."""
+        self._groups, self._policy, self._timeout_s = groups, policy, timeout_s
+        self._running, self._workers_of = running, workers_of
+        self._unreported: set[str] = set()
+        """Executors with a loss that the scheduler does not know about yet."""
+
+    async def handle(self, failure: WorkerLostError, note: Callable[[str], None]) -> WorkerLost | None:
+        """The event for a failure that has ended a command. None if another command of the executor reports it.
+
+        Raises the failure if the run cannot continue without these workers, or if the restart budget is spent. All
+        other commands on the executor end first, so that no event of theirs follows.
+        """
+        executors = {name.rpartition("/")[0] for name in failure.lost}
+        if len(executors) != 1 or not self._groups.can_restart(*executors):
+            raise failure
+        (executor,) = executors
+        self._groups.kill_lost(failure.lost)
+        if executor in self._unreported:
+            return None
+        note(self._policy.use_restart(failure, f"{executor} goes on when {', '.join(failure.lost)} is restarted"))
+        self._unreported.add(executor)
+        await self._join_others(executor)
+        self._unreported.remove(executor)
+        return WorkerLost(executor)
+
+    async def _join_others(self, executor: str) -> None:
+        current = asyncio.current_task()
+        others = {task for task, each in self._running.items() if executor in self._workers_of(each)} - {current}
+        if others and (await asyncio.wait(others, timeout=self._timeout_s))[1]:
+            what = ", ".join(str(self._running[task]) for task in others if not task.done())
+            raise WorkerHungError(f"waited {self._timeout_s:g} s for {what} to end, as {executor} has lost workers")

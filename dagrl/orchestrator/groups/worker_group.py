@@ -1,0 +1,319 @@
+"""The worker groups of a run: they are placed, started, called, restarted and closed here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Concatenate
+
+from dagrl.config.residency import Residency
+from dagrl.config.schema import Pipeline
+from dagrl.orchestrator.groups.load_balancer import MAX_OPEN_CHUNKS
+from dagrl.orchestrator.groups.slots import SlotAllocator
+from dagrl.orchestrator.groups.task_group import run_all, run_in_daemon_thread
+from dagrl.orchestrator.groups.worker_handle import PendingCall, Timeout, WorkerHandle
+from dagrl.plugins.calls import FOLDER as CALLS
+from dagrl.scheduler.plan import HOST, Executor, Plan
+from dagrl.scheduler.time_sharing import residency_after_start, start_chains
+from dagrl.tracking.base import replace_text
+from dagrl.workers.errors import RunError, WorkerLostError
+from dagrl.workers.messages import StartEngine, WorkerInfo
+from dagrl.workers.object_cache import CacheView
+from dagrl.workers.serialization import serialize
+from dagrl.workers.worker import Worker
+
+_CLOSE_TIMEOUT_S = 10.0
+_KILL_TIMEOUT_S = 20.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_GENERATOR_THREADS = MAX_OPEN_CHUNKS + 8
+"""Enough for all chunks of a rollout, and for calls in the meantime."""
+
+
+class WorkerGroup:
+    """The workers of one executor, by rank."""
+
+    def __init__(self, handles: Iterable[WorkerHandle]) -> None:
+        self.handles = list(handles)
+
+    def submit_all[**P, Result](
+        self, waits_for: str, method: Callable[Concatenate[Worker, P], Result], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[PendingCall[Result]]:
+        """Call a method on all ranks, behind what they are doing. The arguments are serialized once."""
+        message = serialize((method, args, kwargs))
+        return [handle.submit_serialized(waits_for, message) for handle in self.handles]
+
+    async def call_all[**P, Result](
+        self, waits_for: str, method: Callable[Concatenate[Worker, P], Result], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[Result]:
+        """Call a method on all ranks and wait for the results, by rank."""
+        return await run_all([each.result() for each in self.submit_all(waits_for, method, *args, **kwargs)])
+
+    async def call_until_true(self, waits_for: str, method: Callable[[Worker], bool]) -> None:
+        """Call a method on all ranks again and again until all of them return True."""
+        timeout = self.handles[0].timeout
+        clock = asyncio.get_running_loop().time
+        deadline, pause = clock() + timeout.seconds, _FIRST_PAUSE_S
+        while not all(await self.call_all(waits_for, method)):
+            if clock() > deadline:
+                raise RunError(
+                    f"waited {timeout.seconds:g} s for {waits_for}", hint=f"raise run.{timeout.key} if it needs longer"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+class CpuWorkerPool:
+    """Idle CPU workers. The one that has read ahead in the data set is kept for reading, if possible."""
+
+    def __init__(self, handles: Sequence[WorkerHandle]) -> None:
+        self._idle = list(handles)
+        self._reader: WorkerHandle | None = None
+
+    def take(self, *, reads: bool) -> WorkerHandle:
+        """An idle worker. If the task `reads` prompts: the last reader, if it is idle; else any other one, if any."""
+        fitting = [handle for handle in self._idle if (handle is self._reader) == reads] or self._idle
+        self._idle.remove(handle := fitting[-1])
+        if reads:
+            self._reader = handle
+        return handle
+
+    def give_back(self, handle: WorkerHandle) -> None:
+        self._idle.append(handle)
+
+
+class WorkerGroups:
+    """All workers of a run, by executor."""
+
+    def __init__(self, ray: ModuleType, plan: Plan, pipeline: Pipeline) -> None:
+        self._ray, self._plan, self._pipeline = ray, plan, pipeline
+        self._groups: dict[str, WorkerGroup] = {}
+        self._slots = SlotAllocator(ray, plan, pipeline)
+        self._start_timeout = Timeout(pipeline.run.start_timeout_s, "start_timeout_s")
+        self._timeout = Timeout(pipeline.run.node_timeout_s, "node_timeout_s")
+        self._setup: StartEngine | None = None
+        self._lost: dict[str, set[int]] = {}
+        """Executor -> ranks that were killed and not restarted."""
+
+    def __getitem__(self, executor: str) -> WorkerGroup:
+        return self._groups[executor]
+
+    def any_cpu_worker(self) -> WorkerHandle:
+        """A worker for small calls. It may be busy."""
+        return self[HOST].handles[-1]
+
+    # -- start
+
+    async def launch(self, setup: StartEngine, resumed_from: Path | None, note: Callable[[str], None]) -> None:
+        """Place and start all workers. `setup` holds what they have in common.
+
+        Engines that are trained, or were, load their state from the checkpoint `resumed_from`.
+        `note` is called for each engine.
+        """
+        self._setup = setup
+        for name, executor in self._plan.executors.items():
+            self._groups[name] = WorkerGroup(await self._place(executor, range(executor.ranks)))
+        described = {
+            name: self._describe(group.handles, f"the workers of {name} to start")
+            for name, group in self._groups.items()
+        }
+        preloads = {name: self._preload(each, setup) for name, each in self._plan.executors.items() if each.engines}
+        for name, group in self._groups.items():
+            await self._locate(group.handles, described[name])
+        chains = start_chains(self._plan)
+        await run_all([self._start_chain(chain, setup, resumed_from, note, preloads) for chain in chains])
+
+    async def _place(self, executor: Executor, ranks: Iterable[int]) -> list[WorkerHandle]:
+        """Create the actors of these ranks. They may not have started yet."""
+        assert self._setup is not None
+        name, generates, run_dir = executor.name, self._plan.generates(executor.name), self._setup.run_dir
+        threads = _GENERATOR_THREADS if generates else 1
+        actors = await self._slots.place(executor, run_dir, threads, ranks)
+        return [
+            WorkerHandle(
+                f"{name}/{rank}",
+                actor,
+                self._timeout,
+                cache=None if generates or name == HOST else CacheView(),
+                run_dir=run_dir,
+            )
+            for rank, actor in zip(ranks, actors, strict=True)
+        ]
+
+    def _describe(self, handles: Iterable[WorkerHandle], waits_for: str) -> list[PendingCall[WorkerInfo]]:
+        """Ask the actors where they are."""
+        what = f"{waits_for}; are there enough free CPUs and GPUs?"
+        return [handle.submit(what, Worker.describe) for handle in handles]
+
+    async def _locate(self, handles: Sequence[WorkerHandle], described: Iterable[PendingCall[WorkerInfo]]) -> None:
+        """Wait for the actors to start and tell where they are."""
+        infos = await run_all([call.result(self._start_timeout) for call in described])
+        for handle, info in zip(handles, infos, strict=True):
+            handle.info = info
+
+    async def _start_chain(
+        self,
+        chain: tuple[str, ...],
+        setup: StartEngine,
+        resumed_from: Path | None,
+        note: Callable[[str], None],
+        preloads: Mapping[str, list[PendingCall[None]]],
+    ) -> None:
+        """Start executors that share devices, one after the other. Those that sleep make room for the next."""
+        started: list[str] = []
+        clock = asyncio.get_running_loop().time
+        for name in chain:
+            executor, group, begin = self._plan.executors[name], self[name], clock()
+            residency = residency_after_start(executor, chain)
+            try:
+                await run_all([call.result(self._start_timeout) for call in preloads.get(name, ())])
+                await self._start(executor, setup, range(executor.ranks))
+                if executor.restored and resumed_from is not None:
+                    await group.call_all(f"{name} to load {resumed_from}", Worker.load, resumed_from / name)
+                if residency is not Residency.AWAKE:
+                    await group.call_all(f"{name} to make room for {chain[-1]}", Worker.sleep, residency)
+            except RunError as failure:
+                failure.memory = f"group {executor.group}: {', '.join([*started, name])} starting" if started else ""
+                raise
+            started.append(f"{name} {residency.name.lower()}")
+            if name != HOST:
+                note(f"{name} is ready, after {clock() - begin:.0f} s")
+
+    def _preload(self, executor: Executor, setup: StartEngine) -> list[PendingCall[None]]:
+        """Let the workers import their libraries, which takes many seconds, while others start."""
+        what = f"engine {executor.name} to import its libraries"
+        handles = self[executor.name].handles
+        return [handle.submit(what, Worker.preload, setup.pipeline, executor.engines[0]) for handle in handles]
+
+    async def _start(self, executor: Executor, setup: StartEngine, ranks: Iterable[int]) -> None:
+        handles = self[executor.name].handles
+        rank_setups = setups(executor, [handle.info for handle in handles], setup)
+        what = f"engine {executor.name} to start"
+        calls = [handles[rank].submit(what, Worker.start, rank_setups[rank]) for rank in ranks]
+        await run_all([call.result(self._start_timeout) for call in calls])
+
+    def write_info(self, folder: Path) -> None:
+        """Write ``workers.json``: host, process and kind of GPU of each worker. Raises OSError."""
+        infos = {handle.name: handle.info for name in self._plan.executors for handle in self[name].handles}
+        workers = {name: {"host": info.host, "pid": info.pid, "gpu": info.gpu} for name, info in infos.items()}
+        replace_text(folder / "workers.json", json.dumps(workers, indent=1))
+
+    # -- lost workers
+
+    def can_restart(self, name: str) -> bool:
+        """Whether lost workers of an executor can be restarted while the others live on: it only generates."""
+        return not self._plan.executors[name].trained and self._plan.generates(name)
+
+    def kill_lost(self, lost: Iterable[str]) -> None:
+        """Kill lost workers, by name, and the others of the same server."""
+        for name in lost:
+            executor, _, rank = name.rpartition("/")
+            for each in live_together(self._plan.executors[executor], self._pipeline, int(rank)):
+                self._lost.setdefault(executor, set()).add(each)
+                self._ray.kill(self[executor].handles[each].actor)
+
+    async def restart(self, name: str) -> list[str]:
+        """Restart the lost workers of an executor on their slots; returns their names."""
+        assert self._setup is not None, "restart before launch"
+        executor, ranks, handles = self._plan.executors[name], sorted(self._lost[name]), self[name].handles
+        for rank in ranks:
+            # Some may run: from a restart that failed.
+            self._ray.kill(handles[rank].actor)
+        restarted = await self._place(executor, ranks)
+        for rank, handle in zip(ranks, restarted, strict=True):
+            handles[rank] = handle
+        names = [handle.name for handle in restarted]
+        try:
+            await self._locate(restarted, self._describe(restarted, f"{', '.join(names)} to restart"))
+            await self._start(executor, self._setup, ranks)
+        except WorkerLostError:
+            raise
+        except RunError as error:
+            # A restart of the whole run frees whatever was in the way.
+            raise WorkerLostError(
+                f"{', '.join(names)} could not be restarted: {error.cause}",
+                node=error.node,
+                worker=error.worker,
+                hint=error.hint,
+                details=error.details,
+            ) from error
+        del self._lost[name]
+        return names
+
+    # -- end
+
+    async def close(self) -> None:
+        """Let every worker free its resources, for a few seconds at most, then kill it."""
+
+        async def close(handle: WorkerHandle) -> None:
+            await handle.submit(f"{handle.name} to close", Worker.close).ref
+
+        closing = asyncio.gather(*map(close, self._handles()), return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(closing, _CLOSE_TIMEOUT_S)
+        await run_in_daemon_thread(self.kill)
+
+    def kill(self) -> None:
+        for handle in self._handles():
+            self._ray.kill(handle.actor)
+        self._slots.release()
+        self._groups = {}
+        if self._setup is not None:
+            shutil.rmtree(self._setup.run_dir / CALLS, ignore_errors=True)
+
+    async def abandon(self) -> None:
+        """Kill every worker after a failure. Ray cleans up what cannot be reached in time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(run_in_daemon_thread(self.kill), _KILL_TIMEOUT_S)
+
+    def _handles(self) -> list[WorkerHandle]:
+        return [handle for group in self._groups.values() for handle in group.handles]
+
+
+def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine) -> list[StartEngine]:
+    """One for each rank; `where` the ranks' workers are, and what all workers of the run have in `common`.
+
+    The ranks of an engine meet at its first rank, those of a server at the server's. The first rank of a server on each
+    machine gets all of its GPUs there.
+    """
+    engine = executor.engines[0] if executor.engines else None
+    spec = common.pipeline.engines[engine] if engine else None
+    group = common.pipeline.groups[str(spec.group)] if spec and spec.replicas_are_servers else None
+    found = []
+    for rank, place in enumerate(executor.places):
+        leader = where[0]
+        gpus: tuple[str, ...] = ()
+        if group is not None:
+            per_node = group.gpus_per_node or group.cpus_per_node
+            server = [other for other, each in enumerate(executor.places) if each.dp == place.dp]
+            here = [other for other in server if other // per_node == rank // per_node]
+            leader = where[server[0]]
+            gpus = tuple(gpu for other in here for gpu in where[other].gpus) if rank == here[0] else ()
+        found.append(
+            replace(
+                common,
+                engine=engine,
+                rank=rank,
+                world_size=executor.ranks,
+                replica=place.dp,
+                trained=executor.trained,
+                keeps_start_weights=len(executor.engines) > 1,
+                master_addr=leader.address,
+                master_port=leader.port,
+                gpus=gpus,
+            )
+        )
+    return found
+
+
+def live_together(executor: Executor, pipeline: Pipeline, rank: int) -> list[int]:
+    """The ranks of a generator that are of no use without `rank`, including it: those of the same server."""
+    if not pipeline.engines[executor.engines[0]].replicas_are_servers:
+        return [rank]
+    replica = executor.places[rank].dp
+    return [other for other, place in enumerate(executor.places) if place.dp == replica]

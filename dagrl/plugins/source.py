@@ -1,0 +1,122 @@
+"""Reads user functions from their source, so that a pipeline from a foreign file can be checked without importing."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import PathFinder
+from inspect import Parameter
+from pathlib import Path
+from typing import Any
+
+from dagrl.plugins import declarations
+
+_DECORATORS = ("node", "estimator", "loss", "reward")
+_MOST_BYTES = 4 << 20
+_ANY = inspect.Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)])
+"""Of a name that is no function in the source, such as an imported one."""
+
+
+def function_in_source(place: str, folder: Path | None) -> Callable[..., Any]:
+    """A function with the parameters and the dagrl decorators of ``module:function``, that does nothing.
+
+    ValueError if there is no such module, or nothing of that name in it.
+    """
+    module, _, name = place.partition(":")
+    file = _file_of(module, folder)
+    if file is None:
+        raise ValueError(f"there is no module {module!r}; write it beside the pipeline file")
+    try:
+        with file.open("rb") as source:
+            tree = ast.parse(source.read(_MOST_BYTES), str(file))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"the module {module!r} cannot be read ({error}); fix it") from error
+    bound = [each for each in _statements(tree) if name in _names(each) or "*" in _names(each)]
+    if not bound:
+        raise ValueError(f"module {module!r} has no function {name!r}; write it, or name another one")
+    return _stand_in(place, bound[-1])
+
+
+def _file_of(module: str, folder: Path | None) -> Path | None:
+    """The source of a module: beside the pipeline file, or where Python finds it. No package is imported."""
+    places: Sequence[str] | None = [*([str(folder)] if folder else []), *sys.path]
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:end]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations or []
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements that bind names of the module, also those in ``if`` and ``try``."""
+    waiting: list[ast.AST] = list(reversed(tree.body))
+    while waiting:
+        statement = waiting.pop()
+        if isinstance(statement, ast.stmt):
+            yield statement
+        if isinstance(statement, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            waiting += reversed(list(ast.iter_child_nodes(statement)))
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return {each.asname or each.name for each in names}
+        case ast.Assign() | ast.AnnAssign():
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            return {node.id for each in targets for node in ast.walk(each) if isinstance(node, ast.Name)}
+    return set()
+
+
+def _stand_in(place: str, statement: ast.stmt) -> Callable[..., Any]:
+    def stand_in(*_args: Any, **_kwargs: Any) -> None:
+        raise NotImplementedError(place)
+
+    module, _, name = place.partition(":")
+    stand_in.__module__, stand_in.__qualname__ = module, name
+    is_function = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+    stand_in.__signature__ = _signature(statement.args) if is_function else _ANY  # type: ignore[attr-defined]
+    if isinstance(statement, ast.AsyncFunctionDef):
+        return inspect.markcoroutinefunction(stand_in)
+    function: Callable[..., Any] = stand_in
+    if isinstance(statement, ast.FunctionDef):
+        for each in reversed(statement.decorator_list):
+            function = _decorated(function, each)
+    return function
+
+
+def _signature(arguments: ast.arguments) -> inspect.Signature:
+    """The parameters; values of defaults do not matter."""
+    found: list[Parameter] = []
+    positional = [*arguments.posonlyargs, *arguments.args]
+    for index, each in enumerate(positional):
+        kind = Parameter.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD
+        has_default = index >= len(positional) - len(arguments.defaults)
+        found.append(Parameter(each.arg, kind, default=None if has_default else Parameter.empty))
+    if arguments.vararg:
+        found.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
+    for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        found.append(Parameter(each.arg, Parameter.KEYWORD_ONLY, default=None if default else Parameter.empty))
+    if arguments.kwarg:
+        found.append(Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD))
+    return inspect.Signature(found)
+
+
+def _decorated(function: Callable[..., Any], decorator: ast.expr) -> Callable[..., Any]:
+    """The function with a decorator of dagrl, whose arguments are literals; others change nothing."""
+    if not isinstance(decorator, ast.Call):
+        return function
+    name = ast.unparse(decorator.func).rpartition(".")[2]
+    if name not in _DECORATORS:
+        return function
+    try:
+        arguments = {each.arg: ast.literal_eval(each.value) for each in decorator.keywords if each.arg}
+    except (ValueError, TypeError):
+        return function
+    return getattr(declarations, name)(**arguments)(function)

@@ -1,0 +1,175 @@
+"""The summary of a run, finished or not, as text and as values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import RenderableType
+
+from dagrl.config.errors import counted
+from dagrl.reporting.run_record import RunRecord, config_of
+from dagrl.tables import table
+from dagrl.tracking.other_policies import same_of_others
+from dagrl.tracking.run_file import best_checkpoint
+from dagrl.tracking.run_notes import run_notes
+
+_OWN_TIMES = ("time/step_s",)
+_OF_A_SET = re.compile(r"val/.+/mean@\d+")
+"""Metrics of a single validation set or data source."""
+_MOST_IN_A_LINE = 4
+"""Number of metrics in a line."""
+_COUNTED = {
+    "staleness/masked": "samples masked as too old",
+    "staleness/dropped": "samples dropped as too old",
+    "data/dropped_prompts": "prompts dropped as too long, they or their responses, once an epoch",
+    "filter/filled_prompts": "prompts that steps were filled up with, though they did not pass the filter",
+}
+
+
+_PROGRESS: tuple[tuple[str, Callable[[list[float]], float] | None], ...] = (
+    ("reward/mean", max),
+    ("val/reward/mean", max),
+    ("loss/dpo", min),
+    ("val/loss/dpo", min),
+    ("dpo/accuracy", max),
+    ("val/dpo/accuracy", max),
+    ("loss/sft", min),
+    ("val/loss/sft", min),
+    ("response_tokens/mean", None),
+    ("filter/kept_fraction", None),
+)
+"""Metrics that show a run's result, and which value is best."""
+_STALENESS = ("staleness/mean", "staleness/max")
+"""Shown if any samples were older than the weights."""
+
+
+def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None) -> list[RenderableType]:
+    """Text and tables, a screenful. `idle`: share of the time for each group; `steps`: the number the run asked for."""
+    taken = f"{run.last_step} of {counted(steps, 'step')}" if steps else counted(run.last_step, "step")
+    parts: list[RenderableType] = [f"{run.folder}: {taken}"]
+    if run.torn:
+        what = "a line is" if run.torn == 1 else f"{run.torn} lines are"
+        parts.append(f"  {what} torn in metrics.jsonl and left out")
+    if not any(line["step"] > 0 for line in run.steps):
+        return [*parts, *(main_metrics(run) or ["  no step has been finished yet"]), *_troubles(run)]
+    parts += ["", *main_metrics(run)]
+    if best := best_checkpoint(run.folder):
+        parts.append(f"  best checkpoint: {best}; dagrl export {run.folder} --best -o DIR")
+    parts += ["", table(_times(run), headings=["", "mean", "median", "most", "of a step"])]
+    if idle:
+        shares = ([name, f"{share:.0%}"] for name, share in sorted(idle.items()))
+        parts += ["", table(shares, headings=["group", "idle"])]
+    return [*parts, *_troubles(run)]
+
+
+def summary_values(run: RunRecord, steps: int | None = None) -> dict[str, Any]:
+    """The summary as plain values; `steps`: the number the run asked for."""
+    return {
+        "run": str(run.folder),
+        "step": run.last_step,
+        "steps": steps,
+        "torn_lines": run.torn,
+        "best_checkpoint": best_checkpoint(run.folder),
+        "metrics": {
+            name: {"first": values[0], "last": values[-1], "best": best_of(values) if best_of else None}
+            for name, best_of, values in _progress(run)
+        },
+        "seconds": {
+            name.removeprefix("time/"): {"mean": fmean(values), "median": median(values), "max": max(values)}
+            for name in dict.fromkeys(name for line in run.steps for name in line if name.startswith("time/"))
+            if (values := run.in_training(name))
+        },
+        "restarts": _restarts(run),
+    }
+
+
+def main_metrics(run: RunRecord) -> list[RenderableType]:
+    """A table of the metrics that show a run's result; only the scores of a run that has trained nothing."""
+    if any(line["step"] > 0 for line in run.steps):
+        return [table(_progress_rows(run), headings=["", "first", "last", "best"])]
+    told = scores(run, 0)
+    return ["  validation of the start weights", *(f"  {each}" for each in told)] if told else []
+
+
+def in_a_line(run: RunRecord) -> str:
+    """The first and last rewards of a run, or losses where it has no rewards. Empty without either."""
+    told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress_rows(run) if best]
+    return ", ".join(told[:_MOST_IN_A_LINE])
+
+
+def scores(run: RunRecord, step: int) -> list[str]:
+    """What the validation of a step has measured, a line for each metric."""
+    found = next((line for line in run.steps if line["step"] == step), {})
+    names = [name for name in found if name.startswith("val/") and not name.startswith("val/data/")]
+    width = max(map(len, names), default=0)
+    return [f"{name.ljust(width)}  {_number(found[name])}" for name in names]
+
+
+_Best = Callable[[list[float]], float] | None
+
+
+def _progress_rows(run: RunRecord) -> list[list[str]]:
+    return [
+        [name, _number(values[0]), _number(values[-1]), _number(best(values)) if best else ""]
+        for name, best, values in _progress(run)
+    ]
+
+
+def _progress(run: RunRecord) -> list[tuple[str, _Best, list[float]]]:
+    """Metrics that show a run's result: name, which value is best, values."""
+    known = dict.fromkeys(name for line in run.steps for name in line)
+    sets = [(name, max) for name in known if _OF_A_SET.fullmatch(name)]
+    shown: list[tuple[str, _Best]] = []
+    for name, best in _PROGRESS:
+        shown += [(name, best), *((other, best) for other, _ in same_of_others(name, known))]
+    if any(run.of("staleness/max")):
+        shown += [(name, None) for name in _STALENESS]
+    return [(name, best, values) for name, best in (*shown, *sets) if (values := run.of(name))]
+
+
+def _times(run: RunRecord) -> list[list[str]]:
+    """Seconds of steps and nodes, and tokens per second."""
+    step_s = run.in_training("time/step_s")
+    rows = []
+    if step_s:
+        rows.append(["step_s", *_three(step_s), ""])
+    names = {name for line in run.steps for name in line if name.startswith("time/")} - {*_OWN_TIMES}
+    nodes = [(name, values) for name in names if (values := run.in_training(name))]
+    for name, values in sorted(nodes, key=lambda node: -sum(node[1])):
+        share = f"{sum(values) / sum(step_s):.0%}" if step_s and sum(step_s) else ""
+        rows.append([f"  {name.removeprefix('time/')}", *_three(values), share])
+    for name in ("throughput/tokens_per_s", "throughput/tokens_per_s_per_gpu"):
+        if values := run.in_training(name):
+            rows.append([name.removeprefix("throughput/"), *_three(values), ""])
+    return rows
+
+
+def _troubles(run: RunRecord) -> list[str]:
+    """Restarts, dropped samples and the like."""
+    lines = []
+    if restarts := _restarts(run):
+        lines.append(f"restarts after losses: {restarts}")
+    for name, what in _COUNTED.items():
+        if total := sum(run.of(name)):
+            lines.append(f"{what}: {total:.0f}")
+    lines += run_notes(run.steps, config_of(run.folder)).values()
+    return ["", *(f"  {line}" for line in lines)] if lines else []
+
+
+def _restarts(run: RunRecord) -> int:
+    # Counted from 0 by each `dagrl run`, and reported by every step after a restart.
+    counts = run.of("run/restarts")
+    return round(sum(max(0.0, later - before) for before, later in zip([0.0, *counts], counts, strict=False)))
+
+
+def _three(values: Sequence[float]) -> list[str]:
+    return [_number(fmean(values)), _number(median(values)), _number(max(values))]
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"

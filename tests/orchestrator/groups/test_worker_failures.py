@@ -1,0 +1,124 @@
+"""What the scheduler hears when workers are lost, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from dagrl.orchestrator.groups.worker_failures import RestartPolicy, WorkerFailures
+from dagrl.scheduler.commands import Command, Run, Sync, WorkerLost
+from dagrl.workers.errors import WorkerDiedError, WorkerHungError, WorkerLostError
+
+ROLLOUT, SYNC = Run(3, "rollout", (0, 1)), Sync(3, "generator", "actor", 2)
+REWARD = Run(3, "reward", (0,))
+EXECUTORS = {ROLLOUT: ("generator",), SYNC: ("generator", "actor"), REWARD: ("host",)}
+
+
+class Workers:
+    """Stands in for a groups."""
+
+    def __init__(self) -> None:
+        self.given_up: list[str] = []
+
+    def can_restart(self, name: str) -> bool:
+        return name == "generator"
+
+    def kill_lost(self, names: tuple[str, ...]) -> None:
+        self.given_up += names
+
+
+class Scene:
+    """Commands under way, each ended by what the test says of it."""
+
+    def __init__(self, most: int = 3, bound_s: float = 5.0) -> None:
+        self.groups, self.notes, self.heard = Workers(), [], []
+        restarts = RestartPolicy(most)
+        restarts.has_run = True
+        self.under_way: dict[asyncio.Task[Any], Command] = {}
+        self.failures = WorkerFailures(self.groups, restarts, bound_s, self.under_way, EXECUTORS.__getitem__)  # type: ignore[arg-type]
+
+    def begin(self, command: Command, action: Callable[[], Awaitable[None]]) -> asyncio.Task[Any]:
+        async def carry_out() -> None:
+            try:
+                await action()
+                self.heard.append(command)
+            except WorkerLostError as failure:
+                event = await self.failures.handle(failure, self.notes.append)
+                if event is not None:
+                    self.heard.append(event)
+
+        task = asyncio.get_running_loop().create_task(carry_out())
+        self.under_way[task] = command
+        task.add_done_callback(self.under_way.pop)
+        return task
+
+
+def dies(*names: str, after_s: float = 0.0) -> Callable[[], Awaitable[None]]:
+    async def action() -> None:
+        await asyncio.sleep(after_s)
+        error = WorkerDiedError("died", worker=", ".join(names))
+        error.lost = names
+        raise error
+
+    return action
+
+
+def ends(after_s: float) -> Callable[[], Awaitable[None]]:
+    return lambda: asyncio.sleep(after_s)
+
+
+def play(scene: Scene, **actions: Callable[[], Awaitable[None]]) -> list[Any]:
+    commands = {"rollout": ROLLOUT, "sync": SYNC, "reward": REWARD}
+
+    async def act() -> None:
+        await asyncio.gather(*[scene.begin(commands[name], action) for name, action in actions.items()])
+
+    asyncio.run(act())
+    return scene.heard
+
+
+def test_a_lost_generator_is_reported() -> None:
+    scene = Scene()
+    assert play(scene, rollout=dies("generator/1")) == [WorkerLost("generator")]
+    assert scene.groups.given_up == ["generator/1"]
+    assert scene.notes == [
+        "generator/1 is lost: died; generator goes on when generator/1 is restarted (restart 1 of 3)"
+    ]
+
+
+def test_a_generator_lost_in_a_sync_is_reported() -> None:
+    assert play(Scene(), sync=dies("generator/0")) == [WorkerLost("generator")]
+
+
+@pytest.mark.parametrize("first", ["rollout", "sync"])
+def test_a_loss_that_ends_two_commands_is_reported_once_and_last(first) -> None:
+    """A sync in flight, in the midst of a rollout."""
+    scene = Scene()
+    actions = {name: dies("generator/1", after_s=0.0 if name == first else 0.1) for name in ("rollout", "sync")}
+    assert play(scene, **actions, reward=ends(0.2)) == [WorkerLost("generator"), REWARD]
+    assert len(scene.notes) == 1
+
+
+def test_commands_that_succeed_are_reported_before_the_loss() -> None:
+    assert play(Scene(), rollout=dies("generator/1"), sync=ends(0.1)) == [SYNC, WorkerLost("generator")]
+
+
+@pytest.mark.parametrize("names", [("actor/0",), ("generator/0", "actor/0"), ()])
+def test_other_losses_end_the_run(names) -> None:
+    scene = Scene()
+    with pytest.raises(WorkerDiedError, match="died"):
+        play(scene, rollout=dies(*names))
+    assert (scene.heard, scene.groups.given_up) == ([], [])
+
+
+def test_a_spent_restart_budget_ends_the_run() -> None:
+    with pytest.raises(WorkerDiedError, match="died"):
+        play(Scene(most=0), rollout=dies("generator/1"))
+
+
+def test_the_wait_for_other_commands_has_a_timeout_that_names_them() -> None:
+    with pytest.raises(WorkerHungError, match=r"waited 0.1 s for Sync\(.*\) to end, as generator has lost workers"):
+        play(Scene(bound_s=0.1), rollout=dies("generator/1"), sync=ends(1.0))
