@@ -33,6 +33,7 @@ from dagrl.ops.rollout import sample_seed
 from dagrl.scheduler.plan import Plan
 from dagrl.validation import CheckedPipeline
 from dagrl.workers.engine_factory import make_engine
+from dagrl.workers.listener import listen
 from dagrl.workers.messages import StartEngine
 
 
@@ -87,10 +88,17 @@ def _generator(pipeline: Pipeline, name: str, plan: Plan, run_dir: Path) -> Iter
     on_gpus = bool(pipeline.groups[str(spec.group)].gpus_per_node)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(ranks)])[:ranks] if on_gpus else []
+    listener = listen("127.0.0.1")
     setup = StartEngine(
-        pipeline, None, run_dir, name, master_addr="127.0.0.1", gpus=tuple(gpus) if spec.replicas_are_servers else ()
+        pipeline,
+        None,
+        run_dir,
+        name,
+        master_addr="127.0.0.1",
+        master_port=listener.getsockname()[1],
+        gpus=tuple(gpus) if spec.replicas_are_servers else (),
     )
-    engine = make_engine(setup, None)
+    engine = make_engine(setup, listener.detach())
     try:
         yield engine
     finally:

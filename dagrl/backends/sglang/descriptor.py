@@ -70,7 +70,7 @@ class SglangBackend(Backend):
         group = pipeline.groups[str(spec.group)]
         slot = server_slots(spec.server, group)[ranks.rank]
         if ranks.listen_fd is not None:
-            # SGLang listens on this port itself.
+            # SGLang's processes listen on this port.
             os.close(ranks.listen_fd)
         if not slot.starts:
             return HeldSlot()

@@ -49,7 +49,7 @@ class VllmBackend(Backend):
         spec = section_to_start(start.pipeline, start.name)
         slot = slots_of_servers(spec.gpus_per_server, start.pipeline.groups[str(spec.group)])[start.ranks.rank]
         if start.ranks.listen_fd is not None:
-            # vLLM chooses ports itself.
+            # vLLM's processes listen on this port.
             os.close(start.ranks.listen_fd)
         if not slot.leads:
             from dagrl.backends.serving.held_slot import HeldSlot

@@ -65,6 +65,10 @@ class VllmEngine(ServerEngine):
             # vLLM compiles a function of its sampler, which takes a C++ compiler and longer than it saves here.
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
+        if ranks.master_port and spec.attention_copies == 1:
+            # vLLM's processes meet there seconds after it has chosen the port. By itself it would choose one that an
+            # outgoing connection may take in between. Copies of attention meet at several ports.
+            os.environ["VLLM_PORT"] = str(ranks.master_port)
         if spec.taken_fp8 is not None:
             # DeepGEMM's kernels round scales to powers of two when they load; an update in place would not.
             os.environ["VLLM_USE_DEEP_GEMM"] = "0"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+
+from dagrl.workers.listener import listen
 
 _NO_PORT = -1
 """Ray's own dashboard agents report this for what they do not serve."""
@@ -50,7 +51,6 @@ def quick_start() -> Iterator[None]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
+    with listen("127.0.0.1") as free:
+        port: int = free.getsockname()[1]
         return port

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,15 @@ def start_vllm(logs: Path, start_timeout_s: float = 600.0, model: ModelSpec = MO
     from dagrl.backends.vllm.engine import VllmEngine
     from dagrl.backends.vllm.fields import VllmFields
     from dagrl.backends.vllm.section import VllmEngineSpec
+    from dagrl.workers.listener import listen
 
     tested = {name: server.pop(name) for name in list(server) if name in VllmFields.model_fields}
     spec = VllmEngineSpec(backend="vllm", group="rollout", server=tested, extra={"server": server})
     log = logs / "generator-0-tp0.log"
     options = {"gpus": (), "log": log, "start_timeout_s": start_timeout_s, "sleeps": True}
-    return VllmEngine(model, spec, RANKS, name="generator/0", **options)
+    with listen("127.0.0.1") as free:
+        ranks = replace(RANKS, master_port=free.getsockname()[1])
+    return VllmEngine(model, spec, ranks, name="generator/0", **options)
 
 
 def start_hf(logs: Path) -> Any:

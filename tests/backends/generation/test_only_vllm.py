@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 from string import ascii_letters
 
 import numpy as np
+import psutil
 import pytest
 from completions import GREEDY, complete
 from seeing import DEEP, seeing_model, seeing_samples
@@ -54,6 +56,15 @@ def test_an_engine_core_that_dies_ends_the_start(start_engine, tmp_path, monkeyp
     monkeypatch.setattr(VllmServer, "_dead_core", kill)
     with pytest.raises(ServerError, match=rf"^vLLM server generator/0 did not start: {how}; [^\n]*$"):
         start_engine(tmp_path, start_timeout_s=500.0)
+
+
+@pytest.mark.usefixtures("server")
+def test_its_processes_meet_at_a_port_that_no_outgoing_connection_takes() -> None:
+    """vLLM chooses the port many seconds before a process listens on it."""
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    processes = psutil.Process().children(recursive=True)
+    listening = {connection.laddr.port for each in processes for connection in each.net_connections()}
+    assert any(20000 <= port < first_outgoing for port in listening)
 
 
 def test_a_busy_process_loses_no_experts(server, requests) -> None:
