@@ -11,7 +11,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import faulthandler
-import re
 import signal
 import threading
 import time
@@ -23,18 +22,13 @@ from typing import Any
 import psutil
 
 from dagrl.backends.serving.client import ServerError, ServerLostError
+from dagrl.backends.serving.server_logs import ServerLogs
 from dagrl.backends.serving.server_loop import ServerLoop
 from dagrl.backends.sglang.layout import FUSED
 from dagrl.backends.sglang.processes import keep_code_out, run_scheduler, without_megatron
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
 _WATCH_S = 0.5
-_LAST_LINES = 4
-_PROGRESS_BAR = re.compile(r"\d+%(?: Completed )?\|")
-"""A progress bar of tqdm or SGLang's loader."""
-_FRAME = re.compile(r' *File ".+", line \d+')
-_CODE = " " * 4
-"""Indentation of the lines below a frame of a traceback."""
 _STACKS = "-stacks.log"
 """Suffix of the file with the worker's thread stacks at the time a process failed."""
 _END_S = 10.0
@@ -67,6 +61,8 @@ class ServerProcess(ServerLoop):
         """Whether the start was abandoned: processes started later are killed at once."""
         self._started: concurrent.futures.Future[Any] = concurrent.futures.Future()
         log_prefix.parent.mkdir(parents=True, exist_ok=True)
+        # The dash separates server 1 from server 10.
+        self._logs = ServerLogs(log_prefix.parent, f"{log_prefix.name}-*tp*.log")
         # A failing process sends its parent this signal, which would end the worker without a message. Unlike a Python
         # handler, this can be set from any thread. It is never reset, because the signal may come late.
         self._stacks = log_prefix.with_name(f"{log_prefix.name}{_STACKS}").open("a")
@@ -79,7 +75,7 @@ class ServerProcess(ServerLoop):
         asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
     def _last_words(self) -> str:
-        return last_words(self._log_prefix)
+        return self._logs.last_words()
 
     def silent_s(self, since: float) -> float:
         """Seconds without any message from the server, which sends some while it generates; at most those `since`."""
@@ -160,28 +156,6 @@ class ServerProcess(ServerLoop):
                     each.kill()
         for process in self._processes:
             process.join(timeout=_END_S)
-
-
-def last_words(log_prefix: Path) -> str:
-    """The last output of the process that logged last, and the path of its log."""
-    # The dash separates server 1 from server 10.
-    logs = [path for path in log_prefix.parent.glob(f"{log_prefix.name}-*.log") if path.stat().st_size]
-    logs = [path for path in logs if not path.name.endswith(_STACKS)]
-    if not logs:
-        return ""
-    newest = max(logs, key=lambda path: path.stat().st_mtime)
-    lines = telling_lines(newest.read_text(errors="replace"))
-    return f"; its last output: {' | '.join(lines[-_LAST_LINES:])}; the whole log is {newest}"
-
-
-def telling_lines(log: str) -> list[str]:
-    """Lines of a log that may explain how a process ended: exceptions of tracebacks, no progress bars."""
-    told, in_frame = [], False
-    for line in log.splitlines():
-        in_frame = bool(_FRAME.match(line)) or (in_frame and line.startswith(_CODE))
-        if line.strip(" ^~") and not in_frame and not _PROGRESS_BAR.search(line):
-            told.append(line.strip())
-    return told
 
 
 def _engine_class(log_prefix: Path, fused_sampler: bool, note_processes: Callable[[Sequence[Any]], None]) -> Any:

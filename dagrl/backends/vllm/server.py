@@ -21,6 +21,7 @@ import psutil
 from pydantic import ValidationError
 
 from dagrl.backends.serving.client import ServerError, ServerLostError
+from dagrl.backends.serving.server_logs import ServerLogs
 from dagrl.backends.serving.server_loop import ServerLoop
 from dagrl.backends.vllm.outputs import keep_routes
 
@@ -28,7 +29,6 @@ _WATCH_S = 0.5
 _END_S = 10.0
 _RAISE_S = 3.0
 """How long vLLM may take to report itself that a process has ended."""
-_LAST_LINES = 4
 _CORE_FAILED = "Engine core initialization failed"
 """Beginning of vLLM's message about an engine core that ended during the start."""
 
@@ -54,6 +54,7 @@ class VllmServer(ServerLoop):
         """When the engine sent something last; the client knows."""
         self._started: concurrent.futures.Future[Any] = concurrent.futures.Future()
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._logs = ServerLogs(log.parent, log.name)
         self._thread = threading.Thread(target=self._live, name=f"vllm {name}", daemon=True)
         self._thread.start()
         why = self._await_start(start_timeout_s)
@@ -176,12 +177,7 @@ class VllmServer(ServerLoop):
         return [each for each in _children() if each not in self._others]
 
     def _last_words(self) -> str:
-        lines = (
-            [line.strip() for line in self._log.read_text(errors="replace").splitlines()] if self._log.exists() else []
-        )
-        told = [line for line in lines if "ERROR" in line or "Error" in line] or lines
-        last = f"; its last output: {' | '.join(told[-_LAST_LINES:])}" if told else ""
-        return f"{last}; the whole log is {self._log}"
+        return self._logs.last_words()
 
 
 def _end_of(exit_code: int) -> str:
