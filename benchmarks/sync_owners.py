@@ -15,7 +15,7 @@ import socket
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -33,6 +33,7 @@ class Rank:
 
     def __init__(self, rank: int, ranks: int, port: int, model: Path, parallel: dict[str, int], bucket: int) -> None:
         from dagrl.backends.backend import RankContext
+        from dagrl.backends.base import TrainEngine
         from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
         from dagrl.backends.megatron.section import MegatronEngineSpec
         from dagrl.config.schema import ModelSpec
@@ -44,7 +45,7 @@ class Rank:
         route = WeightRoute("object_store", bucket, 1, ((0,),))
         self._transfers = {True: WeightTransfer(engine, rank, route, 600.0)}
         # A second way with everything on rank 0, as over NCCL.
-        self._transfers[False] = WeightTransfer(_OneSender(engine), rank, route, 600.0)
+        self._transfers[False] = WeightTransfer(cast(TrainEngine, _OneSender(engine)), rank, route, 600.0)
         self._gathered = 0
         exchange = torch.distributed.all_to_all_single
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.sizes import ModelSizes
@@ -19,6 +19,9 @@ from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline
 from dagrl.config.schema.engine import Head
+
+if TYPE_CHECKING:
+    from dagrl.backends.base import AnyEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +114,8 @@ class Backend(ABC):
     """A layout that every group can have; None if a search cannot lay the engines out."""
 
     @abstractmethod
-    def build(self, start: EngineStart) -> Any:
-        """Build one rank: a `dagrl.backends.base.TrainEngine`, `GenerateEngine` or `ScoreEngine`. Runs in a worker."""
+    def build(self, start: EngineStart) -> AnyEngine:
+        """Build one rank, whose interface is one of `dagrl.backends.base`. Runs in a worker."""
 
     def preload(self, engine: EngineSpec) -> None:  # noqa: B027 (a backend need not import much)
         """Import what `build` will import. Runs in a worker while other engines start on the same devices."""

@@ -111,6 +111,14 @@ class Engine(Protocol):
     policy_version: int
     """Training steps behind the current weights."""
 
+    def sleep(self, residency: Residency) -> SleepReport:
+        """Release device memory down to `residency`, and keep on the host what cannot be made again. Collective."""
+        ...
+
+    def wake(self, residency: Residency) -> None:
+        """Restore what `residency` needs. Collective."""
+        ...
+
     def close(self) -> None:
         """Free process groups, memory and files."""
         ...
@@ -233,14 +241,6 @@ class ScoreEngine(Engine, Protocol):
         """Scores of conversations, rendered by the model's chat template. Raises ValueError if it rejects one."""
         ...
 
-    def sleep(self, residency: Residency) -> SleepReport:
-        """Release device memory down to `residency`; the weights are kept on the host."""
-        ...
-
-    def wake(self, residency: Residency) -> None:
-        """Restore what `residency` needs."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
@@ -316,9 +316,13 @@ class GenerateEngine(Engine, Protocol):
 
     serializes_calls: bool
     """Whether calls of `generate` wait for each other, so that requests should be sent together."""
-    sampled_tokens: int
-    """Tokens sampled in all calls since the engine was built, up to date within a second; shows that the engine makes
-    progress."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens sampled in all calls since the engine was built, up to date within a second; shows that the engine
+        makes progress.
+        """
+        ...
 
     def request_limits(self, longest: int) -> RequestLimits:
         """Limits for prompts with responses of up to `longest` tokens."""
@@ -339,13 +343,6 @@ class GenerateEngine(Engine, Protocol):
         """Replace all weights. Raises ValueError for unknown, duplicate or missing names."""
         ...
 
-    def update_weights(self, route: Route, version: int) -> None:
-        """Replace all weights by those of the senders in `route`, which report failures.
-
-        Only for engines whose own processes can receive weights directly.
-        """
-        ...
-
     def sleep(self, residency: Residency) -> SleepReport:
         """Release device memory down to `residency`. Nothing may be generating.
 
@@ -356,6 +353,17 @@ class GenerateEngine(Engine, Protocol):
     def wake(self, residency: Residency) -> None:
         """Restore what `residency` needs; dropped weights are undefined before the next update."""
         ...
+
+
+class ReceivesWeights(GenerateEngine, Protocol):
+    """A `GenerateEngine` whose own processes receive weights directly."""
+
+    def update_weights(self, route: Route, version: int) -> None:
+        """Replace all weights by those of the senders in `route`, which report failures."""
+        ...
+
+
+type AnyEngine = TrainEngine | GenerateEngine | ScoreEngine
 
 
 @runtime_checkable

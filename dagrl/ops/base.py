@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from dagrl.backends.base import NO_WEIGHTS
+from dagrl.backends.base import NO_WEIGHTS, AnyEngine, GenerateEngine, ScoreEngine, TrainEngine
 from dagrl.config.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
 from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, val_sampling
 from dagrl.data.batch import Batch, Column
@@ -117,7 +117,7 @@ class Context:
     shards: int
     """Shards in the step's batch."""
     resources: Resources
-    engine: Any = None
+    engine: AnyEngine | None = None
     """This rank's engine, if the op has one."""
     frozen: bool = False
     """Use the engine's start weights."""
@@ -147,6 +147,23 @@ class Context:
     """Only for a rollout: the validation set of its rows. Default: sets without sampling of their own."""
     aborted: Callable[[], bool] = _never
     """Only for a rollout: whether it was told to end early."""
+
+    # Validation has checked that the engine has the op's capability.
+
+    @property
+    def trainer(self) -> TrainEngine:
+        """The engine of an op that trains or computes log-probs or values."""
+        return cast(TrainEngine, self.engine)
+
+    @property
+    def generator(self) -> GenerateEngine:
+        """The engine of an op that samples."""
+        return cast(GenerateEngine, self.engine)
+
+    @property
+    def scorer(self) -> ScoreEngine:
+        """The engine of an op that scores text."""
+        return cast(ScoreEngine, self.engine)
 
     @property
     def pipeline(self) -> Pipeline:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dagrl.algorithms.value_loss import ValueObjective, with_explained_variance
-from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import CriticNode
 from dagrl.ops.base import Context, OpInput, Output
 
@@ -19,7 +18,7 @@ def critic(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
     Stale samples are used too: ``schedule.stale_samples`` does not apply to a critic.
     """
-    engine: TrainEngine = context.engine
+    engine = context.trainer
     node = context.node
     assert isinstance(node, CriticNode)
     objective = ValueObjective(

@@ -19,7 +19,7 @@ def learn(parts: Sequence[OpInput], context: Context, objective: Objective[Respo
     """Train on the mini-batches in order, or compute the objective's metrics of a validation batch; yield the
     metrics.
     """
-    engine: TrainEngine = context.engine
+    engine = context.trainer
     node = context.node
     assert isinstance(node, DemonstrationNode)
     batches = [part.batch.with_columns({"response_tokens": part.batch["demonstration"]}) for part in parts]

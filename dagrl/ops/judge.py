@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.backends.base import Completion, GenerateEngine, GenerationRequest
+from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import JudgeNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
@@ -148,7 +148,7 @@ def _on_engine(
     parts: Sequence[OpInput], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
 ) -> Generator[list[PendingReply]]:
     """Replies of each part; the engine generates those of all parts together."""
-    engine: GenerateEngine = context.engine
+    engine = context.generator
     tokenizer = context.resources.once(f"tokenizer of {node.engine}", lambda: _tokenizer(node, context.resources))
     settings = judge_settings(context.pipeline, node)
     questions: list[list[np.ndarray]] = []

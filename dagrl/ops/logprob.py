@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
-from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import LogprobNode
 from dagrl.ops.base import Context, OpInput, Output
 
 
 def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the log-probs of each shard; logits are divided by the sampling temperature."""
-    engine: TrainEngine = context.engine
+    engine = context.trainer
     node = context.node
     assert isinstance(node, LogprobNode)
     with engine.start_weights() if context.frozen else nullcontext():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dagrl.backends.base import Conversation, ScoreEngine, TrainEngine
+from dagrl.backends.base import Conversation
 from dagrl.config.schema import RewardModelNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
@@ -29,12 +29,12 @@ def reward_model(parts: Sequence[OpInput], context: Context) -> Iterator[Output]
 
 
 def _of_tokens(batch: Batch, node: RewardModelNode, context: Context) -> tuple[Column, dict[str, Stat]]:
-    engine: TrainEngine = context.engine
+    engine = context.trainer
     return engine.values(batch, tokens_per_micro_batch=node.tokens_per_micro_batch), {}
 
 
 def _of_text(batch: Batch, node: RewardModelNode, context: Context) -> tuple[Column, dict[str, Stat]]:
-    engine: ScoreEngine = context.engine
+    engine = context.scorer
     conversations = [_conversation(batch, row, context) for row in range(len(batch))]
     scores = engine.scores(conversations, tokens_per_micro_batch=node.tokens_per_micro_batch)
     return Column(scores.values.astype(np.float32)), {"reward/cut_fraction": Stat.of(scores.cut)}

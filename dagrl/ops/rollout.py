@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from dagrl.backends.base import GenerateEngine, GenerationRequest
+from dagrl.backends.base import GenerationRequest
 from dagrl.config.schema.rollouts import leading_rollout, rollouts
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at
@@ -71,7 +71,7 @@ def _sampled(
     requests: Mapping[int, GenerationRequest], responses: Sequence[Response], context: Context
 ) -> Iterator[tuple[int, Response]]:
     """Each requested row with its response."""
-    engine: GenerateEngine = context.engine
+    engine = context.generator
     alike = _deduplicated(requests) if context.sampling.temperature == 0 else [[place] for place in requests]
     asked = [requests[place] for place, *_ in alike]
     for completion in engine.generate(asked, context.sampling) if asked else ():
@@ -150,7 +150,7 @@ def _beginnings(groups: np.ndarray, context: Context) -> list[Response]:
     """Partial responses of earlier steps; empty ones if there are none, or if they are too old."""
     node = context.rollout
     # Newer weights may have arrived since the step began.
-    version = max(context.engine.policy_version, context.version)
+    version = max(context.generator.policy_version, context.version)
     responses = [Response(version)] * len(groups)
     for group, begun in context.begun.items():
         for place, row in enumerate(np.flatnonzero(groups == group)):
@@ -199,7 +199,7 @@ def _ended_before(rows: np.ndarray, begun: Batch, context: Context) -> Output:
     """A group of several turns that ended in an earlier step, which was full and has reported its statistics."""
     columns = dict(begun.columns)
     if context.rollout.mask_offpolicy_in_partial_rollout:
-        version = max(context.engine.policy_version, context.version)
+        version = max(context.generator.policy_version, context.version)
         mask = begun["response_mask"]
         columns["response_mask"] = Column(mask.values * (begun["token_version"].values >= version), mask.offsets)
     tokens = len(begun["response_tokens"].values)

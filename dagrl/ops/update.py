@@ -9,7 +9,6 @@ import numpy as np
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.sft import MixedObjective
-from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import UpdateNode
 from dagrl.data.batch import Batch
 from dagrl.ops.base import Context, OpInput, Output
@@ -19,7 +18,7 @@ from dagrl.plugins.declarations import load_formula
 
 def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Train on the mini-batches in order, and yield their common metrics."""
-    engine: TrainEngine = context.engine
+    engine = context.trainer
     node = context.node
     assert isinstance(node, UpdateNode)
     policy = PolicyObjective(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
-from dagrl.backends.base import TrainEngine
 from dagrl.config.schema import ValuesNode
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
@@ -13,7 +12,7 @@ from dagrl.ops.base import Context, OpInput, Output
 
 def values(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the values of each shard under the critic's current weights."""
-    engine: TrainEngine = context.engine
+    engine = context.trainer
     node = context.node
     assert isinstance(node, ValuesNode)
     with engine.start_weights() if context.frozen else nullcontext():

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def _generator(pipeline: Pipeline, name: str, plan: Plan, run_dir: Path) -> Iter
     )
     engine = make_engine(setup, listener.detach())
     try:
-        yield engine
+        yield cast(GenerateEngine, engine)
     finally:
         engine.close()
 

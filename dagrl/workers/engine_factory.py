@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dagrl.backends.backend import EngineStart, RankContext
+from dagrl.backends.base import AnyEngine
 from dagrl.backends.registry import backend_of
 from dagrl.workers.messages import StartEngine
 
 
-def make_engine(setup: StartEngine, listen_fd: int | None) -> Any:
+def make_engine(setup: StartEngine, listen_fd: int | None) -> AnyEngine:
     """Build the rank that `setup` names. The backend is imported only here.
 
     `listen_fd` is a socket on which the ranks meet, on the rank that opened it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagrl.data.column_store import ColumnStore, StoredBlock
 from dagrl.workers.object_cache import get_objects
@@ -13,6 +13,7 @@ from dagrl.workers.object_cache import get_objects
 if TYPE_CHECKING:
     import ray
 
+    from dagrl.backends.base import TrainEngine
     from dagrl.weight_sync.protocol import WeightDigests
 
 BUCKET_BYTES = 2**28
@@ -34,7 +35,7 @@ def store_columns(folder: Path, wanted: Sequence[ColumnsToStore], timeout_s: flo
     return [store.put_block(get_objects([each.ref], timeout_s, "columns to record")[0], each.names) for each in wanted]
 
 
-def digests_of(engine: Any) -> WeightDigests:
+def digests_of(engine: TrainEngine) -> WeightDigests:
     """The digests of an engine's weights, on rank 0. Collective."""
     # CPU workers do not import torch.
     from dagrl.weight_sync.digest import weight_digests

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import ray
 
+from dagrl.backends.base import GenerateEngine, ReceivesWeights, TrainEngine
 from dagrl.scheduler.weight_route import WeightRoute
-from dagrl.weight_sync.exporter import WeightExporter
 from dagrl.weight_sync.fp8 import Fp8Exporter
 from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.protocol import Offer
@@ -26,12 +26,12 @@ from dagrl.workers.object_cache import get_objects
 class WeightTransfer:
     """Sends a trainer rank's weights to one generator."""
 
-    def __init__(self, engine: Any, rank: int, route: WeightRoute, timeout_s: float) -> None:
+    def __init__(self, engine: TrainEngine, rank: int, route: WeightRoute, timeout_s: float) -> None:
         """`timeout_s` bounds every wait for the other side."""
         self._rank, self._route = rank, route
         # One rank broadcasts: each receiver gets all bytes over its own link, however many ranks send them, and each
         # further sender would cost every receiver a communicator of half a GiB.
-        exporter: WeightExporter = engine.weight_exporter(route.bucket_bytes, by_owner=route.way != "broadcast")
+        exporter = engine.weight_exporter(route.bucket_bytes, by_owner=route.way != "broadcast")
         self._exporter = exporter if route.fp8 is None else Fp8Exporter(exporter, route.fp8)
         self._sender: WeightSender | None = None
         if route.way != "object_store":
@@ -75,7 +75,7 @@ class WeightTransfer:
 
 
 def update_weights(
-    engine: Any, rank: int, request: UpdateWeightsRequest, sent: Sequence[SendResult], timeout_s: float
+    engine: GenerateEngine, rank: int, request: UpdateWeightsRequest, sent: Sequence[SendResult], timeout_s: float
 ) -> float:
     """Load new weights into a generator's rank; returns the seconds taken.
 
@@ -86,7 +86,7 @@ def update_weights(
         refs = {index: ref for result in sent for index, ref in result.refs.items()}
         engine.load_weights(_buckets([refs[index] for index in sorted(refs)], timeout_s), request.version)
     else:
-        engine.update_weights(_route(request, rank, timeout_s), request.version)
+        cast(ReceivesWeights, engine).update_weights(_route(request, rank, timeout_s), request.version)
     return time.perf_counter() - start
 
 

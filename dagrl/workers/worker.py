@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import ray
 
-from dagrl.backends.base import RequestLimits, SleepReport
+from dagrl.backends.base import AnyEngine, GenerateEngine, RequestLimits, SleepReport, TrainEngine
 from dagrl.backends.registry import backend_of
 from dagrl.backends.serving.gpu_memory import gpu_names
 from dagrl.config.loading.hub import download
@@ -69,7 +69,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._engine: Any = None
+        self._engine: AnyEngine | None = None
         self._meter: Meter | None = None
         self._profiler: TorchTraces | NvtxRanges | None = None
         self._resources: Resources
@@ -87,6 +87,16 @@ class Worker:
         """The newest rollout."""
         self._aborted: RolloutId | None = None
         self._heartbeats = HeartbeatLimiter()
+
+    # The driver calls a trainer's methods on trainers only, and a generator's on generators.
+
+    @property
+    def _trainer(self) -> TrainEngine:
+        return cast(TrainEngine, self._engine)
+
+    @property
+    def _generator(self) -> GenerateEngine:
+        return cast(GenerateEngine, self._engine)
 
     # -- what Ray calls
 
@@ -219,7 +229,7 @@ class Worker:
                 yield from iterator
 
         def sampled_tokens() -> int:
-            return self._engine.sampled_tokens
+            return self._generator.sampled_tokens
 
         background = BackgroundIterator(outputs())
         # Tells the driver that it may send the next chunk, which keeps chunks in order.
@@ -227,7 +237,7 @@ class Worker:
         while (made := background.take(HEARTBEAT_S, work.gather_s)) is not None:
             if self._aborted == rollout:
                 # Again: the op may have sent requests since the first abort.
-                self._engine.abort()
+                self._generator.abort()
             items: list[Block | Heartbeat] = []
             for unfinished in (False, True):
                 if alike := [output for output in made if output.unfinished == unfinished]:
@@ -249,10 +259,10 @@ class Worker:
         """End a rollout: its chunks return what they have, and later chunks return nothing."""
         self._aborted = rollout
         self._weights.recheck()
-        self._engine.abort()
+        self._generator.abort()
 
     def request_limits(self, longest: int) -> RequestLimits:
-        return self._engine.request_limits(longest)
+        return self._generator.request_limits(longest)
 
     def _prepare(self, work: TaskWork) -> tuple[Op, Context]:
         """Load the op and its context. Also drops cached objects of committed steps."""
@@ -338,13 +348,13 @@ class Worker:
     def _update_weights(self, request: UpdateWeightsRequest, sent: list[SendResult]) -> float:
         from dagrl.workers.weight_transfer import update_weights
 
-        return update_weights(self._engine, self._rank, request, sent, self._timeout_s)
+        return update_weights(self._generator, self._rank, request, sent, self._timeout_s)
 
     def _transfer_to(self, follower: str, route: WeightRoute) -> WeightTransfer:
         from dagrl.workers.weight_transfer import WeightTransfer
 
         if follower not in self._transfers:
-            self._transfers[follower] = WeightTransfer(self._engine, self._rank, route, self._timeout_s)
+            self._transfers[follower] = WeightTransfer(self._trainer, self._rank, route, self._timeout_s)
         return self._transfers[follower]
 
     # -- memory and state
@@ -354,21 +364,23 @@ class Worker:
         if residency is Residency.ASLEEP:
             for transfer in self._transfers.values():
                 transfer.release()
+        assert self._engine is not None, "only engines sleep"
         return self._engine.sleep(residency)
 
     def wake(self, residency: Residency) -> None:
         """Onload the engine up to `residency`. Collective."""
+        assert self._engine is not None, "only engines sleep"
         self._engine.wake(residency)
 
     def save(self, folder: Path, asynchronous: bool = False) -> None:
         """Write the engine's state, or start writing it. Collective."""
-        self._engine.save(folder, asynchronous=asynchronous)
+        self._trainer.save(folder, asynchronous=asynchronous)
 
     def finish_save(self) -> bool:
-        return self._engine.finish_save(wait=False)
+        return self._trainer.finish_save(wait=False)
 
     def load(self, folder: Path) -> None:
-        self._engine.load(folder)
+        self._trainer.load(folder)
 
     # -- records
 
@@ -378,11 +390,11 @@ class Worker:
 
     def copy_weights(self, source: Worker, version: int) -> None:
         """Load the weights of a trained engine in this process."""
-        self._engine.load_weights(source._engine.export_weights(BUCKET_BYTES), version)
+        self._generator.load_weights(source._trainer.export_weights(BUCKET_BYTES), version)
 
     def weight_digests(self) -> WeightDigests:
         """The digests of the engine's weights, on rank 0. Collective."""
-        return digests_of(self._engine)
+        return digests_of(self._trainer)
 
     def close(self) -> None:
         for end in self._at_close:

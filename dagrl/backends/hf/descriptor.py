@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dagrl.backends.backend import Backend, EngineStart, WeightReader
 from dagrl.backends.hf.costs import HfCosts
@@ -13,6 +13,9 @@ from dagrl.backends.planning.memory import EngineMemory
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec
 
+if TYPE_CHECKING:
+    from dagrl.backends.base import GenerateEngine, ScoreEngine
+
 
 class HfBackend(Backend):
     """Hugging Face models inside the worker."""
@@ -21,7 +24,7 @@ class HfBackend(Backend):
     summary = "Hugging Face models inside the worker: generates, judges, scores with a reward model"
     requires = ("transformers",)
 
-    def build(self, start: EngineStart) -> Any:
+    def build(self, start: EngineStart) -> GenerateEngine | ScoreEngine:
         """A generator, or a classifier with ``head: reward``."""
         spec = start.section(HfEngineSpec)
         from dagrl.backends.hf.classifier import HfClassifier

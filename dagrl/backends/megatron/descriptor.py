@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
 from dagrl.backends.extra_fields import check_extra
@@ -29,6 +29,9 @@ from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline, TrainingNode
 from dagrl.config.schema.neighbours import stays_beside_sleepers
 from dagrl.model_files.hf_config import read_config
+
+if TYPE_CHECKING:
+    from dagrl.backends.base import TrainEngine
 
 
 class MegatronBackend(Backend):
@@ -111,7 +114,7 @@ class MegatronBackend(Backend):
         config = load_hf_config(model)
         write_megatron(weight_source(model, seed=0), config, padded_vocab_size(config.vocab_size, 1), output)
 
-    def build(self, start: EngineStart) -> Any:
+    def build(self, start: EngineStart) -> TrainEngine:
         """One rank of the model."""
         from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
 

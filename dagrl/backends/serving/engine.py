@@ -182,7 +182,7 @@ class ServerEngine:
     # -- weights
 
     def update_weights(self, route: Route, version: int) -> None:
-        """See `GenerateEngine.update_weights`. ServerError if the server fails. Generation pauses as in `pause`."""
+        """See `ReceivesWeights.update_weights`. ServerError if the server fails. Generation pauses as in `pause`."""
         self._server.run(self._update(route, version), "take weights", self._timeout_s)
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:

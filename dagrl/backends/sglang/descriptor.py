@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
 from dagrl.backends.extra_fields import check_extra
@@ -23,6 +23,9 @@ from dagrl.backends.sglang.tool_parsers import parser_names, tool_parser
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
 from dagrl.config.schema.neighbours import sleeps, wants_routed_experts
+
+if TYPE_CHECKING:
+    from dagrl.backends.base import GenerateEngine
 
 _DRIVER_PATIENCE = 0.95
 """Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
@@ -58,7 +61,7 @@ class SglangBackend(Backend):
         """One of SGLang's parsers."""
         return tool_parser(name, schemas)
 
-    def build(self, start: EngineStart) -> Any:
+    def build(self, start: EngineStart) -> GenerateEngine:
         """One slot of a server: its first worker speaks for it, the first on a further machine starts processes."""
         spec = section_to_start(start.pipeline, start.name)
         from dagrl.backends.serving.held_slot import HeldSlot

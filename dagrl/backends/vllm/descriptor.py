@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
 from dagrl.backends.extra_fields import check_extra
@@ -17,6 +17,9 @@ from dagrl.backends.vllm.rules import check_servers
 from dagrl.backends.vllm.section import ROUTED_EXPERTS, VLLM_VERSION, VllmEngineSpec
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
 from dagrl.config.schema.neighbours import sleeps, wants_routed_experts
+
+if TYPE_CHECKING:
+    from dagrl.backends.base import GenerateEngine
 
 _DRIVER_PATIENCE = 0.95
 """Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
@@ -44,7 +47,7 @@ class VllmBackend(Backend):
         checked = not {"load_format", "quantization"} & engine.server.keys()
         return WeightReader(strict=False, quantised=True, checked=checked)
 
-    def build(self, start: EngineStart) -> Any:
+    def build(self, start: EngineStart) -> GenerateEngine:
         """One slot of a server: its first worker runs vLLM's engine."""
         spec = section_to_start(start.pipeline, start.name)
         slot = slots_of_servers(spec.gpus_per_server, start.pipeline.groups[str(spec.group)])[start.ranks.rank]

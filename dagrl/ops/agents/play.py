@@ -112,11 +112,11 @@ class AgentRollouts:
         context = self.context
         self._setup = agent_setup(context)
         self._paused = context.resources.once(f"paused agents of {context.sampled_by}", self._make_room)
-        self._queue = TurnRequests(context.engine, context.sampling, self._events.put)
-        if isinstance(context.engine, StartsGenerating):
+        self._queue = TurnRequests(context.generator, context.sampling, self._events.put)
+        if isinstance(context.generator, StartsGenerating):
             loop = self._setup.gateway.loop
-            self._direct = DirectRequests(context.engine, context.sampling, loop, self._answer, self._events.put)
-        self._version = max(context.engine.policy_version, context.version)
+            self._direct = DirectRequests(context.generator, context.sampling, loop, self._answer, self._events.put)
+        self._version = max(context.generator.policy_version, context.version)
         self._open = {row for row in self.requests if not self.batch.rows[row] % context.sequences}
         self._images = images_of_rows(self.batch, sorted(self._open))
         groups = self.batch["group_id"].values
@@ -173,7 +173,7 @@ class AgentRollouts:
             events = [self._events.get(timeout=_LOOK_EVERY_S)]
         except queue.Empty:
             return []
-        serializes = self.context.engine.serializes_calls
+        serializes = self.context.generator.serializes_calls
         while True:
             gathers = serializes and self._queue.idle and self._busy + len(events) < len(self._open)
             try:
@@ -215,7 +215,7 @@ class AgentRollouts:
             trajectory,
             self.requests[event.row].prompt,
             context.sequences,
-            version=context.engine.policy_version,
+            version=context.generator.policy_version,
             zero=spec.on_error == "zero",
             begun=self._agents[event.row].begun,
             images=self._images[event.row].seen,

@@ -71,7 +71,7 @@ class Conversations:
         self._paused = context.resources.once(f"paused responses of {context.sampled_by}", PausedResponses)
         self._aborted = False
         self._events: queue.SimpleQueue[TurnDone | CallEnded | Done] = queue.SimpleQueue()
-        self._requests_queue = TurnRequests(context.engine, self._sampling, self._events.put)
+        self._requests_queue = TurnRequests(context.generator, self._sampling, self._events.put)
         self._jobs = Jobs(self._events.put, max_running=node.tool_concurrency, timeout_s=node.tool_timeout_s)
 
     def run(self) -> Iterator[tuple[int, Response]]:
@@ -102,7 +102,7 @@ class Conversations:
         """Take the responses that an earlier call has paused; yield those that had ended."""
         context, node = self._context, self._context.rollout
         self._paused.leave_before(context.step - node.partial_rollout_max_age - context.pipeline.schedule.max_staleness)
-        version = max(context.engine.policy_version, context.version)
+        version = max(context.generator.policy_version, context.version)
         for group, key in context.paused.items():
             rows = [row for row in sorted(self._open) if self._groups[row] == group]
             for row, paused in zip(rows, self._paused.take(key), strict=False):
