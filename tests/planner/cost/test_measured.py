@@ -144,7 +144,7 @@ def rollout_on_sglang(shape: ModelShape, tensor: int, prompts: int, n: int, leng
         pytest.param(
             lambda: train_step(SIX_LAYERS, 1, 4, 16384, 2), 1.978, id="train step of six layers of 30B-A3B, EP2"
         ),
-        # Shared prompts, 2026-11-26: "Beside verl", and prefix_sharing.py on an H200.
+        # Shared prompts, 2026-11-26: "dagrl and verl 0.9.1" of RESULTS.md, and prefix_sharing.py on an H200.
         pytest.param(lambda: shared(4, 128, Lengths(256, 512, 512), 12288), 2.07, id="log-probs, shared"),
         pytest.param(lambda: shared(4, 128, Lengths(256, 512, 512), 12288, trains=2), 6.27, id="update, shared"),
         pytest.param(lambda: shared(8, 8, Lengths(4096, 512, 512), 18432), 0.559, id="log-probs, long prompts"),
