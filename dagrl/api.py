@@ -74,11 +74,9 @@ class PipelineHandle:
 
     def validate(self) -> list[Problem]:
         """Check everything that needs no engine, and return the warnings. PipelineError with all problems."""
-        from dagrl.validation import check_file
-        from dagrl.validation.placing import place_engines
+        from dagrl.validation.prepare import prepare
 
-        checked, _ = place_engines(check_file(self.path, self.overrides))
-        return list(checked.warnings)
+        return list(prepare(self.path, self.overrides).warnings)
 
     @property
     def graph(self) -> networkx.DiGraph[str]:

@@ -35,20 +35,16 @@ def try_once(
         dagrl agent try tiny_agent
         dagrl agent try pipeline.yaml --row 3
     """
-    from dagrl.config.loading.hub import HubError, download
-    from dagrl.validation import check_file
-    from dagrl.validation.placing import place_engines
+    from dagrl.config.loading.hub import HubError
+    from dagrl.validation.prepare import prepare
 
-    found = check_file(pipeline, overrides or [])
     with exit_on("agent try", HubError):
-        if download(found.loaded.pipeline):
-            found = check_file(pipeline, overrides or [])
-    checked, plan = place_engines(found)
-    print(f"starting the generator of {checked.loaded.pipeline.name}", flush=True)
+        prepared = prepare(pipeline, overrides or [], with_weights=True)
+    print(f"starting the generator of {prepared.loaded.pipeline.name}", flush=True)
     from dagrl.orchestrator.agent_trial import try_agent
 
     with exit_on("agent try", ValueError, OSError):
-        try_agent(checked, plan, row)
+        try_agent(prepared, row)
     return 0
 
 

@@ -96,7 +96,7 @@ def plan(
         if times is not None:
             assumed = times.lengths_for(found.pipeline, assumed)
         if search:
-            sections = show_steps.search_sections(pipeline, overrides, gpu=gpu, assumed=assumed, times=times, **cluster)
+            sections = show_steps.search_sections(found, gpu=gpu, assumed=assumed, times=times, **cluster)
         else:
             sections = [*show.memory_sections(found), show_steps.step_section(found, assumed, times)]
             sections += [show_steps.run_section(found, times)] if times else []

@@ -14,8 +14,6 @@ from dagrl.cli.parameters import NewRunFolder, Overrides, Pipeline, Quiet, Verbo
 from dagrl.config.errors import counted
 
 _INTERRUPTED = 130
-
-
 _DOES_NOT_FIT = 3
 _OUT_OF_TIME = 4
 
@@ -43,35 +41,30 @@ def run(
         dagrl run pipeline.yaml run.val_only=true
         dagrl run pipeline.yaml --dry-run
     """
-    from dagrl.config.loading.hub import HubError, download
-    from dagrl.validation import check_file
-    from dagrl.validation.placing import place_engines
+    from dagrl.config.loading.hub import HubError
+    from dagrl.validation.prepare import prepare
 
     if verbose and quiet:
         raise typer.BadParameter("not allowed together with --quiet", param_hint="'--verbose'")
     if dry_run:
         return _dry_run(pipeline, overrides or [], run_dir)
-    found = check_file(pipeline, overrides or [])
     with exit_on("run", HubError):
-        if download(found.loaded.pipeline):
-            # Now with the weights.
-            found = check_file(pipeline, overrides or [])
-    checked, plan = place_engines(found)
-    for warning in checked.warnings:
+        prepared = prepare(pipeline, overrides or [], with_weights=True)
+    for warning in prepared.warnings:
         print(f"dagrl run: warning: {warning}", file=sys.stderr)
-    folder = run_dir or Path("runs") / checked.loaded.pipeline.name
+    folder = run_dir or Path("runs") / prepared.loaded.pipeline.name
     if not quiet:
         # The next import takes seconds.
-        run = checked.loaded.pipeline.run
+        run = prepared.loaded.pipeline.run
         told = "a validation alone" if run.only_validates else counted(run.steps, "step")
-        print(f"starting {checked.loaded.pipeline.name}, {told}", flush=True)
+        print(f"starting {prepared.loaded.pipeline.name}, {told}", flush=True)
     from dagrl.orchestrator.run import run_pipeline
     from dagrl.tracking.console import Verbosity
     from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError
 
     try:
         verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
-        outcome = run_pipeline(checked, plan, folder, verbosity)
+        outcome = run_pipeline(prepared, folder, verbosity)
     except RefusedFolderError as error:
         complain("dagrl run", error)
         return 2

@@ -17,12 +17,11 @@ def validate(pipeline: Pipeline, overrides: Overrides = None, as_json: AsJson = 
         dagrl validate pipeline.yaml run.steps=10
         dagrl validate tiny_grpo --json
     """
-    from dagrl.validation import check_file
-    from dagrl.validation.placing import place_engines
+    from dagrl.validation.prepare import prepare
     from dagrl.validation.summary import as_values, summarize
 
     try:
-        checked, _ = place_engines(check_file(pipeline, overrides or []))
+        checked = prepare(pipeline, overrides or [])
     except PipelineError as error:
         if not as_json:
             raise

@@ -31,18 +31,18 @@ from dagrl.ops.base import Context, Resources
 from dagrl.ops.response import Response
 from dagrl.ops.rollout import sample_seed
 from dagrl.scheduler.plan import Plan
-from dagrl.validation import CheckedPipeline
+from dagrl.validation.prepare import PreparedPipeline
 from dagrl.workers.engine_factory import make_engine
 from dagrl.workers.listener import listen
 from dagrl.workers.messages import StartEngine
 
 
-def try_agent(checked: CheckedPipeline, plan: Plan, row: int) -> None:
+def try_agent(prepared: PreparedPipeline, row: int) -> None:
     """Run the agent on a row of the training file, and print a report.
 
     Raises ValueError if no rollout has an agent, the row does not exist, or the generator cannot run.
     """
-    pipeline, folder = checked.loaded.pipeline, checked.loaded.folder
+    pipeline, folder, plan = prepared.loaded.pipeline, prepared.loaded.folder, prepared.plan
     environment = pipeline.engines[_rollout_with_agent(pipeline)[1].engine].environment
     if environment is None:
         _print_trial(pipeline, folder, plan, row)

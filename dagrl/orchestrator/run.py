@@ -23,33 +23,30 @@ from dagrl.orchestrator.outcome import RunOutcome
 from dagrl.orchestrator.records.recorder import Recorder
 from dagrl.orchestrator.steps.kl_control import KlControl
 from dagrl.orchestrator.validation_alone import plan_validation
-from dagrl.scheduler.plan import Plan
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers, open_trackers
 from dagrl.tracking.console import Verbosity
 from dagrl.tracking.metrics_file import last_step
-from dagrl.validation import CheckedPipeline
+from dagrl.validation.prepare import PreparedPipeline
 from dagrl.workers.errors import InterruptedRunError, RayLostError, RefusedFolderError, RunError, WorkerLostError
 from dagrl.workers.messages import StartEngine
 
 
-def run_pipeline(
-    checked: CheckedPipeline, plan: Plan, run_dir: Path, verbosity: Verbosity = Verbosity.NORMAL
-) -> RunOutcome:
+def run_pipeline(prepared: PreparedPipeline, run_dir: Path, verbosity: Verbosity = Verbosity.NORMAL) -> RunOutcome:
     """Train from the start, or from the last checkpoint in the run folder; or validate alone, as `RunSpec` says.
 
     Raises RunError for any failure, RefusedFolderError if the folder is not for this run. If workers are lost that
     cannot be restarted one by one, all workers restart from the last checkpoint.
     """
-    began, stop_after_s = time.monotonic(), checked.loaded.pipeline.run.stop_after_s
+    began, stop_after_s = time.monotonic(), prepared.loaded.pipeline.run.stop_after_s
     stop_at = None if stop_after_s is None else began + stop_after_s
-    restarts = RestartPolicy(checked.loaded.pipeline.run.max_restarts)
+    restarts = RestartPolicy(prepared.loaded.pipeline.run.max_restarts)
     told = ""
     with signals_as_ctrl_c():
         while True:
             try:
-                outcome = _go_on(checked, plan, run_dir, restarts, told, verbosity, stop_at)
-                exported = tuple(policies(checked.loaded.pipeline))
+                outcome = _go_on(prepared, run_dir, restarts, told, verbosity, stop_at)
+                exported = tuple(policies(prepared.loaded.pipeline))
                 return replace(outcome, seconds=time.monotonic() - began, policies=exported)
             except RefusedFolderError as refused:
                 if told:  # the run has failed while it restarted
@@ -60,8 +57,7 @@ def run_pipeline(
 
 
 def _go_on(
-    checked: CheckedPipeline,
-    plan: Plan,
+    prepared: PreparedPipeline,
     run_dir: Path,
     restarts: RestartPolicy,
     told: str,
@@ -72,22 +68,22 @@ def _go_on(
 
     `told`: the failure before.
     """
-    loaded, rows = checked.loaded, checked.rows["train"]
+    loaded, rows = prepared.loaded, prepared.rows["train"]
     pipeline = loaded.pipeline
     opened = open_run_folder(
         run_dir,
         pipeline,
         loaded.resolved,
         modules=loaded.folder,
-        graph=checked.graph,
+        graph=prepared.graph,
         again=bool(told),
         rows=rows,
     )
     with opened as folder:
         done, alone = folder.resumed.step if folder.resumed else 0, pipeline.run.only_validates
         if alone:
-            checked, plan = plan_validation(checked, folder.resumed)
-            loaded = checked.loaded
+            prepared = plan_validation(prepared, folder.resumed)
+            loaded = prepared.loaded
         elif folder.resumed and folder.resumed.finishes(pipeline.run, rows):
             return RunOutcome(done, stopped=False, before=True, changed=folder.changed)
         with _opened(loaded, folder, verbosity) as trackers:
@@ -97,11 +93,11 @@ def _go_on(
             trackers.note(
                 f"run folder {folder.path}" + (f", {'with' if alone else 'going on after'} step {done}" if done else "")
             )
-            used = {name: group for name, group in pipeline.groups.items() if name in plan.groups}
+            used = {name: group for name, group in pipeline.groups.items() if name in prepared.plan.groups}
             with cluster(
                 pipeline.model_copy(update={"groups": used}), folder.path / "logs", trackers.note, patient=bool(told)
             ) as ray:
-                return asyncio.run(_train(ray, checked, plan, folder, trackers, restarts, stop_at))
+                return asyncio.run(_train(ray, prepared, folder, trackers, restarts, stop_at))
 
 
 def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> Trackers:
@@ -131,14 +127,13 @@ def _last_kept(folder: RunFolder, pipeline: Pipeline) -> int | None:
 
 async def _train(
     ray: ModuleType,
-    checked: CheckedPipeline,
-    plan: Plan,
+    prepared: PreparedPipeline,
     folder: RunFolder,
     trackers: Trackers,
     restarts: RestartPolicy,
     stop_at: float | None,
 ) -> RunOutcome:
-    loaded, resumed = checked.loaded, folder.resumed
+    loaded, plan, resumed = prepared.loaded, prepared.plan, folder.resumed
     scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
     groups = WorkerGroups(ray, plan, loaded.pipeline)
     position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
@@ -166,7 +161,7 @@ async def _train(
         carried,
         kl_control,
         recorder,
-        checked.rows["train"],
+        prepared.rows["train"],
     )
     out_of_time = False
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.orchestrator.folder.checkpoint import RunState
-from dagrl.scheduler.plan import Plan
 from dagrl.validation import CheckedPipeline
-from dagrl.validation.placing import place_engines
+from dagrl.validation.prepare import PreparedPipeline, placed
 
 
-def plan_validation(checked: CheckedPipeline, validated: RunState | None) -> tuple[CheckedPipeline, Plan]:
-    """The pipeline and the plan of a run that validates a checkpoint, or the start weights: None."""
+def plan_validation(checked: CheckedPipeline, validated: RunState | None) -> PreparedPipeline:
+    """The pipeline of a run that validates a checkpoint, or the start weights: None."""
     pipeline = checked.loaded.pipeline
     # Records and profiles belong to steps of training.
     update: dict[str, object] = {"run": pipeline.run.model_copy(update={"record": None}), "profile": None}
@@ -21,8 +20,8 @@ def plan_validation(checked: CheckedPipeline, validated: RunState | None) -> tup
         engines = {name: _on_start_weights(pipeline, name) for name in pipeline.engines}
         update["engines"] = engines
     loaded = replace(checked.loaded, pipeline=pipeline.model_copy(update=update))
-    checked, plan = place_engines(replace(checked, loaded=loaded))
-    return checked, replace(plan, steps=validated.step if validated else 0)
+    prepared = placed(replace(checked, loaded=loaded))
+    return replace(prepared, plan=replace(prepared.plan, steps=validated.step if validated else 0))
 
 
 def _on_start_weights(pipeline: Pipeline, name: str) -> EngineSpec:

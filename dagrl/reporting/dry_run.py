@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.cluster.ray_cluster import OWN, running_here
 from dagrl.orchestrator.folder.examine import examine
-from dagrl.planner.showing.report import Report, report
+from dagrl.planner.showing.report import Report, report_of
 from dagrl.planner.showing.show import as_text, memory_sections
 from dagrl.scheduler.plan import HOST, Executor
 from dagrl.tables import render, table
@@ -24,7 +24,7 @@ def describe_start(path: Path, overrides: Sequence[str], run_dir: Path | None) -
     PipelineError if the pipeline is wrong, RefusedFolderError if the run may not use its folder.
     """
     checked = check_file(path, overrides)
-    planned = report(path, overrides)
+    planned = report_of(checked)
     pipeline = planned.pipeline
     folder = run_dir or Path("runs") / pipeline.name
     found, _ = examine(folder, checked.loaded.pipeline, checked.loaded.resolved)

@@ -33,7 +33,7 @@ def test_a_run_begins_with_what_the_check_warns_of(pipeline, capsys, runs):
 )  # fmt: skip
 def test_how_much_it_prints(pipeline, capsys, runs, options, verbosity, begins):
     assert main(["run", str(pipeline), *options]) == 0
-    assert runs[0][3] is verbosity
+    assert runs[0][2] is verbosity
     out = capsys.readouterr().out
     assert out.startswith(begins) and bool(out) == bool(begins)
 

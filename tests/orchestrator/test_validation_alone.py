@@ -38,8 +38,8 @@ STATE = RunState(7, 56, "model")
 def test_start_weights_in_a_folder_need_no_trainer(project, edits, validated, executors, step):
     loaded = load_pipeline(project.pipeline(VAL, RUN, *edits))
     checked = CheckedPipeline(loaded, build_graph(loaded.pipeline), {}, ())
-    checked, plan = plan_validation(checked, validated)
-    pipeline = checked.loaded.pipeline
+    prepared = plan_validation(checked, validated)
+    pipeline, plan = prepared.loaded.pipeline, prepared.plan
     assert set(plan.executors) == {HOST, *executors}
     assert plan.steps == step
     assert pipeline.run.record is pipeline.profile is None

@@ -115,7 +115,9 @@ def test_a_search_lays_out_what_trains_so_that_it_suits_all_models(tmp_path) -> 
     # 36 layers and 32 heads, 27 layers and 16 heads: no two stages, and at most 16 ranks to a head.
     odd = SMALL.replace("28", "27").replace("}", ", num_attention_heads: 16, num_key_value_heads: 8}")
     checked = planned(tmp_path, f"  critic: {CRITIC}, model: {{init: {odd}}}}}", *PPO)
-    found = search(checked.loaded.path, ("data.prompts_per_step=32",), Cluster(1, 2, "H200"))
+    found = search(
+        check_file(checked.loaded.path, ("data.prompts_per_step=32",), with_files=False), Cluster(1, 2, "H200")
+    )
     assert found
     for proposal in found:
         assert isinstance(proposal.trainer, MegatronLayout)

@@ -74,6 +74,8 @@ class LoadedPipeline:
     positions: Positions
     resolved: Mapping[str, Any]
     """The file's content after `extends` and overrides, with absolute paths: the source of `pipeline`."""
+    overrides: tuple[str, ...] = ()
+    """As on the command line: ``run.steps=10``."""
 
     @property
     def folder(self) -> Path:
@@ -122,7 +124,7 @@ def load_with_problems(
             break
         tree = _without(tree, faults)
         pipeline, faults = _built(tree)
-    loaded = LoadedPipeline(pipeline, path, positions, resolved or tree) if pipeline else None
+    loaded = LoadedPipeline(pipeline, path, positions, resolved or tree, tuple(overrides)) if pipeline else None
     return loaded, _first(document.problems, path)
 
 

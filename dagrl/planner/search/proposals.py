@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice, product
-from pathlib import Path
 
 from dagrl.backends.backend import Backend
 from dagrl.backends.families.registry import engine_shape, model_shape
@@ -23,7 +22,7 @@ from dagrl.backends.planning.gpus import DEFAULT_GPU, Gpu, gpu_named, gpu_of_gro
 from dagrl.backends.registry import backend_of, backends
 from dagrl.config.capability import Capability
 from dagrl.config.errors import PipelineError
-from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline, Scope, TrainingNode
 from dagrl.config.schema.backends import engine_sections
 from dagrl.config.schema.rollouts import is_offline
@@ -66,8 +65,7 @@ class Proposal:
 
 @isolated_imports()
 def search(
-    path: Path,
-    overrides: Sequence[str],
+    checked: CheckedPipeline,
     cluster: Cluster,
     *,
     gpu: str = DEFAULT_GPU,
@@ -75,15 +73,14 @@ def search(
     calibration: Calibration | None = None,
     top: int = 5,
 ) -> list[Proposal]:
-    """Return the `top` proposals for a pipeline file on a cluster, fastest step first; none if nothing fits.
+    """Return the `top` proposals for a pipeline on a cluster, fastest step first; none if nothing fits.
 
-    `gpu` is that of a cluster that names none; `calibration` corrects the cost model on that cluster. PipelineError if
-    the file is wrong, ValueError for a pipeline that a search cannot lay out.
+    `gpu` is that of a cluster that names none; `calibration` corrects the cost model on that cluster. ValueError for a
+    pipeline that a search cannot lay out.
     """
-    checked = check_file(path, overrides, with_files=False)
     pipeline = checked.loaded.pipeline
     _refuse(pipeline)
-    seeker = _Seeker(path, overrides, checked, model_shape(pipeline.model), gpu, assumed, calibration)
+    seeker = _Seeker(checked, model_shape(pipeline.model), gpu, assumed, calibration)
     found: list[Proposal] = []
     others: list[Proposal] = []
     for proposal in sorted(seeker.proposals(cluster), key=_seconds_per_token):
@@ -95,9 +92,9 @@ def search(
             continue
         if len(alike) == _OF_ONE_PLACING:
             others.append(proposal)
-        elif _passes(path, overrides, proposal):
+        elif _passes(checked.loaded, proposal):
             found.append(proposal)
-    spare = (proposal for proposal in others if _passes(path, overrides, proposal))
+    spare = (proposal for proposal in others if _passes(checked.loaded, proposal))
     return sorted([*found, *islice(spare, top - len(found))], key=_seconds_per_token)
 
 
@@ -130,9 +127,9 @@ def _refuse(pipeline: Pipeline) -> None:
         raise ValueError("nothing is trained, and layouts are ranked by steps of training; add a node that trains")
 
 
-def _passes(path: Path, overrides: Sequence[str], proposal: Proposal) -> bool:
+def _passes(loaded: LoadedPipeline, proposal: Proposal) -> bool:
     try:
-        check_file(path, [*overrides, *proposal.overrides], with_files=False)
+        check_file(loaded.path, [*loaded.overrides, *proposal.overrides], with_files=False)
     except PipelineError:
         return False
     return True
@@ -142,8 +139,6 @@ def _passes(path: Path, overrides: Sequence[str], proposal: Proposal) -> bool:
 class _Seeker:
     """A pipeline, and what its layouts are estimated with."""
 
-    path: Path
-    overrides: Sequence[str]
     checked: CheckedPipeline
     shape: ModelShape
     gpu: str
@@ -152,11 +147,12 @@ class _Seeker:
 
     def proposals(self, cluster: Cluster) -> Iterator[Proposal]:
         """Yield the best combinations for every placing."""
-        given = self.checked.loaded.pipeline
+        loaded = self.checked.loaded
+        given = loaded.pipeline
         # Engines are placed apart only if their samples are trained on.
         for placing in placings(cluster, together=is_offline(given)):
             # The file's layouts are for its own groups.
-            placed = load_pipeline(self.path, [*self.overrides, *placing.overrides(given)]).pipeline
+            placed = load_pipeline(loaded.path, [*loaded.overrides, *placing.overrides(given)]).pipeline
             for backend in self._backends.values():
                 assert backend.any_layout is not None, f"{backend.name} is refused"
                 placed = backend.any_layout.applied(placed)

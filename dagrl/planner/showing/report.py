@@ -45,14 +45,19 @@ def report(path: Path, overrides: Sequence[str], *, gpu: str = DEFAULT_GPU) -> R
 
     PipelineError if the file is wrong; ValueError for an unknown GPU or model.
     """
-    gpu = gpu_named(gpu).name
-    checked = check_file(path, overrides, with_files=False)
-    pipeline = checked.loaded.pipeline
+    return report_of(check_file(path, overrides, with_files=False), gpu=gpu)
+
+
+@isolated_imports()
+def report_of(checked: CheckedPipeline, *, gpu: str = DEFAULT_GPU) -> Report:
+    """Plan a checked pipeline. ValueError for an unknown GPU or model."""
+    gpu, loaded = gpu_named(gpu).name, checked.loaded
+    pipeline = loaded.pipeline
     found = with_sleep_decided(fit(pipeline, make_plan(pipeline, checked.graph), gpu=gpu))
 
     def is_valid(change: Change) -> bool:
         try:
-            check_file(path, [*overrides, *change.overrides()], with_files=False)
+            check_file(loaded.path, [*loaded.overrides, *change.overrides()], with_files=False)
         except PipelineError:
             return False
         return True

@@ -5,13 +5,11 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
-from dagrl.backends.planning.gpus import DEFAULT_GPU, Gpu, gpu_named
-from dagrl.config.loading.loader import load_pipeline
+from dagrl.backends.planning.gpus import Gpu, gpu_named
 from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
 from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts
 from dagrl.planner.cost.bound import step_bound
@@ -23,7 +21,6 @@ from dagrl.planner.cost.run_times import Applied, RunTimes, applied, devices_of
 from dagrl.planner.search.proposals import Proposal, search
 from dagrl.planner.search.space import Cluster, cluster_of
 from dagrl.planner.showing.report import Report
-from dagrl.planner.showing.report import report as report_of
 from dagrl.planner.showing.show import ReportSection
 from dagrl.planner.showing.show_times import bound_line, seconds_text, times_section
 from dagrl.scheduler.plan import PlannedTask
@@ -89,8 +86,7 @@ def _leading(report: Report) -> PlannedTask:
 
 
 def search_sections(
-    path: Path,
-    overrides: Sequence[str],
+    report: Report,
     *,
     gpu: str | None,
     assumed: Assumed,
@@ -100,31 +96,21 @@ def search_sections(
     top: int = 5,
     times: RunTimes | None = None,
 ) -> list[ReportSection]:
-    """Search layouts of a pipeline file for `gpus` or `nodes`, by default for as many GPUs as it has.
+    """Search layouts of a pipeline for `gpus` or `nodes`, by default for as many GPUs as it has.
 
-    `times` calibrate the search where its run had the same GPUs.
-
-    PipelineError if the file is wrong; ValueError if the call is, or if a search cannot change the pipeline.
+    `times` calibrate the search where its run had the same GPUs. ValueError if the call is wrong, or if a search cannot
+    change the pipeline.
     """
     gpu = gpu_named(gpu).name if gpu is not None else None
-    pipeline = load_pipeline(path, overrides).pipeline
-    cluster = cluster_of(pipeline, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu)
+    cluster = cluster_of(report.pipeline, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu)
     by_run = None
     if times is not None:
-        checked = report_of(path, overrides, gpu=gpu or DEFAULT_GPU)
-        there = dict.fromkeys(checked.fit.plan.executors, cluster.gpu or gpu or DEFAULT_GPU)
-        by_run = applied(times, checked.pipeline, checked.fit.plan, there)
-    found = search(
-        path,
-        overrides,
-        cluster,
-        gpu=gpu or DEFAULT_GPU,
-        assumed=assumed,
-        calibration=by_run.calibration if by_run else None,
-        top=top,
-    )
-    told = [times_section(by_run, searched=True)] if by_run else []
-    return [*told, *proposal_sections(found, cluster, gpu or DEFAULT_GPU)]
+        there = dict.fromkeys(report.fit.plan.executors, cluster.gpu or report.gpu)
+        by_run = applied(times, report.pipeline, report.fit.plan, there)
+    calibration = by_run.calibration if by_run else None
+    proposals = search(report.checked, cluster, gpu=report.gpu, assumed=assumed, calibration=calibration, top=top)
+    sections = [times_section(by_run, searched=True)] if by_run else []
+    return [*sections, *proposal_sections(proposals, cluster, report.gpu)]
 
 
 def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str) -> list[ReportSection]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.search.proposals import Proposal, search
 from dagrl.planner.search.space import Cluster, cluster_of, placings
 from dagrl.planner.showing.report import report
-from dagrl.validation import check_file
+from dagrl.validation import CheckedPipeline, check_file
 
 TEMPLATES = Path(__file__).parents[3] / "dag_templates"
 DENSE, MIXTURE = TEMPLATES / "qwen3_8b_megatron.yaml", TEMPLATES / "qwen3_30b_a3b_8gpu.yaml"
@@ -29,9 +30,13 @@ PIPELINES = {path: load_pipeline(path).pipeline for path in (DENSE, MIXTURE)}
 FEWER = ("data.prompts_per_step=64",)
 
 
+def checked(path: Path, overrides: Sequence[str] = ()) -> CheckedPipeline:
+    return check_file(path, overrides, with_files=False)
+
+
 @pytest.fixture(scope="module")
 def found() -> list[Proposal]:
-    return search(DENSE, FEWER, Cluster(1, 4, "H200"), assumed=Assumed(response_tokens=500))
+    return search(checked(DENSE, FEWER), Cluster(1, 4, "H200"), assumed=Assumed(response_tokens=500))
 
 
 def test_proposals_are_in_order_and_of_several_kinds(found: list[Proposal]) -> None:
@@ -53,20 +58,20 @@ def test_a_proposal_pasted_behind_a_call_is_what_was_estimated(found: list[Propo
 
 
 def test_more_of_the_gpus_that_there_are_make_a_step_shorter(found: list[Proposal]) -> None:
-    twice = search(DENSE, FEWER, Cluster(1, 8, "H200"), assumed=Assumed(response_tokens=500), top=1)[0]
+    twice = search(checked(DENSE, FEWER), Cluster(1, 8, "H200"), assumed=Assumed(response_tokens=500), top=1)[0]
     assert twice.estimate.step_s < found[0].estimate.step_s
 
 
 def test_where_nothing_fits_nothing_is_proposed() -> None:
-    assert search(MIXTURE, (), Cluster(1, 1), gpu="L4") == []
+    assert search(checked(MIXTURE), Cluster(1, 1), gpu="L4") == []
 
 
 def test_what_cannot_be_laid_out_is_refused() -> None:
     with pytest.raises(ValueError, match="backend hf"):
-        search(TEMPLATES / "tiny_grpo.yaml", (), Cluster(1, 2))
+        search(checked(TEMPLATES / "tiny_grpo.yaml"), Cluster(1, 2))
     sampled = ("nodes.update=null", "nodes.ref=null", "nodes.advantage=null", "engines.reference=null")
     with pytest.raises(ValueError, match="nothing is trained, and layouts are ranked by steps of training"):
-        search(DENSE, (*sampled, "engines.actor=null", "engines.generator.weights_from=null"), Cluster(1, 2))
+        search(checked(DENSE, (*sampled, "engines.actor=null", "engines.generator.weights_from=null")), Cluster(1, 2))
 
 
 LEARNED = (
@@ -77,13 +82,13 @@ LEARNED = (
 
 def test_what_learns_from_the_data_set_has_all_gpus() -> None:
     no_rollout = ("nodes.rollout=null", "nodes.reward=null", "engines.generator=null")
-    found = search(DENSE, (*LEARNED, *no_rollout), Cluster(1, 4, "H200"), top=3)
+    found = search(checked(DENSE, (*LEARNED, *no_rollout)), Cluster(1, 4, "H200"), top=3)
     assert len(found) == 3
     for proposal in found:
         assert proposal.server is None and proposal.placing.together
         assert load_pipeline(DENSE, [*LEARNED, *no_rollout, *proposal.overrides]).pipeline.groups["gpu"].ranks == 4
     # Servers that sample in validation alone are laid out beside the trainer, not apart from it.
-    validating = search(DENSE, LEARNED, Cluster(1, 4, "H200"), top=3)
+    validating = search(checked(DENSE, LEARNED), Cluster(1, 4, "H200"), top=3)
     assert all(proposal.server is not None and proposal.placing.together for proposal in validating)
     assert validating[0].trainer.layout == found[0].trainer.layout
     kinds = [(proposal.trainer, proposal.server.layout) for proposal in validating if proposal.server]
@@ -92,7 +97,7 @@ def test_what_learns_from_the_data_set_has_all_gpus() -> None:
 
 def test_batches_that_grow_with_machines_are_estimated_as_they_will_be() -> None:
     growing = ("data.prompts_per_step=null", "data.prompts_per_node=16")
-    best = search(DENSE, growing, Cluster(2, 4, "H200"), top=1)[0]
+    best = search(checked(DENSE, growing), Cluster(2, 4, "H200"), top=1)[0]
     pipeline = load_pipeline(DENSE, [*growing, *best.overrides]).pipeline
     assert pipeline.data.prompts_per_step == 16 * best.placing.groups[best.placing.trainers].nodes
     assert best.estimate.response_tokens == pipeline.data.prompts_per_step * 8 * 1024
@@ -127,7 +132,7 @@ def test_a_search_for_the_files_own_gpus_finds_nothing_slower_than_the_file() ->
     overrides = ("groups.gpu.gpu=H200", "data.prompts_per_step=16")
     own = report(MIXTURE, overrides)
     costs = PipelineCosts(own.pipeline, own.fit.plan, own.fit.shape)
-    best = search(MIXTURE, overrides, cluster_of(own.pipeline), top=1)[0]
+    best = search(checked(MIXTURE, overrides), cluster_of(own.pipeline), top=1)[0]
     assert best.estimate.step_s <= estimate_step(costs).step_s
     assert isinstance(best.trainer, MegatronLayout)
     assert best.trainer.parallel.expert_model_parallel_size > 1

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.validation import check_file
-from dagrl.validation.placing import place_engines
+from dagrl.validation.prepare import prepare
 
 TEMPLATES = Path(__file__).parents[2] / "dag_templates"
 
@@ -27,7 +26,7 @@ def test_a_check_warns_of_what_does_not_fit_the_gpus_that_the_file_names(tmp_pat
         f"extends: qwen3_8b_megatron\nname: p\ndata: {{train: {prompts}, val: null, prompts_per_step: 16}}\n"
         f"run: {{validate_every: null}}\ngroups: {{gpu: {{\n  {said}}}}}\n"
     )
-    found = [str(each) for each in place_engines(check_file(file))[0].warnings]
+    found = [str(each) for each in prepare(file).warnings]
     assert len(found) == bool(told), found
     if told:
         assert found[0].startswith(f"{file}:6: groups.gpu.gpu: {told}")

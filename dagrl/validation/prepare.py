@@ -1,0 +1,54 @@
+"""Prepares a pipeline file for a run: its checked pipeline, its graph, and the plan of its engines on their groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dagrl.backends.fit import place
+from dagrl.config.loading.hub import download
+from dagrl.scheduler.plan import Plan
+from dagrl.validation import CheckedPipeline, check_file
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPipeline(CheckedPipeline):
+    """A pipeline without known problems, with ``sleep: auto`` decided, and its plan."""
+
+    plan: Plan
+
+
+def prepare(path: Path | str, overrides: Sequence[str] = (), *, with_weights: bool = False) -> PreparedPipeline:
+    """Check a pipeline file and plan it. `with_weights`: fetch the weights of models of a hub first.
+
+    PipelineError with all problems; HubError if weights cannot be fetched.
+    """
+    checked = check_file(path, overrides)
+    if with_weights and download(checked.loaded.pipeline):
+        checked = check_file(path, overrides)
+    return placed(checked)
+
+
+def placed(checked: CheckedPipeline) -> PreparedPipeline:
+    """Decide ``sleep: auto``, and warn of each engine that does not fit on the GPUs that the file names.
+
+    The memory is an estimate, so nothing is refused.
+    """
+    loaded = checked.loaded
+    placement = place(loaded.pipeline, checked.graph)
+    warnings = [
+        loaded.positions.problem(
+            ("groups", problem.group, "gpu"),
+            f"estimated: {problem.text}; `dagrl plan` says what would fit",
+        )
+        for problem in (placement.fit.problems if placement.fit else ())
+        if placement.pipeline.groups[problem.group].gpu
+    ]
+    return PreparedPipeline(
+        replace(loaded, pipeline=placement.pipeline),
+        checked.graph,
+        checked.rows,
+        (*checked.warnings, *warnings),
+        placement.plan,
+    )
