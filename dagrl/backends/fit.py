@@ -14,7 +14,6 @@ from dagrl.backends.planning.memory import GIB, EngineMemory
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import Pipeline
-from dagrl.config.schema.neighbours import neighbours
 from dagrl.graph.dag import Graph
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Executor, Plan
@@ -211,7 +210,7 @@ def with_sleep_decided(found: Fit) -> Fit:
         undecided = [
             tenant.executor
             for tenant in group.tenants
-            if found.pipeline.engines[tenant.name].sleep == "auto" and neighbours(found.pipeline, tenant.name)
+            if found.pipeline.engines[tenant.name].sleep == "auto" and found.pipeline.neighbours(tenant.name)
         ]
         copied = [executor for executor in undecided if executor.weights_from is None]
         awake = (_awake(found, group, [each.name for each in chosen]) for chosen in (undecided, copied) if chosen)

@@ -26,7 +26,6 @@ from dagrl.config.schema import (
     RolloutNode,
     Scope,
 )
-from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts
 from dagrl.graph.column_resolution import ColumnResolver, Reading
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode, Wire
 from dagrl.graph.updates import redundant_nodes
@@ -69,10 +68,10 @@ def infer_graph(
         {name: node for name, node in pipeline.nodes.items() if name in contracts},
         findings,
         source=PROMPTS_NODE,
-        shown=leading_rollout(pipeline) if rollouts(pipeline) else "",
+        shown=pipeline.leading_rollout if pipeline.rollouts else "",
     )
     readings = columns.readings()
-    if not rollouts(pipeline) and not pipeline.data.responses:
+    if not pipeline.rollouts and not pipeline.data.responses:
         message = (
             "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`, or train on the "
             "data set's with `data.responses` and a node `{op: sft}` or `{op: dpo}`"
@@ -149,8 +148,8 @@ def _source_contract(pipeline: Pipeline) -> OpContract:
 
 def _sink_contract(pipeline: Pipeline) -> OpContract:
     """The contract of `samples`, which writes ``samples/step_N.parquet``."""
-    sampled = ("response_tokens", "reward") if rollouts(pipeline) else ()
-    given = ("demonstration",) if is_offline(pipeline) else ()
+    sampled = ("response_tokens", "reward") if pipeline.rollouts else ()
+    given = ("demonstration",) if pipeline.is_offline else ()
     logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
     further = (*logprobs, "excluded", "agent_output", "trajectory_share", *SHOWN_IMAGE_COLUMNS)
     optional = (

@@ -13,7 +13,6 @@ import numpy as np
 
 from dagrl.backends.base import NO_WEIGHTS, AnyEngine, GenerateEngine, ScoreEngine, TrainEngine
 from dagrl.config.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
-from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, val_sampling
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
 
@@ -173,17 +172,17 @@ class Context:
     @property
     def samples_per_prompt(self) -> int:
         """Number of rows in a group."""
-        return rows_per_prompt(self.pipeline, validation=self.validation)
+        return self.pipeline.rows_per_prompt(validation=self.validation)
 
     @property
     def rollout(self) -> RolloutNode:
         """The rollout node whose responses the op works on."""
-        return rollouts(self.pipeline)[self.sampled_by or leading_rollout(self.pipeline)]
+        return self.pipeline.rollouts[self.sampled_by or self.pipeline.leading_rollout]
 
     @property
     def sequences(self) -> int:
         """Rows of a trajectory; more than one only in training with an agent."""
-        return self.rollout.rows_per_sample if rollouts(self.pipeline) and not self.validation else 1
+        return self.rollout.rows_per_sample if self.pipeline.rollouts and not self.validation else 1
 
     @property
     def sampling(self) -> SamplingSpec:
@@ -191,16 +190,16 @@ class Context:
 
         Without a rollout node, responses come from the data set and end with the tokenizer's end token.
         """
-        if not rollouts(self.pipeline):
+        if not self.pipeline.rollouts:
             return SamplingSpec(max_new_tokens=self.pipeline.data.max_response_tokens or 1)
         if not self.validation:
             return self.rollout.sampling
-        return val_sampling(self.pipeline, self.sampled_by or leading_rollout(self.pipeline), self.val_set)
+        return self.pipeline.val_sampling(self.sampled_by or self.pipeline.leading_rollout, self.val_set)
 
     @property
     def temperature(self) -> float:
         """Temperature of the training samples; 1 if they are sampled greedily, or not sampled."""
-        if self.sampled_by is None and is_offline(self.pipeline):
+        if self.sampled_by is None and self.pipeline.is_offline:
             return 1.0
         return self.rollout.sampling.temperature or 1.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dagrl.config.columns import IMAGE_COLUMNS
-from dagrl.config.schema.rollouts import columns_read, is_offline, needs_answers, prompts_begun, rollouts, val_ns
+from dagrl.config.schema.rounds import prompts_begun
 from dagrl.data.batch import Batch, Column
 from dagrl.data.demonstrations import ResponseColumns, in_turn
 from dagrl.data.image_column import ImageColumn
@@ -37,9 +37,9 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     }
     facts = {} if context.validation else {"next_position": taken["train"].next_position}
     joined, times = _joined(taken), context.samples_per_prompt
-    if context.validation and rollouts(context.pipeline):
+    if context.validation and context.pipeline.rollouts:
         # Sets may have several groups of rows for a prompt.
-        groups = [val_ns(context.pipeline)[name] // times for name in joined["data_set"].strings()]
+        groups = [context.pipeline.val_ns[name] // times for name in joined["data_set"].strings()]
         if max(groups) > 1:
             rows = np.arange(len(groups))
             joined = dict(Batch(rows, joined).take(np.repeat(rows, groups)).columns)
@@ -49,7 +49,7 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         mine = slice(begin // times, end // times)
         positions = None if context.validation else taken["train"].positions[mine]
         # In a rollout only a few rows use the data set's responses.
-        uncounted = () if is_offline(context.pipeline) else ("demonstration",)
+        uncounted = () if context.pipeline.is_offline else ("demonstration",)
         output = Output((shard,), piece.rows, piece.columns, positions=positions, uncounted=uncounted)
         yield replace(output, stats=stats, facts=facts) if shard == 0 else output
 
@@ -94,7 +94,7 @@ def _repeat(columns: Mapping[str, Column], times: int, first_group: int) -> Batc
 def _responses(context: Context) -> ResponseColumns | None:
     """Response columns of the data set, if a node learns from them."""
     data = context.pipeline.data
-    columns = columns_read(context.pipeline, validation=context.validation)
+    columns = context.pipeline.response_columns(validation=context.validation)
     if not columns:
         return None
     assert data.max_response_tokens, "responses without max_response_tokens"
@@ -125,7 +125,7 @@ def _loader(name: str, path: Path, context: Context) -> PromptLoader:
             seed=context.pipeline.run.seed,
             draw=data.val_prompts if context.validation else None,
             responses=_responses(context),
-            with_answers=needs_answers(context.pipeline, validation=context.validation),
+            with_answers=context.pipeline.needs_answers(validation=context.validation),
             tools={name: tool.schema for name, tool in rollout_tools(context).items()},
             images=_images(path, context),
             vocab_size=read_config(context.pipeline.model).get("vocab_size"),

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from dagrl.config.schema.rollouts import rollouts
 from dagrl.model_files.end_tokens import end_tokens
 from dagrl.ops.base import Context
 
@@ -30,6 +29,6 @@ def _ends(context: Context) -> frozenset[int]:
     named = frozenset(token for sampling in samplings for token in sampling.stop_token_ids)
     if all(sampling.ignore_eos for sampling in samplings):
         return named
-    model = pipeline.model_of(context.rollout.engine) if rollouts(pipeline) else pipeline.model
+    model = pipeline.model_of(context.rollout.engine) if pipeline.rollouts else pipeline.model
     own = resources.once(f"ends of {context.sampled_by}", lambda: end_tokens(model, resources.tokenizer))
     return named | own

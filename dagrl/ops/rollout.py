@@ -13,7 +13,6 @@ from itertools import chain
 import numpy as np
 
 from dagrl.backends.base import GenerationRequest
-from dagrl.config.schema.rollouts import leading_rollout, rollouts
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at
 from dagrl.data.stats import Stat
@@ -139,10 +138,10 @@ def sample_seed(context: Context, row: int) -> int:
     """Seed of one sample, from the run's seed, the step, the row and the rollout; a resumed run draws the same."""
     # SeedSequence rejects negative numbers.
     entropy = [context.pipeline.run.seed % 2**64, context.step, int(context.validation), row]
-    leading = leading_rollout(context.pipeline)
+    leading = context.pipeline.leading_rollout
     if context.sampled_by not in (None, leading):
         # Rollouts that answer each other must not share seeds; the leading one draws as it would alone.
-        entropy.append(1 + [*rollouts(context.pipeline)].index(context.sampled_by))
+        entropy.append(1 + [*context.pipeline.rollouts].index(context.sampled_by))
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
@@ -180,7 +179,7 @@ def _output(
         columns = _columns(chosen, context) if keeps_begun and not context.rollout.multi_turn else {}
         return Output((), rows[places], columns, sampled=sampled, unfinished=True)
     columns, stats = _columns(chosen, context), {}
-    if context.sampled_by not in (None, leading_rollout(context.pipeline)):
+    if context.sampled_by not in (None, context.pipeline.leading_rollout):
         # `samples` reports those of the leading rollout, only for the rows that the step trains on.
         stats["response_tokens"] = Stat.of([len(each.tokens) for each in chosen])
     if keeps_begun:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dagrl.algorithms.at_k import best_at_k, majority_at_k, pass_at_k, worst_at_k
-from dagrl.config.schema.rollouts import rollouts, val_ns
-from dagrl.config.schema.val_metrics import ks_of, set_prefixes, vote_of
+from dagrl.config.schema.val_metrics import ks_of, vote_of
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context
@@ -26,17 +25,17 @@ def validation_stats(batch: Batch, context: Context) -> dict[str, Stat]:
     """
     sets = np.array(batch["data_set"].strings())
     stats: dict[str, Stat] = {}
-    for name, prefix in set_prefixes(context.pipeline).items():
+    for name, prefix in context.pipeline.data.val_prefixes.items():
         rows = np.flatnonzero(sets == name)
         if prefix:
             stats[f"{prefix}response_tokens"] = Stat.of(batch["response_tokens"].lengths[rows])
-        stats |= _stats_of_set(batch.take(rows), val_ns(context.pipeline)[name], prefix, context)
+        stats |= _stats_of_set(batch.take(rows), context.pipeline.val_ns[name], prefix, context)
     return stats
 
 
 def by_prompt(batch: Batch, context: Context) -> Batch:
     """The batch of a validation with the number of each row's prompt in ``group_id``, which may have several groups."""
-    ns = val_ns(context.pipeline) if rollouts(context.pipeline) else {}
+    ns = context.pipeline.val_ns if context.pipeline.rollouts else {}
     if len({*ns.values()}) < 2:
         return batch
     sets, first = np.array(batch["data_set"].strings()), 0

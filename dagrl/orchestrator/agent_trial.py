@@ -20,7 +20,6 @@ from dagrl.backends.base import GenerateEngine, GenerationRequest
 from dagrl.backends.environments import python_in
 from dagrl.config.errors import counted
 from dagrl.config.schema import Pipeline, RolloutNode
-from dagrl.config.schema.rollouts import rollouts
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import ImageColumn, images_at
 from dagrl.data.prompt_table import PromptTable
@@ -71,7 +70,7 @@ def _print_trial(pipeline: Pipeline, folder: Path, plan: Plan, row: int) -> None
 
 
 def _rollout_with_agent(pipeline: Pipeline) -> tuple[str, RolloutNode]:
-    found = [(name, node) for name, node in rollouts(pipeline).items() if node.agent is not None]
+    found = [(name, node) for name, node in pipeline.rollouts.items() if node.agent is not None]
     if not found:
         raise ValueError("no rollout of this pipeline has an `agent`")
     return found[0]

@@ -18,7 +18,6 @@ from typing import Any
 
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline
-from dagrl.config.schema.rollouts import rollouts
 from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWriter
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
@@ -91,7 +90,7 @@ class Driver:
         self._partial_rollouts = PartialRolloutBuffer(carried)
         self._kl = kl_control
         self._recorder = recorder
-        self._keeps_partial = any(node.partial_rollout for node in rollouts(pipeline).values())
+        self._keeps_partial = any(node.partial_rollout for node in pipeline.rollouts.values())
         self._sampled: dict[str, int] = {}
         """Worker -> tokens that its engine has sampled, from its last heartbeat."""
         self._request_limits: dict[tuple[str, int], RequestLimits] = {}

@@ -19,7 +19,7 @@ import numpy as np
 
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, RolloutNode
-from dagrl.config.schema.rollouts import over_sampled, val_sampling
+from dagrl.config.schema.rounds import over_sampled
 from dagrl.orchestrator.groups.load_balancer import LoadBalancer, agent_limits, chunk_limits, gather_seconds
 from dagrl.orchestrator.groups.task_group import TaskGroup
 from dagrl.orchestrator.groups.worker_handle import WorkerHandle
@@ -155,7 +155,7 @@ class RolloutController:
         """Tokens of the longest prompt and response."""
         name = self._task.node
         sets = (None, *self._pipeline.data.val_sets)
-        validating = [val_sampling(self._pipeline, name, each) for each in sets]
+        validating = [self._pipeline.val_sampling(name, each) for each in sets]
         response = max(each.max_new_tokens for each in ([self._node.sampling] if self._training else validating))
         return (self._node.max_prompt_tokens or self._pipeline.data.max_prompt_tokens) + response
 

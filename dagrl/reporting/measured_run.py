@@ -10,7 +10,6 @@ from statistics import fmean, median
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.planning.gpus import DEFAULT_GPU
 from dagrl.config.schema import Pipeline
-from dagrl.config.schema.rollouts import is_offline, rollouts
 from dagrl.planner.cost.calibration import calibrate, seconds_of_step
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step, steady_activities
@@ -60,8 +59,8 @@ def lengths_of_run(run: RunReader, pipeline: Pipeline, steps: Container[int]) ->
     They are unknown if several rollouts share the metrics, or if a mean exceeds its limit, for example because a
     resumed run has lowered it: the cost model refuses that.
     """
-    found = list(rollouts(pipeline).values())
-    if len(found) != 1 or is_offline(pipeline):
+    found = list(pipeline.rollouts.values())
+    if len(found) != 1 or pipeline.is_offline:
         return Assumed()
     limits = {
         "prompt_tokens": found[0].max_prompt_tokens or pipeline.data.max_prompt_tokens,

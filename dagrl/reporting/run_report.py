@@ -18,7 +18,6 @@ from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_named
 from dagrl.config.errors import PipelineError, counted
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
-from dagrl.config.schema.rollouts import rollouts
 from dagrl.orchestrator.folder.run_graph import graph_of_run
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.lengths import Assumed
@@ -191,7 +190,7 @@ def _costs(
 
 def _known_lengths(run: RunRecord, pipeline: Pipeline) -> Assumed:
     """The mean length of responses; unknown if it is 0 or above `max_new_tokens`, which the cost model refuses."""
-    lengths, found = run.of("response_tokens/mean"), list(rollouts(pipeline).values())
+    lengths, found = run.of("response_tokens/mean"), list(pipeline.rollouts.values())
     # The metric is a mean over all rollouts.
     if not lengths or len(found) != 1 or not 0 < fmean(lengths) <= found[0].sampling.max_new_tokens:
         return Assumed()

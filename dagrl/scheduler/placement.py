@@ -8,8 +8,7 @@ from dataclasses import replace
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Pipeline, RolloutNode, TrainingNode, UpdateNode, ValuesNode
-from dagrl.config.schema.neighbours import sleeps
-from dagrl.config.schema.rollouts import expected_rounds, leading_rollout, rows_per_prompt
+from dagrl.config.schema.rounds import expected_rounds
 from dagrl.graph.dag import Graph, GraphNode
 from dagrl.graph.updates import update_pieces
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
@@ -27,8 +26,8 @@ def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
     return Plan(
         executors=_executors(pipeline, graph, _used(tasks, pipeline) if alone else None),
         tasks=tuple(tasks),
-        samples_per_prompt=rows_per_prompt(pipeline),
-        val_samples_per_prompt=rows_per_prompt(pipeline, validation=True),
+        samples_per_prompt=pipeline.rows_per_prompt(),
+        val_samples_per_prompt=pipeline.rows_per_prompt(validation=True),
         shards=pipeline.schedule.shards_per_step,
         steps=0 if alone else pipeline.run.steps,
         max_staleness=pipeline.schedule.max_staleness,
@@ -60,7 +59,7 @@ def _executors(pipeline: Pipeline, graph: Graph, only: Set[str] | None) -> dict[
             trained=name in trained and only is None,
             restored=name in trained,
             on_gpus=not group.is_cpu,
-            sleeps=sleeps(pipeline, name),
+            sleeps=pipeline.sleeps(name),
             are_servers=engine.replicas_are_servers,
         )
     return executors
@@ -100,7 +99,7 @@ def _metric_prefix(node: GraphNode, pipeline: Pipeline) -> str:
     """Prefix of a node's metrics: several of one kind have metrics of the same names."""
     alike = [name for name, other in pipeline.nodes.items() if type(other) is type(node.spec)]
     named = isinstance(node.spec, TrainingNode | ValuesNode | RolloutNode) and node.name != (
-        leading_rollout(pipeline) if isinstance(node.spec, RolloutNode) else alike[0]
+        pipeline.leading_rollout if isinstance(node.spec, RolloutNode) else alike[0]
     )
     return f"{node.name}/" if named else ""
 

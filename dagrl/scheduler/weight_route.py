@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema import GroupSpec, Pipeline
 from dagrl.config.schema.engine import Transport
-from dagrl.config.schema.neighbours import sleeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
         2 if asked.checksum else 1,
         engine.update_waves(group),
         # Only servers have memory that outlives an update.
-        keep_buffers=engine.replicas_are_servers and not sleeps(pipeline, follower),
+        keep_buffers=engine.replicas_are_servers and not pipeline.sleeps(follower),
         fp8=engine.taken_fp8,
     )
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import AgentSpec, Pipeline, RolloutNode
-from dagrl.config.schema.rollouts import rollouts, samplings
 from dagrl.plugins.agent import check_agent
 from dagrl.plugins.custom import importable_from
 from dagrl.plugins.isolation import ask
@@ -52,7 +51,7 @@ def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Pat
     if others := [key for key in _OF_OTHERS if key in node.model_fields_set]:
         message = f"the agent itself answers the policy; remove {listed(others)}"
         findings.error(("nodes", name, others[0]), message, code="option-without-effect")
-    for section, sampling in samplings(pipeline, name).items():
+    for section, sampling in pipeline.samplings(name).items():
         if sampling.stop:
             message = "the agent names stop strings in its requests; remove it"
             findings.error((*section, "stop"), message, code="option-without-effect")
@@ -60,7 +59,7 @@ def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Pat
     if spec.timeout_s >= (silence := pipeline.run.node_timeout_s):
         message = f"a worker that waits for agents is silent, for at most run.node_timeout_s = {silence:g}; lower it"
         findings.error((*place, "timeout_s"), message, code="agent-timeout-too-long")
-    if spec.sequences > 1 and len(rollouts(pipeline)) > 1:
+    if spec.sequences > 1 and len(pipeline.rollouts) > 1:
         message = "all rollouts of a pipeline have the same rows, one for each sample; remove it"
         findings.error((*place, "sequences"), message, code="several-rollouts")
 

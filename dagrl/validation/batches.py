@@ -10,7 +10,6 @@ from dagrl.backends.families.sizes import ModelSizes
 from dagrl.config.errors import Place, dotted
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import DemonstrationNode, DpoNode, NodeBase, PackingNode, Pipeline, TrainingNode, UpdateNode
-from dagrl.config.schema.rollouts import leading_rollout, longest_by_key, longest_demonstration, rollouts, samplings
 from dagrl.graph.dag import Graph, GraphNode
 
 _PROMPTS: Place = ("data", "prompts_per_step")
@@ -83,17 +82,17 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
     sampled_by = graph.sampled_by(name) if graph else None
     if sampled_by is None and graph is not None and pipeline.data.responses:
         source = "data.max_prompt_tokens + data.max_response_tokens"
-        return [_Longest(longest_demonstration(pipeline), source, 2 if isinstance(node, DpoNode) else 1)]
+        return [_Longest(pipeline.data.longest_demonstration, source, 2 if isinstance(node, DpoNode) else 1)]
     validated = pipeline.run.validates and graph is not None and name in graph.validation.nodes
     together = graph is not None and graph.nodes[name].contract.whole_groups
     return [
         _Longest(
             tokens,
             f"data.max_prompt_tokens + {dotted(place)}.max_new_tokens",
-            rollouts(pipeline)[leading_rollout(pipeline)].n if together else 1,
+            pipeline.rollouts[pipeline.leading_rollout].n if together else 1,
         )
-        for rollout in ([sampled_by] if sampled_by else rollouts(pipeline))
-        for place, tokens in longest_by_key(pipeline, rollout, validated=validated).items()
+        for rollout in ([sampled_by] if sampled_by else pipeline.rollouts)
+        for place, tokens in pipeline.longest_rows(rollout, validated=validated).items()
     ]
 
 
@@ -121,10 +120,10 @@ def _check_micro_batch(
 
 
 def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    for rollout, node in rollouts(pipeline).items():
+    for rollout, node in pipeline.rollouts.items():
         positions = sizes[node.engine].positions if node.engine in sizes else None
-        found = samplings(pipeline, rollout, validated=pipeline.run.validates)
-        for section, longest in longest_by_key(pipeline, rollout, validated=pipeline.run.validates).items():
+        found = pipeline.samplings(rollout, validated=pipeline.run.validates)
+        for section, longest in pipeline.longest_rows(rollout, validated=pipeline.run.validates).items():
             if positions is None or longest <= positions.value:
                 continue
             new, place = found[section].max_new_tokens, (*section, "max_new_tokens")
@@ -144,7 +143,7 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], f
 
 
 def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    longest = longest_demonstration(pipeline)
+    longest = pipeline.data.longest_demonstration
     for node in pipeline.nodes.values():
         if not isinstance(node, DemonstrationNode) or node.engine not in sizes:
             continue
@@ -168,7 +167,7 @@ def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
 def _check_samples(pipeline: Pipeline, findings: Findings) -> None:
     """Report steps with more samples than a host can handle."""
     prompts = pipeline.data.prompts_per_step
-    largest = max((node.n for node in rollouts(pipeline).values()), default=1)
+    largest = max((node.n for node in pipeline.rollouts.values()), default=1)
     if prompts * largest > _MOST_SAMPLES:
         message = f"a step has {prompts} prompts x {largest} responses, more than {_MOST_SAMPLES} samples; lower them"
         findings.error(_PROMPTS, message, code="too-many-samples")

@@ -14,7 +14,6 @@ from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode
-from dagrl.config.schema.rollouts import columns_read, needs_answers
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 from dagrl.model_files.chats import chat_of
 from dagrl.plugins.custom import parameters_of
@@ -60,8 +59,8 @@ def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, find
     for key, path in pipeline.data.files.items():
         validation = key != "train"
         wanted = _Wanted(
-            columns_read(pipeline, validation=validation),
-            needs_answers(pipeline, validation=validation),
+            pipeline.response_columns(validation=validation),
+            pipeline.needs_answers(validation=validation),
             readers,
             pipeline.data.image_key,
         )

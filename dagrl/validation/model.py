@@ -19,7 +19,6 @@ from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.published_configs import published_name
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
-from dagrl.config.schema.rollouts import columns_read
 from dagrl.model_files.hf_config import flat_config, folder_config, read_json, token_ids
 from dagrl.validation.data_rows import row_with
 from dagrl.validation.model_config import check_config, check_family, check_scale
@@ -151,7 +150,7 @@ class _Model:
     def _check_prompts(self, place: Place, beyond: Sequence[str], rows: Any) -> None:
         """Report prompts and responses with tokens that the embedding has no rows for."""
         for key, path in self.pipeline.data.files.items():
-            columns = columns_read(self.pipeline, validation=key != "train")
+            columns = self.pipeline.response_columns(validation=key != "train")
             if found := row_with(path, ["prompt", *columns], beyond):
                 message = (
                     f"the tokenizer has a token {found[1]!r}, which {path} has in row {found[0]} (the first is 0), and "

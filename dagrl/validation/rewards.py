@@ -27,7 +27,6 @@ from dagrl.config.schema import (
     TokenizerSpec,
     TrainingNode,
 )
-from dagrl.config.schema.rollouts import samplings
 from dagrl.model_files.hf_config import token_ids
 from dagrl.plugins.custom import check_call, load_function
 from dagrl.plugins.declarations import checked_traits, declaration_of, fields_of
@@ -60,7 +59,7 @@ def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSiz
                 _check_question(place, node, folder, findings)
             case RolloutNode():
                 vocabulary = _vocabulary(pipeline, node.engine, sizes)
-                for section, sampling in samplings(pipeline, name).items():
+                for section, sampling in pipeline.samplings(name).items():
                     _check_sampling(section, sampling, vocabulary, findings)
 
 

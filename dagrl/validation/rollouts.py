@@ -12,7 +12,7 @@ from dagrl.config.columns import CORE_COLUMNS, Shape
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import FilterNode, MixNode, Pipeline, RolloutNode, TurnOptions, UpdateNode
-from dagrl.config.schema.rollouts import leading_rollout, prompts_per_round, rollouts
+from dagrl.config.schema.rounds import prompts_per_round
 from dagrl.graph.dag import PROMPTS_NODE, Graph
 from dagrl.plugins.custom import parameters_of
 from dagrl.plugins.environment import environment_fields
@@ -27,7 +27,7 @@ _BOUNDS = ("metric", "lower", "upper", "min_std")
 
 def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     """Report options of rollouts and filters that contradict each other; `folder` holds the user's modules."""
-    found = rollouts(pipeline)
+    found = pipeline.rollouts
     for name, node in found.items():
         _check_prompts_begun(pipeline, name, node, findings, alone=len(found) == 1)
         if node.agent is not None:
@@ -46,7 +46,7 @@ def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None
 
 def check_rollouts_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
     """Report rollouts, filters and updates that read the wrong prompts or samples."""
-    found = rollouts(pipeline)
+    found = pipeline.rollouts
     for name, node in found.items():
         reads_source = graph.nodes[name].inputs["prompt_tokens"].node == PROMPTS_NODE
         if node.max_prompt_tokens is not None and reads_source:
@@ -60,7 +60,7 @@ def check_rollouts_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
     for name, update in pipeline.nodes.items():
         if isinstance(update, UpdateNode):
             _warn_of_foreign_samples(pipeline, name, update, graph, findings)
-    if graph.filter and not (found and leading_rollout(pipeline) in graph.in_rounds):
+    if graph.filter and not (found and pipeline.leading_rollout in graph.in_rounds):
         message = "reads nothing that depends on responses; select prompts in the data set, or read such a column"
         key = "fn" if "fn" in pipeline.nodes[graph.filter].model_fields_set else "metric"
         findings.error(("nodes", graph.filter, key), message, code="filter-without-responses")
@@ -181,7 +181,7 @@ def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, findings: Fin
 
 def _check_same_tools(pipeline: Pipeline, name: str, findings: Findings, *, reads_source: bool) -> None:
     """The data set's prompts describe the tools of one rollout."""
-    found, leading = rollouts(pipeline), leading_rollout(pipeline)
+    found, leading = pipeline.rollouts, pipeline.leading_rollout
     described = (*found[leading].tools, *found[leading].mcp_servers)
     if reads_source and {*found[name].tools, *found[name].mcp_servers} != set(described):
         tools = listed(described) if described else "no tools"
@@ -202,7 +202,7 @@ def _check_others_wait(rollout: str, graph: Graph, findings: Findings) -> None:
 
 def _check_several(pipeline: Pipeline, name: str, node: RolloutNode, graph: Graph, findings: Findings) -> None:
     """Rollouts share the rows of a batch: as many for each prompt as the leading one samples."""
-    leading, found = leading_rollout(pipeline), rollouts(pipeline)
+    leading, found = pipeline.leading_rollout, pipeline.rollouts
     behind = next((other for other in found if other in graph.ancestors(name)), None)
     if behind and node.n > 1:
         message = f"it answers each row of `{behind}` once; remove `n`"
@@ -215,7 +215,7 @@ def _check_several(pipeline: Pipeline, name: str, node: RolloutNode, graph: Grap
 
 def _warn_of_foreign_samples(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph, findings: Findings) -> None:
     rollout = graph.sampled_by(name)
-    sampler = pipeline.engines.get(rollouts(pipeline)[rollout].engine) if rollout else None
+    sampler = pipeline.engines.get(pipeline.rollouts[rollout].engine) if rollout else None
     source = getattr(sampler, "weights_from", None)
     corrected = node.rollout_correction is not None or node.takes_rollout_for_old
     if source is not None and source != node.engine and not corrected and node.loss.policy != "opmd":
@@ -259,8 +259,8 @@ def _check_bounds(pipeline: Pipeline, place: Place, node: FilterNode, findings: 
     if node.lower is not None and node.upper is not None and node.lower >= node.upper:
         message = f"no mean is above {node.lower} and below {node.upper}; lower `lower`, or raise `upper`"
         findings.error((*place, "lower"), message, code="crossed-bounds")
-    found = rollouts(pipeline)
-    if node.least_std is not None and found and found[leading_rollout(pipeline)].n == 1:
+    found = pipeline.rollouts
+    if node.least_std is not None and found and found[pipeline.leading_rollout].n == 1:
         message = "the standard deviation of one response is 0, so no group passes; raise the rollout's `n`"
         where: Place = place if node.min_std is None else (*place, "min_std")
         findings.error(where, message, code="group-too-small")

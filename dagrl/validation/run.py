@@ -23,8 +23,7 @@ from dagrl.config.schema import (
     Scope,
     SftNode,
 )
-from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts, tells_val_loss, val_ns, val_sampling
-from dagrl.config.schema.val_metrics import VOTES, names_at_k, set_prefixes, vote_of
+from dagrl.config.schema.val_metrics import VOTES, names_at_k, vote_of
 from dagrl.graph.dag import Graph
 from dagrl.plugins.custom import check_call
 from dagrl.plugins.isolation import ask
@@ -89,11 +88,11 @@ def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> N
     if best is None or not best.metric.startswith("val/") or pipeline.run.validate_every is None:
         return
     parts = re.fullmatch(r"val/(?P<place>.+/)?(?P<kind>[a-z]+@\d+)", best.metric)
-    if parts is None or not rollouts(pipeline):
+    if parts is None or not pipeline.rollouts:
         known, name = [f"val/{each}" for each in _names_written(pipeline, graph.validation)], best.metric
     else:
         votes, place = vote_of(pipeline) is not None, parts["place"] or ""
-        kinds = {set_prefixes(pipeline)[name]: names_at_k(n, votes=votes) for name, n in val_ns(pipeline).items()}
+        kinds = {pipeline.data.val_prefixes[name]: names_at_k(n, votes=votes) for name, n in pipeline.val_ns.items()}
         # A data source may follow the prefix of the set.
         own = next((prefix for prefix in kinds if place.startswith(prefix)), None)
         places = kinds if own is None else {place: kinds[own]}
@@ -110,7 +109,7 @@ def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> N
 
 def check_val_groups(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
     """Report nodes of a validation that need all responses to a prompt, where sets have different numbers of them."""
-    ns = val_ns(pipeline) if rollouts(pipeline) and pipeline.run.validates else {}
+    ns = pipeline.val_ns if pipeline.rollouts and pipeline.run.validates else {}
     if len({*ns.values()}) < 2:
         return
     for name, node in graph.validation.nodes.items():
@@ -126,21 +125,21 @@ def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
         message = "there is nothing to do; set `run.validate_first`, or train for at least 1 step"
         findings.error(("run", "steps"), message, code="no-steps")
         return
-    offline = is_offline(pipeline)
+    offline = pipeline.is_offline
     scores = any(isinstance(node, RewardNode | RewardModelNode | JudgeNode) for node in pipeline.nodes.values())
     key = "validate_every" if run.validate_every else "validate_first" if run.validate_first else "val_only"
     if not run.validates:
         if data.val is not None:
             message = "nothing is validated; set `run.validate_every`, or remove it"
             findings.warning(("data", "val"), message, code="unused-validation-set")
-        for name in rollouts(pipeline) if offline else ():
+        for name in pipeline.rollouts if offline else ():
             message = "nothing is trained or validated on its samples; set `run.validate_every`, or remove it"
             findings.warning(("nodes", name), message, code="unused-rollout")
         return
     if data.val is None:
         message = "there are no validation prompts; add `val:` under `data`, or remove it"
         findings.error(("run", key), message, code="missing-validation-set")
-    if offline and not scores and not tells_val_loss(pipeline):
+    if offline and not scores and not pipeline.reports_val_loss:
         message = "a validation measures nothing; remove `val_loss: false`, add a rollout and a reward, or remove it"
         findings.error(("run", key), message, code="empty-validation")
     if run.validate_every is not None and run.validate_every > run.steps and not run.only_validates:
@@ -160,8 +159,8 @@ def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
 
 
 def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
-    found = rollouts(pipeline)
-    leading = leading_rollout(pipeline) if found else ""
+    found = pipeline.rollouts
+    leading = pipeline.leading_rollout if found else ""
     for name, node in found.items():
         place: Place = ("nodes", name, "val_n")
         if name != leading and node.val_n not in (1, found[leading].val_n):
@@ -175,7 +174,7 @@ def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
         if not found and (each.n or each.sampling):
             message = "no node samples responses to its prompts; name the file alone"
             findings.error(place[:-1], message, code="option-without-effect")
-        elif found and (each.n or 1) > 1 and val_sampling(pipeline, leading, key).temperature == 0:
+        elif found and (each.n or 1) > 1 and pipeline.val_sampling(leading, key).temperature == 0:
             message = f"{each.n} responses with temperature 0 are equal; add `sampling` with a temperature"
             findings.error(place, message, code="greedy-samples")
 
@@ -258,7 +257,7 @@ def _names_written(pipeline: Pipeline, validation: Graph) -> list[str]:
         if isinstance(node.spec, RolloutNode):
             names += [f"{name}/response_tokens/mean", f"{name}/response_tokens/max"]
     if sampled:
-        prefixes = [prefix for prefix in set_prefixes(pipeline).values() if prefix]
+        prefixes = [prefix for prefix in pipeline.data.val_prefixes.values() if prefix]
         names += [f"{prefix}response_tokens/{detail}" for prefix in prefixes for detail in ("mean", "max")]
     return names
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import EngineSpec, Pipeline, UpdateNode
-from dagrl.config.schema.rollouts import rollouts
 from dagrl.graph.dag import Graph
 from dagrl.graph.updates import hindrance
 
@@ -43,7 +42,7 @@ def _warn_of_no_effect(pipeline: Pipeline, findings: Findings) -> None:
     if schedule.in_flight_weight_update:
         message = "has no effect with max_staleness 0, where no rollout runs beside an update; raise that, or remove it"
         findings.warning(_IN_FLIGHT, message, code="option-without-effect")
-    if schedule.stale_samples != "auto" and not any(node.partial_rollout for node in rollouts(pipeline).values()):
+    if schedule.stale_samples != "auto" and not any(node.partial_rollout for node in pipeline.rollouts.values()):
         message = "has no effect with max_staleness 0, where no sample is of older weights; raise that, or remove it"
         findings.warning(("schedule", "stale_samples"), message, code="option-without-effect")
 
@@ -73,7 +72,7 @@ def _warn_of_bias(pipeline: Pipeline, findings: Findings) -> None:
 
 
 def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
-    sampling = {node.engine for node in rollouts(pipeline).values()}
+    sampling = {node.engine for node in pipeline.rollouts.values()}
     for name, engine in _with_new_weights(pipeline).items():
         place: Place = ("engines", name)
         if name not in sampling:

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from dagrl.config.errors import counted
 from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, TokenizerSpec
-from dagrl.config.schema.neighbours import sleeps
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import executor_of
 from dagrl.tables import HEADING, render, table
@@ -129,7 +128,7 @@ def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
             f"{engine.head} head" if engine.head != "lm" else "",
             f"weights from {engine.weights_from}" if engine.weights_from else "",
             f"its own model {_model(engine.model)}" if engine.model else "",
-            "sleeps while other engines run there" if sleeps(pipeline, name) else "",
+            "sleeps while other engines run there" if pipeline.sleeps(name) else "",
         ]
         yield name, engine.backend, f"on {engine.group}: {', '.join(filter(None, parts))}"
 

@@ -21,7 +21,6 @@ from dagrl.config.schema import (
     TrainingNode,
     ValuesNode,
 )
-from dagrl.config.schema.rollouts import columns_read, rollouts
 from dagrl.model_files.hf_config import read_config, token_ids
 from dagrl.plugins.tool import tool_name
 from dagrl.validation.data_files import holds_chats
@@ -37,14 +36,14 @@ def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
     folder, place = _folder_of(pipeline.model, ("model",))
     if folder is not None:
         files = pipeline.data.files.items()
-        responses = {key: columns_read(pipeline, validation=key != "train") for key, _ in files}
+        responses = {key: pipeline.response_columns(validation=key != "train") for key, _ in files}
         chats = next((path for key, path in files if holds_chats(path, responses[key])), None)
         if chats is not None and (problem := template_problem(folder)):
             message = f"{chats} has chats as prompts, and {problem}; {_TEMPLATE}, or write prompts as text"
             findings.error(place, message, code="missing-chat-template")
         if not has_end_token(folder):
             _report_no_end(pipeline, folder, place, findings)
-    for name, node in rollouts(pipeline).items():
+    for name, node in pipeline.rollouts.items():
         if node.has_tools and ":" not in node.tool_format:
             _check_tool_format(pipeline.model, name, node, findings)
     for user, engine in _readers_of_chats(pipeline):
@@ -106,7 +105,7 @@ def _report_no_end(pipeline: Pipeline, folder: Path, place: Place, findings: Fin
     if pipeline.data.responses:
         message = f"{fact}, which ends the responses of data.responses; add it to tokenizer_config.json"
         findings.error(place, message, code="missing-eos-token")
-    elif any(not node.sampling.stop_token_ids for node in rollouts(pipeline).values()):
+    elif any(not node.sampling.stop_token_ids for node in pipeline.rollouts.values()):
         message = f"{fact}, so responses may end at max_new_tokens only; add it to tokenizer_config.json"
         findings.warning(place, message, code="missing-eos-token")
 

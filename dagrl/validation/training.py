@@ -22,7 +22,6 @@ from dagrl.config.schema import (
     UpdateNode,
     ValuesNode,
 )
-from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts, rows_per_prompt, tells_val_loss
 from dagrl.graph.dag import Graph
 from dagrl.graph.updates import updates_with_dropout
 from dagrl.plugins.custom import check_call
@@ -161,10 +160,10 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
         if kl.target_kl is not None and kl.coef == 0:
             message = "the weight is adapted by factors, so 0 stays 0; start with for example 0.001"
             findings.error((*place, "kl_in_reward", "coef"), message, code="coefficient-of-zero")
-    found = rollouts(pipeline)
+    found = pipeline.rollouts
     if not found:
         return
-    leading = leading_rollout(pipeline)
+    leading = pipeline.leading_rollout
     if found[leading].rows_per_sample > 1:
         _check_rows_of_trajectory(place, node, findings)
     compares = (
@@ -364,12 +363,12 @@ def _check_pairs(pipeline: Pipeline, name: str, node: DpoNode, findings: Finding
     if len(responses) != _PAIR:
         message = f"`{name}` compares two responses to a prompt; name two columns, for example `[chosen, rejected]`"
         findings.error(_RESPONSES, message, code="not-a-pair")
-    elif (rows := rows_per_prompt(pipeline)) != _PAIR:
-        leading = leading_rollout(pipeline)
+    elif (rows := pipeline.rows_per_prompt()) != _PAIR:
+        leading = pipeline.leading_rollout
         message = f"`{name}` compares the two rows of a prompt, and `{leading}` makes {rows}; set `n: 2`"
         findings.error(("nodes", leading, "n"), message, code="not-a-pair")
-    elif tells_val_loss(pipeline) and node.val_loss and rows_per_prompt(pipeline, validation=True) != _PAIR:
-        leading = leading_rollout(pipeline)
+    elif pipeline.reports_val_loss and node.val_loss and pipeline.rows_per_prompt(validation=True) != _PAIR:
+        leading = pipeline.leading_rollout
         message = (
             f"`{name}` computes its validation loss on two responses to a prompt; set `val_n: 2` and `val_sampling` "
             f"here, or `val_loss: false` in `{name}`"
@@ -379,8 +378,8 @@ def _check_pairs(pipeline: Pipeline, name: str, node: DpoNode, findings: Finding
 
 def _check_mix(pipeline: Pipeline, name: str, node: MixNode, findings: Findings) -> None:
     place: Place = ("nodes", name)
-    found = rollouts(pipeline)
-    if is_offline(pipeline) or len(found) != 1:
+    found = pipeline.rollouts
+    if pipeline.is_offline or len(found) != 1:
         message = "needs one rollout whose samples are trained on; use `op: sft` for responses of the data set alone"
         findings.error(place, message, code="mix-without-rollout")
         return

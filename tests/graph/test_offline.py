@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from model_folders import write_model
 
-from dagrl.config.schema.rollouts import is_offline, longest_demonstration, longest_row, needs_answers, rows_per_prompt
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import draw_text
 from dagrl.scheduler.placement import make_plan
@@ -75,7 +74,7 @@ def test_a_rollout_that_nothing_is_trained_on_is_for_validation(checked) -> None
     assert (training["sft"].trains, validating["sft"].trains) == (True, False)
     assert {"reward", "response_tokens", "demonstration"} < set(validating["samples"].inputs)
     pipeline = found.loaded.pipeline
-    assert (needs_answers(pipeline), needs_answers(pipeline, validation=True)) == (False, True)
+    assert (pipeline.needs_answers(), pipeline.needs_answers(validation=True)) == (False, True)
     plan = make_plan(pipeline, found.graph)
     assert (plan.samples_per_prompt, plan.val_samples_per_prompt) == (1, 3)
     assert plan.executors["actor"].trained
@@ -91,9 +90,9 @@ def test_a_pipeline_may_do_without_a_rollout(checked) -> None:
     assert [training[name].whole_groups for name in training] == [False, False, True, False]
     assert validating["dpo"].inputs["ref_logprob"] == ("val/ref", "ref_logprob")
     pipeline = found.loaded.pipeline
-    assert is_offline(pipeline) and rows_per_prompt(pipeline) == rows_per_prompt(pipeline, validation=True) == 2
-    assert longest_demonstration(pipeline) == longest_row(pipeline) == 22
-    assert not needs_answers(pipeline, validation=True)
+    assert pipeline.is_offline and pipeline.rows_per_prompt() == pipeline.rows_per_prompt(validation=True) == 2
+    assert pipeline.data.longest_demonstration == pipeline.longest_row == 22
+    assert not pipeline.needs_answers(validation=True)
 
 
 def test_without_a_loss_validation_needs_no_responses(checked, project, row) -> None:
@@ -120,7 +119,7 @@ def test_experts_stand_between_the_rollout_and_all_others(checked) -> None:
     assert wires(graph, "update")["policy_version"] == "rollout"
     assert "is_expert" in wires(graph, "advantage") and "is_expert" in wires(graph, "update")
     assert not graph.validates_only
-    assert not is_offline(found.loaded.pipeline) and needs_answers(found.loaded.pipeline)
+    assert not found.loaded.pipeline.is_offline and found.loaded.pipeline.needs_answers()
     assert graph.sampled_by("reward") == graph.sampled_by("update") == "rollout"
 
 

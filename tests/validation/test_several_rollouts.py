@@ -2,7 +2,6 @@
 
 import pytest
 
-from dagrl.config.schema.rollouts import leading_rollout, longest_sample, rollouts
 from dagrl.validation import check_file
 
 ROLLOUT = "  rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}\n"
@@ -31,8 +30,10 @@ def with_second(project, second: str):
 def test_a_second_rollout_has_the_rows_of_the_first(project, second: str) -> None:
     checked = check_file(with_second(project, second))
     pipeline = checked.loaded.pipeline
-    assert list(rollouts(pipeline)) == ["rollout", "second"] and leading_rollout(pipeline) == "rollout"
-    assert longest_sample(pipeline, "second") == 4 + (9 if second is BEHIND else 16)
+    assert list(pipeline.rollouts) == ["rollout", "second"] and pipeline.leading_rollout == "rollout"
+    assert pipeline.longest_rows("second", validated=False) == {
+        ("nodes", "second", "sampling"): 4 + (9 if second is BEHIND else 16)
+    }
     nodes = {name: checked.graph.sampled_by(name) for name in checked.graph.nodes}
     assert nodes["prompts"] is None
     assert {name for name, node in nodes.items() if node == "second"} == {"second"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.config.schema.neighbours import sleeps, stays_beside_sleepers
 from dagrl.validation import check_file
 from dagrl.validation.summary import summarize
 
@@ -16,7 +15,7 @@ NO_ROLLOUT = ("  rollout: {cpus_per_node: 1}\n", "")
 
 def asleep(path, *overrides: str) -> list[str]:
     pipeline = load_pipeline(path, overrides).pipeline
-    return [name for name in pipeline.engines if sleeps(pipeline, name)]
+    return [name for name in pipeline.engines if pipeline.sleeps(name)]
 
 
 def test_engines_sleep_by_themselves_where_they_share_gpus(project):
@@ -30,7 +29,7 @@ def test_an_engine_that_stays_while_others_come_and_go_is_known(project):
 
     def staying(*overrides: str) -> list[str]:
         pipeline = load_pipeline(path, overrides).pipeline
-        return [name for name in pipeline.engines if stays_beside_sleepers(pipeline, name)]
+        return [name for name in pipeline.engines if pipeline.stays_beside_sleepers(name)]
 
     assert staying() == []
     assert staying("engines.actor.sleep=false") == ["actor"]

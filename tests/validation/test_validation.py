@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.config.schema.rollouts import val_ns
 from dagrl.validation import check_file
 from dagrl.validation.summary import summarize
 
@@ -186,7 +185,7 @@ def test_what_the_docs_show_is_right(project, row):
     checked = check_file(project.write("docs.yaml", "extends: p.yaml\n" + yaml_block), ["run.steps=20"])
     assert checked.rows == {"train": 32, "val.gsm8k": 32, "val.aime": 32}
     own = project.write("own.yaml", f"extends: docs.yaml\nrun: {{keep_best: null}}\n{own_block}")
-    assert val_ns(check_file(own, ["run.steps=20"]).loaded.pipeline) == {"gsm8k": 16, "aime": 32}
+    assert check_file(own, ["run.steps=20"]).loaded.pipeline.val_ns == {"gsm8k": 16, "aime": 32}
     scope: dict = {}
     exec(compile(python_block, "my_votes.py", "exec"), scope)
     assert scope["choice"]("It is B or rather C") == "C"

@@ -27,7 +27,6 @@ from dagrl.backends.planning.changes import Change, Ladder, Room
 from dagrl.backends.planning.memory import EngineMemory
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline, TrainingNode
-from dagrl.config.schema.neighbours import stays_beside_sleepers
 from dagrl.model_files.hf_config import read_config
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class MegatronBackend(Backend):
             train_steps=start.pipeline.run.steps,
             trainable=start.trained,
             keep_start_weights=start.keeps_start_weights,
-            keeps_no_cache=stays_beside_sleepers(start.pipeline, start.name),
+            keeps_no_cache=start.pipeline.stays_beside_sleepers(start.name),
         )
 
     def preload(self, engine: EngineSpec) -> None:

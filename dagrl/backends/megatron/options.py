@@ -12,7 +12,6 @@ from dagrl.backends.megatron.stored_folder import check_folder, newest_checkpoin
 from dagrl.backends.megatron.vision_rules import check_vision
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema.neighbours import neighbours, sleeps, wants_routed_experts
 
 
 def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
@@ -74,8 +73,8 @@ def _check_registered_buffers(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report memory that is registered with NCCL and would have to be freed."""
     engine, place = check.engine, check.place
     message, depends = "", place
-    if sleeps(check.pipeline, check.name):
-        others = listed(neighbours(check.pipeline, check.name))
+    if check.pipeline.sleeps(check.name):
+        others = listed(check.pipeline.neighbours(check.name))
         message = f"registers device memory with NCCL, which cannot be left while {others} works there"
         message, depends = f"{message}; remove it, or say `sleep: false`", (*place, "sleep")
     elif any(engine.offload.model_dump().values()):
@@ -105,7 +104,7 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
         message = "the fused router chooses experts by itself; remove one of the two"
         findings.error(place, message, depends_on=[(*check.place, "transformer", "moe_router_fusion")])
     for name, other in pipeline.engines.items():
-        if wants_routed_experts(pipeline, name) and not other.reports_routed_experts:
+        if pipeline.wants_routed_experts(name) and not other.reports_routed_experts:
             message = f"`{name}`, a {other.backend} engine, does not tell where it routes tokens; sample with another"
             findings.error(place, message, depends_on=[place, ("engines", name)])
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.errors import Place, dotted
 from dagrl.config.schema import DpoNode, EngineSpec, NodeBase, PackingNode, Pipeline, UpdateNode
-from dagrl.config.schema.rollouts import leading_rollout, longest_row, rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Change]:
     nodes = {
         node: spec for node, spec in pipeline.nodes.items() if isinstance(spec, PackingNode) and spec.engine == name
     }
-    least = {node: _rows_together(pipeline, spec) * longest_row(pipeline) for node, spec in nodes.items()}
+    least = {node: _rows_together(pipeline, spec) * pipeline.longest_row for node, spec in nodes.items()}
     largest = max((spec.tokens_per_micro_batch for spec in nodes.values()), default=0)
     rungs: list[Change] = []
     smaller: dict[Place, int] = {}
@@ -128,4 +127,4 @@ def _rows_together(pipeline: Pipeline, node: NodeBase) -> int:
     if isinstance(node, DpoNode):
         return 2
     compares = isinstance(node, UpdateNode) and node.loss.policy == "opmd_pairwise"
-    return rollouts(pipeline)[leading_rollout(pipeline)].n if compares else 1
+    return pipeline.rollouts[pipeline.leading_rollout].n if compares else 1

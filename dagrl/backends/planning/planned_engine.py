@@ -12,7 +12,6 @@ from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.device_rates import DeviceRates, rates_of
 from dagrl.backends.planning.gpus import Gpu
 from dagrl.config.schema import EngineSpec, GroupSpec, JudgeNode, PackingNode, Pipeline, TrainingNode
-from dagrl.config.schema.rollouts import longest_by_key, longest_row, rollouts
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.scheduler.weight_route import weight_route
 
@@ -97,7 +96,7 @@ class PlannedEngine[Spec: EngineSpec]:
         pipeline, plan, ours = self.pipeline, self.plan, self.executor
         nodes = [node for node in pipeline.nodes.values() if getattr(node, "engine", None) in ours.engines]
         updates = [node for node in nodes if isinstance(node, TrainingNode)]
-        prompts, longest = pipeline.data.prompts_per_step, longest_row(pipeline)
+        prompts, longest = pipeline.data.prompts_per_step, pipeline.longest_row
         batch = max(((node.mini_batch or prompts) * plan.samples_per_prompt for node in updates), default=0)
 
         def tokens(budget: int, rows: int) -> int:
@@ -132,8 +131,8 @@ class PlannedEngine[Spec: EngineSpec]:
         """Tokens of the longest sample that it generates, or of question and reply if it is a judge."""
         pipeline = self.pipeline
         sampled = [
-            max(longest_by_key(pipeline, name, validated=pipeline.run.validates).values())
-            for name, node in rollouts(pipeline).items()
+            max(pipeline.longest_rows(name, validated=pipeline.run.validates).values())
+            for name, node in pipeline.rollouts.items()
             if node.engine == self.name
         ]
         judges = [node for node in pipeline.nodes.values() if isinstance(node, JudgeNode) and node.engine == self.name]

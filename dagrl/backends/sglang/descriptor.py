@@ -22,7 +22,6 @@ from dagrl.backends.sglang.server_rules import check_server
 from dagrl.backends.sglang.tool_parsers import parser_names, tool_parser
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
-from dagrl.config.schema.neighbours import sleeps, wants_routed_experts
 
 if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine
@@ -93,7 +92,7 @@ class SglangBackend(Backend):
         )
         kind = SglangEngine if slot.leads else NodeShare
         adapter = pipeline.engines[spec.weights_from].sent_adapter if spec.weights_from else None
-        return kind(start.model, spec, ranks, share, sleeps=sleeps(pipeline, start.name), adapter=adapter)
+        return kind(start.model, spec, ranks, share, sleeps=pipeline.sleeps(start.name), adapter=adapter)
 
     def memory(self, engine: PlannedEngine[SglangEngineSpec]) -> EngineMemory:
         return server_memory(engine.shape, engine.spec, engine.gpu, engine.work)
@@ -125,7 +124,7 @@ def section_to_start(pipeline: Pipeline, name: str) -> SglangEngineSpec:
     """The section, with ``enable_return_routed_experts`` where a trainer replays routes."""
     spec = pipeline.engines[name]
     assert isinstance(spec, SglangEngineSpec)
-    if not wants_routed_experts(pipeline, name):
+    if not pipeline.wants_routed_experts(name):
         return spec
     return spec.model_copy(update={"server": {**spec.server, ROUTED_EXPERTS: True}})
 

@@ -22,8 +22,6 @@ from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.errors import Place, dotted
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode, SamplingSpec
-from dagrl.config.schema.neighbours import wants_routed_experts
-from dagrl.config.schema.rollouts import longest_by_key, samplings
 
 _REPLAYABLE = {
     ROUTED_EXPERTS: (True, "this turns off reporting routes; remove it"),
@@ -188,7 +186,7 @@ class _Server:
         for name, node in self._nodes():
             judges = isinstance(node, JudgeNode)
             alone: dict[Place, SamplingSpec] = {("nodes", name, "sampling"): node.sampling}
-            for section, sampling in (alone if judges else samplings(self._pipeline, name)).items():
+            for section, sampling in (alone if judges else self._pipeline.samplings(name)).items():
                 if sampling.ignore_eos and sampling.stop_token_ids:
                     message = "SGLang stops at no token at all where it ignores the end of a sequence, and "
                     message += "stop_token_ids names some; remove one of the two"
@@ -217,7 +215,7 @@ class _Server:
 
     def check_routes(self) -> None:
         """Whether all routes are reported, where a trainer replays them."""
-        if not wants_routed_experts(self._pipeline, self._name):
+        if not self._pipeline.wants_routed_experts(self._name):
             return
         trainer = next(name for name, engine in self._pipeline.engines.items() if engine.replays_routes)
         for field, (needed, why) in _REPLAYABLE.items():
@@ -226,7 +224,7 @@ class _Server:
                 self._error(field, message, ("engines", trainer, "router_replay"))
 
     def _tells_routes(self) -> bool:
-        return bool(self._given.get(ROUTED_EXPERTS)) or wants_routed_experts(self._pipeline, self._name)
+        return bool(self._given.get(ROUTED_EXPERTS)) or self._pipeline.wants_routed_experts(self._name)
 
     def check_images(self, model: ModelSizes) -> None:
         """Whether the servers see images as the model does."""
@@ -293,7 +291,7 @@ class _Server:
                 what = f"{own}.max_prompt_tokens + {own}.sampling.max_new_tokens"
                 yield longest, what, [("nodes", name, "max_prompt_tokens"), ("nodes", name, "sampling")]
                 continue
-            by_key = longest_by_key(self._pipeline, name, validated=self._pipeline.run.validates)
+            by_key = self._pipeline.longest_rows(name, validated=self._pipeline.run.validates)
             section = max(by_key, key=by_key.__getitem__)
             what = f"data.max_prompt_tokens + {dotted(section)}.max_new_tokens"
             yield by_key[section], what, [("data", "max_prompt_tokens"), section]

@@ -16,7 +16,6 @@ from dagrl.backends.vllm.memory import server_memory
 from dagrl.backends.vllm.rules import check_servers
 from dagrl.backends.vllm.section import ROUTED_EXPERTS, VLLM_VERSION, VllmEngineSpec
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
-from dagrl.config.schema.neighbours import sleeps, wants_routed_experts
 
 if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine
@@ -70,7 +69,7 @@ class VllmBackend(Backend):
             gpus=start.gpus,
             log=start.run_dir / "logs" / f"{start.name}-{slot.server}.log",
             start_timeout_s=_DRIVER_PATIENCE * start.pipeline.run.start_timeout_s,
-            sleeps=sleeps(start.pipeline, start.name),
+            sleeps=start.pipeline.sleeps(start.name),
             adapter=start.pipeline.engines[spec.weights_from].sent_adapter if spec.weights_from else None,
         )
 
@@ -95,7 +94,7 @@ def section_to_start(pipeline: Pipeline, name: str) -> VllmEngineSpec:
     """The section, with ``enable_return_routed_experts`` where a trainer replays routes."""
     spec = pipeline.engines[name]
     assert isinstance(spec, VllmEngineSpec)
-    if not wants_routed_experts(pipeline, name):
+    if not pipeline.wants_routed_experts(name):
         return spec
     return spec.model_copy(update={"server": {**spec.server, ROUTED_EXPERTS: True}})
 

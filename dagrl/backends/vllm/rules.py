@@ -8,8 +8,6 @@ from dagrl.backends.backend import EngineCheck
 from dagrl.backends.vllm.section import ROUTED_EXPERTS, VllmEngineSpec
 from dagrl.config.errors import Place
 from dagrl.config.schema import JudgeNode, RolloutNode, SamplingSpec
-from dagrl.config.schema.neighbours import wants_routed_experts
-from dagrl.config.schema.rollouts import longest_by_key, samplings
 
 _LEAST_TEMPERATURE, _LARGEST_TEMPERATURE = 0.01, 2.0
 """Between which vLLM samples: it raises lower ones and refuses higher ones."""
@@ -54,7 +52,7 @@ def check_servers(check: EngineCheck[VllmEngineSpec]) -> None:
     _check_lengths(check, error)
     _check_temperatures(check)
     _warn_of_truncation(check)
-    if wants_routed_experts(check.pipeline, check.name) and not engine.server.get(ROUTED_EXPERTS, True):
+    if check.pipeline.wants_routed_experts(check.name) and not engine.server.get(ROUTED_EXPERTS, True):
         error(ROUTED_EXPERTS, "turns off the routes that a trainer replays; remove it", "no-routed-experts")
     if engine.weight_sync.route == "cuda_ipc" and engine.weights_from is not None:
         trainer = check.pipeline.engines.get(engine.weights_from)
@@ -70,7 +68,7 @@ def _check_lengths(check: EngineCheck[VllmEngineSpec], error: Any) -> None:
         return
     for name, node in check.pipeline.nodes.items():
         if isinstance(node, RolloutNode) and node.engine == check.name:
-            wanted = max(longest_by_key(check.pipeline, name, validated=check.pipeline.run.validates).values())
+            wanted = max(check.pipeline.longest_rows(name, validated=check.pipeline.run.validates).values())
             if wanted > longest:
                 message = f"{longest} tokens cannot hold the longest sample of `{name}`, {wanted}; set {wanted} or more"
                 error("max_model_len", message, "context-too-short")
@@ -81,7 +79,7 @@ def _check_temperatures(check: EngineCheck[VllmEngineSpec]) -> None:
         if not isinstance(node, RolloutNode | JudgeNode) or node.engine != check.name:
             continue
         judged: dict[Place, SamplingSpec] = {("nodes", name, "sampling"): node.sampling}
-        for section, sampling in (judged if isinstance(node, JudgeNode) else samplings(check.pipeline, name)).items():
+        for section, sampling in (judged if isinstance(node, JudgeNode) else check.pipeline.samplings(name)).items():
             if sampling.temperature == 0:
                 continue
             if not _LEAST_TEMPERATURE <= sampling.temperature <= _LARGEST_TEMPERATURE:

@@ -100,6 +100,16 @@ class DataSpec(Section):
         several, sets = isinstance(self.val, dict), self.val_sets.items()
         return {"train": self.train} | {f"val.{name}" if several else "val": each.path for name, each in sets}
 
+    @property
+    def val_prefixes(self) -> dict[str, str]:
+        """Validation set -> prefix of its metrics after ``val/``; empty for a set without a name."""
+        return {name: f"{name}/" if isinstance(self.val, dict) else "" for name in self.val_sets}
+
+    @property
+    def longest_demonstration(self) -> int:
+        """Tokens of the longest prompt with a response of the data set."""
+        return self.max_prompt_tokens + (self.max_response_tokens or 0)
+
 
 class GroupSpec(Section):
     """A named set of GPUs, or of CPU slots where there is no GPU."""

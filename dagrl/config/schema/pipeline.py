@@ -1,15 +1,21 @@
-"""A whole pipeline file."""
+"""A whole pipeline file, and what follows from it alone."""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import Field
 
+from dagrl.config.errors import Place
 from dagrl.config.schema.backends import AnyEngineSpec
 from dagrl.config.schema.model import DataSpec, GroupSpec, ModelSpec
 from dagrl.config.schema.nodes import NodeSpec
+from dagrl.config.schema.nodes.base import TrainingNode
+from dagrl.config.schema.nodes.demonstrations import DemonstrationNode
+from dagrl.config.schema.nodes.rollout import RolloutNode
 from dagrl.config.schema.run import ProfileSpec, RunSpec, ScheduleSpec, TrackerName, TrackerSpec
+from dagrl.config.schema.sampling import SamplingSpec
 from dagrl.config.schema.section import Name, OwnFunction, Section
 
 
@@ -60,3 +66,113 @@ class Pipeline(Section):
         if own.path is None and own.tokenizer is None:
             return own.model_copy(update={"tokenizer": self.model.tokenizer or self.model.path})
         return own
+
+    @property
+    def rollouts(self) -> dict[str, RolloutNode]:
+        """The rollouts by name, in the order of the file."""
+        return {name: node for name, node in self.nodes.items() if isinstance(node, RolloutNode)}
+
+    @property
+    def leading_rollout(self) -> str:
+        """The rollout that sets the rows of a prompt, and whose responses `samples` stores; there must be one.
+
+        It is the first with the largest ``n``: others sample as many for each prompt, or answer each row once.
+        """
+        rollouts = self.rollouts
+        return max(rollouts, key=lambda name: rollouts[name].n)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether nothing is trained on samples: there is no rollout, or only validation needs it."""
+        trained = [node for node in self.nodes.values() if isinstance(node, TrainingNode)]
+        from_data = [isinstance(node, DemonstrationNode) and node.learns_from_data for node in trained]
+        return not self.rollouts or (bool(trained) and all(from_data))
+
+    @property
+    def reports_val_loss(self) -> bool:
+        """Whether validations report the loss on the validation sets' responses."""
+        nodes = self.nodes.values()
+        return self.is_offline and any(isinstance(node, DemonstrationNode) and node.val_loss for node in nodes)
+
+    def response_columns(self, *, validation: bool = False) -> tuple[str, ...]:
+        """Columns of the training file, or of the validation files, that responses are read from."""
+        return self.data.responses if not validation or self.reports_val_loss else ()
+
+    def needs_answers(self, *, validation: bool = False) -> bool:
+        """Whether the file must have reference answers: whether responses to its prompts are sampled and scored."""
+        return bool(self.rollouts) and (validation or not self.is_offline)
+
+    def samplings(self, rollout: str, *, validated: bool = True) -> dict[Place, SamplingSpec]:
+        """The sampling options of a rollout by their places in the file.
+
+        With `validated`, those of validation are included where they differ.
+        """
+        node, place = self.rollouts[rollout], ("nodes", rollout)
+        options: dict[Place, SamplingSpec] = {(*place, "sampling"): node.sampling}
+        if validated and node.val_sampling is not None:
+            options[*place, "val_sampling"] = node.val_sampling
+        if validated and rollout == self.leading_rollout:
+            sets = self.data.val_sets.items()
+            options |= {("data", "val", key, "sampling"): spec.sampling for key, spec in sets if spec.sampling}
+        return options
+
+    def val_sampling(self, rollout: str, val_set: str | None = None) -> SamplingSpec:
+        """The sampling of a rollout in validation: of a set, or of those without their own. Greedy by default."""
+        node, own = self.rollouts[rollout], self.data.val_sets.get(val_set or "")
+        if own is not None and own.sampling is not None and rollout == self.leading_rollout:
+            return own.sampling
+        return node.val_sampling or node.sampling.model_copy(update={"temperature": 0.0})
+
+    @property
+    def val_ns(self) -> dict[str, int]:
+        """Validation set -> responses to each of its prompts."""
+        usual = self.rollouts[self.leading_rollout].val_n
+        return {name: spec.n or usual for name, spec in self.data.val_sets.items()}
+
+    def rows_per_prompt(self, *, validation: bool = False) -> int:
+        """Rows of a group: the responses that are sampled for a prompt, or those that the data set has for it.
+
+        In a validation whose sets have different numbers of responses, a prompt has several groups, of the size that
+        divides all of them.
+        """
+        if not self.rollouts or (self.is_offline and not validation):
+            return max(1, len(self.data.responses))
+        leading = self.rollouts[self.leading_rollout]
+        if validation:
+            return math.gcd(*self.val_ns.values()) or leading.val_n
+        return leading.n * leading.rows_per_sample
+
+    def longest_rows(self, rollout: str, *, validated: bool) -> dict[Place, int]:
+        """Tokens of the longest prompt and response of a rollout, by the places of `samplings`."""
+        prompt = self.rollouts[rollout].max_prompt_tokens or self.data.max_prompt_tokens
+        samplings = self.samplings(rollout, validated=validated)
+        return {place: prompt + sampling.max_new_tokens for place, sampling in samplings.items()}
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row in training; 0 where nothing is sampled or given."""
+        given = [self.data.longest_demonstration] if self.data.responses else []
+        sampled = [row for name in self.rollouts for row in self.longest_rows(name, validated=False).values()]
+        return max([*given, *sampled], default=0)
+
+    def neighbours(self, engine: str) -> list[str]:
+        """The other engines on the slots of this engine's group, each on its own ranks."""
+        group = self.engines[engine].group
+        return [other for other, spec in self.engines.items() if group and spec.group == group and other != engine]
+
+    def sleeps(self, engine: str) -> bool:
+        """Whether the engine sleeps. False for an engine on the ranks of another, which sleeps with that one."""
+        spec = self.engines[engine]
+        if spec.group is None or not self.neighbours(engine):
+            return False
+        # CPU slots share host memory, so moving an engine there gains nothing.
+        return not self.groups[spec.group].is_cpu if spec.sleep == "auto" else spec.sleep
+
+    def stays_beside_sleepers(self, engine: str) -> bool:
+        """Whether the engine keeps its place on its devices while others of its group come and go."""
+        return not self.sleeps(engine) and any(map(self.sleeps, self.neighbours(engine)))
+
+    def wants_routed_experts(self, engine: str) -> bool:
+        """Whether the engine samples responses whose routes another engine replays."""
+        samples = any(node.engine == engine for node in self.rollouts.values())
+        return samples and any(spec.replays_routes for spec in self.engines.values())

@@ -30,12 +30,6 @@ def vote_of(pipeline: Pipeline) -> Vote | None:
     return next((Vote(node.fn, node.args) for node in rewards if node.fn == named), Vote(named))
 
 
-def set_prefixes(pipeline: Pipeline) -> dict[str, str]:
-    """Validation set -> what comes before the names of its metrics, behind ``val/``; nothing for one without a name."""
-    named = isinstance(pipeline.data.val, dict)
-    return {name: f"{name}/" if named else "" for name in pipeline.data.val_sets}
-
-
 def ks_of(n: int) -> tuple[int, ...]:
     """Values of k for n responses: powers of two, and n itself."""
     powers = [1 << power for power in range(n.bit_length()) if 1 << power < n]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dagrl.config.schema.rollouts import rollouts
 from dagrl.data.batch import Batch
 from dagrl.model_files.images import ImageSettings, image_settings
 from dagrl.ops.base import Context
@@ -22,7 +21,7 @@ def rollout_tools(context: Context) -> dict[str, Tool | McpTool]:
 
     Starts MCP servers. Raises ToolUnavailableError if one does not start, ValueError if two tools share a name.
     """
-    if not rollouts(context.pipeline):
+    if not context.pipeline.rollouts:
         return {}
     node, resources = context.rollout, context.resources
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from dagrl.config.schema import FilterNode, Pipeline
-from dagrl.config.schema.rollouts import prompts_begun, prompts_per_round
+from dagrl.config.schema.rounds import prompts_begun, prompts_per_round
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import BatchShort, CommandDone, Event, Run

@@ -29,7 +29,7 @@ from dagrl.config.schema import (
     ValuesNode,
 )
 from dagrl.config.schema.engine import Transport
-from dagrl.config.schema.rollouts import is_offline, leading_rollout, prompts_per_round, rollouts, val_ns
+from dagrl.config.schema.rounds import prompts_per_round
 from dagrl.planner.cost.calibration import Calibration, executor_of
 from dagrl.planner.cost.host import node_seconds
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations, lengths_of_judgements
@@ -114,8 +114,8 @@ class PipelineCosts:
         data = self.pipeline.data
         if task.rows is Rows.VALIDATION:
             # As groups, of which a prompt of a set may have several.
-            ns = val_ns(self.pipeline).values() if rollouts(self.pipeline) else [1] * len(data.val_sets)
-            size = self.plan.group_size(task.rows) if rollouts(self.pipeline) else 1
+            ns = self.pipeline.val_ns.values() if self.pipeline.rollouts else [1] * len(data.val_sets)
+            size = self.plan.group_size(task.rows) if self.pipeline.rollouts else 1
             return sum((data.val_prompts or data.prompts_per_step) * n // size for n in ns)
         return prompts_per_round(self.pipeline) if task.in_rounds else data.prompts_per_step
 
@@ -125,13 +125,13 @@ class PipelineCosts:
 
     def lengths(self, task: PlannedTask) -> Lengths:
         """Return the lengths of those rows."""
-        if task.sampled_by is None and is_offline(self.pipeline):
+        if task.sampled_by is None and self.pipeline.is_offline:
             return lengths_of_demonstrations(self.pipeline, self.assumed)
-        name = task.node if task.generates else task.sampled_by or leading_rollout(self.pipeline)
+        name = task.node if task.generates else task.sampled_by or self.pipeline.leading_rollout
         # If steps learn from the data set's responses, known lengths are not those of sampled ones in validation.
-        known = replace(self.assumed, response_tokens=None) if is_offline(self.pipeline) else self.assumed
+        known = replace(self.assumed, response_tokens=None) if self.pipeline.is_offline else self.assumed
         validation = task.rows is Rows.VALIDATION
-        return lengths_of(self.pipeline, rollouts(self.pipeline)[name], known, validation=validation)
+        return lengths_of(self.pipeline, self.pipeline.rollouts[name], known, validation=validation)
 
     # -- runs
 

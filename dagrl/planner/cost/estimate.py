@@ -15,7 +15,6 @@ import numpy as np
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.decoding import Lengths
 from dagrl.config.columns import CORE_COLUMNS, IMAGE_COLUMNS, ColumnSpec, Shape
-from dagrl.config.schema.rollouts import is_offline
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.simulation.costs import Costs
 from dagrl.planner.simulation.simulate import Activity, Simulated, simulate
@@ -84,7 +83,7 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
         response_tokens=sum(
             costs.rows(task) * plan.rounds_of(task) * costs.lengths(task).response
             for task in plan.tasks
-            if task.rows is Rows.TRAIN and (task.trains if is_offline(costs.pipeline) else task.generates)
+            if task.rows is Rows.TRAIN and (task.trains if costs.pipeline.is_offline else task.generates)
         ),
     )
 

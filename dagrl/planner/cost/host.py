@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.config.schema import AdvantageNode, JudgeNode, NodeBase, Pipeline, RewardNode
-from dagrl.config.schema.rollouts import prompts_per_round
+from dagrl.config.schema.rounds import prompts_per_round
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE
 from dagrl.planner.cost.lengths import MEAN_RESPONSE
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from dagrl.backends.planning.decoding import Lengths
 from dagrl.config.schema import JudgeNode, Pipeline, RolloutNode
-from dagrl.config.schema.rollouts import rollouts
 
 MEAN_RESPONSE = 0.5
 """Mean response over ``max_new_tokens``, unless the call says ``--response-tokens``."""
@@ -36,7 +35,7 @@ def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed, *, va
 
     ValueError if `assumed` has lengths that the file does not allow.
     """
-    every = rollouts(pipeline).values()
+    every = pipeline.rollouts.values()
     sampling = (rollout.val_sampling if validation else None) or rollout.sampling
     longest, longest_prompt = sampling.max_new_tokens, _longest_prompt(pipeline, rollout)
     response, prompt = assumed.response_tokens, assumed.prompt_tokens

@@ -25,7 +25,6 @@ from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline, Scope, TrainingNode
 from dagrl.config.schema.backends import engine_sections
-from dagrl.config.schema.rollouts import is_offline
 from dagrl.planner.cost.bound import StepBound, step_bound
 from dagrl.planner.cost.calibration import Calibration
 from dagrl.planner.cost.costs import PipelineCosts
@@ -150,7 +149,7 @@ class _Seeker:
         loaded = self.checked.loaded
         given = loaded.pipeline
         # Engines are placed apart only if their samples are trained on.
-        for placing in placings(cluster, together=is_offline(given)):
+        for placing in placings(cluster, together=given.is_offline):
             # The file's layouts are for its own groups.
             placed = load_pipeline(loaded.path, [*loaded.overrides, *placing.overrides(given)]).pipeline
             for backend in self._backends.values():

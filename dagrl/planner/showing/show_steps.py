@@ -11,7 +11,6 @@ from rich.console import RenderableType
 
 from dagrl.backends.planning.gpus import Gpu, gpu_named
 from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
-from dagrl.config.schema.rollouts import is_offline, leading_rollout, rollouts
 from dagrl.planner.cost.bound import step_bound
 from dagrl.planner.cost.calibration import Calibration
 from dagrl.planner.cost.costs import PipelineCosts
@@ -50,7 +49,7 @@ def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None
     ]
     if chooser := next((task.node for task in report.fit.plan.tasks if task.selects), None):
         content.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
-    content += [f"  {_answers(name, node)}" for name, node in rollouts(pipeline).items() if node.multi_turn]
+    content += [f"  {_answers(name, node)}" for name, node in pipeline.rollouts.items() if node.multi_turn]
     on_cpu = any(group.is_cpu for group in pipeline.groups.values())
     if on_cpu and times is None:
         content.append("  on CPU slots these are orders of magnitude")
@@ -80,9 +79,9 @@ def _applied(report: Report, times: RunTimes) -> Applied:
 def _leading(report: Report) -> PlannedTask:
     """The task whose rows the lengths describe: the rollout, or the update of an offline pipeline."""
     plan = report.fit.plan
-    if is_offline(report.pipeline):
+    if report.pipeline.is_offline:
         return next(task for task in plan.tasks if task.trains or not task.inputs)
-    return plan.task(leading_rollout(report.pipeline))
+    return plan.task(report.pipeline.leading_rollout)
 
 
 def search_sections(

@@ -14,7 +14,6 @@ from dagrl.backends.planning.changes import Change as RoomChange
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import JudgeNode, PackingNode, Pipeline, RewardNode, UpdateNode
-from dagrl.config.schema.rollouts import rollouts
 from dagrl.graph.dag import Graph
 from dagrl.graph.updates import hindrance
 from dagrl.planner.changes import changed
@@ -89,7 +88,7 @@ def changes(pipeline: Pipeline, graph: Graph, plan: Plan, straggling: dict[str, 
     for name, node in pipeline.nodes.items():
         if isinstance(node, RewardNode | JudgeNode) and plan.task(name).executor == HOST:
             yield Change((), f"`{name}` twice as fast", (Scale(name, 0.5, 0.5, 0.5),), hint=f"nodes.{name}")
-    for name, node in rollouts(pipeline).items():
+    for name, node in pipeline.rollouts.items():
         found = straggling.get(name, Straggling(0.0, 0.0))
         yield from _more_generators(pipeline, plan, name, found)
         if found.tail > 0 and not node.over_sampling_batch_size:

@@ -13,7 +13,6 @@ from rich.console import RenderableType
 
 from dagrl.config.errors import PipelineError
 from dagrl.config.schema import Pipeline
-from dagrl.config.schema.rollouts import rollouts
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.reporting.html_report import open_run
 from dagrl.reporting.measured_run import lengths_of_run, mean_of
@@ -157,7 +156,7 @@ def _straggling(run: RunReader, plan: Plan, paths: dict[int, list[Part]]) -> dic
 
 def _lengths(run: RunReader, pipeline: Pipeline, steps: dict[int, Any]) -> Assumed:
     mean = mean_of(run, "response_tokens/mean", steps)
-    limit = max((node.sampling.max_new_tokens for node in rollouts(pipeline).values()), default=0)
+    limit = max((node.sampling.max_new_tokens for node in pipeline.rollouts.values()), default=0)
     prompt = lengths_of_run(run, pipeline, steps).prompt_tokens
     return Assumed(prompt, mean if mean and mean <= limit else None)
 

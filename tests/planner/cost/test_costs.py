@@ -13,7 +13,6 @@ from dagrl.backends.planning.decoding import Lengths
 from dagrl.backends.planning.device_rates import rates_of
 from dagrl.backends.planning.gpus import GPUS, gpu_named
 from dagrl.config.residency import Residency
-from dagrl.config.schema.rollouts import rollouts
 from dagrl.planner.cost.costs import PipelineCosts, sync_seconds
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations
@@ -28,7 +27,7 @@ H200 = rates_of(gpu_named("H200"))
 
 def test_lengths_that_the_file_does_not_allow_are_refused() -> None:
     pipeline = check_file(TEMPLATES / "qwen3_8b_megatron.yaml", with_files=False).loaded.pipeline
-    node = rollouts(pipeline)["rollout"]
+    node = pipeline.rollouts["rollout"]
     assert lengths_of(pipeline, node, Assumed()) == Lengths(512, 1024, 2048)
     assert lengths_of(pipeline, node, Assumed(1024, 2048)) == Lengths(1024, 2048, 2048)
     with pytest.raises(ValueError, match=r"responses of 4096 tokens .* do not fit .* 2048; choose"):
@@ -42,7 +41,7 @@ def test_of_several_rollouts_those_with_shorter_limits_keep_to_them() -> None:
     lengths = ("nodes.verify.sampling.max_new_tokens=2", "nodes.solve.sampling.max_new_tokens=64")
     overrides = (*lengths, "model.init.max_position_embeddings=128")
     pipeline = check_file(TEMPLATES / "multi_agent.yaml", overrides, with_files=False).loaded.pipeline
-    found = {name: lengths_of(pipeline, node, Assumed(response_tokens=50)) for name, node in rollouts(pipeline).items()}
+    found = {name: lengths_of(pipeline, node, Assumed(response_tokens=50)) for name, node in pipeline.rollouts.items()}
     assert {name: each.response for name, each in found.items()} == {"solve": 50, "verify": 2}
 
 

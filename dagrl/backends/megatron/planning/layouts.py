@@ -30,7 +30,6 @@ from dagrl.backends.planning.changes import (
 )
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.schema import EngineSpec, GroupSpec, PackingNode, Pipeline, TrainingNode
-from dagrl.config.schema.rollouts import longest_row, rows_per_prompt
 
 _LAYOUT_FIELDS = (*UNEVEN_FIELDS, "microbatch_group_size_per_vp_stage")
 """Fields of ``transformer:`` that belong to the file's own layout."""
@@ -157,11 +156,11 @@ def ladders(engine: PlannedEngine[Any], room: Room) -> Iterator[Ladder]:
 
 def layouts(pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterator[MegatronLayout]:
     """Yield the layouts on a group that suit all of these models."""
-    longest = longest_row(pipeline)
+    longest = pipeline.longest_row
     updates = [node for node in pipeline.nodes.values() if isinstance(node, TrainingNode)]
     prompts = min(node.mini_batch or pipeline.data.prompts_per_step for node in updates)
     first, *others = (
-        dict.fromkeys(parallels(shape, group, longest, prompts * rows_per_prompt(pipeline))) for shape in shapes
+        dict.fromkeys(parallels(shape, group, longest, prompts * pipeline.rows_per_prompt())) for shape in shapes
     )
     for parallel in first:
         if all(parallel in each for each in others):

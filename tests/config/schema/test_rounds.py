@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
-from dagrl.config.schema.rollouts import expected_rounds, over_sampled, prompts_begun, prompts_per_round
+from dagrl.config.schema.rounds import expected_rounds, over_sampled, prompts_begun, prompts_per_round
 from dagrl.graph.drawing.draw import draw_mermaid, draw_svg, draw_text, stages_of
 from dagrl.graph.inference import build_graph
 from dagrl.validation import check_file
