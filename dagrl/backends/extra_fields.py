@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.backend import EngineCheck
-from dagrl.config.errors import listed
+from dagrl.config.errors import listed, removal
 from dagrl.config.schema.library_fields import LibraryFields, meant_fields
 from dagrl.model_files.library_classes import LibraryClass, arguments_of_class
 
@@ -42,4 +42,5 @@ def lacking_field(table: type[LibraryFields], field: str, environment: Path | No
     known = arguments_of_class(library, environment)
     if known is None or field in known:
         return None
-    return f"{library.name} of {library.package} has no such field; {meant_fields(table, field, known) or 'remove it'}"
+    lack, meant = f"{library.name} of {library.package} has no such field", meant_fields(table, field, known)
+    return f"{lack}; {meant}" if meant else removal(lack)

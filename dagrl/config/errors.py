@@ -34,6 +34,20 @@ class Problem:
         return {"file": file, "line": self.line, "place": place, "message": bounded(self.message), "code": self.code}
 
 
+class Removal(str):
+    """A message about a key that has to go."""
+
+    why: str
+    """The message without its remedy."""
+
+
+def removal(why: str, instead: str = "") -> str:
+    """The message ``WHY; remove it``, or ``WHY; INSTEAD, or remove it``. A template's key can also be reset to null."""
+    message = Removal(f"{why}; {instead}{', or ' if instead else ''}remove it")
+    message.why = why
+    return message
+
+
 class PipelineError(ValueError):
     """A pipeline that cannot run as it is written, with each problem once, by file and line."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dagrl.config.columns import COLUMN_NAME, CORE_COLUMNS, IMAGE_COLUMNS, RESPONSE_IMAGE_COLUMNS
-from dagrl.config.errors import Place, listed, suggest
+from dagrl.config.errors import Place, listed, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
     ROLLOUT_WRITES,
@@ -147,7 +147,7 @@ class ColumnResolver:
             if written and not any((name, column) in read for column in written):
                 hint = "set `write: old_logprob` or `write: ref_logprob`" if written == ["logprob"] else "remove it"
                 message = f"no node reads its columns ({listed(written)}); {hint}"
-                self._findings.warning(("nodes", name), message, code="unread-node", depends_on=[_ALL_NODES])
+                self._findings.warning(("nodes", name), message, "unread-node", depends_on=[_ALL_NODES])
 
     def _outputs_of(self, name: str) -> dict[str, str]:
         writes = self._contracts[name].writes
@@ -157,18 +157,18 @@ class ColumnResolver:
         if isinstance(given, str) and len(writes) != 1:
             what = f"{len(writes)} columns ({listed(writes)})" if writes else "no column"
             example = f"write a mapping, `{{{writes[0]}: ...}}`" if writes else "remove `write`"
-            self._findings.error(place, f"the op writes {what}; {example}", code="wrong-number-of-columns")
+            self._findings.error(place, f"the op writes {what}; {example}", "wrong-number-of-columns")
             return outputs
         renames = {writes[0]: given} if isinstance(given, str) else given or {}
         for column, new_name in renames.items():
             inner = place if isinstance(given, str) else (*place, column)
             if column not in writes:
                 message = f"the op writes no column `{column}`; {suggest(column, writes)}"
-                self._findings.error(inner, message, code="unknown-column")
+                self._findings.error(inner, message, "unknown-column")
             elif not COLUMN_NAME.fullmatch(new_name):
                 rule = "begin with a lower-case letter, then use lower-case letters, digits and `_`"
                 message = f"{new_name!r} is not the name of a column; {rule}"
-                self._findings.error(inner, message, code="invalid-column-name")
+                self._findings.error(inner, message, "invalid-column-name")
             else:
                 outputs[column] = new_name
                 self._check_kind(inner, column, new_name, f"`{name}` writes `{column}`, which is")
@@ -176,7 +176,7 @@ class ColumnResolver:
             columns = [column for column, name in outputs.items() if name == new_name]
             if len(columns) > 1:
                 message = f"{listed(columns)} would both be `{new_name}`; give them different names"
-                self._findings.error(place, message, code="duplicate-column")
+                self._findings.error(place, message, "duplicate-column")
         return outputs
 
     def _sources(self, reader: str) -> dict[str, str]:
@@ -235,13 +235,13 @@ class ColumnResolver:
             return
         for column in spec.read.keys() - sources.keys():
             message = f"the op reads no column `{column}`; {suggest(column, sources)}"
-            self._findings.error(("nodes", reader, "read", column), message, code="unknown-column")
+            self._findings.error(("nodes", reader, "read", column), message, "unknown-column")
         for index, node in enumerate(spec.read_from):
             if node not in self._contracts or node == reader:
                 others = [name for name in self._contracts if name != reader]
                 message, code = f"there is no other node `{node}`; {suggest(node, others)}", "unknown-node"
             elif not set(sources.values()) & set(self.outputs[node].values()):
-                message, code = f"`{reader}` reads no column that `{node}` writes; remove it", "option-without-effect"
+                message, code = removal(f"`{reader}` reads no column that `{node}` writes"), "option-without-effect"
             else:
                 continue
             where: Place = ("nodes", reader, "read_from", index)
@@ -267,7 +267,7 @@ class ColumnResolver:
             remedy += f" name another column with `read: {{{op_column}: ...}}`"
         names = listed(dict.fromkeys(name for name, _ in readers))
         message = f"column `{column}` is read by {names}, but no node writes it; {remedy}"
-        self._findings.error(place, message, code="missing-column")
+        self._findings.error(place, message, "missing-column")
 
     def _usual_remedy(self, column: str) -> str:
         if column == "demonstration":
@@ -291,13 +291,13 @@ class ColumnResolver:
             remedy += f"`read_from: [{several[0]}]`"
             if readers := dict.fromkeys(reader for column in read for reader in bare[column]):
                 remedy += f" in {listed(readers)}"
-            self._findings.error(place, f"{names} written by {listed(several)}; {remedy}", code="ambiguous-column")
+            self._findings.error(place, f"{names} written by {listed(several)}; {remedy}", "ambiguous-column")
 
     def _check_reading(self, reading: Reading) -> None:
         if reading.writer == reading.reader:
             message = f"it reads `{reading.column}`, which it writes itself; rename one with `write:` or `read:`"
             several = [("nodes", name) for name in self._writers[reading.column] if name != reading.reader]
-            self._findings.error(("nodes", reading.reader), message, code="reads-itself", depends_on=several)
+            self._findings.error(("nodes", reading.reader), message, "reads-itself", depends_on=several)
         elif reading.op_column != reading.column:
             writer_column = next(op for op, name in self.outputs[reading.writer].items() if name == reading.column)
             place: Place = ("nodes", reading.reader, "read", reading.op_column)
@@ -309,4 +309,4 @@ class ColumnResolver:
         if one and other and (one.shape, one.dtype) != (other.shape, other.dtype):
             kinds = f"{one.dtype} {one.shape.value}, but `{wanted}` is {other.dtype} {other.shape.value}"
             message = f"{subject} {kinds}; choose a column of the same kind"
-            self._findings.error(place, message, code="wrong-column-kind")
+            self._findings.error(place, message, "wrong-column-kind")

@@ -76,7 +76,7 @@ def infer_graph(
             "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`, or train on the "
             "data set's with `data.responses` and a node `{op: sft}` or `{op: dpo}`"
         )
-        findings.error(_ALL_NODES, message, code="missing-rollout")
+        findings.error(_ALL_NODES, message, "missing-rollout")
     _report_cycle(readings, findings)
     columns.warn_of_unread(readings)
     if len(findings.problems) > before or not findings.trusted(_ALL_NODES):
@@ -93,7 +93,7 @@ def _contracts(
         place: Place = ("nodes", name)
         if name in _TAKEN:
             message = f"`{name}` is the name of {_TAKEN[name]} of every pipeline; choose another name"
-            findings.error(place, message, code="reserved-name")
+            findings.error(place, message, "reserved-name")
             continue
         declared = None
         if node.user_function is not None:
@@ -103,7 +103,7 @@ def _contracts(
                     contracts[name] = recorded[name]
                 else:
                     message = f"the columns of `{function}` are unknown: the run has not recorded them"
-                    findings.error((*place, *key), message, code="unrecorded-columns")
+                    findings.error((*place, *key), message, "unrecorded-columns")
                 continue
             try:
                 declared = ask(function, declaration_of, node, folder=folder)
@@ -185,7 +185,7 @@ def _report_cycle(readings: list[Reading], findings: Findings) -> None:
     cycle = [*cycle[first:], *cycle[:first]]
     path = "".join(f" -> {reader} (`{graph.edges[writer, reader]['column']}`)" for writer, reader in cycle)
     message = f"nodes wait for each other in a cycle: {cycle[0][0]}{path}; let one of them read another column"
-    findings.error(("nodes", cycle[0][0]), message, code="cycle")
+    findings.error(("nodes", cycle[0][0]), message, "cycle")
 
 
 def _graph(

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dagrl.backends.environments import made_environments
 from dagrl.backends.extra_fields import lacking_field
+from dagrl.config.errors import Removal
 from dagrl.config.schema.backends import engine_sections
 from dagrl.config.schema.library_fields import LibraryFields
 from dagrl.importing.settings import Unresolved
@@ -90,7 +91,8 @@ def library_field(t: Translation, key: str, engine: str, section: str, field: st
     fields = _tested_fields(str(t.tree[f"engines.{engine}.backend"]), section)
     value = t.get(key)
     if field in fields.refused:
-        t.refuse(f"`{field}` {fields.refused[field]}".replace("; remove it", ""), key)
+        reason = fields.refused[field]
+        t.refuse(f"`{field}` {reason.why if isinstance(reason, Removal) else reason}", key)
     elif value is None:
         t.imply("is null, as by default", key)
     elif field in fields.model_fields:

@@ -10,11 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def check_agent(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
-    """ValueError unless the function is async and takes a client, a row and `args`."""
+def agent_problem(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> tuple[str | None, str] | None:
+    """The key that is wrong, None for the function itself, and why; None if the function can be an agent with `args`.
+
+    An agent is async and takes a client and a row.
+    """
     if not inspect.iscoroutinefunction(inspect.unwrap(function)):
-        raise ValueError(f"the agent `{place}` is not declared with `async def`; it gets an async client")
+        return None, f"the agent `{place}` is not declared with `async def`; it gets an async client"
     try:
         inspect.signature(function).bind(None, {}, **args)
     except TypeError as error:
-        raise ValueError(f"`{place}` cannot be called: {error}; an agent gets a client, the row and `args`") from error
+        why = f"`{place}` cannot be called: {error}; an agent gets a client, the row and `args`"
+        return "args" if args else None, why
+    return None

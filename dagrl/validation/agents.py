@@ -7,10 +7,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from dagrl.config.errors import Place, listed
+from dagrl.config.errors import Place, listed, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import AgentSpec, Pipeline, RolloutNode
-from dagrl.plugins.agent import check_agent
+from dagrl.plugins.agent import agent_problem
 from dagrl.plugins.custom import importable_from
 from dagrl.plugins.isolation import ask
 
@@ -42,60 +42,63 @@ def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Pat
     given = [kind for kind in _KINDS if getattr(spec, kind) is not None]
     if len(given) != 1:
         message = f"it has {listed(given) if given else 'no program'}; give it one of {', '.join(_KINDS)}"
-        findings.error(place, message, code="agent-without-program")
+        findings.error(place, message, "agent-without-program")
         return
     for option, kinds in _ONLY_WITH.items():
         if option in spec.model_fields_set and given[0] not in kinds:
-            message = f"has no effect without {' or '.join(f'`{kind}`' for kind in kinds)}; remove it"
-            findings.error((*place, option), message, code="option-without-effect")
+            findings.superfluous((*place, option), f"has no effect without {' or '.join(map('`{}`'.format, kinds))}")
     if others := [key for key in _OF_OTHERS if key in node.model_fields_set]:
         message = f"the agent itself answers the policy; remove {listed(others)}"
-        findings.error(("nodes", name, others[0]), message, code="option-without-effect")
+        findings.error(("nodes", name, others[0]), message, "option-without-effect")
     for section, sampling in pipeline.samplings(name).items():
         if sampling.stop:
-            message = "the agent names stop strings in its requests; remove it"
-            findings.error((*section, "stop"), message, code="option-without-effect")
+            findings.superfluous((*section, "stop"), "the agent names stop strings in its requests")
     _check_program(spec, place, folder, findings)
     if spec.timeout_s >= (silence := pipeline.run.node_timeout_s):
         message = f"a worker that waits for agents is silent, for at most run.node_timeout_s = {silence:g}; lower it"
-        findings.error((*place, "timeout_s"), message, code="agent-timeout-too-long")
+        findings.error((*place, "timeout_s"), message, "agent-timeout-too-long")
     if spec.sequences > 1 and len(pipeline.rollouts) > 1:
-        message = "all rollouts of a pipeline have the same rows, one for each sample; remove it"
-        findings.error((*place, "sequences"), message, code="several-rollouts")
+        message = removal("all rollouts of a pipeline have the same rows, one for each sample")
+        findings.error((*place, "sequences"), message, "several-rollouts")
 
 
 def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findings) -> None:
     if spec.function is not None:
         try:
-            ask(spec.function, check_agent, spec.function, spec.args, folder=folder)
+            problem = ask(spec.function, agent_problem, spec.function, spec.args, folder=folder)
         except ValueError as error:
-            inner = "args" if spec.args and "cannot be called" in str(error) else "function"
-            where = (*place, inner) if inner == "args" else place
-            findings.error(where, str(error), code="invalid-agent")
+            problem = None, str(error)
+        if problem:
+            key, message = problem
+            findings.error((*place, key) if key else place, message, "invalid-agent")
     elif spec.verifiers is not None:
         _check_environment(spec.verifiers, (*place, "verifiers"), folder, findings)
     elif spec.command is not None and spec.sandbox:
         file = folder / spec.command[1] if spec.command[0] == PYTHON and len(spec.command) > 1 else None
         if file is None or not file.is_file():
             message = f"a sandbox runs `[python, FILE, ...]` with a file of {folder}; name such a file"
-            findings.error((*place, "command"), message, code="invalid-agent")
+            findings.error((*place, "command"), message, "invalid-agent")
     elif spec.command is not None:
         program = spec.command[0]
         if which(program, folder) is None:
-            message = f"there is no program `{program}` on the path or in {folder}; name one that can be executed"
-            findings.error((*place, "command"), message, code="invalid-agent")
+            findings.error((*place, "command"), no_program(program, folder), "invalid-agent")
 
 
 def _check_environment(name: str, place: Place, folder: Path, findings: Findings) -> None:
     """Report an environment of verifiers without package or module. Loading it may take long, so that is not tried."""
     if find_spec("verifiers") is None:
-        findings.error(place, "needs the package verifiers; pip install 'dagrl[verifiers]'", code="missing-package")
+        findings.error(place, "needs the package verifiers; pip install 'dagrl[verifiers]'", "missing-package")
         return
     module = name.replace("-", "_")
     with importable_from(folder):
         if find_spec(module) is None:
             message = f"there is no module `{module}`; install the environment, or put {module}.py into {folder}"
-            findings.error(place, message, code="invalid-agent")
+            findings.error(place, message, "invalid-agent")
+
+
+def no_program(program: str, folder: Path) -> str:
+    """The message for a program that `which` does not find."""
+    return f"there is no program `{program}` on the path or in {folder}; name one that can be executed"
 
 
 def which(program: str, folder: Path) -> str | None:

@@ -37,22 +37,20 @@ def _check_mini_batches(
     place: Place = ("nodes", name, "mini_batch")
     if mini_batch > prompts:
         message = f"{mini_batch} prompts are more than a step has (data.prompts_per_step = {prompts}); lower it"
-        findings.error(place, message, code="mini-batch-too-large")
+        findings.error(place, message, "mini-batch-too-large")
     elif prompts % mini_batch:
+        divisor = _nearest_divisor(prompts, mini_batch)
         message = (
-            f"{mini_batch} prompts do not divide the step's {prompts} (data.prompts_per_step); choose a divisor, "
-            f"such as {_nearest_divisor(prompts, mini_batch)}"
+            f"{mini_batch} prompts do not divide data.prompts_per_step = {prompts}; choose a divisor, such as {divisor}"
         )
-        findings.error(place, message, code="uneven-mini-batches")
+        findings.error(place, message, "uneven-mini-batches")
         return
     updates = node.optimizer_steps(prompts)
     if updates > 1 and graph is not None and _lacks_old(node, graph.nodes[name]):
-        message = (
-            f"{updates} optimizer steps on one batch need the log-probs from before the first; add a node "
-            f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`"
-        )
+        remedy = f"add a node `{{op: logprob, engine: {node.engine}, write: old_logprob}}`"
+        message = f"{updates} optimizer steps on one batch need the log-probs from before the first; {remedy}"
         blamed = place if mini_batch < prompts else ("nodes", name, "epochs")
-        findings.error(blamed, message, code="missing-old-logprob")
+        findings.error(blamed, message, "missing-old-logprob")
 
 
 def _lacks_old(node: NodeBase, placed: GraphNode) -> bool:
@@ -109,14 +107,11 @@ def _check_micro_batch(
             what, source = "sample", longest.source
             if longest.rows > 1:
                 what, source = f"{longest.rows} samples of a prompt", f"{longest.rows} x ({source})"
-            padding = f", padded to {padded} (a multiple of {multiple}) for the layout of `{engine}`"
-            message = (
-                f"{node.tokens_per_micro_batch} tokens cannot hold the longest {what}, {whole} "
-                f"({source}){padding if padded > whole else ''}; set it to {padded} or more"
-            )
+            padding = f", padded to {padded} for the layout of `{engine}`" if padded > whole else ""
+            fact = f"{node.tokens_per_micro_batch} tokens cannot hold the longest {what}, {whole} ({source}){padding}"
             place: Place = ("nodes", name, "tokens_per_micro_batch")
             depends: list[Place] = [("engines", engine, "parallel")]
-            findings.error(place, message, code="micro-batch-too-small", depends_on=depends)
+            findings.error(place, f"{fact}; set it to {padded} or more", "micro-batch-too-small", depends_on=depends)
 
 
 def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -127,19 +122,14 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], f
             if positions is None or longest <= positions.value:
                 continue
             new, place = found[section].max_new_tokens, (*section, "max_new_tokens")
+            most = f"the model's {positions.name}, {positions.value}"
             engine = pipeline.engines.get(node.engine)
             if engine is not None and not engine.replicas_are_servers and new >= positions.value:
-                message = (
-                    f"{new} tokens behind a prompt exceed the model's {positions.name}, {positions.value}, which "
-                    f"a {engine.backend} engine refuses; lower it"
-                )
-                findings.error(place, message, code="sample-too-long", depends_on=[("model",), ("engines",)])
+                message = f"{new} tokens after a prompt exceed {most}, which {engine.backend} refuses; lower it"
+                findings.error(place, message, "sample-too-long", depends_on=[("model",), ("engines",)])
             else:
-                message = (
-                    f"with a prompt of data.max_prompt_tokens a sample can be {longest} tokens long, more than the "
-                    f"model's {positions.name}, {positions.value}; lower one of the two"
-                )
-                findings.warning(place, message, code="sample-too-long", depends_on=[("model",)])
+                message = f"with the longest prompt a sample has {longest} tokens, more than {most}; lower one of them"
+                findings.warning(place, message, "sample-too-long", depends_on=[("model",)])
 
 
 def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -149,11 +139,9 @@ def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSi
             continue
         positions = sizes[node.engine].positions
         if pipeline.data.max_response_tokens and positions is not None and longest > positions.value:
-            message = (
-                f"with a prompt of data.max_prompt_tokens the longest ends at {longest} tokens, more than the model's "
-                f"{positions.name}, {positions.value}; lower one of the two"
-            )
-            findings.warning(("data", "max_response_tokens"), message, code="sample-too-long", depends_on=[("model",)])
+            most = f"the model's {positions.name}, {positions.value}"
+            message = f"with the longest prompt it has {longest} tokens, more than {most}; lower one of the two"
+            findings.warning(("data", "max_response_tokens"), message, "sample-too-long", depends_on=[("model",)])
 
 
 def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
@@ -170,4 +158,4 @@ def _check_samples(pipeline: Pipeline, findings: Findings) -> None:
     largest = max((node.n for node in pipeline.rollouts.values()), default=1)
     if prompts * largest > _MOST_SAMPLES:
         message = f"a step has {prompts} prompts x {largest} responses, more than {_MOST_SAMPLES} samples; lower them"
-        findings.error(_PROMPTS, message, code="too-many-samples")
+        findings.error(_PROMPTS, message, "too-many-samples")

@@ -114,12 +114,12 @@ def _check_file(path: Path, place: Place, wanted: _Wanted, findings: Findings) -
     """The number of rows of a right file."""
     try:
         if problem := _file_problem(path):
-            findings.error(place, f"{path} {problem}", code="wrong-data-file")
+            findings.error(place, f"{path} {problem}", "wrong-data-file")
             return None
         return _check_parquet(path, place, wanted, findings)
     except OSError as error:
         message = f"{path} cannot be read ({error.strerror}); check the path and its permissions"
-        findings.error(place, message, code="wrong-data-file")
+        findings.error(place, message, "wrong-data-file")
         return None
 
 
@@ -170,7 +170,7 @@ def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings
         reason = str(error).split(". ")[0].split("\n")[0].rstrip(".")
         problems, code = [f"cannot be read as parquet ({reason}); create the file again"], "wrong-data-file"
     for warning in warnings:
-        findings.warning(place, f"{path} {warning}", code="odd-rows")
+        findings.warning(place, f"{path} {warning}", "odd-rows")
     for problem in problems:
         findings.error(place, f"{path} {problem}", code=code)
     return None if problems else rows

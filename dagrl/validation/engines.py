@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.backends.planning.gpus import gpu_named
 from dagrl.config.capability import Capability
-from dagrl.config.errors import Place, listed, suggest
+from dagrl.config.errors import Place, listed, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import CustomNode, EngineSpec, Pipeline, RolloutNode, TrainingNode
 from dagrl.config.schema.backends import engine_sections
@@ -39,10 +39,10 @@ def check_engines(pipeline: Pipeline, findings: Findings) -> None:
         place: Place = ("engines", name)
         if name == _HOST:
             message = f"`{name}` is the name of the workers without an engine; choose another name"
-            findings.error(place, message, code="reserved-name")
+            findings.error(place, message, "reserved-name")
         if engine.group is not None and engine.group not in pipeline.groups:
             message = f"there is no group `{engine.group}`; {suggest(engine.group, pipeline.groups)}"
-            findings.error((*place, "group"), message, code="unknown-group")
+            findings.error((*place, "group"), message, "unknown-group")
         _check_frozen_copy(pipeline, name, engine, findings)
         if engine.weights_from is not None:
             _check_weights_from(pipeline, name, engine, engine.weights_from, findings)
@@ -77,15 +77,15 @@ def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
         if bool(group.gpus_per_node) == bool(group.cpus_per_node):
             what = "both gpus_per_node and cpus_per_node" if group.gpus_per_node else "neither GPUs nor CPU slots"
             message = f"the group has {what}; set one of `gpus_per_node:` and `cpus_per_node:`, 1 or more"
-            findings.error(place, message, code="group-without-slots")
+            findings.error(place, message, "group-without-slots")
         if group.ranks > _MOST_RANKS:
             message = f"the group has {group.ranks} slots, with a process on each; give {_MOST_RANKS} or fewer"
-            findings.error(place, message, code="group-too-large")
+            findings.error(place, message, "group-too-large")
         try:
             if group.gpu is not None:
                 gpu_named(group.gpu)
         except ValueError as error:
-            findings.error((*place, "gpu"), str(error), code="unknown-gpu")
+            findings.error((*place, "gpu"), str(error), "unknown-gpu")
 
 
 def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findings: Findings) -> None:
@@ -94,7 +94,7 @@ def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findin
     if original is None:
         if engine.group is None:
             message = "the engine has no ranks; add `group:`, or `frozen_copy_of:` to use another engine's ranks"
-            findings.error(place, message, code="engine-without-group")
+            findings.error(place, message, "engine-without-group")
         return
     key: Place = (*place, "frozen_copy_of")
     owner = pipeline.engines.get(original)
@@ -104,56 +104,56 @@ def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findin
         if spec.holds_frozen_copies and spec.frozen_copy_of is None and other != name
     ]
     if engine.group is not None:
-        findings.error(key, "the engine has `group` and `frozen_copy_of`; remove one of them", code="two-groups")
+        findings.error(key, "the engine has `group` and `frozen_copy_of`; remove one of them", "two-groups")
     if original == name:
         message = f"an engine cannot be a copy of itself; {suggest(name, candidates)}"
-        findings.error(key, message, code="no-frozen-copy")
+        findings.error(key, message, "no-frozen-copy")
     elif owner is None:
         message = f"there is no engine `{original}`; {suggest(original, candidates)}"
-        findings.error(key, message, code="unknown-engine")
+        findings.error(key, message, "unknown-engine")
     elif not owner.holds_frozen_copies or owner.backend != engine.backend:
         message = f"a {engine.backend} engine cannot be a copy of `{original}`, a {owner.backend} engine"
         remedy = f"name one of {listed(candidates)}" if candidates else "add `group:` instead"
-        findings.error(key, f"{message}; {remedy}", code="no-frozen-copy")
+        findings.error(key, f"{message}; {remedy}", "no-frozen-copy")
     elif owner.frozen_copy_of is not None:
         message = f"`{original}` is itself a copy, of `{owner.frozen_copy_of}`; name an engine with a group"
-        findings.error(key, message, code="no-frozen-copy")
+        findings.error(key, message, "no-frozen-copy")
     else:
         for section in _SHARED_SECTIONS:
             if section in engine.model_fields_set and getattr(engine, section) != getattr(owner, section):
                 message = f"differs from that of `{original}`, whose model it copies; remove `{section}`"
-                findings.error((*place, section), message, code="copy-differs")
+                findings.error((*place, section), message, "copy-differs")
 
 
 def _check_weights_from(pipeline: Pipeline, name: str, engine: EngineSpec, source: str, findings: Findings) -> None:
     place: Place = ("engines", name, "weights_from")
     if not engine.generates or engine.head != "lm":
-        message = f"a {engine.backend} engine with head {engine.head} takes no weights from another; remove it"
-        findings.error(place, message, code="takes-no-weights")
+        message = removal(f"a {engine.backend} engine with head {engine.head} takes no weights from another")
+        findings.error(place, message, "takes-no-weights")
         return
     if engine.model is not None:
         message = f"its weights come from `{source}`, and so does its model; remove `model`"
-        findings.error(("engines", name, "model"), message, code="model-of-another")
+        findings.error(("engines", name, "model"), message, "model-of-another")
     trained = _policies(pipeline)
     remedy = f"use {listed(trained)}" if trained else f"add a node `{{op: update, engine: {source}}}`"
     if source not in pipeline.engines:
         message = f"there is no engine `{source}`; {suggest(source, trained or pipeline.engines)}"
-        findings.error(place, message, code="unknown-engine")
+        findings.error(place, message, "unknown-engine")
     elif Capability.TRAIN not in pipeline.engines[source].capabilities:
         backend = pipeline.engines[source].backend
         remedy = remedy if trained else "name an engine that an update node trains"
         message = f"`{source}` is a {backend} engine, which is never trained; {remedy}"
-        findings.error(place, message, code="untrained-source")
+        findings.error(place, message, "untrained-source")
     elif source not in _trained_by(pipeline):
         updates = [update for names in _trained_by(pipeline).values() for update in names]
         message = f"no update node trains `{source}`, so its weights never change; {remedy}"
         depends: list[Place] = [("nodes", update, "engine") for update in updates]
-        findings.error(place, message, code="untrained-source", depends_on=depends)
+        findings.error(place, message, "untrained-source", depends_on=depends)
     elif pipeline.engines[source].sent_adapter and not engine.takes_adapters:
         able = [key for key, section in engine_sections().items() if section.takes_adapters]
         message = f"`{source}` sends its adapters alone, which {engine.backend} does not take; let it merge them"
         message += f", or use {' or '.join(able)}" if able else ""
-        findings.error(place, message, code="takes-no-adapters", depends_on=[("engines", source)])
+        findings.error(place, message, "takes-no-adapters", depends_on=[("engines", source)])
 
 
 def _check_use(pipeline: Pipeline, findings: Findings) -> None:
@@ -168,23 +168,23 @@ def _check_use(pipeline: Pipeline, findings: Findings) -> None:
         engine = pipeline.engines.get(engine_name)
         if engine is None:
             message = f"there is no engine `{engine_name}`; {suggest(engine_name, able or pipeline.engines)}"
-            findings.error(place, message, code="unknown-engine")
+            findings.error(place, message, "unknown-engine")
         elif engine_name not in able:
             backends = [key for key, section in engine_sections().items() if need in section.capabilities]
             remedy = f"use {' or '.join(f'`{other}`' for other in able)}" if able else "add such an engine"
             fact = f"`{engine_name}` is a {engine.backend} engine, and only {' or '.join(backends)} {_VERBS[need]}"
-            findings.error(place, f"{fact}; {remedy}", code="wrong-backend")
+            findings.error(place, f"{fact}; {remedy}", "wrong-backend")
 
 
 def _check_trained(pipeline: Pipeline, findings: Findings) -> None:
     for engine_name, updates in _trained_by(pipeline).items():
         for update in updates[1:]:
             message = f"`{updates[0]}` already trains `{engine_name}`; keep one node that trains it"
-            findings.error(("nodes", update, "engine"), message, code="trained-twice")
+            findings.error(("nodes", update, "engine"), message, "trained-twice")
         engine = pipeline.engines.get(engine_name)
         if engine is not None and (original := engine.frozen_copy_of) is not None:
             message = f"`{engine_name}` is a frozen copy of `{original}`; train `{original}`"
-            findings.error(("nodes", updates[0], "engine"), message, code="trains-frozen-copy")
+            findings.error(("nodes", updates[0], "engine"), message, "trains-frozen-copy")
 
 
 def _check_head(pipeline: Pipeline, name: str, needed: str, place: Place, who: str, findings: Findings) -> None:
@@ -194,7 +194,7 @@ def _check_head(pipeline: Pipeline, name: str, needed: str, place: Place, who: s
     if engine is not None and engine.head != needed:
         head = "the language model's head" if engine.head == "lm" else f"a {engine.head} head"
         message = f"`{name}` has {head}, and {who} {_HEADS[needed]}; name an engine with `head: {needed}`"
-        findings.error(place, message, code="wrong-head", depends_on=[place])
+        findings.error(place, message, "wrong-head", depends_on=[place])
 
 
 def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
@@ -202,15 +202,15 @@ def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
     for name in pipeline.groups:
         if name not in homes:
             message = "no engine runs on the group; remove it, or name it in an engine"
-            findings.warning(("groups", name), message, code="unused-group", depends_on=[("engines",)])
+            findings.warning(("groups", name), message, "unused-group", depends_on=[("engines",)])
     used = {getattr(node, "engine", None) for node in pipeline.nodes.values()}
     for name in pipeline.engines:
         if name not in used:
             message = "no node uses the engine; remove it, or name it in a node"
-            findings.warning(("engines", name), message, code="unused-engine", depends_on=[("nodes",)])
+            findings.warning(("engines", name), message, "unused-engine", depends_on=[("nodes",)])
     trained = _policies(pipeline)
     samplers = {node.engine for node in pipeline.nodes.values() if isinstance(node, RolloutNode)}
     for name, engine in pipeline.engines.items():
         if name in samplers and trained and engine.generates and engine.weights_from is engine.model is None:
             message = f"samples always come from the start weights; set `weights_from: {trained[0]}` to train on-policy"
-            findings.warning(("engines", name), message, code="stale-generator")
+            findings.warning(("engines", name), message, "stale-generator")

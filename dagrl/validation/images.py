@@ -23,13 +23,12 @@ def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) ->
     if data.image_key is None:
         for name in ("min_pixels", "max_pixels"):
             if getattr(data, name) is not None:
-                message = "concerns images, and prompts have none; add `image_key`, or remove it"
-                findings.error(("data", name), message, code="option-without-effect", depends_on=[_PLACE])
+                findings.superfluous(("data", name), "prompts have no images", "add `image_key`", depends_on=[_PLACE])
         return
     _check_model(pipeline, findings)
     if data.overlong_prompts == "cut":
         message = "a cut would go through images; set it to drop or error"
-        findings.error(("data", "overlong_prompts"), message, code="cut-images", depends_on=[_PLACE])
+        findings.error(("data", "overlong_prompts"), message, "cut-images", depends_on=[_PLACE])
     if (data.min_pixels or 1) > (data.max_pixels or 2**63):
         findings.error(("data", "min_pixels"), f"is more than max_pixels, {data.max_pixels}; lower it")
     for node in graph.nodes.values() if graph is not None else ():
@@ -41,7 +40,7 @@ def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) ->
             others = f", as {listed(able)} does" if able else ""
             message = f"backend {backend_of(engine).name} takes no images; use one that does{others}"
             place: Place = ("engines", str(getattr(node.spec, "engine", None)), "backend")
-            findings.error(place, message, code="no-images", depends_on=[_PLACE])
+            findings.error(place, message, "no-images", depends_on=[_PLACE])
 
 
 def _check_judges(pipeline: Pipeline, findings: Findings) -> None:
@@ -51,11 +50,10 @@ def _check_judges(pipeline: Pipeline, findings: Findings) -> None:
             continue
         place: Place = ("nodes", name, "images")
         if pipeline.data.image_key is None:
-            message = "prompts have no images; add `data.image_key`, or remove it"
-            findings.error(place, message, code="option-without-effect", depends_on=[_PLACE])
+            findings.superfluous(place, "prompts have no images", "add `data.image_key`", depends_on=[_PLACE])
         if node.prompt.count(PROMPT_FIELD) != 1:
             message = f"images stand in {PROMPT_FIELD}, which the question needs once; write it there"
-            findings.error((*place[:-1], "prompt"), message, code="judge-without-prompt", depends_on=[place])
+            findings.error((*place[:-1], "prompt"), message, "judge-without-prompt", depends_on=[place])
         if node.engine not in pipeline.engines:
             continue
         try:
@@ -64,7 +62,7 @@ def _check_judges(pipeline: Pipeline, findings: Findings) -> None:
             continue  # `model` reports it.
         if family is not None and not family.sees:
             message = f"`{node.engine}` is a {family.model_type}, which reads text; use a judge that sees"
-            findings.error(place, message, code="model-without-vision", depends_on=[("engines", node.engine)])
+            findings.error(place, message, "model-without-vision", depends_on=[("engines", node.engine)])
 
 
 def _check_model(pipeline: Pipeline, findings: Findings) -> None:
@@ -80,10 +78,10 @@ def _check_model(pipeline: Pipeline, findings: Findings) -> None:
     if not family.sees:
         able = listed(name for name in family_names() if family_named(name).sees)
         message = f"prompts have images, and a {family.model_type} reads text; use one that sees, as {able} do"
-        findings.error(_PLACE, message, code="model-without-vision", depends_on=[("model", "init"), ("model", "path")])
+        findings.error(_PLACE, message, "model-without-vision", depends_on=[("model", "init"), ("model", "path")])
     elif isinstance(tokenizer, TokenizerSpec) and not tokenizer.images:
         message = "has no token for images; add `images: true`"
-        findings.error(("model", "tokenizer"), message, code="model-without-vision", depends_on=[_PLACE])
+        findings.error(("model", "tokenizer"), message, "model-without-vision", depends_on=[_PLACE])
     elif settings is None:
         message = "the model's config does not name the token for images (image_token_id); add it"
-        findings.error(_PLACE, message, code="model-without-vision", depends_on=[("model",)])
+        findings.error(_PLACE, message, "model-without-vision", depends_on=[("model",)])

@@ -14,7 +14,7 @@ from typing import Any
 
 from dagrl.backends.families.config_fields import is_size
 from dagrl.backends.families.sizes import ModelSizes, sizes_of
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, removal
 from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.published_configs import published_name
@@ -113,9 +113,7 @@ class _Model:
     def _check_files(self, folder: Path, config: Mapping[str, Any] | None) -> None:
         if has_config_only(folder):
             message = f"the files of `{self.model.hub}` are not in the cache, and the hub cannot be reached"
-            self.findings.error(
-                self.source, f"{message}; connect this machine, or name a folder", code="hub-unreachable"
-            )
+            self.findings.error(self.source, f"{message}; connect this machine, or name a folder", "hub-unreachable")
             return
         # `dagrl run` fetches the weights of a published model.
         if self.model.hub is None or any(folder.glob("*.safetensors")):
@@ -203,7 +201,7 @@ class _Model:
             doubled = [repr(character) for character, count in Counter(tokenizer.alphabet).items() if count > 1]
             message = None
             if tokenizer.kind == "bytes":
-                message = "a tokenizer of bytes has no alphabet; remove it" if tokenizer.alphabet else None
+                message = removal("a tokenizer of bytes has no alphabet") if tokenizer.alphabet else None
             elif not tokenizer.alphabet:
                 message = "a tokenizer of characters needs to know which; add `alphabet:` with all of them"
             elif doubled:

@@ -67,7 +67,7 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
     where: Place = (*place, "fn")
     if node.fn not in BUILT_IN_REWARDS and ":" not in node.fn:
         message = f"there is no reward `{node.fn}` (write your own as `module:function`)"
-        findings.error(where, f"{message}; {suggest(node.fn, BUILT_IN_REWARDS)}", code="unknown-reward")
+        findings.error(where, f"{message}; {suggest(node.fn, BUILT_IN_REWARDS)}", "unknown-reward")
         return
     name = BUILT_IN_REWARDS.get(node.fn, node.fn)
     try:
@@ -75,13 +75,12 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
         where = (*place, "args") if node.args else where
         ask(name, fields_of, node.args, folder=folder)
     except ValueError as error:
-        findings.error(where, str(error), code="invalid-reward")
+        findings.error(where, str(error), "invalid-reward")
         return
     if node.fn in BUILT_IN_REWARDS:
         _check_values(where, name, node.args, findings)
     if node.concurrency is not None and traits.batched:
-        message = f"`{node.fn}` is batched, and called once with all samples of a shard; remove it"
-        findings.error((*place, "concurrency"), message, code="option-without-effect")
+        findings.superfluous((*place, "concurrency"), f"one call of `{node.fn}` scores all samples of a shard")
 
 
 def _check_values(where: Place, name: str, args: dict[str, Any], findings: Findings) -> None:
@@ -92,7 +91,7 @@ def _check_values(where: Place, name: str, args: dict[str, Any], findings: Findi
         create_model("Args", __config__=ConfigDict(strict=True), **fields).model_validate(args)
     except ValidationError as error:
         for fault in faults_of(error, args):
-            findings.error((*where, *fault.place), fault.message, code="invalid-reward")
+            findings.error((*where, *fault.place), fault.message, "invalid-reward")
 
 
 def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) -> None:
@@ -104,17 +103,15 @@ def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) 
         remedy = "it gets the batch and the node's args, so fix `args`"
         ask(node.op, check_call, node.op, remedy, (None,), node.args, folder=folder)
     except ValueError as error:
-        findings.error((*place, "args") if node.args else (*place, "op"), str(error), code="invalid-op")
+        findings.error((*place, "args") if node.args else (*place, "op"), str(error), "invalid-op")
 
 
 def _warn_of_moving_reference(pipeline: Pipeline, place: Place, node: LogprobNode, findings: Findings) -> None:
     trained = [other.engine for other in pipeline.nodes.values() if isinstance(other, TrainingNode)]
     if node.written_as("logprob") == "ref_logprob" and node.engine in trained:
-        message = (
-            f"`{node.engine}` is trained, so the reference moves with the policy; for the start weights, name an "
-            f"engine with `frozen_copy_of: {node.engine}`"
-        )
-        findings.warning((*place, "engine"), message, code="moving-reference", depends_on=[("engines",)])
+        remedy = f"for the start weights, name an engine with `frozen_copy_of: {node.engine}`"
+        message = f"`{node.engine}` is trained, so the reference moves with the policy; {remedy}"
+        findings.warning((*place, "engine"), message, "moving-reference", depends_on=[("engines",)])
 
 
 def _vocabulary(pipeline: Pipeline, engine: str, sizes: Mapping[str, ModelSizes]) -> int | None:
@@ -130,14 +127,14 @@ def _vocabulary(pipeline: Pipeline, engine: str, sizes: Mapping[str, ModelSizes]
 def _check_sampling(place: Place, sampling: SamplingSpec, vocabulary: int | None, findings: Findings) -> None:
     if 0 < sampling.temperature < _LEAST_TEMPERATURE:
         message = f"logits divided by {sampling.temperature:g} overflow; choose {_LEAST_TEMPERATURE} or more, or 0"
-        findings.error((*place, "temperature"), message, code="temperature-too-low")
+        findings.error((*place, "temperature"), message, "temperature-too-low")
     for index, token in enumerate(sampling.stop_token_ids):
         if vocabulary is not None and token >= vocabulary:
             message = f"the model has {vocabulary} tokens, with ids from 0 on; remove {token}"
-            findings.error((*place, "stop_token_ids", index), message, code="unknown-token", depends_on=[("model",)])
+            findings.error((*place, "stop_token_ids", index), message, "unknown-token", depends_on=[("model",)])
     if sampling.top_k == 0 or sampling.top_k < -1:
         message = f"{sampling.top_k} is no number of tokens; choose 1 or more, or -1 for all"
-        findings.error((*place, "top_k"), message, code="invalid-top-k")
+        findings.error((*place, "top_k"), message, "invalid-top-k")
 
 
 def _check_who(
@@ -145,13 +142,12 @@ def _check_who(
 ) -> None:
     if (node.engine is None) == (node.endpoint is None):
         message = "the judge needs one source; name an `engine` of this pipeline, or an `endpoint` and its `model`"
-        findings.error(place, message, code="judge-source")
+        findings.error(place, message, "judge-source")
         return
     foreign, kind = (_OF_ENDPOINTS, "endpoint") if node.engine else (_OF_ENGINES, "engine")
     for option in foreign:
         if option in node.model_fields_set:
-            message = f"is only for a judge with an `{kind}`; remove it"
-            findings.error((*place, option), message, code="option-without-effect")
+            findings.superfluous((*place, option), f"is only for a judge with an `{kind}`")
     if node.endpoint is not None:
         _check_endpoint(place, node, node.endpoint, findings)
     elif node.engine in pipeline.engines:
@@ -161,21 +157,21 @@ def _check_who(
 def _check_endpoint(place: Place, node: JudgeNode, address: str, findings: Findings) -> None:
     where: Place = (*place, "endpoint")
     if not node.model:
-        findings.error(where, "the endpoint's model is not named; add `model: NAME`", code="judge-model")
+        findings.error(where, "the endpoint's model is not named; add `model: NAME`", "judge-model")
     try:
         parts = urlsplit(address)
         if not parts.hostname:
             raise ValueError("it has no host")
     except ValueError as error:
         message = f"is no valid address: {error}; write for example http://host:8000/v1"
-        findings.error(where, message, code="invalid-address")
+        findings.error(where, message, "invalid-address")
         return
     if "@" in parts.netloc or parts.query:
         message = "the address contains a secret, which the run folder would show; use api_key_env"
-        findings.error(where, message, code="secret-in-address")
+        findings.error(where, message, "secret-in-address")
     if node.api_key_env and not os.environ.get(node.api_key_env):
         message = f"the environment variable {node.api_key_env} is not set here; set it where the run's workers start"
-        findings.warning((*place, "api_key_env"), message, code="unset-variable")
+        findings.warning((*place, "api_key_env"), message, "unset-variable")
 
 
 def _check_engine(
@@ -187,30 +183,25 @@ def _check_engine(
     findings: Findings,
 ) -> None:
     if source := getattr(pipeline.engines[engine], "weights_from", None):
-        message = (
-            f"`{engine}` has the weights of `{source}`, so the policy judges itself; for a fixed judge, use an engine "
-            "without `weights_from`"
-        )
-        findings.warning((*place, "engine"), message, code="moving-judge")
+        message = f"the policy judges itself, with the weights of `{source}`; use an engine without `weights_from`"
+        findings.warning((*place, "engine"), message, "moving-judge")
     positions = sizes[engine].positions if engine in sizes else None
     longest = node.max_prompt_tokens + node.sampling.max_new_tokens
     if positions is not None and longest > positions.value:
-        message = (
-            f"a question of {node.max_prompt_tokens} and a reply of {node.sampling.max_new_tokens} tokens exceed the "
-            f"model's {positions.name}, {positions.value}; lower one of them"
-        )
+        tokens = f"a question of {node.max_prompt_tokens} and a reply of {node.sampling.max_new_tokens} tokens"
+        message = f"{tokens} exceed the model's {positions.name}, {positions.value}; lower one of them"
         depends: list[Place] = [("engines", engine), ("model",)]
-        findings.error((*place, "max_prompt_tokens"), message, code="sample-too-long", depends_on=depends)
+        findings.error((*place, "max_prompt_tokens"), message, "sample-too-long", depends_on=depends)
 
 
 def _check_question(place: Place, node: JudgeNode, folder: Path, findings: Findings) -> None:
     found = fields_in(node.prompt)
     if "response" not in found:
         message = "the question does not contain the response; write {response} where it goes"
-        findings.error((*place, "prompt"), message, code="judge-without-response")
+        findings.error((*place, "prompt"), message, "judge-without-response")
     for unknown in sorted(found - set(FIELDS)):
         message = f"there is no field {{{unknown}}}, so it stays as it is; {suggest(unknown, FIELDS)}"
-        findings.warning((*place, "prompt"), message, code="unknown-field")
+        findings.warning((*place, "prompt"), message, "unknown-field")
     try:
         if is_function(node.parser):
             ask(node.parser, parser_arguments, folder=folder)
@@ -218,9 +209,9 @@ def _check_question(place: Place, node: JudgeNode, folder: Path, findings: Findi
             re.compile(node.parser)
     except re.error as error:
         message = f"is no regular expression: {error}; fix it, or name your own `module:function`"
-        findings.error((*place, "parser"), message, code="invalid-parser")
+        findings.error((*place, "parser"), message, "invalid-parser")
     except ValueError as error:
-        findings.error((*place, "parser"), str(error), code="invalid-parser")
+        findings.error((*place, "parser"), str(error), "invalid-parser")
     if is_function(node.parser) and node.scores is not None:
         message = f"`{node.parser}` returns the score itself; remove one of them"
-        findings.error((*place, "scores"), message, code="option-without-effect")
+        findings.error((*place, "scores"), message, "option-without-effect")

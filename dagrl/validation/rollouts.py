@@ -9,7 +9,7 @@ from pathlib import Path
 from dagrl.backends.environments import lacks_packages
 from dagrl.backends.registry import backends
 from dagrl.config.columns import CORE_COLUMNS, Shape
-from dagrl.config.errors import Place, listed, suggest
+from dagrl.config.errors import Place, listed, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import FilterNode, MixNode, Pipeline, RolloutNode, TurnOptions, UpdateNode
 from dagrl.config.schema.rounds import prompts_per_round
@@ -18,7 +18,7 @@ from dagrl.plugins.custom import parameters_of
 from dagrl.plugins.environment import environment_fields
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.tool import check_tool, load_tool, tool_name
-from dagrl.validation.agents import check_agent_of, which
+from dagrl.validation.agents import check_agent_of, no_program, which
 
 _ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
 _ONLY_ALONE = ("over_sampling_batch_size", "partial_rollout")
@@ -40,7 +40,7 @@ def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None
         elif unused := [key for key in TurnOptions.model_fields if key in node.model_fields_set]:
             remedy = "set `tools`, `environment` or `agent`"
             message = f"nothing answers the policy, so {listed(unused)} has no effect; {remedy}"
-            findings.error(("nodes", name, unused[0]), message, code="turns-without-tools")
+            findings.error(("nodes", name, unused[0]), message, "turns-without-tools")
     _check_filters(pipeline, findings)
 
 
@@ -50,8 +50,7 @@ def check_rollouts_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
     for name, node in found.items():
         reads_source = graph.nodes[name].inputs["prompt_tokens"].node == PROMPTS_NODE
         if node.max_prompt_tokens is not None and reads_source:
-            message = "the prompts come from the data set, bounded by data.max_prompt_tokens; remove it"
-            findings.error(("nodes", name, "max_prompt_tokens"), message, code="option-without-effect")
+            findings.superfluous(("nodes", name, "max_prompt_tokens"), "data.max_prompt_tokens bounds these prompts")
         _check_same_tools(pipeline, name, findings, reads_source=reads_source)
         if node.over_sampling_batch_size is not None and len(found) == 1:
             _check_others_wait(name, graph, findings)
@@ -63,7 +62,7 @@ def check_rollouts_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
     if graph.filter and not (found and pipeline.leading_rollout in graph.in_rounds):
         message = "reads nothing that depends on responses; select prompts in the data set, or read such a column"
         key = "fn" if "fn" in pipeline.nodes[graph.filter].model_fields_set else "metric"
-        findings.error(("nodes", graph.filter, key), message, code="filter-without-responses")
+        findings.error(("nodes", graph.filter, key), message, "filter-without-responses")
 
 
 def _check_prompts_begun(pipeline: Pipeline, name: str, node: RolloutNode, findings: Findings, *, alone: bool) -> None:
@@ -73,18 +72,17 @@ def _check_prompts_begun(pipeline: Pipeline, name: str, node: RolloutNode, findi
     if begun is not None and begun <= needed:
         example = needed + max(1, needed // 4)
         message = f"{begun} prompts are not more than a step takes ({needed}); choose more, for example {example}"
-        findings.error((*place, "over_sampling_batch_size"), message, code="over-sampling-too-small")
+        findings.error((*place, "over_sampling_batch_size"), message, "over-sampling-too-small")
     if node.partial_rollout and begun is None and alone:
         message = "no response is left unfinished, as a step waits for all prompts; set `over_sampling_batch_size`"
-        findings.error((*place, "partial_rollout"), message, code="partial-without-over-sampling")
+        findings.error((*place, "partial_rollout"), message, "partial-without-over-sampling")
     for option in _ONLY_PARTIAL:
         if option in node.model_fields_set and not node.partial_rollout:
-            message = "has no effect without `partial_rollout: true`; add that, or remove it"
-            findings.error((*place, option), message, code="option-without-effect")
+            findings.superfluous((*place, option), "has no effect without `partial_rollout: true`", "add that")
     for option in _ONLY_ALONE:
         if getattr(node, option) and not alone:
-            message = "is not supported with several rollouts; remove it"
-            findings.error((*place, option), message, code="several-rollouts")
+            message = removal("is not supported with several rollouts")
+            findings.error((*place, option), message, "several-rollouts")
 
 
 def _tool_formats(pipeline: Pipeline, node: RolloutNode) -> list[str]:
@@ -102,7 +100,7 @@ def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings,
         where: Place = (*place, "tools", number)
         if tool_name(tool) in names:
             message = f"there is already a tool `{tool_name(tool)}`; give tools different names"
-            findings.error(where, message, code="duplicate-tool")
+            findings.error(where, message, "duplicate-tool")
         names.append(tool_name(tool))
         args = node.tool_args.get(tool_name(tool), {})
         try:
@@ -111,10 +109,10 @@ def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings,
             else:
                 load_tool(tool, args)
         except ValueError as error:
-            findings.error(where, str(error), code="invalid-tool")
+            findings.error(where, str(error), "invalid-tool")
     for unknown in [key for key in node.tool_args if key not in names]:
         message = f"there is no tool `{unknown}`; {suggest(unknown, names)}"
-        findings.error((*place, "tool_args", unknown), message, code="unknown-tool")
+        findings.error((*place, "tool_args", unknown), message, "unknown-tool")
     _check_servers(place, node, folder, findings)
     if node.has_tools:
         _check_tool_format(name, node, folder, findings, known)
@@ -125,20 +123,17 @@ def _check_servers(place: Place, node: RolloutNode, folder: Path, findings: Find
     for name, spec in node.mcp_servers.items():
         where: Place = (*place, "mcp_servers", name)
         if find_spec("mcp") is None:
-            findings.error(where, "needs the package mcp; pip install 'dagrl[mcp]'", code="missing-package")
+            findings.error(where, "needs the package mcp; pip install 'dagrl[mcp]'", "missing-package")
         if (spec.command is None) == (spec.url is None):
             findings.error(
                 where,
                 "has not exactly one way to reach it; give it either a `command` or a `url`",
-                code="server-without-command",
+                "server-without-command",
             )
         elif spec.command is not None and which(spec.command[0], folder) is None:
-            message = (
-                f"there is no program `{spec.command[0]}` on the path or in {folder}; name one that can be executed"
-            )
-            findings.error((*where, "command"), message, code="invalid-command")
+            findings.error((*where, "command"), no_program(spec.command[0], folder), "invalid-command")
         if spec.command is None and spec.env:
-            findings.error((*where, "env"), "has no effect without `command`; remove it", code="option-without-effect")
+            findings.superfluous((*where, "env"), "has no effect without `command`")
 
 
 def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Findings, known: Sequence[str]) -> None:
@@ -149,10 +144,10 @@ def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Fin
         try:
             ask(tool_format, parameters_of, tool_format, folder=folder)
         except ValueError as error:
-            findings.error(where, str(error), code="invalid-tool-format")
+            findings.error(where, str(error), "invalid-tool-format")
     elif tool_format not in known:
         message = f"there is no format `{tool_format}` (write your own as `module:function`)"
-        findings.error(where, f"{message}; {suggest(tool_format, known)}", code="invalid-tool-format")
+        findings.error(where, f"{message}; {suggest(tool_format, known)}", "invalid-tool-format")
 
 
 def _check_environment(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
@@ -161,7 +156,7 @@ def _check_environment(pipeline: Pipeline, name: str, node: RolloutNode, folder:
         try:
             ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
         except ValueError as error:
-            findings.error((*place, "environment"), str(error), code="invalid-environment")
+            findings.error((*place, "environment"), str(error), "invalid-environment")
     _check_turns(pipeline, name, node, findings)
 
 
@@ -170,13 +165,13 @@ def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, findings: Fin
     place: Place = ("nodes", name)
     if node.expected_turns is not None and node.expected_turns > node.max_turns:
         message = f"{node.expected_turns:g} turns are more than max_turns, {node.max_turns}; lower it"
-        findings.error((*place, "expected_turns"), message, code="too-many-turns")
+        findings.error((*place, "expected_turns"), message, "too-many-turns")
     if node.tool_timeout_s >= (silence := pipeline.run.node_timeout_s):
         message = f"a worker that waits for tools is silent, for at most run.node_timeout_s = {silence:g}; lower it"
-        findings.error((*place, "tool_timeout_s"), message, code="tool-timeout-too-long")
+        findings.error((*place, "tool_timeout_s"), message, "tool-timeout-too-long")
     for mix in [key for key, other in pipeline.nodes.items() if isinstance(other, MixNode)]:
         message = f"responses of the data set have no turns; remove what answers the policy in `{name}`, or this node"
-        findings.error(("nodes", mix), message, code="mix-with-turns")
+        findings.error(("nodes", mix), message, "mix-with-turns")
 
 
 def _check_same_tools(pipeline: Pipeline, name: str, findings: Findings, *, reads_source: bool) -> None:
@@ -186,7 +181,7 @@ def _check_same_tools(pipeline: Pipeline, name: str, findings: Findings, *, read
     if reads_source and {*found[name].tools, *found[name].mcp_servers} != set(described):
         tools = listed(described) if described else "no tools"
         message = f"it reads the same prompts as `{leading}`, which describe {tools}; give both rollouts the same tools"
-        findings.error(("nodes", name, "tools"), message, code="different-tools")
+        findings.error(("nodes", name, "tools"), message, "different-tools")
 
 
 def _check_others_wait(rollout: str, graph: Graph, findings: Findings) -> None:
@@ -194,10 +189,9 @@ def _check_others_wait(rollout: str, graph: Graph, findings: Findings) -> None:
     for name in graph.in_rounds or graph.nodes:
         if name != rollout and graph.ancestors(name) == {PROMPTS_NODE}:
             message = (
-                f"it does not wait for `{rollout}`, and `over_sampling_batch_size` leaves out some of its prompts; "
-                "read a column of the rollout, for example `finish_reason`"
+                f"it reads prompts that over-sampling leaves out; read a column of `{rollout}`, such as `finish_reason`"
             )
-            findings.error(("nodes", name), message, code="reads-unsampled-prompts")
+            findings.error(("nodes", name), message, "reads-unsampled-prompts")
 
 
 def _check_several(pipeline: Pipeline, name: str, node: RolloutNode, graph: Graph, findings: Findings) -> None:
@@ -206,11 +200,11 @@ def _check_several(pipeline: Pipeline, name: str, node: RolloutNode, graph: Grap
     behind = next((other for other in found if other in graph.ancestors(name)), None)
     if behind and node.n > 1:
         message = f"it answers each row of `{behind}` once; remove `n`"
-        findings.error(("nodes", name, "n"), message, code="different-rows")
+        findings.error(("nodes", name, "n"), message, "different-rows")
     elif not behind and node.n != found[leading].n:
         rows = found[leading].n
         message = f"all columns of a step have the same rows, and `{leading}` samples {rows} a prompt; set `n: {rows}`"
-        findings.error(("nodes", name, "n"), message, code="different-rows")
+        findings.error(("nodes", name, "n"), message, "different-rows")
 
 
 def _warn_of_foreign_samples(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph, findings: Findings) -> None:
@@ -219,18 +213,16 @@ def _warn_of_foreign_samples(pipeline: Pipeline, name: str, node: UpdateNode, gr
     source = getattr(sampler, "weights_from", None)
     corrected = node.rollout_correction is not None or node.takes_rollout_for_old
     if source is not None and source != node.engine and not corrected and node.loss.policy != "opmd":
-        message = (
-            f"`{node.engine}` trains on samples of `{source}` as if they were its own; give it a rollout with its own "
-            "weights, or set `read: {old_logprob: rollout_logprob}`"
-        )
-        findings.warning(("nodes", name), message, code="foreign-samples", depends_on=[("engines",)])
+        remedy = "sample with its own weights, or set `read: {old_logprob: rollout_logprob}`"
+        message = f"`{node.engine}` trains on samples of `{source}` as if they were its own; {remedy}"
+        findings.warning(("nodes", name), message, "foreign-samples", depends_on=[("engines",)])
 
 
 def _check_filters(pipeline: Pipeline, findings: Findings) -> None:
     filters = [(name, node) for name, node in pipeline.nodes.items() if isinstance(node, FilterNode)]
     for name, _ in filters[1:]:
         message = f"`{filters[0][0]}` filters already; combine both rules in a function of your own (`fn`)"
-        findings.error(("nodes", name), message, code="several-filters")
+        findings.error(("nodes", name), message, "several-filters")
     if not filters:
         return
     name, node = filters[0]
@@ -239,28 +231,26 @@ def _check_filters(pipeline: Pipeline, findings: Findings) -> None:
         _check_bounds(pipeline, place, node, findings)
     elif others := [key for key in _BOUNDS if key in node.model_fields_set]:
         message = f"`fn` decides alone; remove {listed(others)}"
-        findings.error((*place, others[0]), message, code="option-without-effect")
+        findings.error((*place, others[0]), message, "option-without-effect")
     needed = pipeline.data.prompts_per_step
     if node.prompts_per_round and node.prompts_per_round * node.max_rounds < needed:
-        message = (
-            f"{node.max_rounds} rounds of {node.prompts_per_round} prompts are fewer than data.prompts_per_step = "
-            f"{needed}; raise it"
-        )
-        findings.error((*place, "prompts_per_round"), message, code="too-few-prompts")
+        prompts = f"{node.max_rounds} rounds of {node.prompts_per_round} prompts"
+        message = f"{prompts} are fewer than data.prompts_per_step = {needed}; raise it"
+        findings.error((*place, "prompts_per_round"), message, "too-few-prompts")
 
 
 def _check_bounds(pipeline: Pipeline, place: Place, node: FilterNode, findings: Findings) -> None:
     if node.args:
-        findings.error((*place, "args"), "are for a function of your own; set `fn`, or remove them", code="unused-args")
+        findings.error((*place, "args"), "are for a function of your own; set `fn`, or remove them", "unused-args")
     column = CORE_COLUMNS.get(node.metric)
     if column is not None and column.shape is not Shape.SAMPLE:
         message = f"`{node.metric}` is {column.shape.value}; choose a column with one number per sample"
-        findings.error((*place, "metric"), message, code="wrong-column-shape")
+        findings.error((*place, "metric"), message, "wrong-column-shape")
     if node.lower is not None and node.upper is not None and node.lower >= node.upper:
         message = f"no mean is above {node.lower} and below {node.upper}; lower `lower`, or raise `upper`"
-        findings.error((*place, "lower"), message, code="crossed-bounds")
+        findings.error((*place, "lower"), message, "crossed-bounds")
     found = pipeline.rollouts
     if node.least_std is not None and found and found[pipeline.leading_rollout].n == 1:
         message = "the standard deviation of one response is 0, so no group passes; raise the rollout's `n`"
         where: Place = place if node.min_std is None else (*place, "min_std")
-        findings.error(where, message, code="group-too-small")
+        findings.error(where, message, "group-too-small")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from dagrl.config.errors import Place, counted, suggest
+from dagrl.config.errors import Place, counted, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
     CustomNode,
@@ -69,17 +69,16 @@ def _check_trackers(pipeline: Pipeline, folder: Path, findings: Findings) -> Non
             try:
                 ask(name, check_tracker, name, spec.args, folder=folder)
             except ValueError as error:
-                findings.error(place, str(error), code="invalid-tracker")
+                findings.error(place, str(error), "invalid-tracker")
         elif name in seen:
-            findings.error(place, f"`{name}` is named twice; keep one", code="tracker-twice")
+            findings.error(place, f"`{name}` is named twice; keep one", "tracker-twice")
         elif name in _OPTIONAL_TRACKERS and find_spec(name) is None:
             message = f"{name} is not installed here, and a run continues without it; pip install 'dagrl[{name}]'"
-            findings.warning(place, message, code="missing-package")
+            findings.warning(place, message, "missing-package")
         seen.add(name)
         known = ("args",) if own else TRACKER_KEYS.get(name, ())
         for key in sorted(spec.model_fields_set - {"tracker", *known}):
-            message = f"`{name}` has no such setting; remove it" + (", or put it under `args`" if own else "")
-            findings.error((*place, key), message, code="option-without-effect")
+            findings.superfluous((*place, key), f"`{name}` has no such setting", "put it under `args`" if own else "")
 
 
 def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
@@ -104,7 +103,7 @@ def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> N
         tuple(f"val/{node.written_as('reward')}_info/" for node in own_rewards)
     ):
         message = f"no validation writes `{best.metric}`; {suggest(name, known)}"
-        findings.error(_METRIC, message, code="unknown-metric", depends_on=[("data", "val"), _VOTE])
+        findings.error(_METRIC, message, "unknown-metric", depends_on=[("data", "val"), _VOTE])
 
 
 def check_val_groups(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
@@ -116,35 +115,35 @@ def check_val_groups(pipeline: Pipeline, graph: Graph, findings: Findings) -> No
         reads_groups = isinstance(node.spec, CustomNode) and "group_id" in node.inputs
         if node.spec is not None and (reads_groups or node.contract.scope is Scope.GROUP):
             message = f"`{name}` needs all responses to a prompt, and sets have different numbers; set one `n` for all"
-            findings.error(("data", "val"), message, code="different-rows")
+            findings.error(("data", "val"), message, "different-rows")
 
 
 def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
     run, data = pipeline.run, pipeline.data
     if not run.steps and not run.validate_first and run.val_only is False:
         message = "there is nothing to do; set `run.validate_first`, or train for at least 1 step"
-        findings.error(("run", "steps"), message, code="no-steps")
+        findings.error(("run", "steps"), message, "no-steps")
         return
     offline = pipeline.is_offline
     scores = any(isinstance(node, RewardNode | RewardModelNode | JudgeNode) for node in pipeline.nodes.values())
     key = "validate_every" if run.validate_every else "validate_first" if run.validate_first else "val_only"
     if not run.validates:
         if data.val is not None:
-            message = "nothing is validated; set `run.validate_every`, or remove it"
-            findings.warning(("data", "val"), message, code="unused-validation-set")
+            message = removal("nothing is validated", "set `run.validate_every`")
+            findings.warning(("data", "val"), message, "unused-validation-set")
         for name in pipeline.rollouts if offline else ():
-            message = "nothing is trained or validated on its samples; set `run.validate_every`, or remove it"
-            findings.warning(("nodes", name), message, code="unused-rollout")
+            message = removal("nothing is trained or validated on its samples", "set `run.validate_every`")
+            findings.warning(("nodes", name), message, "unused-rollout")
         return
     if data.val is None:
-        message = "there are no validation prompts; add `val:` under `data`, or remove it"
-        findings.error(("run", key), message, code="missing-validation-set")
+        message = removal("there are no validation prompts", "add `val:` under `data`")
+        findings.error(("run", key), message, "missing-validation-set")
     if offline and not scores and not pipeline.reports_val_loss:
-        message = "a validation measures nothing; remove `val_loss: false`, add a rollout and a reward, or remove it"
-        findings.error(("run", key), message, code="empty-validation")
+        message = removal("a validation measures nothing", "remove `val_loss: false`, add a rollout and a reward")
+        findings.error(("run", key), message, "empty-validation")
     if run.validate_every is not None and run.validate_every > run.steps and not run.only_validates:
         message = f"no step is validated, as run.steps = {run.steps}; lower it"
-        findings.warning(("run", "validate_every"), message, code="validated-never")
+        findings.warning(("run", "validate_every"), message, "validated-never")
 
 
 def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
@@ -155,7 +154,7 @@ def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
         elif vote is not None and vote not in VOTES:
             raise ValueError(f"there is no vote `{vote}` (write your own as `module:function`); {suggest(vote, VOTES)}")
     except ValueError as error:
-        findings.error(_VOTE, str(error), code="invalid-vote")
+        findings.error(_VOTE, str(error), "invalid-vote")
 
 
 def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
@@ -164,19 +163,19 @@ def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
     for name, node in found.items():
         place: Place = ("nodes", name, "val_n")
         if name != leading and node.val_n not in (1, found[leading].val_n):
-            message = f"`{leading}` samples {found[leading].val_n} responses to a validation prompt; remove it"
-            findings.error(place, message, code="different-rows")
+            message = removal(f"`{leading}` samples {found[leading].val_n} responses to a validation prompt")
+            findings.error(place, message, "different-rows")
         if name == leading and node.val_n > 1 and (node.val_sampling is None or node.val_sampling.temperature == 0):
             message = f"{node.val_n} responses with temperature 0 are equal; add `val_sampling` with a temperature"
-            findings.error(place, message, code="greedy-samples")
+            findings.error(place, message, "greedy-samples")
     for key, each in pipeline.data.val_sets.items():
         place = ("data", "val", key, "n")
         if not found and (each.n or each.sampling):
             message = "no node samples responses to its prompts; name the file alone"
-            findings.error(place[:-1], message, code="option-without-effect")
+            findings.error(place[:-1], message, "option-without-effect")
         elif found and (each.n or 1) > 1 and pipeline.val_sampling(leading, key).temperature == 0:
             message = f"{each.n} responses with temperature 0 are equal; add `sampling` with a temperature"
-            findings.error(place, message, code="greedy-samples")
+            findings.error(place, message, "greedy-samples")
 
 
 def _check_checkpoints(pipeline: Pipeline, findings: Findings) -> None:
@@ -184,19 +183,19 @@ def _check_checkpoints(pipeline: Pipeline, findings: Findings) -> None:
     if best is None or run.only_validates:
         return
     if run.save_every is None or run.save_every >= run.steps:
-        message = "only the last step is saved; set `run.save_every` below run.steps, or remove it"
-        findings.warning(("run", "keep_best"), message, code="nothing-to-choose-from")
+        message = removal("only the last step is saved", "set `run.save_every` below run.steps")
+        findings.warning(("run", "keep_best"), message, "nothing-to-choose-from")
     if not best.metric.startswith("val/"):
         return
     if run.validate_every is None:
         message = f"`{best.metric}` is never measured; set `run.validate_every`, or choose a metric of training"
-        findings.error(_METRIC, message, code="unmeasured-metric")
+        findings.error(_METRIC, message, "unmeasured-metric")
         return
     together = run.save_every is not None and math.lcm(run.save_every, run.validate_every) <= run.steps
     # The last step is always saved.
     if not together and run.steps % run.validate_every:
         message = f"no step is both saved and validated; set `run.save_every` to a multiple of {run.validate_every}"
-        findings.error(("run", "keep_best"), message, code="unmeasured-metric")
+        findings.error(("run", "keep_best"), message, "unmeasured-metric")
 
 
 def _check_record(pipeline: Pipeline, findings: Findings) -> None:
@@ -204,29 +203,28 @@ def _check_record(pipeline: Pipeline, findings: Findings) -> None:
     for name in record.nodes if record else ():
         if name not in pipeline.nodes:
             message = f"there is no node `{name}`; {suggest(name, pipeline.nodes)}"
-            findings.error(("run", "record"), message, code="unknown-node")
+            findings.error(("run", "record"), message, "unknown-node")
 
 
 def _check_profile(pipeline: Pipeline, profile: ProfileSpec, findings: Findings) -> None:
     for index, step in enumerate(profile.steps):
         if step > pipeline.run.steps:
             message = f"the run has {counted(pipeline.run.steps, 'step')} (run.steps); name a step up to that"
-            findings.error(("profile", "steps", index), message, code="unknown-step")
+            findings.error(("profile", "steps", index), message, "unknown-step")
     on_engines = [name for name, node in pipeline.nodes.items() if getattr(node, "engine", None) is not None]
     for index, name in enumerate(profile.nodes or ()):
         if name not in on_engines:
             message = f"there is no node `{name}` that runs on an engine; {suggest(name, on_engines)}"
-            findings.error(("profile", "nodes", index), message, code="unknown-node")
+            findings.error(("profile", "nodes", index), message, "unknown-node")
     homes = {engine.group for engine in pipeline.engines.values()}
     most = max((group.ranks for name, group in pipeline.groups.items() if name in homes), default=0)
     for index, rank in enumerate(profile.ranks):
         if most and rank >= most:
             message = f"no engine has more than {most} ranks, which count from 0; choose a lower one"
-            findings.error(("profile", "ranks", index), message, code="unknown-rank")
+            findings.error(("profile", "ranks", index), message, "unknown-rank")
     for option in ("with_stack", "with_memory"):
         if getattr(profile, option) and profile.tool != "torch":
-            message = "only the torch profiler records that; set `tool: torch`, or remove it"
-            findings.error(("profile", option), message, code="option-without-effect")
+            findings.superfluous(("profile", option), "only the torch profiler records that", "set `tool: torch`")
     if profile.tool == "nsys":
         _check_gpus(pipeline, profile.nodes or on_engines, findings)
 
@@ -240,7 +238,7 @@ def _check_gpus(pipeline: Pipeline, nodes: Iterable[str], findings: Findings) ->
         group = pipeline.groups.get((engine and engine.group) or "")
         if group is not None and group.is_cpu:
             message = f"nsys profiles GPUs, and engine `{name}` runs on CPU slots; set `tool: torch`"
-            findings.error(("profile", "tool"), message, code="profile-without-gpu")
+            findings.error(("profile", "tool"), message, "profile-without-gpu")
             return
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import EngineSpec, Pipeline, UpdateNode
 from dagrl.graph.dag import Graph
@@ -18,7 +18,7 @@ def check_schedule(pipeline: Pipeline, graph: Graph | None, findings: Findings) 
     schedule, prompts = pipeline.schedule, pipeline.data.prompts_per_step
     if "shards_per_step" in schedule.model_fields_set and schedule.shards_per_step > prompts:
         message = f"a shard holds whole prompts, and a step has {prompts} (data.prompts_per_step); lower it"
-        findings.error(("schedule", "shards_per_step"), message, code="too-many-shards")
+        findings.error(("schedule", "shards_per_step"), message, "too-many-shards")
     if schedule.max_staleness > 0:
         _warn_of_shared_group(pipeline, findings, _STALENESS, "samples get older, but nothing overlaps")
         _warn_of_bias(pipeline, findings)
@@ -30,32 +30,29 @@ def check_schedule(pipeline: Pipeline, graph: Graph | None, findings: Findings) 
         _warn_of_shared_group(pipeline, findings, _STREAM, "no update starts before the rollout ends")
         if schedule.max_staleness > 0 and not schedule.in_flight_weight_update:
             message = "the next rollout has no weights until the update ends; add `in_flight_weight_update: true`"
-            findings.warning(_STREAM, message, code="rollout-waits-for-update")
+            findings.warning(_STREAM, message, "rollout-waits-for-update")
         for name, node in pipeline.nodes.items():
             if isinstance(node, UpdateNode) and (message := hindrance(pipeline, name, node, graph)):
-                findings.error(_STREAM, message, code="update-cannot-stream")
+                findings.error(_STREAM, message, "update-cannot-stream")
 
 
 def _warn_of_no_effect(pipeline: Pipeline, findings: Findings) -> None:
     """Warn of options that only matter where samples may be of older weights."""
     schedule = pipeline.schedule
     if schedule.in_flight_weight_update:
-        message = "has no effect with max_staleness 0, where no rollout runs beside an update; raise that, or remove it"
-        findings.warning(_IN_FLIGHT, message, code="option-without-effect")
+        message = removal("has no effect with max_staleness 0, where no rollout runs beside an update", "raise that")
+        findings.warning(_IN_FLIGHT, message, "option-without-effect")
     if schedule.stale_samples != "auto" and not any(node.partial_rollout for node in pipeline.rollouts.values()):
-        message = "has no effect with max_staleness 0, where no sample is of older weights; raise that, or remove it"
-        findings.warning(("schedule", "stale_samples"), message, code="option-without-effect")
+        message = removal("has no effect with max_staleness 0, where no sample is of older weights", "raise that")
+        findings.warning(("schedule", "stale_samples"), message, "option-without-effect")
 
 
 def _warn_of_shared_group(pipeline: Pipeline, findings: Findings, place: Place, effect: str) -> None:
     for name, engine in _with_new_weights(pipeline).items():
         trainer = pipeline.engines.get(engine.weights_from or "")
         if trainer is not None and trainer.group == engine.group:
-            message = (
-                f"`{name}` and `{engine.weights_from}` take turns on group `{engine.group}`: {effect}; use different "
-                "groups, or remove it"
-            )
-            findings.warning(place, message, code="shared-group")
+            why = f"`{name}` and `{engine.weights_from}` take turns on group `{engine.group}`: {effect}"
+            findings.warning(place, removal(why, "use different groups"), "shared-group")
 
 
 def _warn_of_bias(pipeline: Pipeline, findings: Findings) -> None:
@@ -68,7 +65,7 @@ def _warn_of_bias(pipeline: Pipeline, findings: Findings) -> None:
                 f"`{name}` treats samples of older weights as its own; set `rollout_correction: {{rollout_is: token}}` "
                 "there, or `read: {old_logprob: rollout_logprob}`, which clips against the weights that sampled"
             )
-            findings.warning(_STALENESS, message, code="uncorrected-staleness")
+            findings.warning(_STALENESS, message, "uncorrected-staleness")
 
 
 def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
@@ -78,8 +75,8 @@ def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
         if name not in sampling:
             continue  # A judge gets its weights between two calls.
         if not engine.updates_in_flight:
-            message = f"`{name}`, a {engine.backend} engine, takes no new weights during a rollout; remove it"
-            findings.error(_IN_FLIGHT, message, code="no-in-flight-updates")
+            message = removal(f"`{name}`, a {engine.backend} engine, takes no new weights during a rollout")
+            findings.error(_IN_FLIGHT, message, "no-in-flight-updates")
         elif engine.weight_sync.pause == "abort":
             message = (
                 "`pause: abort` ends responses that the step needs; set `weight_sync: {pause: retract}` to continue "
@@ -87,7 +84,7 @@ def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
             )
             given = "pause" in engine.weight_sync.model_fields_set
             where = (*place, "weight_sync", "pause") if given else _IN_FLIGHT
-            findings.error(where, message if given else f"engine `{name}`: {message}", code="pause-aborts")
+            findings.error(where, message if given else f"engine `{name}`: {message}", "pause-aborts")
 
 
 def _with_new_weights(pipeline: Pipeline) -> dict[str, EngineSpec]:

@@ -40,7 +40,7 @@ def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
         chats = next((path for key, path in files if holds_chats(path, responses[key])), None)
         if chats is not None and (problem := template_problem(folder)):
             message = f"{chats} has chats as prompts, and {problem}; {_TEMPLATE}, or write prompts as text"
-            findings.error(place, message, code="missing-chat-template")
+            findings.error(place, message, "missing-chat-template")
         if not has_end_token(folder):
             _report_no_end(pipeline, folder, place, findings)
     for name, node in pipeline.rollouts.items():
@@ -51,7 +51,7 @@ def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
         folder, place = _folder_of(pipeline.model_of(engine), section)
         if folder is not None and (problem := template_problem(folder)):
             message = f"{user} reads chats, and {problem}; {_TEMPLATE}"
-            findings.error(place, message, code="missing-chat-template", depends_on=[section])
+            findings.error(place, message, "missing-chat-template", depends_on=[section])
 
 
 def check_own_models(pipeline: Pipeline, findings: Findings) -> None:
@@ -74,11 +74,9 @@ def _check_tool_format(model: ModelSpec, name: str, node: RolloutNode, findings:
         lacks = sorted({*syntax, *tool_name(each)} - known)
         if lacks:
             what = f"`{tool_name(each)}`" if each else "a tool"
-            message = (
-                f"the policy cannot call {what} in the format `{node.tool_format}`: its tokenizer has no "
-                f"{listed(lacks[:_MOST_SHOWN])}; set a `tool_format` that it can write, or take another tokenizer"
-            )
-            findings.warning(("nodes", name, "tool_format"), message, code="unwritable-calls", depends_on=[("model",)])
+            fact = f"the policy cannot call {what}: its tokenizer has no {listed(lacks[:_MOST_SHOWN])}"
+            message = f"{fact}; set a `tool_format` that it can write, or take another tokenizer"
+            findings.warning(("nodes", name, "tool_format"), message, "unwritable-calls", depends_on=[("model",)])
             return
 
 
@@ -104,10 +102,10 @@ def _report_no_end(pipeline: Pipeline, folder: Path, place: Place, findings: Fin
     fact = f"the tokenizer in {folder} has no eos_token"
     if pipeline.data.responses:
         message = f"{fact}, which ends the responses of data.responses; add it to tokenizer_config.json"
-        findings.error(place, message, code="missing-eos-token")
+        findings.error(place, message, "missing-eos-token")
     elif any(not node.sampling.stop_token_ids for node in pipeline.rollouts.values()):
         message = f"{fact}, so responses may end at max_new_tokens only; add it to tokenizer_config.json"
-        findings.warning(place, message, code="missing-eos-token")
+        findings.warning(place, message, "missing-eos-token")
 
 
 def _reads_tokens(pipeline: Pipeline, name: str) -> bool:
@@ -134,11 +132,11 @@ def _check_vocabulary(pipeline: Pipeline, name: str, section: Place, findings: F
     except ValueError:
         return  # `model.py` reports unreadable files.
     # The policy's own embedding may lack rows for tokens that no text has; `model.py` reports others.
+    remedy = "use a model of the same family"
     needed = max((number for number in ours.values() if not isinstance(mine, int) or number < mine), default=-1) + 1
     if isinstance(rows, int) and rows < needed:
         message = f"it has rows for {rows} tokens, and the pipeline's tokenizer has {needed}"
-        remedy = "use a model of the same family"
-        findings.error(section, f"{message}; {remedy}", code="other-vocabulary", depends_on=depends)
+        findings.error(section, f"{message}; {remedy}", "other-vocabulary", depends_on=depends)
         return
     source = own.tokenizer or own.path
     if not isinstance(source, Path) or not (source.expanduser() / "tokenizer.json").is_file():
@@ -150,17 +148,11 @@ def _check_vocabulary(pipeline: Pipeline, name: str, section: Place, findings: F
     moved = next((token for token, number in ours.items() if theirs.get(token, number) != number), None)
     unknown = next((token for token in ours if token not in theirs), None)
     if moved is not None:
-        message = (
-            f"it would read other words than the policy has written: {moved!r} is token {ours[moved]} of the "
-            f"pipeline's tokenizer, and {theirs[moved]} of its own; use a model of the same family"
-        )
-        findings.error(section, message, code="other-vocabulary", depends_on=depends)
+        fact = f"{moved!r} is token {ours[moved]} of the pipeline's tokenizer, and {theirs[moved]} of its own"
+        findings.error(section, f"{fact}; {remedy}", "other-vocabulary", depends_on=depends)
     elif unknown is not None:
-        message = (
-            f"it was not trained with all of the pipeline's tokens: it has no {unknown!r}; check that the policy's "
-            "chat template does not use them"
-        )
-        findings.warning(section, message, code="unknown-tokens", depends_on=depends)
+        message = f"it does not know the token {unknown!r}; check that the policy's chat template does not use it"
+        findings.warning(section, message, "unknown-tokens", depends_on=depends)
 
 
 def _check_classifier(pipeline: Pipeline, name: str, section: Place, findings: Findings) -> None:
@@ -170,9 +162,7 @@ def _check_classifier(pipeline: Pipeline, name: str, section: Place, findings: F
     except ValueError:
         return  # `model.py` reports it.
     if isinstance(classes, list) and classes and not any(str(each).endswith(_CLASSIFIER) for each in classes):
-        message = (
-            f"{model.path} is a {classes[0]}, which has no score; set `model: {{path: ...}}` of `{name}` to a reward "
-            "model, a sequence classifier with one label"
-        )
+        remedy = f"set `model: {{path: ...}}` of `{name}` to a sequence classifier with one label"
+        message = f"{model.path} is a {classes[0]}, which has no score; {remedy}"
         place: Place = (*section, "path") if section != ("model",) else ("engines", name, "head")
-        findings.error(place, message, code="no-reward-head", depends_on=[section])
+        findings.error(place, message, "no-reward-head", depends_on=[section])

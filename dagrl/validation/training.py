@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
-from dagrl.config.errors import Place, dotted, listed
+from dagrl.config.errors import Place, listed, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
     AdvantageNode,
@@ -83,13 +83,11 @@ def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None
                     _check_correction(node.rollout_correction, (*place, "rollout_correction"), findings)
             case CovarianceNode(between=(lower, upper)) if lower >= upper:
                 message = f"no number is above {lower:g} and below {upper:g}; write the lower bound first"
-                findings.error((*place, "between"), message, code="crossed-bounds")
+                findings.error((*place, "between"), message, "crossed-bounds")
             case ValuesNode() if node.engine not in critics:
-                message = (
-                    f"nothing trains the critic `{node.engine}`; add a node `{{op: critic, engine: {node.engine}}}`"
-                )
+                message = f"nothing trains this critic; add a node `{{op: critic, engine: {node.engine}}}`"
                 depends: list[Place] = [("engines", node.engine)]
-                findings.warning((*place, "engine"), message, code="untrained-critic", depends_on=depends)
+                findings.warning((*place, "engine"), message, "untrained-critic", depends_on=depends)
             case DpoNode():
                 _check_pairs(pipeline, name, node, findings)
             case MixNode():
@@ -111,7 +109,7 @@ def check_training_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
                 if any(graph.sampled_by(update) == name for update in trained_on):
                     message = "0 always samples the same response, which teaches nothing; choose for example 1.0"
                     place = ("nodes", name, "sampling", "temperature")
-                    findings.error(place, message, code="greedy-samples")
+                    findings.error(place, message, "greedy-samples")
 
 
 def _check_options(
@@ -126,9 +124,8 @@ def _check_options(
     for option in (*known, "args"):
         foreign = not own if option == "args" else form not in known[option]
         if option in section.model_fields_set and foreign and getattr(section, option) is not None:
-            remedy = "move it to `args`, or remove it" if own else "remove it"
-            message = f"`{key}: {form}` has no such option; {remedy}"
-            findings.error((*place, option), message, code="option-without-effect")
+            remedy = "move it to `args`" if own else ""
+            findings.superfluous((*place, option), f"`{key}: {form}` has no such option", remedy)
 
 
 def _check_own(place: Place, node: AdvantageNode | UpdateNode, folder: Path, findings: Findings) -> None:
@@ -145,21 +142,19 @@ def _check_own(place: Place, node: AdvantageNode | UpdateNode, folder: Path, fin
         remedy = f"it gets the {given} and the node's args, so fix `args`"
         ask(name, check_call, name, remedy, (None,), args, folder=folder)
     except ValueError as error:
-        findings.error((*where[:-1], "args") if args else where, str(error), code="invalid-formula")
+        findings.error((*where[:-1], "args") if args else where, str(error), "invalid-formula")
 
 
 def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings: Findings) -> None:
     place: Place = ("nodes", name)
     if node.estimator == "opmd" and node.baseline == "mean" and "tau" in node.model_fields_set:
-        message = "a mean has no temperature; set `baseline: logavgexp`, or remove it"
-        findings.error((*place, "tau"), message, code="option-without-effect")
+        findings.superfluous((*place, "tau"), "a mean has no temperature", "set `baseline: logavgexp`")
     if kl := node.kl_in_reward:
         if "horizon" in kl.model_fields_set and kl.target_kl is None:
-            message = "has no effect without `target_kl`; add that, or remove it"
-            findings.error((*place, "kl_in_reward", "horizon"), message, code="option-without-effect")
+            findings.superfluous((*place, "kl_in_reward", "horizon"), "has no effect without `target_kl`", "add that")
         if kl.target_kl is not None and kl.coef == 0:
             message = "the weight is adapted by factors, so 0 stays 0; start with for example 0.001"
-            findings.error((*place, "kl_in_reward", "coef"), message, code="coefficient-of-zero")
+            findings.error((*place, "kl_in_reward", "coef"), message, "coefficient-of-zero")
     found = pipeline.rollouts
     if not found:
         return
@@ -172,15 +167,14 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
     if (compares or node.length_reward) and found[leading].n < 2:
         what = node.estimator if compares else "length_reward"
         message = f"`{name}` compares the responses to a prompt ({what}), and there is only 1; set `n: 2` or more"
-        findings.error(("nodes", leading, "n"), message, code="group-too-small")
+        findings.error(("nodes", leading, "n"), message, "group-too-small")
     longest = max(found, key=lambda each: found[each].sampling.max_new_tokens)
     limit = found[longest].sampling.max_new_tokens
     if node.overlong_buffer and node.overlong_buffer.len > limit:
-        said = dotted(("nodes", longest, "sampling", "max_new_tokens"))
         message = (
-            f"{node.overlong_buffer.len} tokens are more than the longest response has ({said} = {limit}); lower it"
+            f"{node.overlong_buffer.len} tokens exceed nodes.{longest}.sampling.max_new_tokens = {limit}; lower it"
         )
-        findings.error((*place, "overlong_buffer", "len"), message, code="buffer-too-long")
+        findings.error((*place, "overlong_buffer", "len"), message, "buffer-too-long")
 
 
 def _check_rows_of_trajectory(place: Place, node: AdvantageNode, findings: Findings) -> None:
@@ -193,60 +187,49 @@ def _check_rows_of_trajectory(place: Place, node: AdvantageNode, findings: Findi
     if what:
         message = f"{what}, and a trajectory may have several rows; remove `sequences`"
         message += ", or set `gamma: 1` and `lam: 1`" if node.estimator == "gae" else ""
-        findings.error((*place, "estimator"), message, code="turns-in-several-rows")
+        findings.error((*place, "estimator"), message, "turns-in-several-rows")
     if node.kl_in_reward and node.estimator in ("gae", "reinforce_plus_plus", "remax"):
-        message = (
-            f"{node.estimator} takes it off the advantages of earlier tokens, and the rows of a trajectory have no "
-            "order; remove `sequences`, or use `kl_coef` of the loss instead"
-        )
-        findings.error((*place, "kl_in_reward"), message, code="turns-in-several-rows")
+        message = "the rows of a trajectory have no order; remove `sequences`, or use `kl_coef` of the loss instead"
+        findings.error((*place, "kl_in_reward"), message, "turns-in-several-rows")
 
 
 def _check_update(pipeline: Pipeline, place: Place, node: UpdateNode, findings: Findings) -> None:
     loss, where = node.loss, (*place, "loss", "policy")
     if loss.policy == "gspo" and "clip_ratio" not in loss.model_fields_set:
         message = (
-            f"gspo clips the mean ratio of whole responses, which rarely moves by {loss.clip_ratio}; set "
-            "`clip_ratio: 3.0e-4` and `clip_ratio_high: 4.0e-4`, as in the paper"
+            "ratios of responses stay close to 1; set `clip_ratio: 3.0e-4` and `clip_ratio_high: 4.0e-4` (the paper's)"
         )
-        findings.warning(where, message, code="clip-ratio-of-gspo")
+        findings.warning(where, message, "clip-ratio-of-gspo")
     several = node.optimizer_steps(pipeline.data.prompts_per_step) > 1
     weighted = node.rollout_correction is not None and node.rollout_correction.rollout_is is not None
     if loss.policy == "reinforce" and several and not weighted:
-        message = (
-            "reinforce has no ratio, and from the second optimizer step on the samples are off-policy; remove "
-            "`mini_batch` and `epochs`, choose cispo, or set `rollout_correction`"
-        )
-        findings.warning(where, message, code="off-policy-reinforce")
+        message = "only the first optimizer step is on-policy; take one, choose cispo, or set `rollout_correction`"
+        findings.warning(where, message, "off-policy-reinforce")
     if not node.critic_warmup:
         return
     if not any(isinstance(other, CriticNode) for other in pipeline.nodes.values()):
-        message = "there is no critic; add a node `{op: critic, ...}`, or remove it"
-        findings.error((*place, "critic_warmup"), message, code="missing-critic")
+        message = removal("there is no critic", "add a node `{op: critic, ...}`")
+        findings.error((*place, "critic_warmup"), message, "missing-critic")
     elif node.critic_warmup >= pipeline.run.steps and not pipeline.run.only_validates:
         message = f"the policy is never trained, as run.steps = {pipeline.run.steps}; lower it"
-        findings.error((*place, "critic_warmup"), message, code="warmup-too-long")
+        findings.error((*place, "critic_warmup"), message, "warmup-too-long")
 
 
 def _check_correction(spec: RolloutCorrectionSpec, place: Place, findings: Findings) -> None:
     if all(getattr(spec, switch) is None for switch in _OF_CORRECTIONS):
-        message = f"it corrects nothing; set one of {listed(_OF_CORRECTIONS)}, or remove it"
-        findings.error(place, message, code="option-without-effect")
+        findings.superfluous(place, "it corrects nothing", f"set one of {listed(_OF_CORRECTIONS)}")
         return
     for switch, options in _OF_CORRECTIONS.items():
         for option in options:
             if getattr(spec, switch) is None and option in spec.model_fields_set and getattr(spec, option) is not None:
-                message = f"has no effect without {switch}; set that, or remove it"
-                findings.error((*place, option), message, code="option-without-effect")
+                findings.superfluous((*place, option), f"has no effect without {switch}", "set that")
     upper, lower = spec.rollout_is_threshold, spec.rollout_is_threshold_lower
     if spec.rollout_is is not None and lower is not None and lower >= upper:
         message = f"{lower:g} is not below rollout_is_threshold, {upper:g}; lower it"
-        findings.error((*place, "rollout_is_threshold_lower"), message, code="crossed-bounds")
+        findings.error((*place, "rollout_is_threshold_lower"), message, "crossed-bounds")
     elif spec.rollout_is is not None and not (lower or 0) <= 1 <= upper:
-        message = (
-            "changes the weight of tokens with ratio 1, on which trainer and generator agree; choose bounds around 1"
-        )
-        findings.warning((*place, "rollout_is_threshold"), message, code="bounds-not-around-1")
+        message = "tokens on which trainer and generator agree have ratio 1; choose bounds around 1"
+        findings.warning((*place, "rollout_is_threshold"), message, "bounds-not-around-1")
     if spec.criteria:
         _check_rejections(spec, place, findings)
 
@@ -255,30 +238,27 @@ def _check_rejections(spec: RolloutCorrectionSpec, place: Place, findings: Findi
     ratios, count = get_args(RatioCriterion), len(spec.criteria)
     if spec.rollout_rs_threshold is None:
         typical = [2.0 if criterion in ratios else 0.01 for criterion in spec.criteria]
-        message = (
-            f"`{spec.criteria[0]}` has no bound; add for example "
-            f"`rollout_rs_threshold: {typical if count > 1 else typical[0]}`"
-        )
-        findings.error((*place, "rollout_rs"), message, code="missing-threshold")
+        example = f"`rollout_rs_threshold: {typical if count > 1 else typical[0]}`"
+        message = f"`{spec.criteria[0]}` has no bound; add for example {example}"
+        findings.error((*place, "rollout_rs"), message, "missing-threshold")
         return
     for option in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
         given = getattr(spec, option)
         if isinstance(given, list) and len(given) != count:
             message = f"gives {len(given)} bounds for {count} criteria (rollout_rs); give one for each, in their order"
-            findings.error((*place, option), message, code="missing-threshold")
+            findings.error((*place, option), message, "missing-threshold")
             return
     for each in spec.rejections:
         lower = 1 / each.upper if each.lower is None else each.lower
         if each.criterion not in ratios and each.lower is not None:
             message = f"`{each.criterion}` is a divergence, which is best at 0; "
             message += "write null in its place" if count > 1 else "remove it"
-            findings.error((*place, "rollout_rs_threshold_lower"), message, code="option-without-effect")
+            findings.error((*place, "rollout_rs_threshold_lower"), message, "option-without-effect")
         elif each.criterion in ratios and not lower < 1 < each.upper:
             message = (
-                f"samples with ratio 1, the best, are not between {lower:g} and {each.upper:g} (`{each.criterion}`); "
-                "choose bounds around 1"
+                f"`{each.criterion}` is best at 1, not between {lower:g} and {each.upper:g}; choose bounds around 1"
             )
-            findings.error((*place, "rollout_rs_threshold"), message, code="bounds-not-around-1")
+            findings.error((*place, "rollout_rs_threshold"), message, "bounds-not-around-1")
 
 
 def _check_old(
@@ -286,33 +266,24 @@ def _check_old(
 ) -> None:
     place: Place = ("nodes", name, "rollout_correction")
     has_old = "old_logprob" in graph.nodes[name].inputs and not node.takes_rollout_for_old
+    old = f"{{op: logprob, engine: {node.engine}, write: old_logprob}}"
     if updates_with_dropout(pipeline, node) and not has_old:
-        message = (
-            "compares the generator with log-probs that `lora.dropout` changes; take old log-probs from a node "
-            f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`, or set the dropout to 0"
-        )
-        findings.error(place, message, code="missing-old-logprob")
+        message = f"`lora.dropout` changes the log-probs that it compares; add a node `{old}`, or set the dropout to 0"
+        findings.error(place, message, "missing-old-logprob")
     if spec.rollout_is is None:
         return
     if node.takes_rollout_for_old and node.loss.has_ratio:
-        message = (
-            f"weighs the loss by the policy's ratio to the generator a second time: {node.loss.policy} has it, as "
-            "`read` takes the generator's log-probs for the old ones; remove this, or set `policy: reinforce`"
+        why = (
+            f"{node.loss.policy} already has the ratio to the generator, as `read` takes its log-probs for the old ones"
         )
-        findings.error((*place, "rollout_is"), message, code="ratio-counted-twice")
+        findings.error((*place, "rollout_is"), removal(why, "set `policy: reinforce`"), "ratio-counted-twice")
         return
     if spec.rollout_is_batch_normalize and not has_old:
-        message = (
-            "the mean of all weights must be known before the first micro-batch; add a node "
-            f"`{{op: logprob, engine: {node.engine}, write: old_logprob}}`, or remove this"
-        )
-        findings.error((*place, "rollout_is_batch_normalize"), message, code="missing-old-logprob")
+        message = removal("the mean of all weights must be known before the first micro-batch", f"add a node `{old}`")
+        findings.error((*place, "rollout_is_batch_normalize"), message, "missing-old-logprob")
     if node.loss.policy == "reinforce" and has_old and node.optimizer_steps(pipeline.data.prompts_per_step) > 1:
-        message = (
-            "uses the log-probs from before the first optimizer step, which ignores the later ones; remove the node of "
-            "the old log-probs to use current ones"
-        )
-        findings.warning((*place, "rollout_is"), message, code="off-policy-reinforce")
+        message = "later optimizer steps need current log-probs; remove the node that writes `old_logprob`"
+        findings.warning((*place, "rollout_is"), message, "off-policy-reinforce")
 
 
 def _check_own_values(name: str, node: CriticNode, graph: Graph, findings: Findings) -> None:
@@ -325,7 +296,7 @@ def _check_own_values(name: str, node: CriticNode, graph: Graph, findings: Findi
         remedy = f"set `read: {{value: {own[0]}.value}}`" if own else "name one engine in both"
         message = f"it trains `{node.engine}` on values of `{written_by.engine}`; {remedy}"
         depends: list[Place] = [("nodes", writer)]
-        findings.error(("nodes", name, "engine"), message, code="values-of-another-critic", depends_on=depends)
+        findings.error(("nodes", name, "engine"), message, "values-of-another-critic", depends_on=depends)
 
 
 def _check_baseline(name: str, graph: Graph, findings: Findings) -> None:
@@ -333,47 +304,39 @@ def _check_baseline(name: str, graph: Graph, findings: Findings) -> None:
     inputs = graph.nodes[name].inputs
     judged, baseline = (graph.sampled_by(inputs[column].node) for column in ("reward", "baseline_reward"))
     if judged is not None and judged == baseline:
-        message = (
-            f"`baseline_reward` and `reward` score the same responses, of `{judged}`; let "
-            f"`{inputs['baseline_reward'].node}` read from another rollout, with `sampling: {{temperature: 0}}`"
-        )
-        findings.error(("nodes", name), message, code="baseline-of-same-samples")
+        message = f"both rewards score the responses of `{judged}`; score a greedy rollout for `baseline_reward`"
+        findings.error(("nodes", name), message, "baseline-of-same-samples")
 
 
 def _check_responses(pipeline: Pipeline, findings: Findings) -> None:
     data = pipeline.data
     for option in ("max_response_tokens", "overlong_responses"):
         if not data.responses and option in data.model_fields_set:
-            message = "has no effect without `responses`, the columns that hold some; add them, or remove it"
-            findings.error(("data", option), message, code="option-without-effect")
+            findings.superfluous(("data", option), "has no effect without `responses`", "name the columns there")
     if data.responses and data.max_response_tokens is None:
         message = "the length of responses is unbounded; add `max_response_tokens` under `data`"
-        findings.error(_RESPONSES, message, code="missing-max-response-tokens")
+        findings.error(_RESPONSES, message, "missing-max-response-tokens")
     if doubled := next((name for name in data.responses if data.responses.count(name) > 1), None):
-        findings.error(_RESPONSES, f"`{doubled}` is named twice; remove one of them", code="duplicate-column")
+        findings.error(_RESPONSES, f"`{doubled}` is named twice; remove one of them", "duplicate-column")
 
 
 def _check_pairs(pipeline: Pipeline, name: str, node: DpoNode, findings: Findings) -> None:
     responses = pipeline.data.responses
     if node.label_smoothing and node.loss != "sigmoid":
-        message = f"`loss: {node.loss}` has no such option; remove it"
-        findings.error(("nodes", name, "label_smoothing"), message, code="option-without-effect")
+        findings.superfluous(("nodes", name, "label_smoothing"), f"`loss: {node.loss}` has no such option")
     if not responses:
         return  # `infer_graph` reports the missing column.
     if len(responses) != _PAIR:
         message = f"`{name}` compares two responses to a prompt; name two columns, for example `[chosen, rejected]`"
-        findings.error(_RESPONSES, message, code="not-a-pair")
+        findings.error(_RESPONSES, message, "not-a-pair")
     elif (rows := pipeline.rows_per_prompt()) != _PAIR:
         leading = pipeline.leading_rollout
         message = f"`{name}` compares the two rows of a prompt, and `{leading}` makes {rows}; set `n: 2`"
-        findings.error(("nodes", leading, "n"), message, code="not-a-pair")
+        findings.error(("nodes", leading, "n"), message, "not-a-pair")
     elif pipeline.reports_val_loss and node.val_loss and pipeline.rows_per_prompt(validation=True) != _PAIR:
         leading = pipeline.leading_rollout
-        message = (
-            f"`{name}` computes its validation loss on two responses to a prompt; set `val_n: 2` and `val_sampling` "
-            f"here, or `val_loss: false` in `{name}`"
-        )
-        findings.error(("nodes", leading), message, code="not-a-pair")
+        message = f"`{name}` validates on two responses to a prompt; set `val_n: 2`, or its `val_loss: false`"
+        findings.error(("nodes", leading), message, "not-a-pair")
 
 
 def _check_mix(pipeline: Pipeline, name: str, node: MixNode, findings: Findings) -> None:
@@ -381,29 +344,29 @@ def _check_mix(pipeline: Pipeline, name: str, node: MixNode, findings: Findings)
     found = pipeline.rollouts
     if pipeline.is_offline or len(found) != 1:
         message = "needs one rollout whose samples are trained on; use `op: sft` for responses of the data set alone"
-        findings.error(place, message, code="mix-without-rollout")
+        findings.error(place, message, "mix-without-rollout")
         return
     ((leading, rollout),) = found.items()
     least = 2 if any(isinstance(other, AdvantageNode) for other in pipeline.nodes.values()) else 1
     given, longest = len(pipeline.data.responses), pipeline.data.max_response_tokens
     if rollout.n - node.per_prompt < least:
+        needed = node.per_prompt + least
         message = (
-            f"{node.per_prompt} of {rollout.n} responses to a prompt (nodes.{leading}.n) would be the data set's, "
-            f"which leaves too few to compare; set `n: {node.per_prompt + least}` or more"
+            f"too few of the {rollout.n} responses to a prompt are sampled; set nodes.{leading}.n to {needed} or more"
         )
-        findings.error((*place, "per_prompt"), message, code="group-too-small")
+        findings.error((*place, "per_prompt"), message, "group-too-small")
     if 0 < given < node.per_prompt:
         message = f"the data set has {given} for each prompt (data.responses); name more columns, or lower it"
-        findings.error((*place, "per_prompt"), message, code="too-few-responses")
+        findings.error((*place, "per_prompt"), message, "too-few-responses")
     if longest and longest > (limit := rollout.sampling.max_new_tokens):
         message = f"{longest} tokens are more than nodes.{leading}.sampling.max_new_tokens = {limit}; lower it"
-        findings.error(("data", "max_response_tokens"), message, code="response-too-long")
+        findings.error(("data", "max_response_tokens"), message, "response-too-long")
     for critic in [key for key, other in pipeline.nodes.items() if isinstance(other, CriticNode)]:
         message = f"`{critic}` would learn values of responses that the policy did not sample; remove one of them"
-        findings.error(place, message, code="mix-with-critic")
+        findings.error(place, message, "mix-with-critic")
     if any(engine.replays_routes for engine in pipeline.engines.values()):
         message = "responses of the data set have no routes to replay; remove it, or `router_replay`"
-        findings.error(place, message, code="mix-with-router-replay")
+        findings.error(place, message, "mix-with-router-replay")
     if not any(isinstance(other, UpdateNode) and other.loss.sft_coef for other in pipeline.nodes.values()):
         message = "no update trains on the mixed-in responses; set `sft_coef` in its `loss`, for example 0.1"
-        findings.warning(place, message, code="mix-not-trained-on")
+        findings.warning(place, message, "mix-not-trained-on")

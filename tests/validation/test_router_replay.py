@@ -55,10 +55,10 @@ def test_the_server_is_told_to_tell(project):
         ),
         ([*RIGHT, f"engines.generator.server.{FLAG}=false"], ["`actor` routes tokens as they were routed here"]),
         ([*RIGHT, "engines.generator.extra={server: {enable_hierarchical_cache: true}}"], ["host's cache loses"]),
-        ([*RIGHT, "engines.generator.server.chunked_prefill_size=-1"], ["a long prompt was routed", "would die"]),
+        ([*RIGHT, "engines.generator.server.chunked_prefill_size=-1"], ["the routes of a long prompt", "would die"]),
         (
             [MIXTURE, SGLANG, f"engines.generator.server={{{FLAG}: true, chunked_prefill_size: -1}}"],
-            ["a long prompt was routed"],
+            ["the routes of a long prompt"],
         ),
         ([*RIGHT, "engines.actor.extra={transformer: {moe_router_fusion: true}}"], ["chooses experts by itself"]),
         (

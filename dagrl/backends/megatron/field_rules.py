@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.config.errors import Place, listed, shown
+from dagrl.config.errors import Place, listed, removal, shown
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
 
@@ -66,7 +66,7 @@ def _check_recompute(engine: MegatronEngineSpec, place: Place, findings: Finding
         case None:
             for field in ("recompute_method", "recompute_num_layers", "recompute_modules"):
                 if field in given:
-                    message = "nothing is recomputed; add `recompute_granularity:`, or remove it"
+                    message = removal("nothing is recomputed", "add `recompute_granularity:`")
                     findings.warning((*place, field), message, code="nothing-recomputed", depends_on=[granularity])
 
 
@@ -109,6 +109,6 @@ def _check_hardware(pipeline: Pipeline, engine: MegatronEngineSpec, place: Place
     for section, fields in _FOR_GPUS.items():
         for field in fields:
             if getattr(engine, section).get(field):
-                message = f"works on GPUs only, and group `{engine.group}` has CPU slots; remove it"
+                message = removal(f"works on GPUs only, and group `{engine.group}` has CPU slots")
                 depends = [("groups", str(engine.group))]
                 findings.error((*place, section, field), message, code="needs-gpus", depends_on=depends)

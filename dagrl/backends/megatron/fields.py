@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from dagrl.config.errors import removal
 from dagrl.config.schema.library_fields import UNSET, LibraryFields
 from dagrl.config.schema.section import Coefficient, PositiveInt
 
@@ -105,23 +106,23 @@ class TransformerFields(LibraryFields):
     refused: ClassVar = {
         **{name: f"has another place; set `parallel.{name}` of the engine" for name in _PARALLEL},
         **dict.fromkeys(_MODEL, "follows from the model; remove it, or change the model's config"),
-        **dict.fromkeys(("params_dtype", "pipeline_dtype", "autocast_dtype"), "follows from `bf16`; remove it"),
+        **dict.fromkeys(("params_dtype", "pipeline_dtype", "autocast_dtype"), removal("follows from `bf16`")),
         **dict.fromkeys(("fp16", "enable_autocast"), _NO_FP16),
         **dict.fromkeys(
             ("perform_initialization", "use_cpu_initialization", "init_model_with_meta_device"),
-            "dagrl loads all weights; remove it",
+            removal("dagrl loads all weights"),
         ),
         **dict.fromkeys(
             ("variable_seq_lengths", "overlap_p2p_comm", "batch_p2p_comm", "pipeline_model_parallel_comm_backend"),
-            "follows from the pipeline layout: other values give wrong numbers; remove it",
+            removal("follows from the pipeline layout: other values give wrong numbers"),
         ),
         **dict.fromkeys(
             ("hidden_dropout", "attention_dropout", "moe_input_jitter_eps"),
-            "is 0: log-probs in training must not depend on chance; remove it",
+            removal("is 0: log-probs in training must not depend on chance"),
         ),
-        "calculate_per_token_loss": "is true: the loss is a mean over the global batch; remove it",
-        "fp8_param": "is false: weights are loaded, sent and saved in bfloat16; remove it",
-        "transformer_impl": "follows from the devices; remove it",
+        "calculate_per_token_loss": removal("is true: the loss is a mean over the global batch"),
+        "fp8_param": removal("is false: weights are loaded, sent and saved in bfloat16"),
+        "transformer_impl": removal("follows from the devices"),
         "moe_enable_routing_replay": "has another place; set `router_replay` of the engine",
     }
 
@@ -173,10 +174,10 @@ class OptimizerFields(LibraryFields):
     refused: ClassVar = {
         "min_lr": "has another place; set `lr_schedule.min_lr` of the engine",
         "overlap_param_gather": "has another place; set `ddp.overlap_param_gather` of the engine",
-        **dict.fromkeys(("bf16", "params_dtype"), "follows from `transformer.bf16`; remove it"),
+        **dict.fromkeys(("bf16", "params_dtype"), removal("follows from `transformer.bf16`")),
         "fp16": _NO_FP16,
-        "fp8_recipe": "follows from `transformer.fp8_recipe`; remove it",
-        "loss_scale": "is for fp16, which dagrl does not train in; remove it",
+        "fp8_recipe": removal("follows from `transformer.fp8_recipe`"),
+        "loss_scale": removal("is for fp16, which dagrl does not train in"),
     }
 
 
@@ -200,8 +201,8 @@ class DdpFields(LibraryFields):
     """Not on an engine that sleeps or offloads."""
 
     refused: ClassVar = {
-        "fp8_param_gather": "is false: weights stay in bfloat16; remove it",
+        "fp8_param_gather": removal("is false: weights stay in bfloat16"),
         "use_distributed_optimizer": "has another place; set `optimizer.use_distributed_optimizer` of the engine",
-        "average_in_collective": "is false: gradients are parts of one global loss; remove it",
-        **dict.fromkeys(("use_megatron_fsdp", "use_custom_fsdp"), "is false: dagrl has no FSDP; remove it"),
+        "average_in_collective": removal("is false: gradients are parts of one global loss"),
+        **dict.fromkeys(("use_megatron_fsdp", "use_custom_fsdp"), removal("is false: dagrl has no FSDP")),
     }

@@ -9,7 +9,7 @@ from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.backends.planning.gpus import gpu_given
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, removal
 
 _MULTIPLE = 16
 """Sides of a matrix product in fp8 must be multiples of it."""
@@ -20,7 +20,7 @@ def check_fp8(check: EngineCheck[MegatronEngineSpec]) -> None:
     place: Place = (*check.place, "transformer", "fp8")
     if check.engine.fp8_recipe is None:
         if "fp8_recipe" in check.engine.transformer:
-            message = "nothing is computed in fp8; add `fp8: hybrid`, or remove it"
+            message = removal("nothing is computed in fp8", "add `fp8: hybrid`")
             check.findings.error((*check.place, "transformer", "fp8_recipe"), message, code="nothing-in-fp8")
         return
     group = check.pipeline.groups.get(check.engine.group or "")
@@ -48,7 +48,7 @@ def _of_gpu(check: EngineCheck[MegatronEngineSpec]) -> tuple[str, str] | None:
         return None
     where = f"{gpu.name} of group `{check.engine.group}` is of the {gpu.generation} generation"
     if not gpu.has_fp8:
-        return "fp8-gpu", f"needs GPUs of the Ada, Hopper or Blackwell generation, and {where}; remove it"
+        return "fp8-gpu", removal(f"needs GPUs of the Ada, Hopper or Blackwell generation, and {where}")
     if gpu.generation == "Ada" and check.engine.fp8_recipe == "blockwise":
         return "fp8-gpu", f"is blockwise on Hopper and later, and {where}; set `fp8_recipe: tensorwise`"
     return None
@@ -61,11 +61,11 @@ def _of_model(check: EngineCheck[MegatronEngineSpec]) -> tuple[str, str] | None:
         # The rules about models report it.
         return None
     if shape.latent or shape.linear or shape.vision:
-        return "fp8-family", f"layers of {shape.family} are not trained in fp8; remove it"
+        return "fp8-family", removal(f"layers of {shape.family} are not trained in fp8")
     for what, size, ways in _sides(shape, check.engine.parallel):
         if size % (_MULTIPLE * ways):
             parts = f", in {ways} parts," if ways > 1 else ""
-            message = f"needs multiples of {_MULTIPLE}, and the model's {what}, {size}{parts} is none; remove it"
+            message = removal(f"needs multiples of {_MULTIPLE}, and the model's {what}, {size}{parts} is none")
             return "fp8-sizes", message
     return None
 

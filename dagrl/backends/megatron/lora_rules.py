@@ -11,6 +11,7 @@ from dagrl.backends.families.tensors import model_tensors
 from dagrl.backends.megatron.adapter_folder import adapter_faults
 from dagrl.backends.megatron.lora import LATENT_LAYERS, PLAIN_LAYERS, LoraSpec
 from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.config.errors import removal
 
 BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
 _BRIDGE_PACKAGES = ("omegaconf", "einops")
@@ -36,7 +37,7 @@ def check_lora(check: EngineCheck[MegatronEngineSpec]) -> None:
         message = "megatron-bridge's adapters of experts do not run on experts that several ranks share; set it to 1"
         findings.error((*check.place, "parallel", "expert_tensor_parallel_size"), message, depends_on=[place])
     if sizes.mixture and engine.transformer.get("moe_grouped_gemm") is False:
-        message = "adapters of experts need them in one module; remove it"
+        message = removal("adapters of experts need them in one module")
         findings.error((*check.place, "transformer", "moe_grouped_gemm"), message, depends_on=[place])
     if not sizes.has_tables and sizes.family is not None:
         message = f"models of type {sizes.family} have no adapters here; remove it, or choose a model of another type"

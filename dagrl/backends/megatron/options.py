@@ -10,7 +10,7 @@ from dagrl.backends.megatron.prefix_rules import check_prefix_sharing
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import check_folder, newest_checkpoint
 from dagrl.backends.megatron.vision_rules import check_vision
-from dagrl.config.errors import Place, listed
+from dagrl.config.errors import Place, listed, removal
 from dagrl.config.loading.positions import Findings
 
 
@@ -20,10 +20,10 @@ def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
     if check.sizes.family is not None and engine.frozen_copy_of is None:
         _check_bridge(check)
     if engine.fused_linear_cross_entropy and engine.head != "lm":
-        message = f"a {engine.head} head has no logits to compute in chunks; remove it"
+        message = removal(f"a {engine.head} head has no logits to compute in chunks")
         findings.error((*place, "fused_linear_cross_entropy"), message, depends_on=[(*place, "head")])
     if engine.fused_linear_cross_entropy and check.sizes.capped_logits:
-        message = f"the logits of {check.sizes.family} are capped, which is not done in chunks; remove it"
+        message = removal(f"the logits of {check.sizes.family} are capped, which is not done in chunks")
         findings.error((*place, "fused_linear_cross_entropy"), message, depends_on=[("model",)])
     if engine.dist_checkpointing_path is not None:
         _check_start(engine.dist_checkpointing_path, (*place, "dist_checkpointing_path"), findings)
@@ -55,7 +55,7 @@ def check_learning_rate(check: EngineCheck[MegatronEngineSpec]) -> None:
         findings.error((*place, "lr_schedule", field), message, depends_on=depends)
     if schedule.lr_decay_style == "constant":
         for option in sorted(schedule.model_fields_set & {"lr_decay_steps", "min_lr"}):
-            message = "the rate stays constant; choose another `lr_decay_style`, or remove it"
+            message = removal("the rate stays constant", "choose another `lr_decay_style`")
             findings.warning((*place, "lr_schedule", option), message, code="constant-learning-rate")
     elif end is None and warmup >= steps:
         message = f"the warm-up takes {warmup} steps and the run {steps} (run.steps); shorten it"
@@ -89,13 +89,13 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
     place: Place = (*check.place, "router_replay")
     home = pipeline.engines.get(engine.frozen_copy_of or "")
     if sizes.mixture is False:
-        message = "is about experts, and the model has none; remove it"
+        message = removal("is about experts, and the model has none")
         findings.error(place, message, depends_on=[("model",)])
     elif not sizes.reports_routed_experts:
-        message = f"no generator tells how a {sizes.family} model routes; remove it"
+        message = removal(f"no generator tells how a {sizes.family} model routes")
         findings.error(place, message, depends_on=[("model",)])
     elif engine.head != "lm":
-        message = f"routes are those of the policy, and this is a {engine.head} model with its own weights; remove it"
+        message = removal(f"routes are those of the policy, and this is a {engine.head} model with its own weights")
         findings.error(place, message)
     elif home is not None and not home.replays_routes:
         message = f"its model is that of `{engine.frozen_copy_of}`, which does not; set it there too"

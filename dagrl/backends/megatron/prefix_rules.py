@@ -9,7 +9,7 @@ from dagrl.backends.families.sizes import ModelSizes, sizes_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.planning.changes import Change
 from dagrl.backends.planning.planned_engine import PlannedEngine
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, removal
 from dagrl.model_files.hf_config import read_config
 
 
@@ -36,9 +36,9 @@ def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tu
         message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and remove it here"
         return message, ("engines", engine.frozen_copy_of)
     if sizes.bridged:
-        return f"models of type {sizes.family} have attention that does not share prefixes; remove it", ("model",)
+        return removal(f"models of type {sizes.family} have attention that does not share prefixes"), ("model",)
     if sizes.sees:
-        return "positions among images are three-dimensional, and not shared; remove it", ("model",)
+        return removal("positions among images are three-dimensional, and not shared"), ("model",)
     if engine.router_replay:
         message = "router_replay sends the tokens of each row where its own routes say; remove one of the two"
         return message, (*place, "router_replay")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.megatron.planning.stages import stages_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.config.errors import removal
 
 
 def check_vision(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report options that need a tower, or that the tower's additions to layers do not allow."""
     engine, sizes, findings = check.engine, check.sizes, check.findings
     if engine.freeze and not sizes.sees:
-        message = "the model has no vision tower; remove it"
+        message = removal("the model has no vision tower")
         findings.error((*check.place, "freeze"), message, depends_on=[("model",)])
     if not sizes.added_layers or sizes.layers is None:
         return

@@ -11,6 +11,7 @@ from dagrl.backends.families.registry import find_family, model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.gpus import Generation, gpu_given
 from dagrl.backends.serving.section import ServerSpec
+from dagrl.config.errors import removal
 from dagrl.config.fp8_weights import BLOCK
 
 _TILE = 16
@@ -38,7 +39,7 @@ def check_fp8(check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_block
     engine, place = check.engine, (*check.place, "quantization")
     if engine.quantization is None:
         if engine.modules_to_not_convert:
-            message = "nothing is quantised; add `quantization: fp8`, or remove it"
+            message = removal("nothing is quantised", "add `quantization: fp8`")
             check.findings.error((*check.place, "modules_to_not_convert"), message, code="nothing-quantised")
         return
     by_block = engine.quantization == "fp8"
@@ -56,7 +57,7 @@ def check_fp8(check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_block
         return
     family = find_family(shape.family)
     if family is not None and not _has_plain_layers(family, shape):
-        message = f"layers of {shape.family} are not served in fp8; remove it"
+        message = removal(f"layers of {shape.family} are not served in fp8")
         check.findings.error(place, message, code="fp8-family", depends_on=[("model",), place])
         return
     if shape.experts is not None and not by_block:
@@ -67,8 +68,8 @@ def check_fp8(check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_block
     for what, size, ways in _divided(shape, split):
         if size % (unit * ways):
             parts = f" in {ways} parts of {size / ways:g}" if ways > 1 else ""
-            remedy = f"; lower {split.field}, or remove it" if ways > 1 and size % unit == 0 else "; remove it"
-            message = f"{has}, and the model's {what}, {size}, is divided{parts} otherwise{remedy}"
+            lower = f"lower {split.field}" if ways > 1 and size % unit == 0 else ""
+            message = removal(f"{has}, and the model's {what}, {size}, is divided{parts} otherwise", lower)
             sizes = (*check.place, "server", split.field)
             check.findings.error(place, message, code="fp8-blocks", depends_on=[("model",), place, sizes])
             return
@@ -95,12 +96,12 @@ def _of_gpus(check: EngineCheck[ServerSpec], generations: Sequence[Generation]) 
     if group is None or not group.ranks:
         return None
     if group.is_cpu:
-        return "fp8-on-cpus", f"works on GPUs only, and group `{check.engine.group}` has CPU slots; remove it"
+        return "fp8-on-cpus", removal(f"works on GPUs only, and group `{check.engine.group}` has CPU slots")
     gpu = gpu_given(check.pipeline, check.engine.group)
     if gpu is None or gpu.generation in generations:
         return None
     known = f"needs GPUs of the {' or '.join(generations)} generation"
-    return "fp8-gpu", f"{known}, and {gpu.name} of group `{check.engine.group}` is of {gpu.generation}; remove it"
+    return "fp8-gpu", removal(f"{known}, and {gpu.name} of group `{check.engine.group}` is of {gpu.generation}")
 
 
 def _has_plain_layers(family: Family, shape: ModelShape) -> bool:

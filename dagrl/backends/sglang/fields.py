@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from dagrl.config.errors import removal
 from dagrl.config.schema.library_fields import UNSET, LibraryFields
 from dagrl.config.schema.section import PositiveInt
 
@@ -79,21 +80,21 @@ class ServerFields(LibraryFields):
     refused: ClassVar = {
         **dict.fromkeys(
             ("model_path", "revision", "tokenizer_path", "json_model_override_args"),
-            "follows from `model`; remove it",
+            removal("follows from `model`"),
         ),
         **dict.fromkeys(
             ("nnodes", "node_rank", "dist_init_addr", "nccl_port", "base_gpu_id", "gpu_id_step", "device"),
-            "follows from the group; remove it",
+            removal("follows from the group"),
         ),
-        "random_seed": "follows from `run.seed`; remove it",
+        "random_seed": removal("follows from `run.seed`"),
         **dict.fromkeys(
-            ("sampling_defaults", "preferred_sampling_params"), "follows from `sampling` of the rollout; remove it"
+            ("sampling_defaults", "preferred_sampling_params"), removal("follows from `sampling` of the rollout")
         ),
-        "skip_tokenizer_init": "is true: tokens go in and out by their ids; remove it",
-        **dict.fromkeys(("host", "port"), "is for the HTTP server, which dagrl does not start; remove it"),
-        **dict.fromkeys(("custom_weight_loader", "weight_version"), "belongs to dagrl's weight sync; remove it"),
+        "skip_tokenizer_init": removal("is true: tokens go in and out by their ids"),
+        **dict.fromkeys(("host", "port"), removal("is for the HTTP server, which dagrl does not start")),
+        **dict.fromkeys(("custom_weight_loader", "weight_version"), removal("belongs to dagrl's weight sync")),
         **dict.fromkeys(
             ("enable_memory_saver", "enable_weights_cpu_backup", "enable_draft_weights_cpu_backup"),
-            "follows from `sleep` of the engine; remove it",
+            removal("follows from `sleep` of the engine"),
         ),
     }

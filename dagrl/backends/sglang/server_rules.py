@@ -19,14 +19,14 @@ from dagrl.backends.sglang.layout import (
     nodes_per_server,
 )
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.config.errors import Place, dotted
+from dagrl.config.errors import Place, dotted, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import GroupSpec, JudgeNode, Pipeline, RolloutNode, SamplingSpec
 
 _REPLAYABLE = {
-    ROUTED_EXPERTS: (True, "this turns off reporting routes; remove it"),
+    ROUTED_EXPERTS: (True, "this turns off reporting routes"),
     "pp_size": (1, "each stage of a server reports its own layers only; leave it at 1"),
-    "enable_hierarchical_cache": (False, "the host's cache loses routes; remove it"),
+    "enable_hierarchical_cache": (False, "the host's cache loses routes"),
 }
 """Values that fields must have for servers to report all routes, and why."""
 
@@ -107,7 +107,7 @@ class _Server:
             self._error("dp_size", f"{message}; choose a divisor of {tensor}")
             return
         if self._given.get("enable_dp_attention") and copies == 1:
-            self._error("enable_dp_attention", "has no copies to spread; set dp_size above 1, or remove it")
+            self._error("enable_dp_attention", removal("has no copies to spread", "set dp_size above 1"))
         for field in TAKEN_OUT_OF_TP:
             if tensor % self._given.get(field, 1):
                 message = f"is taken out of tp_size = {tensor}, which it does not divide; choose a divisor of {tensor}"
@@ -148,10 +148,7 @@ class _Server:
             message = f"{copies} copies of experts over {experts} GPUs each (ep_size) are not tp_size = {tensor}"
             message += f"; choose sizes whose product is {tensor}, or remove one of the two"
         elif context != copies:
-            message = (
-                f"SGLang makes {copies} copies of experts only where attn_cp_size is {copies} too; set it, or remove "
-            )
-            message += "it"
+            message = removal(f"SGLang copies experts {copies} times only where attn_cp_size is {copies} too", "set it")
         if message:
             self._error("moe_dp_size", message, *((*self._place, field) for field in PARALLEL_SIZES))
 
@@ -205,13 +202,11 @@ class _Server:
             )
             self._findings.error(("engines", self._name, "backend"), message, depends_on=[("model",)])
         if model.mixture is False and self._given.get(ROUTED_EXPERTS):
-            self._error(ROUTED_EXPERTS, "is about experts, and the model has none; remove it", ("model",))
+            self._error(ROUTED_EXPERTS, removal("is about experts, and the model has none"), ("model",))
         chunk = self._given.get("chunked_prefill_size")
         if chunk is not None and chunk <= 0 and self._tells_routes():
-            message = (
-                "SGLang has no room to tell how a long prompt was routed that is computed in one go, and would die"
-            )
-            self._error("chunked_prefill_size", f"{message}; remove it")
+            message = removal("without chunks, SGLang has no room for the routes of a long prompt, and would die")
+            self._error("chunked_prefill_size", message)
 
     def check_routes(self) -> None:
         """Whether all routes are reported, where a trainer replays them."""
@@ -220,7 +215,7 @@ class _Server:
         trainer = next(name for name, engine in self._pipeline.engines.items() if engine.replays_routes)
         for field, (needed, why) in _REPLAYABLE.items():
             if self._given.get(field, needed) != needed:
-                message = f"`{trainer}` routes tokens as they were routed here, but {why}"
+                message = removal(f"`{trainer}` routes tokens as they were routed here, but {why}")
                 self._error(field, message, ("engines", trainer, "router_replay"))
 
     def _tells_routes(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from dagrl.config.errors import removal
 from dagrl.config.schema.library_fields import UNSET, LibraryFields
 from dagrl.config.schema.section import PositiveInt
 
@@ -56,7 +57,7 @@ class VllmFields(LibraryFields):
     """Tokens of a request that arrive together. Default: 16."""
 
     refused: ClassVar = {
-        **dict.fromkeys(("model", "revision", "tokenizer", "hf_overrides"), "follows from `model`; remove it"),
+        **dict.fromkeys(("model", "revision", "tokenizer", "hf_overrides"), removal("follows from `model`")),
         **dict.fromkeys(
             (
                 "nnodes",
@@ -67,15 +68,13 @@ class VllmFields(LibraryFields):
                 "data_parallel_backend",
                 "data_parallel_size_local",
             ),
-            "follows from the group; remove it",
+            removal("follows from the group"),
         ),
         "pipeline_parallel_size": "servers have no pipeline stages; raise tensor_parallel_size instead",
-        "seed": "follows from `run.seed`; remove it",
-        "generation_config": "follows from `sampling` of the rollout; remove it",
-        "logprobs_mode": "is processed_logprobs: a log-prob belongs to the distribution that was sampled; remove it",
-        "skip_tokenizer_init": "is true: tokens go in and out by their ids; remove it",
-        **dict.fromkeys(
-            ("worker_extension_cls", "weight_transfer_config"), "belongs to dagrl's weight sync; remove it"
-        ),
-        "enable_sleep_mode": "follows from `sleep` of the engine; remove it",
+        "seed": removal("follows from `run.seed`"),
+        "generation_config": removal("follows from `sampling` of the rollout"),
+        "logprobs_mode": removal("is processed_logprobs: a log-prob belongs to the distribution that was sampled"),
+        "skip_tokenizer_init": removal("is true: tokens go in and out by their ids"),
+        **dict.fromkeys(("worker_extension_cls", "weight_transfer_config"), removal("belongs to dagrl's weight sync")),
+        "enable_sleep_mode": removal("follows from `sleep` of the engine"),
     }

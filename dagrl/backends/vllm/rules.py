@@ -6,7 +6,7 @@ from typing import Any
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.vllm.section import ROUTED_EXPERTS, VllmEngineSpec
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, removal
 from dagrl.config.schema import JudgeNode, RolloutNode, SamplingSpec
 
 _LEAST_TEMPERATURE, _LARGEST_TEMPERATURE = 0.01, 2.0
@@ -48,12 +48,12 @@ def check_servers(check: EngineCheck[VllmEngineSpec]) -> None:
             error("data_parallel_size", f"{message} further server is a copy anyway", "no-experts")
         for field in ("enable_expert_parallel", ROUTED_EXPERTS):
             if engine.server.get(field):
-                error(field, "is about experts, and the model has none; remove it", "no-experts")
+                error(field, removal("is about experts, and the model has none"), "no-experts")
     _check_lengths(check, error)
     _check_temperatures(check)
     _warn_of_truncation(check)
     if check.pipeline.wants_routed_experts(check.name) and not engine.server.get(ROUTED_EXPERTS, True):
-        error(ROUTED_EXPERTS, "turns off the routes that a trainer replays; remove it", "no-routed-experts")
+        error(ROUTED_EXPERTS, removal("turns off the routes that a trainer replays"), "no-routed-experts")
     if engine.weight_sync.route == "cuda_ipc" and engine.weights_from is not None:
         trainer = check.pipeline.engines.get(engine.weights_from)
         if trainer is not None and trainer.group != engine.group:

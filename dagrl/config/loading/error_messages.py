@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dagrl.config.errors import Place, nearest, shown, suggest
+from dagrl.config.errors import Place, nearest, removal, shown, suggest
 from dagrl.config.schema import Pipeline, Section
 from dagrl.config.schema.library_fields import LibraryFields, meant_fields
 
@@ -128,7 +128,7 @@ def _unknown_key(place: Place, tree: dict[str, Any]) -> Fault:
             return Fault(place, "refused-key", reason)
     if key in known_keys(place[:-1]):
         tag = (*place[:-1], "backend" if place[0] == "engines" else "op")
-        return Fault(place, "unknown-key", f"`{key}` belongs to other kinds of {place[0]}; remove it", chosen_by=tag)
+        return Fault(place, "unknown-key", removal(f"`{key}` belongs to other kinds of {place[0]}"), chosen_by=tag)
     for section in sections:
         if issubclass(section, LibraryFields):
             meant = meant_fields(section, key)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagrl.config.errors import PipelineError, Place, Problem, dotted
+from dagrl.config.errors import PipelineError, Place, Problem, Removal, dotted, removal
 
 COMMAND_LINE = "command line"
 """Replaces the file name of a problem in an override; the line is the override's number."""
-
-_REMOVE = re.compile(r"remove (?:it|`([^`]+)`)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +52,11 @@ class Positions:
             key = position.override.partition("=")[0]
             within = f": {text}" if text.startswith(f"{key}.") else ""
             text = f"override {position.override}{within}"
-        return Problem(position.file, position.line, text, message + self._how_to_reset(place, message), code)
-
-    def _how_to_reset(self, place: Place, message: str) -> str:
-        """How to remove a key that a template sets, without editing the template."""
-        remove, written, own = _REMOVE.search(message), self.known.get(place), self.known.get(())
-        if not (remove and written and own) or written.override or written.file == own.file:
-            return ""
-        return f", or write `{place[-1]}: null` in {Path(own.file).name}" if remove[1] in (None, place[-1]) else ""
+        written, own = self.known.get(place), self.known.get(())
+        if isinstance(message, Removal) and written and own and not written.override and written.file != own.file:
+            # The other file may be a template, which users do not edit.
+            message = f"{message}, or write `{place[-1]}: null` in {Path(own.file).name}"
+        return Problem(position.file, position.line, text, str(message), code)
 
 
 class Findings:
@@ -74,13 +68,17 @@ class Findings:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
-    def error(self, place: Place, message: str, *, code: str = "", depends_on: Iterable[Place] = ()) -> None:
+    def error(self, place: Place, message: str, code: str = "", *, depends_on: Iterable[Place] = ()) -> None:
         """Report a problem, unless it only follows from one already reported at a place in `depends_on`."""
         if self.trusted(*depends_on):
             self.problems.append(self._positions.problem(place, message, code))
         self._wrong.append(place)
 
-    def warning(self, place: Place, message: str, *, code: str = "", depends_on: Iterable[Place] = ()) -> None:
+    def superfluous(self, place: Place, why: str, instead: str = "", *, depends_on: Iterable[Place] = ()) -> None:
+        """Report an option that has no effect; `instead` is another remedy than to remove it."""
+        self.error(place, removal(why, instead), "option-without-effect", depends_on=depends_on)
+
+    def warning(self, place: Place, message: str, code: str = "", *, depends_on: Iterable[Place] = ()) -> None:
         """Report something suspicious that does not prevent a run."""
         if self.trusted(place, *depends_on):
             self.warnings.append(self._positions.problem(place, message, code))

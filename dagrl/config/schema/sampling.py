@@ -6,10 +6,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from dagrl.config.errors import removal
 from dagrl.config.schema.section import Section, Tokens
 
-_OTHER_POLICY = "changes the logits, and log-probs would be those of another policy; remove it"
-_OF_TEXT = "concerns text, but input and output are token ids; remove it"
+_OTHER_POLICY = removal("changes the logits, and log-probs would be those of another policy")
+_OF_TEXT = removal("concerns text, but input and output are token ids")
 
 
 class SamplingSpec(Section):
@@ -21,7 +22,7 @@ class SamplingSpec(Section):
         **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), _OF_TEXT),
         "stop_regex": "is not supported; use `stop` or `stop_token_ids`",
         "n": "is an option of the node; write it beside `sampling`",
-        "sampling_seed": "follows from run.seed; remove it",
+        "sampling_seed": removal("follows from run.seed"),
     }
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
     """0 takes the likeliest token."""

@@ -24,7 +24,7 @@ from dagrl.ops.agents.verifiers_agent import verifiers_agent
 from dagrl.ops.base import Context
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.settings import policy_images
-from dagrl.plugins.agent import check_agent
+from dagrl.plugins.agent import agent_problem
 from dagrl.plugins.custom import load_function
 
 ROW_FIELDS = ("messages", "answer", "data_source", "extra_info")
@@ -54,7 +54,8 @@ class AgentSetup:
 def load_program(spec: AgentSpec, folder: Path | None) -> Program:
     """The program of a node. Raises ValueError if its function cannot be loaded."""
     if spec.function is not None:
-        check_agent(load_function(spec.function, folder), spec.function, spec.args)
+        if problem := agent_problem(load_function(spec.function, folder), spec.function, spec.args):
+            raise ValueError(problem[1])
         return FunctionProcesses(spec.function, spec.args, folder)
     if spec.verifiers is not None:
         solve, score = verifiers_agent(spec.verifiers, spec.args, folder)
