@@ -43,7 +43,7 @@ def import_(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")] = False,
 ) -> int:
-    """Translate a script or configuration of another framework into a pipeline. Nothing in it is executed.
+    """Translate a script or configuration of another framework into a pipeline. None of its programs is executed.
 
     Prints what became of each setting, and what `dagrl validate` and `dagrl plan` say of the pipeline. Exits 2 if the
     pipeline is not valid, and 3 if its plan does not fit.

@@ -81,7 +81,9 @@ def _sandbox() -> Finding:
     try:
         sandbox.run("")
     except OSError as error:
-        return hint("sandbox", f"{error}; only `fn: code` and the tool `python` need it, see docs/rewards.md")
+        return hint(
+            "sandbox", f"{error}; only `fn: code`, the tool `python` and `dagrl import` need it, see docs/rewards.md"
+        )
     return ok("sandbox", "model-written code can be confined (seccomp, Landlock)")
 
 

@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 from dagrl.importing.settings import ImportProblem
 from dagrl.plugins.isolation import cut_off
 
-_CPU_SECONDS, _SECONDS = 2, 4
+CPU_SECONDS, SECONDS = 2, 4
 """Limits of a process's CPU time, and of the wait. Scripts of the frameworks take less than 0.2 s."""
-_MEMORY = 192 << 20
+MEMORY = 192 << 20
 """Bytes beside those of the caller. The scripts take less than 20 MiB."""
 _MOST_RESULT = 1 << 20
 _FORK = multiprocessing.get_context("fork")
@@ -45,7 +45,7 @@ def bounded[Result](work: Callable[[], Result], path: Path) -> Result:
     try:
         # A child that a limit ends leaves the pipe without an answer, or with a part of one.
         with suppress(EOFError, OSError):
-            answer = receiver.recv_bytes(_MOST_RESULT) if receiver.poll(_SECONDS) else b""
+            answer = receiver.recv_bytes(_MOST_RESULT) if receiver.poll(SECONDS) else b""
     finally:
         process.kill()
         process.join()
@@ -53,7 +53,7 @@ def bounded[Result](work: Callable[[], Result], path: Path) -> Result:
             os.killpg(process.pid or 0, signal.SIGKILL)  # The parser of shell scripts.
         receiver.close()
     if not answer:
-        limits = f"{_CPU_SECONDS} s or {_MEMORY >> 20} MiB"
+        limits = f"{CPU_SECONDS} s or {MEMORY >> 20} MiB"
         raise ImportProblem(f"{path}: reading it takes more than {limits}; shorten its loops and values")
     found, result = pickle.loads(answer)  # noqa: S301 - written by our own child
     if not found:
@@ -64,8 +64,8 @@ def bounded[Result](work: Callable[[], Result], path: Path) -> Result:
 def _serve(sender: Connection, work: Callable[[], Any], path: Path) -> NoReturn:
     """In the child: send whether the work has a result, and the result or the reason why it has none."""
     try:
-        cut_off(_MEMORY)
-        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        cut_off(MEMORY)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         with suppress(MemoryError):
             sender.send_bytes(pickle.dumps(_answer(work, path)))
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 from dagrl.importing.bounded import bounded
 from dagrl.importing.pipeline_text import pipeline_text
 from dagrl.importing.registry import FRAMEWORKS
-from dagrl.importing.shell.script import Remark
+from dagrl.importing.settings import Remark
 from dagrl.importing.sources import read_source
 from dagrl.importing.table import Translation, translate
 

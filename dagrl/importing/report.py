@@ -6,8 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from dagrl.importing.settings import Unresolved
-from dagrl.importing.shell.script import Remark
+from dagrl.importing.settings import Remark, Unresolved
 from dagrl.importing.table import Line, Status, Translation
 from dagrl.redact import without_secrets
 

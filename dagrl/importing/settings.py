@@ -44,6 +44,32 @@ def why_unknown(names: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a command, after expansion."""
+
+    text: str
+    """With ``$NAME`` or ``$(command)`` for what is unknown."""
+    file: str
+    line: int
+    missing: tuple[str, ...] = ()
+    """Unknown variables and commands in it."""
+
+    @property
+    def value(self) -> str | Unresolved:
+        """The text, or an `Unresolved`."""
+        return Unresolved(self.text, self.missing) if self.missing else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A part of a script that was not read, or not as it will run, and why."""
+
+    file: str
+    line: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """One setting of a source."""
 

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dagrl.importing.files import is_file
-from dagrl.importing.settings import ImportProblem, Setting, Settings, parse_scalar, why_unknown
-from dagrl.importing.shell.script import Remark, read_script
-from dagrl.importing.shell.words import Word
+from dagrl.importing.registry import FRAMEWORKS
+from dagrl.importing.script import read_script
+from dagrl.importing.settings import (
+    ImportProblem,
+    Remark,
+    Setting,
+    Settings,
+    Unresolved,
+    Word,
+    parse_scalar,
+    why_unknown,
+)
 from dagrl.importing.yaml_source import read_yaml, resolved
 
-_VERL = re.compile(r"(verl|recipe)(\.\w+)*\.main_\w+|.*/main_ppo\.py")
-_SIIRL = re.compile(r"siirl(\.\w+)*\.main_\w+")
-_SLIME = re.compile(r"(.*/)?train(_async)?\.py")
 _OWN_CONFIG = re.compile(r"ppo(_\w+)?_trainer(\.yaml)?")
 """verl's own configurations, whose values the tables have as defaults."""
-_SECTIONS = {
-    "siirl": ("dag",),
-    "verl": ("actor_rollout_ref",),
-    "roll": ("actor_train", "actor_infer", "rollout_batch_size"),
-    "trinity": ("explorer", "synchronizer", "buffer"),
-}
-"""Framework -> sections of which one marks its YAML."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def _read_yaml(path: Path, arguments: Sequence[str], variables: Mapping[str, str
     settings = Settings()
     for setting in read:
         settings.add(setting)
-    if framework in (None, "verl", "siirl"):
+    if framework is None or FRAMEWORKS[framework].is_hydra:
         for index, text in enumerate(arguments, start=1):
             _add_override(settings, Word(text, "command line", index))
     else:
@@ -67,9 +66,10 @@ def _read_yaml(path: Path, arguments: Sequence[str], variables: Mapping[str, str
             key, _, value = text.partition("=")
             settings.add(Setting(key, parse_scalar(value), "command line", index))
     sections = {setting.key.split(".")[0] for setting in settings}
-    found = framework or next((name for name, marks in _SECTIONS.items() if sections & set(marks)), None)
+    found = framework or next((name for name, each in FRAMEWORKS.items() if sections & set(each.sections)), None)
     if found is None:
-        known = "; ".join(f"{name} has {' or '.join(marks)}" for name, marks in _SECTIONS.items())
+        marks = ((name, each.sections) for name, each in FRAMEWORKS.items() if each.sections)
+        known = "; ".join(f"{name} has {' or '.join(sections)}" for name, sections in marks)
         raise ImportProblem(f"{path}: belongs to no known framework ({known}); give --from NAME")
     if found == "roll" and "actor_infer" not in sections:
         raise ImportProblem(f"{path}: is no pipeline of ROLL with rollouts; see docs/offline.md for `sft` and `dpo`")
@@ -93,8 +93,11 @@ def _parents(path: Path) -> list[Setting]:
 
 
 def _read_shell(path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None) -> Source:
-    script = read_script(path, arguments, variables)
-    launches = [found for words in script.commands if (found := _launch(words, framework)) is not None]
+    programs = re.compile("|".join(each.program for each in FRAMEWORKS.values()))
+    script = read_script(path, programs, arguments, variables)
+    calls = [found for words in script.commands if (found := _launch(words, framework)) is not None]
+    # A function that runs its arguments is traced, and then what it runs.
+    launches = [*{tuple(word.text for word in words): (name, words) for name, words in calls}.values()]
     if not launches:
         reasons = "".join(f"\n{each.file}:{each.line}: {each.message}" for each in script.remarks)
         raise ImportProblem(f"{path}: no call of verl, siiRL or slime found; give the launch script{reasons}")
@@ -102,26 +105,21 @@ def _read_shell(path: Path, arguments: Sequence[str], variables: Mapping[str, st
     settings, remarks = Settings(), list(script.remarks)
     if len(launches) > 1:
         remarks.append(Remark(words[0].file, words[0].line, f"is the last of {len(launches)} calls, and the one read"))
-    if name == "slime":
-        _add_arguments(settings, words, remarks)
-    else:
+    if FRAMEWORKS[name].is_hydra:
         _add_hydra(settings, words, path, variables, remarks)
+    else:
+        _add_arguments(settings, words, remarks)
     if not settings.by_key:
         raise ImportProblem(f"{path}: the call of {name} has no settings")
-    used = {name.lstrip("$") for word in words for name in word.missing}
-    return Source(name, settings, tuple(each for each in remarks if not each.names or each.names & used))
+    return Source(name, settings, tuple(remarks))
 
 
 def _launch(words: list[Word], framework: str | None) -> tuple[str, list[Word]] | None:
     """The framework that a command starts, and the command's words from the program's name on."""
     for index, word in enumerate(words):
-        matches: dict[str, Callable[[str], object]] = {
-            "verl": _VERL.fullmatch,
-            "siirl": _SIIRL.fullmatch,
-            "slime": _SLIME.fullmatch,
-        }
-        for name, match in matches.items():
-            if match(word.text) and (name != "slime" or any(w.text.startswith("--") for w in words[index + 1 :])):
+        for name, each in FRAMEWORKS.items():
+            has_settings = each.is_hydra or any(w.text.startswith("--") for w in words[index + 1 :])
+            if has_settings and re.fullmatch(each.program, word.text):
                 return framework or name, words[index:]
     return None
 
@@ -166,8 +164,8 @@ def _add_override(settings: Settings, word: Word) -> bool:
         settings.remove(found[2])
         return True
     value = word.value if word.missing else parse_scalar(found[3])
-    if not isinstance(value, str) and hasattr(value, "missing"):
-        value = type(value)(found[3], value.missing)
+    if isinstance(value, Unresolved):
+        value = Unresolved(found[3], value.missing)
     for key, each in _leaves(found[2], value):
         settings.add(Setting(key, each, word.file, word.line))
     return True

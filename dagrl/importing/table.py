@@ -95,6 +95,12 @@ class Framework:
     rules: tuple[Rule, ...]
     defaults: Mapping[str, Any]
     """The framework's own defaults of keys that rules read."""
+    program: str = "(?!)"
+    """Pattern of the word in a script's call that starts the framework; what follows are its settings."""
+    sections: tuple[str, ...] = ()
+    """Sections of which one marks its YAML."""
+    is_hydra: bool = False
+    """Settings are Hydra's ``key=value``. Otherwise they are ``--key value`` in a script, and keys in a YAML."""
 
     def rule_of(self, key: str) -> Rule | None:
         """The first rule that concerns a key."""

@@ -14,15 +14,14 @@ CALL = "\npython -m verl.trainer.main_ppo data.train_batch_size=8 trainer.nnodes
 EXPLORER = "actor_rollout_ref: {rollout: {n: 4}}\n"
 LIMIT, DEEP = "reading it takes more than", "too deeply"
 EITHER = f"{LIMIT}|{DEEP}"
-"""A slow parser may reach the limit first."""
 LOOP = "for i in $(seq 1 99); do"
 
 
 @pytest.fixture(autouse=True)
 def _tight(monkeypatch):
-    monkeypatch.setattr(bounded, "_CPU_SECONDS", 1)
-    monkeypatch.setattr(bounded, "_MEMORY", 96 << 20)
-    monkeypatch.setattr(bounded, "_SECONDS", 60)  # A busy machine must not look like a hostile file.
+    monkeypatch.setattr(bounded, "CPU_SECONDS", 1)
+    monkeypatch.setattr(bounded, "MEMORY", 96 << 20)
+    monkeypatch.setattr(bounded, "SECONDS", 60)  # A busy machine must not look like a hostile file.
 
 
 def said_of(path: Path, *arguments: str) -> str:
@@ -35,28 +34,27 @@ def said_of(path: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        (f"A=xxxxxxxx\n{LOOP} A=$A$A; done{CALL}", LIMIT),
-        (f'A=(a b)\n{LOOP} A=("${{A[@]}}" "${{A[@]}}"); done{CALL}', LIMIT),
-        (f'for i in $(seq 1 10000); do eval "A=$i"; done{CALL}', LIMIT),
-        (f"A={'a' * 30000}\nB=${{A##{'*a' * 30}b}}{CALL}", LIMIT),
-        (f"A={'x' * 600_000}\necho $A $A\nN=$A$A{CALL}", LIMIT),
-        (f'source "$0"{CALL}', DEEP),
-        (f"A='eval $A; eval $A'\neval $A{CALL}", DEEP),
-        (f"f() {{ f; f; }}\nf{CALL}", DEEP),
-        (f"a=b; b=a; N=$((a)){CALL}", DEEP),
-        (f"N=$(({'(' * 3000}1{')' * 3000})){CALL}", EITHER),
-        (f"{'if true; then ' * 3000}{CALL}{'fi;' * 3000}\n", EITHER),
-        (f"source /proc/self/mem{CALL}", "/proc/self/mem: cannot be read"),
+        f"A=xxxxxxxx\n{LOOP} A=$A$A; done",
+        f'A=(a b)\n{LOOP} A=("${{A[@]}}" "${{A[@]}}"); done',
+        f"A={'a' * 30000}\nB=${{A##{'*a' * 30}b}}",
+        "while :; do :; done",
+        'source "$0"',
+        "A='eval $A; eval $A'\neval $A",
+        "f() { f; f; }\nf",
     ],
 )
-def test_scripts_without_end(tmp_path, text, said):
-    (tmp_path / "run.sh").write_text(text)
-    with pytest.raises(ImportProblem, match=said) as problem:
-        import_file(tmp_path / "run.sh")
-    assert len(str(problem.value).splitlines()) == 1
-    assert len(str(problem.value)) < 300
+def test_scripts_without_end(tmp_path, text):
+    (tmp_path / "run.sh").write_text(text + CALL)
+    assert LIMIT in said_of(tmp_path / "run.sh")
+
+
+def test_a_script_that_does_not_end_after_its_call_is_read(tmp_path):
+    (tmp_path / "run.sh").write_text(f"{CALL}while :; do :; done\n")
+    found = import_file(tmp_path / "run.sh")
+    assert found.translation.tree["groups.gpus.nodes"] == 2
+    assert [LIMIT in remark.message for remark in found.remarks] == [True]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +101,14 @@ def test_only_texts_in_regular_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "source $(printf fifo)\nsource fifo",
+        "a=b; b=a; N=$((a))",
+        f"M=$(({'(' * 3000}1{')' * 3000}))",
+        "source /proc/self/mem",
         "source /dev/zero",
+        "set -e; false; no_such_program; exit 1",
+        'echo "${UNSET?}"\nset -u; echo $UNSET',
+        "exec > /nowhere/log 2>&1; exec 3< /nowhere",
+        'set +x; trap "" DEBUG',
         f"source {'a' * 5000}",
         f"A=({'1' * 6000})\nA[{'9' * 6000}]=3",
         f"if [ {'1' * 6000} -gt 3 ]; then A=1; fi",
@@ -114,7 +118,6 @@ def test_only_texts_in_regular_files_are_read(tmp_path):
     ],
 )
 def test_odd_words_leave_the_rest_readable(tmp_path, text):
-    os.mkfifo(tmp_path / "fifo")
     (tmp_path / "run.sh").write_text(text + CALL)
     assert import_file(tmp_path / "run.sh").translation.tree["groups.gpus.nodes"] == 2
 
@@ -125,7 +128,7 @@ def test_a_number_of_too_many_digits_is_a_text(tmp_path):
     )
     found = import_file(tmp_path / "run.sh", ["1" * 6000]).translation
     assert found.tree["name"] == "1" * 200
-    assert "run.seed" not in found.tree
+    assert found.tree["run.seed"] < 2**63
 
 
 def test_a_fault_of_the_importer_is_a_sentence(tmp_path, monkeypatch):

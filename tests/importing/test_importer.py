@@ -140,7 +140,7 @@ def test_words_that_may_hold_settings_are_remarked(tmp_path):
     result = import_file(script, ["trainer.seed=3"])
     assert [each.message for each in result.remarks] == [
         "$MORE may hold settings, which are missing: the script does not set MORE; give --set MORE=VALUE",
-        "$(cat x) may hold settings, which are missing: is the output of $(cat x), which an import does not execute",
+        "$(cat) may hold settings, which are missing: is the output of $(cat), which an import does not execute",
     ]
     (line,) = [line for line in result.translation.lines if line.key == "trainer.nnodes"]
     assert "from its call; give its arguments after its name" in line.note
@@ -171,7 +171,7 @@ def test_secrets_are_not_printed(sources, folder):
 def test_files_of_other_programs_are_refused(tmp_path):
     for name, text, said in (
         ("a.sh", "python train_my_model.py --lr 3\n", "no call of"),
-        ("b.sh", "if true; then\n", "b.sh:1: is not bash"),
+        ("b.sh", "if true; then\n", "b.sh:2: is not bash"),
         ("c.yaml", "model: 3\n", "no known framework"),
         ("d.yaml", "a: [1\n", "is not YAML"),
         ("e.yaml", "- 1\n", "is not a mapping"),

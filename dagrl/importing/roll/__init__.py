@@ -50,4 +50,4 @@ _RULES = (
     *rest.RULES,
     *finishing.RULES,
 )
-ROLL = Framework("roll", "ROLL", _RULES, _DEFAULTS)
+ROLL = Framework("roll", "ROLL", _RULES, _DEFAULTS, sections=("actor_train", "actor_infer", "rollout_batch_size"))

@@ -44,4 +44,4 @@ _RULES = (
     *rest.RULES,
     *finishing.RULES,
 )
-SLIME = Framework("slime", "slime", _RULES, _DEFAULTS)
+SLIME = Framework("slime", "slime", _RULES, _DEFAULTS, program=r"(.*/)?train(_async)?\.py")

@@ -44,4 +44,4 @@ _RULES = (
     *rest.RULES,
     *finishing.RULES,
 )
-TRINITY = Framework("trinity", "Trinity-RFT 0.6", _RULES, _DEFAULTS)
+TRINITY = Framework("trinity", "Trinity-RFT 0.6", _RULES, _DEFAULTS, sections=("explorer", "synchronizer", "buffer"))

@@ -96,7 +96,15 @@ _RULES = (
     *finishing.RULES,
 )
 
-VERL = Framework("verl", "verl 0.9", _RULES, _DEFAULTS)
+VERL = Framework(
+    "verl",
+    "verl 0.9",
+    _RULES,
+    _DEFAULTS,
+    program=r"(verl|recipe)(\.\w+)*\.main_\w+|.*/main_ppo\.py",
+    sections=("actor_rollout_ref",),
+    is_hydra=True,
+)
 SIIRL = Framework(
     "siirl",
     "siiRL 0.2",
@@ -109,4 +117,7 @@ SIIRL = Framework(
         "algorithm.filter_groups.metric": "acc",
         "algorithm.filter_groups.max_num_gen_batches": 10,
     },
+    program=r"siirl(\.\w+)*\.main_\w+",
+    sections=("dag",),
+    is_hydra=True,
 )

@@ -1,5 +1,5 @@
 """Runs untrusted code in a process without network, child processes or access to other files."""
 
-from dagrl.rewards.sandbox.runner import Outcome, Result, run
+from dagrl.rewards.sandbox.runner import Outcome, Result, run, run_bash
 
-__all__ = ["Outcome", "Result", "run"]
+__all__ = ["Outcome", "Result", "run", "run_bash"]

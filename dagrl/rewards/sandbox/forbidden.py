@@ -129,3 +129,5 @@ CHANGES_NAMES: dict[str, Numbers] = {
     "mknodat": (259, 33),
 }
 """Calls that create, rename and remove files. Forbidden without Landlock, which otherwise restricts the folder."""
+CHANGES_GROUPS: dict[str, Numbers] = {"setpgid": (109, 154), "setsid": (112, 157)}
+"""Calls that leave a process group. Forbidden to processes with children: the group is killed at the end."""

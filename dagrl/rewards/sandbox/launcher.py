@@ -62,7 +62,7 @@ def _confine(order: dict[str, Any]) -> None:
     _drop_capabilities()
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "the kernel has no no_new_privs")
     if order["readable"] is not None:
-        _hide_files(order["readable"], order["writable"], order["port"])
+        _hide_files(order["readable"], order.get("visible", []), order["writable"], order["port"])
     _filter_calls(bytes.fromhex(order["filter"]))
 
 
@@ -72,10 +72,11 @@ def _drop_capabilities() -> None:
     _check(_LIBC.syscall(_SYS_CAPSET[os.uname().machine], header, bytes(24)), "cannot drop capabilities")
 
 
-def _hide_files(readable: list[str], writable: list[str], port: int | None) -> None:
+def _hide_files(readable: list[str], visible: list[str], writable: list[str], port: int | None) -> None:
     """Allow access to these paths only, and TCP connections to `port` only, if it is given.
 
-    In writable folders, the process can create files, but no folders or links.
+    Readable files can be executed, visible ones only read. In writable folders, the process can create files, but no
+    folders or links.
     """
     version = _LIBC.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION_FLAG)
     _check(version, "the kernel has no Landlock, which hides the user's files; `hide_files: false` does without")
@@ -87,7 +88,7 @@ def _hide_files(readable: list[str], writable: list[str], port: int | None) -> N
     _check(ruleset, "cannot make rules for Landlock")
     reads = _EXECUTE | _READ_FILE | _READ_DIR
     writes = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _MAKE_REGULAR
-    for paths, rights in ((readable, reads), (writable, writes)):
+    for paths, rights in ((readable, reads), (visible, reads & ~_EXECUTE), (writable, writes)):
         for path in paths:
             _allow(ruleset, path, rights & known)
     if port is not None:

@@ -1,5 +1,7 @@
 """`run`: runs Python code in a process that can compute, read its input, write its output, and little else.
 
+`run_bash` does the same for a bash script, which may start subshells, but no programs.
+
 The sandbox treats the code as hostile, because a policy that optimizes a reward eventually exploits it. The process has
 no network, no child processes and no inherited environment. It sees only Python's own files and an initially empty
 folder. Its time, memory, output and threads are limited. The kernel enforces most of this with seccomp, Landlock and
@@ -12,12 +14,13 @@ import json
 import os
 import platform
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +35,7 @@ from dagrl.rewards.sandbox.syscalls import filter_program
 
 MAX_THREADS = 32
 MAX_FILES = 256
+MAX_SUBSHELLS = 64
 LEAST_MEMORY_MIB = 64
 """The lowest limit: Python itself needs memory."""
 _MIB = 1 << 20
@@ -44,6 +48,16 @@ _START_TIMEOUT_S = 60.0
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf")
 _TIME_ZONES = ("/usr/share/zoneinfo", "/etc/localtime")
+_PYTHON_ENVIRONMENT = {
+    "PATH": "",
+    "LANG": "C.UTF-8",
+    # Sets have the same order in each run.
+    "PYTHONHASHSEED": "0",
+    # Otherwise, numpy's threads alone use up the memory.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
@@ -55,7 +69,7 @@ class Outcome(Enum):
     FAILED = "failed"
     """The process exited with another status or died from a signal: an uncaught exception, no memory, a crash."""
     TIMED_OUT = "timed out"
-    TOO_MUCH = "wrote too much, or started too many threads"
+    TOO_MUCH = "wrote too much, or started too many threads or subshells"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +122,77 @@ def run(
     process, and ValueError for a limit that is not above 0 or a file name that is a path.
     """
     _check_limits(timeout_s=timeout_s, memory_mib=memory_mib, file_mib=file_mib)
+
+    def order(folder: Path) -> dict[str, Any]:
+        return {
+            "limits": _limits(timeout_s, memory_mib, file_mib),
+            "readable": _readable() if hide_files else None,
+            "writable": [str(folder), "/dev/null"],
+            "port": connects_to,
+            "forks": False,
+            "filter": filter_program(platform.machine(), write_files=hide_files, connects=connects_to is not None),
+            # The program imports no user packages, and gets only this environment.
+            "command": [sys.executable, "-P", "-s", "-B", "-X", "utf8", "main.py", *arguments],
+            "environment": {**_PYTHON_ENVIRONMENT, "HOME": str(folder), "TMPDIR": str(folder), **(environment or {})},
+        }
+
+    return _run(order, {**(files or {}), "main.py": code}, stdin, timeout_s, file_mib, kept)
+
+
+def run_bash(
+    code: str,
+    *,
+    visible: Sequence[str],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    timeout_s: float = 10.0,
+    memory_mib: int = 256,
+    file_mib: int = 16,
+) -> Result:
+    """Run `code` by bash: its builtins, functions and subshells. It can start no program and write no file.
+
+    It can read the files and folders `visible`. `arguments` are ``$0``, ``$1`` and so on. The limits are those of
+    `run`; each subshell has the memory. Raises OSError if there is no bash, or if the machine cannot confine it.
+    """
+    _check_limits(timeout_s=timeout_s, memory_mib=memory_mib, file_mib=file_mib)
+    bash = shutil.which("bash")
+    if bash is None:
+        raise OSError("there is no bash on this machine")
+    order = {
+        "limits": _limits(timeout_s, memory_mib, file_mib),
+        "readable": [bash, os.path.realpath(bash), *_SYSTEM, "/dev/null"],
+        "visible": [*visible],
+        "writable": ["/dev/null"],
+        "port": None,
+        "forks": True,
+        "filter": filter_program(platform.machine(), write_files=True, forks=True),
+        "command": [bash, "--norc", "--noprofile", "-c", code, *arguments],
+        "environment": {"LANG": "C.UTF-8", **environment},
+    }
+    return _run(lambda _: order, {}, "", timeout_s, file_mib, None)
+
+
+def _run(
+    order_in: Callable[[Path], dict[str, Any]],
+    files: Mapping[str, str],
+    stdin: str,
+    timeout_s: float,
+    file_mib: int,
+    kept: str | None,
+) -> Result:
+    """Run the command of an order, which depends on the folder, in a folder with these files."""
     with TemporaryDirectory(prefix="dagrl-sandbox-") as made:
         outside = Path(made).resolve()
         folder = outside / "work"
         folder.mkdir()
-        for name, text in {**(files or {}), "main.py": code}.items():
+        for name, text in files.items():
             if Path(name).name != name:
                 raise ValueError(f"a file of the sandbox has a name, not a path: {name!r}")
             _write(folder / name, text)
         _write(outside / "stdin", stdin)
-        limits = _limits(timeout_s, memory_mib, file_mib)
-        order = _order(folder, limits, hide_files, connects_to, arguments, environment or {})
-        with _started(outside, folder, order) as process:
-            stopped = _watch(process, folder, timeout_s, file_mib * _MIB)
+        order = order_in(folder)
+        with _started(outside, folder, {**order, "filter": order["filter"].hex(), "parent": os.getpid()}) as process:
+            stopped = _watch(process, folder, timeout_s, file_mib * _MIB, forks=order["forks"])
         outputs = [(outside / name).read_bytes() for name in ("stdout", "stderr")]
         stdout, stderr = (_told(each, folder) for each in outputs)
         outcome = stopped or _outcome(process.returncode, any(len(each) >= file_mib * _MIB for each in outputs))
@@ -161,40 +233,6 @@ def _limits(timeout_s: float, memory_mib: int, file_mib: int) -> dict[str, int]:
     }
 
 
-def _order(
-    folder: Path,
-    limits: Mapping[str, int],
-    hide_files: bool,
-    connects_to: int | None,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-) -> dict[str, Any]:
-    """The launcher's input, as JSON holds it."""
-    return {
-        "parent": os.getpid(),
-        "limits": limits,
-        "readable": _readable() if hide_files else None,
-        "writable": [str(folder), "/dev/null"],
-        "port": connects_to,
-        "filter": filter_program(platform.machine(), write_files=hide_files, connects=connects_to is not None).hex(),
-        # The program imports no user packages, and gets only this environment.
-        "command": [sys.executable, "-P", "-s", "-B", "-X", "utf8", "main.py", *arguments],
-        "environment": {
-            "PATH": "",
-            "HOME": str(folder),
-            "TMPDIR": str(folder),
-            "LANG": "C.UTF-8",
-            # Sets have the same order in each run.
-            "PYTHONHASHSEED": "0",
-            # Otherwise, numpy's threads alone use up the memory.
-            "OPENBLAS_NUM_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            **environment,
-        },
-    }
-
-
 @contextmanager
 def _started(outside: Path, folder: Path, order: Mapping[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
     """Start the confined process; it is killed when the context exits."""
@@ -223,7 +261,10 @@ def _started(outside: Path, folder: Path, order: Mapping[str, Any]) -> Iterator[
             _wait_for_walls(status)
             yield process
         finally:
-            # The process has no children, so this stops everything.
+            # Only bash has children, and they cannot leave the group of their process: this stops everything.
+            if order["forks"]:
+                with suppress(*_GONE):
+                    os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.wait()
     finally:
@@ -248,7 +289,9 @@ def _wait_for_walls(status: int) -> None:
         raise OSError(f"code cannot be confined on this machine: {what}")
 
 
-def _watch(process: subprocess.Popen[bytes], folder: Path, timeout_s: float, most_bytes: int) -> Outcome | None:
+def _watch(
+    process: subprocess.Popen[bytes], folder: Path, timeout_s: float, most_bytes: int, *, forks: bool
+) -> Outcome | None:
     """Wait for the process to end. Returns the limit that it exceeds if it must be stopped, else None."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -258,7 +301,11 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, timeout_s: float, mos
         try:
             process.wait(min(left, _LOOK_EVERY_S))
         except subprocess.TimeoutExpired:
-            if _threads(process.pid) > MAX_THREADS or _holds_too_much(process.pid, folder, most_bytes):
+            if (
+                _threads(process.pid) > MAX_THREADS
+                or (forks and _subshells(process.pid) > MAX_SUBSHELLS)
+                or _holds_too_much(process.pid, folder, most_bytes)
+            ):
                 return Outcome.TOO_MUCH
         else:
             return None
@@ -269,6 +316,15 @@ def _threads(pid: int) -> int:
         return Path(f"/proc/{pid}/task").stat().st_nlink - 2
     except _GONE:
         return 0
+
+
+def _subshells(group: int) -> int:
+    """The number of processes in a group, besides the first one."""
+    count = -1
+    for pid in os.listdir("/proc"):  # noqa: PTH208 - often
+        with suppress(*_GONE, ValueError):
+            count += os.getpgid(int(pid)) == group
+    return count
 
 
 def _holds_too_much(pid: int, folder: Path, most_bytes: int) -> bool:

@@ -12,7 +12,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from dagrl.rewards.sandbox.forbidden import CHANGES_NAMES, FORBIDDEN
+from dagrl.rewards.sandbox.forbidden import CHANGES_GROUPS, CHANGES_NAMES, FORBIDDEN
 
 _FIRST_COMMON = 424
 """System calls from this number on have the same number on all machines."""
@@ -29,6 +29,8 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32_NUMBERS = 0x40000000
 
 _CLONE_THREAD, _CLONE_FILES, _CLOSE_RANGE_UNSHARE = 0x10000, 0x400, 2
+_CLONE_NEW, _CLONE_PARENT = 0x7E020000, 0x8000
+"""Flags of namespaces, and of a process whose parent is that of the caller."""
 _AF_UNIX, _AF_INET, _SOCK_STREAM, _SOCK_KINDS = 1, 2, 1, 0xF
 _F_SETOWN, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 8, 15, 1024, 1026, 1031
 _TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451
@@ -65,11 +67,12 @@ _MACHINES = {
 }
 
 
-def filter_program(machine: str, *, write_files: bool, connects: bool = False) -> bytes:
+def filter_program(machine: str, *, write_files: bool, connects: bool = False, forks: bool = False) -> bytes:
     """The filter for a `machine`, as ``platform.machine()`` names it: an array of ``struct sock_filter``.
 
     Without `write_files`, no file can be opened for writing, created or removed. With `connects`, TCP connections can
-    be opened, to ports that Landlock allows. Raises OSError for an unknown machine.
+    be opened, to ports that Landlock allows. With `forks`, it can start processes in its own process group.
+    Raises OSError for an unknown machine.
     """
     if machine not in _MACHINES:
         raise OSError(f"the sandbox knows the system calls of {' and '.join(_MACHINES)}, not of {machine}")
@@ -81,11 +84,12 @@ def filter_program(machine: str, *, write_files: bool, connects: bool = False) -
         (place, rule) = FORBIDDEN["socket"][known.place], _only_tcp()
         assert place is not None
         code += _when(_JUMP_EQUAL, place, [*_load(_ARGUMENTS_AT), *rule])
-    for name, numbers in {**FORBIDDEN, **({} if write_files else CHANGES_NAMES)}.items():
+    forbidden = FORBIDDEN | ({} if write_files else CHANGES_NAMES) | (CHANGES_GROUPS if forks else {})
+    for name, numbers in forbidden.items():
         number = numbers[known.place]
         if number is not None and not (connects and name in ("socket", "connect")):
             code += _when(_JUMP_EQUAL, number, _refuse(errno.EPERM))
-    for number, argument, rule in _by_argument(known, write_files):
+    for number, argument, rule in _by_argument(known, write_files, forks):
         code += _when(_JUMP_EQUAL, number, [*_load(_ARGUMENTS_AT + 8 * argument), *rule])
     for number in _NEW_AND_HARMLESS.values():
         code += _when(_JUMP_EQUAL, number, _return(_ALLOW))
@@ -94,12 +98,14 @@ def filter_program(machine: str, *, write_files: bool, connects: bool = False) -
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
-def _by_argument(machine: _Machine, write_files: bool) -> list[tuple[int, int, _Code]]:
+def _by_argument(machine: _Machine, write_files: bool, forks: bool) -> list[tuple[int, int, _Code]]:
     """Calls that are filtered by one of their arguments: number, index of the argument, rule for its value."""
     opening = _never_cut_short() if write_files else _unless_any_bit(_WRITING, errno.EACCES)
+    # Only threads, and only those that share their open files, because the runner inspects only one thread.
+    threads = _only_if_all_bits(_CLONE_THREAD | _CLONE_FILES)
+    creating = _unless_any_bit(_CLONE_NEW | _CLONE_PARENT, errno.EPERM) if forks else threads
     rules = [
-        # Only threads, and only those that share their open files, because the runner inspects only one thread.
-        (machine.clone, 0, _only_if_all_bits(_CLONE_THREAD | _CLONE_FILES)),
+        (machine.clone, 0, creating),
         (_CLOSE_RANGE, 2, _unless_any_bit(_CLOSE_RANGE_UNSHARE, errno.EPERM)),
         (machine.openat, 2, opening),
         (machine.socketpair, 0, _only_streams()),

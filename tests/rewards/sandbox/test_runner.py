@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
-from dagrl.rewards.sandbox import Outcome, run
-from dagrl.rewards.sandbox.runner import MAX_THREADS
+from dagrl.rewards.sandbox import Outcome, run, run_bash
+from dagrl.rewards.sandbox.runner import MAX_SUBSHELLS, MAX_THREADS
 
 
 def attempt(*attacks: str, **limits) -> list[str]:
@@ -435,3 +437,60 @@ def test_another_thread_may_end_while_one_runs() -> None:
     other.join()
     thread.join()
     assert results[0].stdout == "1\n"
+
+
+def bash(code: str, *arguments: str, visible: str = "/nowhere", **limits):
+    return run_bash(code, visible=[visible], arguments=["script", *arguments], environment={"A": "a"}, **limits)
+
+
+def test_bash_has_its_builtins_and_subshells(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("seven\n")
+    result = bash(
+        'echo "$0 $1 $A $(echo b | { read x; echo $x; })"; read y < "$2"; echo $y', "1", f"{tmp_path}/data.txt"
+    )
+    assert (result.outcome, result.stdout) == (Outcome.FINISHED, "script 1 a b\n\n")
+    result = bash('read y < "$1"; echo $y', f"{tmp_path}/data.txt", visible=str(tmp_path))
+    assert result.stdout == "seven\n"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "/bin/ls",
+        "PATH=/usr/bin:/bin; ls",
+        "{tmp_path}/program",
+        "exec {tmp_path}/program",
+        "echo x > {tmp_path}/new",
+        "echo x >> {tmp_path}/program",
+        "exec 3<>/dev/tcp/127.0.0.1/80",
+        "kill -9 $PPID",
+        "read x < /etc/passwd",
+        "source /etc/profile",
+    ],
+)
+def test_bash_starts_no_program_and_writes_and_sends_nothing(tmp_path: Path, attack: str) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho DONE\n")
+    program.chmod(0o755)
+    result = bash(attack.format(tmp_path=tmp_path) + " && echo DONE", visible=str(tmp_path))
+    assert "DONE" not in result.stdout
+    assert any(error in result.stderr for error in ("Permission denied", "not permitted")), result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["program"]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("set -m; for i in 1 2 3; do while :; do :; done & done; while :; do :; done", Outcome.TIMED_OUT),
+        (
+            f"for ((i = 0; i < {2 * MAX_SUBSHELLS}; i++)); do read x < <(while :; do :; done) & done; wait",
+            Outcome.TOO_MUCH,
+        ),
+    ],
+)
+def test_bash_leaves_no_process(tmp_path: Path, code: str, outcome: Outcome) -> None:
+    assert bash(code, str(tmp_path), timeout_s=2).outcome is outcome
+    deadline = time.monotonic() + 60  # They are killed, and the kernel removes them soon.
+    while any(str(tmp_path) in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.rewards.sandbox.forbidden import CHANGES_NAMES, FORBIDDEN
+from dagrl.rewards.sandbox.forbidden import CHANGES_GROUPS, CHANGES_NAMES, FORBIDDEN
 from dagrl.rewards.sandbox.syscalls import filter_program
 
 KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
@@ -79,6 +79,20 @@ def test_a_thread_is_no_process(machine: str) -> None:
     assert answer(program, CLONE[machine], (thread_flags,), architecture=architecture) == ALLOW
     for flags in (fork_flags, thread_flags & ~files):
         assert answer(program, CLONE[machine], (flags,), architecture=architecture) == ERRNO | errno.EPERM
+
+
+def test_processes_stay_in_their_group_and_namespaces(machine: str) -> None:
+    architecture, place = ARCHITECTURES[machine], [*ARCHITECTURES].index(machine)
+    program = filter_program(machine, write_files=True, forks=True)
+    fork_flags, new_user, new_namespace = 0x1200011, 0x10000000, 0x20000
+    assert answer(program, CLONE[machine], (fork_flags,), architecture=architecture) == ALLOW
+    for flags in (fork_flags | new_user, fork_flags | new_namespace):
+        assert answer(program, CLONE[machine], (flags,), architecture=architecture) == ERRNO | errno.EPERM
+    for numbers in CHANGES_GROUPS.values():
+        number = numbers[place]
+        assert number is not None
+        assert answer(program, number, architecture=architecture) == ERRNO | errno.EPERM
+        assert answer(filter_program(machine, write_files=True), number, architecture=architecture) == ALLOW
 
 
 def test_threads_cannot_part_from_each_others_files(machine: str) -> None:

@@ -1,1 +1,0 @@
-"""Reads bash scripts as data: which commands would be called with which words. Nothing is executed."""
