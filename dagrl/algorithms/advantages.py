@@ -23,18 +23,9 @@ def grpo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, no
 
     A group whose rewards are all equal, also a group of one, has advantage 0.
 
-    Args:
-        rewards: [S], one per response.
-        groups: [S], any integers; responses to the same prompt have the same one. Groups must be complete.
-        mask: ragged, rows as long as the responses; tokens with 0 get advantage 0.
-        normalize_by_std: whether to divide by the standard deviation.
-
-    Returns:
-        float32, ragged as `mask`.
-
-    Raises:
-        ValueError: a reward is not finite.
-
+    `rewards` [S] has one reward per response; `groups` [S], any integers, are equal for responses to the same prompt,
+    and complete; `mask` has rows as long as the responses. Returns float32, ragged as `mask` and 0 where it is 0.
+    Raises ValueError if a reward is not finite.
     """
     centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
     if normalize_by_std:
@@ -76,18 +67,8 @@ def remax_advantages(
     does not depend on the response, so the policy gradient is unbiased. As in verl, a token's advantage includes its
     own charge and later ones: earlier charges do not depend on the token and would only add variance.
 
-    Args:
-        rewards: [S], one per response.
-        baseline_rewards: [S], of the greedy response to the same prompt.
-        mask: ragged, rows as long as the responses; tokens at 0 get advantage 0.
-        charges: as in `reinforce_plus_plus_advantages`.
-
-    Returns:
-        float32, ragged as `mask`.
-
-    Raises:
-        ValueError: a reward is not finite.
-
+    `baseline_rewards` [S] are those of the greedy responses to the same prompts, `charges` are as in
+    `reinforce_plus_plus_advantages`, and other arguments, result and errors as in `grpo_advantages`.
     """
     compared = _finite(rewards) - _finite(baseline_rewards)
     return _per_token(compared, mask) if charges is None else _masked(_returns(compared, charges), mask)
@@ -138,18 +119,9 @@ def reinforce_plus_plus_advantages(rewards: np.ndarray, mask: Column, charges: C
     A_t = r - sum over i >= t of charge_i, then (A - mean(A)) / std(A) over all trained tokens of the batch, with the
     sample standard deviation. Rewards are not discounted. If all returns of the batch are equal, advantages are 0.
 
-    Args:
-        rewards: [S], one per response, for the whole batch.
-        mask: ragged, rows as long as the responses; tokens with 0 are excluded and get advantage 0.
-        charges: KL penalty of each token, ragged as `mask` and 0 where it is 0; see
-            `dagrl.algorithms.reward_shaping.kl_charges`.
-
-    Returns:
-        float32, ragged as `mask`.
-
-    Raises:
-        ValueError: a reward is not finite.
-
+    `charges` are the tokens' KL penalties, ragged as `mask` and 0 where it is 0; see
+    `dagrl.algorithms.reward_shaping.kl_charges`. Other arguments, for the whole batch, result and errors are as in
+    `grpo_advantages`.
     """
     rewards = _finite(rewards)
     returns = np.repeat(rewards, mask.lengths) if charges is None else _returns(rewards, charges)
@@ -205,9 +177,7 @@ def _finite(rewards: np.ndarray) -> np.ndarray:
 
 
 def _returns(rewards: np.ndarray, charges: Column) -> np.ndarray:
-    """Each response's reward at each of its tokens, minus the charges of this token and later ones, float64
-    [tokens].
-    """
+    """Reward of the response minus the charges of this and later tokens, float64 [tokens]."""
     assert charges.offsets is not None
     before = np.concatenate([[0.0], np.cumsum(charges.values, dtype=np.float64)])
     to_come = np.repeat(before[charges.offsets[1:]], charges.lengths) - before[:-1]

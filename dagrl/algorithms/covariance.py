@@ -14,14 +14,8 @@ from dagrl.data.batch import Column
 def covariances(logprob: Column, advantages: Column, mask: Column) -> np.ndarray:
     """Each token's term of the covariance: (log p - mean log p) (A - mean A) (arXiv 2505.22617).
 
-    Args:
-        logprob: of the response tokens under the policy before the update; ragged.
-        advantages: ragged like `logprob`.
-        mask: ragged like `logprob`; means are over tokens above 0 of the whole batch.
-
-    Returns:
-        float64 [tokens]; 0 outside the mask.
-
+    `logprob`, under the policy before the update, and `advantages` are ragged as `mask`; means are over the masked
+    tokens of the whole batch. Returns float64 [tokens], 0 outside the mask.
     """
     counts = mask.values > 0
     if not counts.any():

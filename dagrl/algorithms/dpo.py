@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
-from dagrl.algorithms.nonfinite import refusable
+from dagrl.algorithms.losses import refusable
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally
 
 if TYPE_CHECKING:
-    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ResponseTokens
 
 PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]

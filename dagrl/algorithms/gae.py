@@ -21,16 +21,8 @@ def gae_advantages(
     Tokens with 0 in the mask (a tool's output, say) are not actions: the next unmasked token follows the one before
     them. Rewards on them are lost, so rewards must be on tokens of the policy.
 
-    Args:
-        rewards: reward of each response token, ragged; the score of a whole response is on its last token.
-        values: the critic's estimates at each response token, ragged like `rewards`.
-        mask: ragged like `rewards`.
-        discount: weight of a reward one token later.
-        trace: 1 for unbiased returns, less for less variance.
-
-    Returns:
-        Advantages and targets, float32, ragged as `mask`, 0 outside it.
-
+    `rewards`, with the score of a whole response on its last token, and `values`, the critic's estimates, are ragged as
+    `mask`. Returns advantages and targets, float32, ragged as `mask` and 0 outside it.
     """
     kept = np.flatnonzero(mask.values > 0)
     reward, value = rewards.values[kept].astype(np.float64), values.values[kept].astype(np.float64)
@@ -60,19 +52,8 @@ def token_rewards(
     1909.08593, section 2). If `placed` has rewards of single tokens, such as those of turns, the last token gets the
     remainder, so that the sum is the response's reward. Per-token `charges` are subtracted.
 
-
-    Args:
-        rewards: [S], one per response.
-        mask: ragged, above 0 for tokens of the policy; a response without such tokens gets no reward.
-        placed: ragged like `mask`, or None.
-        charges: ragged like `mask`, or None.
-
-    Returns:
-        float64, ragged as `mask`.
-
-    Raises:
-        ValueError: a reward is not finite.
-
+    `rewards` [S] has one reward per response; one without unmasked tokens gets none. Returns float64, ragged as `mask`,
+    `placed` and `charges`. Raises ValueError if a reward is not finite.
     """
     values = np.zeros(len(mask.values)) if placed is None else placed.values.astype(np.float64)
     wrong = [each for each in (rewards, values) if not np.isfinite(each).all()]

@@ -47,25 +47,10 @@ def gigpo_advantages(
     R_t = sum over k >= t of discount^(k - t) r_k. The state is what the policy was told since its turn before: the
     paper's anchor state. A state that occurs once has A_step 0.
 
-    Args:
-        rewards: [S], one per response.
-        groups: [S], any integers. Groups must be complete.
-        mask: ragged, rows as long as the responses; tokens with 0 get advantage 0.
-        token_rewards: ragged as `mask`: reward of a turn, on any of its tokens.
-        prompts: ragged, what the policy was told before its first turn. With agents it may differ within a group.
-        tokens: ragged as `mask`, the responses.
-        turns: ragged as `mask`, number of each token's turn from 1, 0 for tokens that others wrote.
-        discount: weight of a reward one turn later.
-        step_coef: w.
-        normalize_by_std: whether to divide both advantages by their groups' standard deviations.
-        mean_over: what a group's mean and standard deviation of rewards are of.
-
-    Returns:
-        float32, ragged as `mask`.
-
-    Raises:
-        ValueError: a reward is not finite.
-
+    `token_rewards` has the reward of a turn on any of its tokens; `prompts` is what the policy was told before its
+    first turn, which may differ within a group of agents; `turns` has the number of each token's turn from 1, and 0 for
+    tokens that others wrote; `step_coef` is w. All but `prompts` are ragged as `mask`. Other arguments, result and
+    errors are as in `grpo_advantages`.
     """
     episode = grpo_advantages(rewards, groups, mask, normalize_by_std=normalize_by_std)
     steps = steps_of(prompts, tokens, turns)

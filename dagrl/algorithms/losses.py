@@ -88,7 +88,7 @@ def kl_cov(
     log_ratio = logprob - old_logprob
     ratio = ratio_of(log_ratio)
     loss = -ratio * advantage + torch.where(clip_cov_mask > 0, kl_coef * log_ratio.abs(), 0.0)
-    return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+    return _unclipped(loss, ratio)
 
 
 def gspo(
@@ -108,14 +108,7 @@ def gspo(
     about 1e-4, because the geometric mean over a response changes little. s is at most e**10, and tokens beyond it have
     no gradient, as in verl: otherwise the loss is unbounded where A < 0.
 
-    Args:
-        logprob: [T].
-        old_logprob: [T].
-        advantage: [T].
-        rows: the responses, which must be complete; inactive tokens do not count in the mean.
-        clip_low: s is clipped to 1 - clip_low.
-        clip_high: s is clipped to 1 + clip_high.
-
+    The responses in `rows` must be complete; inactive tokens do not count in the mean.
     """
     ratio, surrogate, beyond = _of_response(logprob, logprob - old_logprob, rows, _LARGEST_LOG_OF_GSPO)
     loss, clipped = _pessimistic(-surrogate * advantage, -surrogate.clamp(1 - clip_low, 1 + clip_high) * advantage)
@@ -161,7 +154,7 @@ def sapo(
     ratio = ratio_of(logprob - old_logprob)
     tau = torch.full_like(ratio, tau_neg).masked_fill(advantage > 0, tau_pos)
     loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
-    return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+    return _unclipped(loss, ratio)
 
 
 def topr(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: RowReducer) -> PolicyLoss:
@@ -216,8 +209,7 @@ def reinforce(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch
 
     Correct for samples of the policy being trained: one optimizer step per batch.
     """
-    ratio = ratio_of(logprob - old_logprob).detach()
-    return PolicyLoss(-advantage * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+    return _unclipped(-advantage * logprob, ratio_of(logprob - old_logprob))
 
 
 def opmd(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, tau: float) -> PolicyLoss:
@@ -226,15 +218,13 @@ def opmd(logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tens
     Online policy mirror descent in Trinity-RFT's simple form (arXiv 2505.17826), also for samples of older weights; the
     advantage is a deviation from the group's mean.
     """
-    plain = reinforce(logprob, old_logprob, advantage)
-    return PolicyLoss(plain.loss / (1 + tau), plain.ratio, plain.clipped)
+    return _unclipped(-advantage * logprob / (1 + tau), ratio_of(logprob - old_logprob))
 
 
 def opmd_kimi(
     logprob: torch.Tensor, old_logprob: torch.Tensor, advantage: torch.Tensor, *, rows: RowReducer, tau: float
 ) -> PolicyLoss:
-    """Online policy mirror descent of Kimi k1.5 (arXiv 2501.12599, section 2.3.2), with squared log-ratios of
-    responses.
+    """Mirror descent of Kimi k1.5 (arXiv 2501.12599, section 2.3.2), with squared log-ratios of responses.
 
     For a response y the loss is -A log pi(y) + tau / 2 (log(pi(y) / pi_old(y)))**2: its gradient is that of the paper,
     A grad log pi(y) - tau / 2 grad (log(pi(y) / pi_old(y)))**2, negated. Up to a constant and a factor it is
@@ -246,8 +236,7 @@ def opmd_kimi(
     log_ratio = logprob - old_logprob
     of_response = rows.sums(log_ratio).to(log_ratio.dtype)
     loss = -advantage * logprob + tau / 2 * of_response * log_ratio
-    ratio = ratio_of(log_ratio.detach())
-    return PolicyLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+    return _unclipped(loss, ratio_of(log_ratio))
 
 
 def opmd_pairwise(
@@ -276,13 +265,26 @@ def opmd_pairwise(
     of_responses = torch.where(rows.once, torch.stack([worth, torch.ones_like(worth)]), 0.0)
     total, count = totals.index_add(1, prompt, of_responses)
     weight = (worth - (total / count.clamp(min=1))[prompt]).to(logprob.dtype)
-    ratio = ratio_of(log_ratio)
-    return PolicyLoss(-weight * logprob, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+    return _unclipped(-weight * logprob, ratio_of(log_ratio))
 
 
 def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
     """exp(`log_ratio`), at most e**20; no gradient beyond it."""
     return torch.exp(log_ratio.clamp(max=_LARGEST_LOG))
+
+
+def refusable(loss: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """The scalar `loss`, with a non-finite gradient in the model's `output` if the loss is not finite.
+
+    The optimizer then skips the step. clamp(), maximum() and relu() have gradient 0 at NaN: a NaN in another model's
+    log-probs would make the loss NaN while the optimizer applies the gradient of all other tokens. Does not wait for
+    the device.
+    """
+    return torch.where(loss.isfinite(), loss, loss.detach() * output.sum())
+
+
+def _unclipped(loss: torch.Tensor, ratio: torch.Tensor) -> PolicyLoss:
+    return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 
 def _of_response(

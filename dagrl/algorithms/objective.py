@@ -25,12 +25,12 @@ from dagrl.algorithms.losses import (
     opmd_kimi,
     opmd_pairwise,
     ppo_clip,
+    refusable,
     reinforce,
     sapo,
     topr,
 )
 from dagrl.algorithms.mismatch import mismatch_metrics
-from dagrl.algorithms.nonfinite import refusable
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
 from dagrl.algorithms.rows import RowReducer
@@ -39,7 +39,6 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally, tally_mean
 
 if TYPE_CHECKING:
-    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ResponseTokens
 
 
@@ -88,12 +87,10 @@ class PolicyObjective:
         """`available`: columns that the pipeline writes. Optional ones are used if available:
 
         - ``old_logprob``: without it the tokens' current log-probs are used, which is exact while the weights have not
-        changed
-          since sampling: with one optimizer step per batch.
+          changed since sampling, with one optimizer step per batch.
         - ``ref_logprob``: required if ``loss.kl_coef`` is above 0; else only for metrics.
-        - ``rollout_logprob``: required by a `correction`; else only compared with the trainer's log-probs. Those are
-        the old
-          ones or, with `old_is_rollout` (the generator's log-probs are used as the old ones), the current ones.
+        - ``rollout_logprob``: required by a `correction`; else only compared with the trainer's log-probs. These are
+          the old ones or, with `old_is_rollout` (the generator's log-probs serve as the old ones), the current ones.
 
         Without `needs_entropy` the entropy is computed only if the loss needs it. `longest_response` is the largest
         number of tokens of a response, by which seq-mean-token-sum-norm divides. `own` is the user's loss named by
@@ -162,7 +159,6 @@ class PolicyObjective:
         return self._share(tokens, losses), metrics | tally(told, rows.active)
 
     def token_loss(self) -> Callable[[ResponseTokens], torch.Tensor] | None:
-        """See `Objective.token_loss`."""
         if not self.loss.is_sum_over_tokens or (self.correction and not self.correction.is_of_tokens):
             return None
         return lambda tokens: self._share(tokens, self._losses(tokens))

@@ -13,7 +13,6 @@ from dagrl.plugins.calls import UserFunctionError, call
 from dagrl.plugins.custom import located
 
 if TYPE_CHECKING:
-    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ResponseTokens
 
 

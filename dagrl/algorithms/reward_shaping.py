@@ -20,20 +20,9 @@ def kl_charges(
     Eq. 2 of Ziegler et al. 2019 (arXiv 1909.08593), with `estimator` in place of the log-ratio (k1). PPO, REINFORCE++
     and ReMax charge each token its own term; estimators with one reward per response charge the sum.
 
-    Args:
-        policy_logprob: ragged, log-probs of the response tokens under the trained policy before the update.
-        ref_logprob: the same under the reference.
-        mask: ragged, 0 for tokens that are not charged.
-        coef: coefficient of the penalty.
-        estimator: see `kl_estimate`.
-
-    Returns:
-        The charges, float64, ragged as `mask`, and the tokens at the estimator's bound, bool [tokens]. Only ``k3`` has
-        a bound, see `kl_estimate`.
-
-    Raises:
-        ValueError: the estimate of a charged token is not finite.
-
+    Log-probs, of the trained policy before the update and of the reference, are ragged as `mask`. Returns the charges,
+    float64, ragged as `mask` and 0 outside it, and the tokens at the bound of ``k3``, see `kl_estimate`, bool [tokens].
+    Raises ValueError if the estimate of a charged token is not finite.
     """
     # Imported here, because a CPU worker that charges nothing does not need torch.
     import torch
@@ -60,15 +49,8 @@ def overlong_penalty(lengths: np.ndarray, *, longest: int, buffer: int, factor: 
     Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13), times `factor`: 0 up to longest - buffer tokens, then
     falling linearly to -1 at the longest, and -1 beyond.
 
-    Args:
-        lengths: [S], tokens of each response.
-        longest: L_max, the length limit.
-        buffer: L_cache, number of tokens before the limit, at least 1.
-        factor: penalty at the limit.
-
-    Returns:
-        float64 [S].
-
+    `lengths` [S] are the responses' tokens, `longest` is the limit L_max, and `buffer` is L_cache, at least 1. Returns
+    float64 [S].
     """
     return factor * np.clip((longest - buffer - np.asarray(lengths, dtype=np.float64)) / buffer, -1.0, 0.0)
 
@@ -79,14 +61,7 @@ def length_rewards(right: np.ndarray, lengths: np.ndarray, groups: np.ndarray) -
     Kimi k1.5's length penalty (arXiv 2501.12599, section 2.3.3): lambda = 0.5 - (length - shortest) / (longest -
     shortest) over all responses of the group, and min(0, lambda) for wrong ones; 0 if all have the same length.
 
-    Args:
-        right: bool [S], whether the response is right.
-        lengths: [S], tokens of each response.
-        groups: [S], any integers; responses to the same prompt have the same one. Groups must be complete.
-
-    Returns:
-        float64 [S].
-
+    `right`, bool, and `lengths`, in tokens, are [S]; `groups` are as in `grpo_advantages`. Returns float64 [S].
     """
     lengths = np.asarray(lengths, dtype=np.float64)
     _, group = np.unique(groups, return_inverse=True)
@@ -111,19 +86,9 @@ def cosine_rewards(
     """Rewards by correctness and length, along half a cosine from length 0 to the limit.
 
     "Demystifying long chain-of-thought reasoning" (arXiv 2502.03373, its cosine reward): with (a, b) of right or of
-    wrong responses, b + (a - b) (1 + cos(pi length / longest)) / 2; `exceeded` at the limit.
+    wrong responses, b + (a - b) (1 + cos(pi length / longest)) / 2; `exceeded` at the limit, `longest`.
 
-    Args:
-        right: bool [S], whether the response is right.
-        lengths: [S], tokens of each response.
-        longest: the length limit.
-        right_from_to: reward of a right response of length 0, and of one at the limit.
-        wrong_from_to: the same for a wrong one.
-        exceeded: reward of a response at the limit.
-
-    Returns:
-        float64 [S].
-
+    `right`, bool, and `lengths`, in tokens, are [S]. Returns float64 [S].
     """
     lengths = np.asarray(lengths, dtype=np.float64)
     along = (1 + np.cos(np.pi * lengths / longest)) / 2

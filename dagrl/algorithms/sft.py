@@ -19,7 +19,6 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally_mean
 
 if TYPE_CHECKING:
-    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ResponseTokens
 
 
@@ -48,7 +47,6 @@ class SftObjective:
         return self._share(tokens), {"loss/sft": tally_mean(-tokens.logprob, tokens.weight)}
 
     def token_loss(self) -> Callable[[ResponseTokens], torch.Tensor]:
-        """See `Objective.token_loss`."""
         return self._share
 
     def _share(self, tokens: ResponseTokens) -> torch.Tensor:
@@ -86,7 +84,6 @@ class MixedObjective:
         return (1 - self.mu) * policy + self.mu * expert, metrics | told
 
     def token_loss(self) -> Callable[[ResponseTokens], torch.Tensor] | None:
-        """See `Objective.token_loss`."""
         policy, expert = self.policy.token_loss(), self._expert.token_loss()
         if policy is None:
             return None

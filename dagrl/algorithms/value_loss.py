@@ -18,7 +18,6 @@ from dagrl.data.tally import tally, tally_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    # For type checking only: losses do not need engines to run.
     from dagrl.backends.base import ValueTokens
     from dagrl.config.schema import Aggregation
 
