@@ -34,16 +34,6 @@ _IN_FORMULAS = {
 }  # fmt: skip
 
 
-def closing_brace(text: str, opening: int) -> int | None:
-    """The position of the brace that closes the one at `opening`; None if it is not closed."""
-    depth = 0
-    for brace in _BRACE.finditer(text, opening):
-        depth += (brace[0] == "{") - (brace[0] == "}")
-        if depth == 0:
-            return brace.start()
-    return None
-
-
 def closing_braces(text: str) -> dict[int, int]:
     """Positions of all braces that are closed, each with that of its closing brace."""
     closed: dict[int, int] = {}
@@ -81,7 +71,7 @@ def _inside(answer: str) -> str | None:
     if delimited and not _DELIMITER.search(inside := delimited[delimited.lastgroup or 0]):
         return inside
     group = _GROUP.match(answer)
-    if not group or closing_brace(answer, group.end() - 1) != len(answer) - 1:
+    if not group or closing_braces(answer).get(group.end() - 1) != len(answer) - 1:
         return None
     inside = answer[group.end() : -1]
     return None if group["command"] in _TEXT and _WORDS.match(inside) else inside

@@ -9,11 +9,10 @@ import json
 import select
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import IO, Any
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from pydantic import PositiveFloat
 
@@ -51,6 +50,8 @@ class _Checker:
     def __init__(self) -> None:
         command = [sys.executable, "-m", "dagrl.rewards.math_checker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._replies, self.pid = self._process.stdin, self._process.stdout, self._process.pid
         if self._line("to start").strip() != READY:
             self.close()
             raise RuntimeError(f"{' '.join(command)} did not start; its error output says why")
@@ -72,10 +73,6 @@ class _Checker:
         return self._replies.readline()
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
@@ -86,50 +83,34 @@ class _Checker:
         self._requests.close()
         self._replies.close()
 
-    @property
-    def _requests(self) -> IO[str]:
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    @property
-    def _replies(self) -> IO[str]:
-        assert self._process.stdout is not None
-        return self._process.stdout
-
 
 class _Checkers:
     """A pool of helper processes that grows on demand."""
 
     def __init__(self) -> None:
         self._idle: list[_Checker] = []
-        self._lock = threading.Lock()
 
     @contextmanager
     def borrowed(self) -> Iterator[_Checker]:
         """Context with exclusive use of a process."""
         checker = self._take_idle() or _Checker()
-        with ExitStack() as on_failure:
-            # Its pipes may hold an unread reply, which the next caller would take for its own.
-            on_failure.callback(checker.close)
+        try:
             yield checker
-            on_failure.pop_all()
-        self._give_back(checker)
+        except BaseException:
+            # Its pipes may hold an unread reply, which the next caller would take for its own.
+            checker.close()
+            raise
+        self._idle.append(checker)
 
     def _take_idle(self) -> _Checker | None:
-        with self._lock:
-            while self._idle:
+        # Another thread may take the last one.
+        with suppress(IndexError):
+            while True:
                 checker = self._idle.pop()
                 if checker.alive:
                     return checker
                 checker.close()
         return None
-
-    def _give_back(self, checker: _Checker) -> None:
-        if not checker.alive:
-            checker.close()
-            return
-        with self._lock:
-            self._idle.append(checker)
 
 
 _CHECKERS = _Checkers()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,8 +76,6 @@ class RewardScores:
     """float32 [samples]."""
     failures: int
     """Number of samples that got the reward of ``on_error``."""
-    first_failure: str | None
-    """Message of the first failure."""
     further: Sequence[Mapping[str, float]]
     """For each sample, the other numbers of a dict that the function returned."""
 
@@ -96,50 +94,35 @@ def score(
     it.
 
     The function returns a number, or a dict in which `score` or `reward` is the number. A sample fails if the function
-    raises or returns no finite number for it; a batched call fails as a whole if
-    it raises or returns another number of rewards. With `on_error` ``stop`` the first failure is raised as a
-    RewardError; otherwise failed samples get that reward and are counted. A KeyboardInterrupt is always raised as one.
-    Raises ValueError as `fields_of` does.
+    raises or returns no finite number for it; a batched call fails as a whole if it raises or returns another number of
+    rewards. With `on_error` ``stop`` the first failure is raised as a RewardError; otherwise failed samples get that
+    reward and are counted. A KeyboardInterrupt is always raised as one. Raises ValueError as `fields_of` does.
     """
     fields = fields_of(function, args)
     ledger = _Ledger(function, samples, on_error)
     traits = reward_traits(function)
     if traits.batched:
         _score_together(function, fields, args, ledger)
-    elif (at_once := concurrency or traits.concurrency) > 1:
-        _score_at_once(function, fields, args, ledger, at_once)
     else:
-        _score_one_by_one(function, fields, args, ledger)
-    return RewardScores(ledger.rewards, ledger.failures, ledger.first_failure, ledger.further)
+        calls = (ledger.called(fields, index, args) for index in range(len(samples)))
+        _score_each(calls, ledger, concurrency or traits.concurrency)
+    return RewardScores(ledger.rewards, ledger.failures, ledger.further)
 
 
-def _score_one_by_one(
-    function: Callable[..., Any], fields: Mapping[str, str], args: Mapping[str, Any], ledger: _Ledger
-) -> None:
-    for index in range(len(ledger.samples)):
-        _take_down(ledger.called(fields, index, args), index, ledger)
-
-
-def _score_at_once(
-    function: Callable[..., Any], fields: Mapping[str, str], args: Mapping[str, Any], ledger: _Ledger, at_once: int
-) -> None:
+def _score_each(calls: Iterable[Callable[[], Any]], ledger: _Ledger, at_once: int) -> None:
+    """Enter the results of all calls in order; with `at_once` above 1 they run in threads."""
+    if at_once == 1:
+        for index, call_one in enumerate(calls):
+            ledger.enter_result_of(index, call_one)
+        return
     with ThreadPoolExecutor(at_once, thread_name_prefix="reward") as pool:
-        running = [pool.submit(ledger.called(fields, index, args)) for index in range(len(ledger.samples))]
+        running = [pool.submit(call_one) for call_one in calls]
         try:
-            for index, each in enumerate(running):
-                _take_down(each.result, index, ledger)
+            for index, future in enumerate(running):
+                ledger.enter_result_of(index, future.result)
         except RewardError:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _take_down(result_of: Callable[[], Any], index: int, ledger: _Ledger) -> None:
-    try:
-        result = result_of()
-    except UserFunctionError as error:
-        ledger.fail([index], str(error), error.__cause__)
-    else:
-        ledger.enter(index, result)
 
 
 def _score_together(
@@ -172,7 +155,6 @@ class _Ledger:
         self.rewards = np.zeros(len(samples), dtype=np.float32)
         self.failures = 0
         self.further: list[dict[str, float]] = [{} for _ in range(len(samples))]
-        self.first_failure: str | None = None
         self._function = function
         self._on_error = on_error
 
@@ -180,6 +162,15 @@ class _Ledger:
         """Calls the function for a sample."""
         given = {name: getattr(self.samples, field)[index] for name, field in fields.items()}
         return lambda: call(self._function, {**given, **args}, about=self.who([index]))
+
+    def enter_result_of(self, index: int, call_one: Callable[[], Any]) -> None:
+        """Record the result of a call, or its failure."""
+        try:
+            result = call_one()
+        except UserFunctionError as error:
+            self.fail([index], str(error), error.__cause__)
+        else:
+            self.enter(index, result)
 
     def enter(self, index: int, result: Any) -> None:
         """Record a result, if it is a finite number, or a dict with one."""
@@ -197,7 +188,6 @@ class _Ledger:
             raise RewardError(message) from cause
         self.rewards[list(indices)] = self._on_error
         self.failures += len(indices)
-        self.first_failure = self.first_failure or message
 
     def _place(self, indices: Sequence[int]) -> str:
         first, samples = indices[0], self.samples
