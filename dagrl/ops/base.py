@@ -180,6 +180,21 @@ class Context:
         return self.pipeline.rollouts[self.sampled_by or self.pipeline.leading_rollout]
 
     @property
+    def policy_version(self) -> int:
+        """The newest weight version that a rollout may sample with: newer weights may arrive after it began."""
+        return max(self.generator.policy_version, self.version)
+
+    @property
+    def keeps_unfinished(self) -> bool:
+        """Whether later steps continue the responses that a rollout leaves unfinished."""
+        return self.rollout.partial_rollout and not self.validation
+
+    @property
+    def oldest_continued_step(self) -> int:
+        """The first step whose unfinished responses this step, or one that overlaps with it, may continue."""
+        return self.step - self.rollout.partial_rollout_max_age - self.pipeline.schedule.max_staleness
+
+    @property
     def sequences(self) -> int:
         """Rows of a trajectory; more than one only in training with an agent."""
         return self.rollout.rows_per_sample if self.pipeline.rollouts and not self.validation else 1

@@ -148,8 +148,7 @@ def sample_seed(context: Context, row: int) -> int:
 def _beginnings(groups: np.ndarray, context: Context) -> list[Response]:
     """Partial responses of earlier steps; empty ones if there are none, or if they are too old."""
     node = context.rollout
-    # Newer weights may have arrived since the step began.
-    version = max(context.generator.policy_version, context.version)
+    version = context.policy_version
     responses = [Response(version)] * len(groups)
     for group, begun in context.begun.items():
         for place, row in enumerate(np.flatnonzero(groups == group)):
@@ -173,7 +172,7 @@ def _output(
     """The responses at `places`, with statistics if they are finished."""
     chosen = [responses[place] for place in places]
     sampled = sum(each.sampled for each in chosen)
-    keeps_begun = context.rollout.partial_rollout and not context.validation
+    keeps_begun = context.keeps_unfinished
     if unfinished:
         # What answers the policy stays in this process, with the tokens.
         columns = _columns(chosen, context) if keeps_begun and not context.rollout.multi_turn else {}
@@ -198,7 +197,7 @@ def _ended_before(rows: np.ndarray, begun: Batch, context: Context) -> Output:
     """A group of several turns that ended in an earlier step, which was full and has reported its statistics."""
     columns = dict(begun.columns)
     if context.rollout.mask_offpolicy_in_partial_rollout:
-        version = max(context.generator.policy_version, context.version)
+        version = context.policy_version
         mask = begun["response_mask"]
         columns["response_mask"] = Column(mask.values * (begun["token_version"].values >= version), mask.offsets)
     tokens = len(begun["response_tokens"].values)

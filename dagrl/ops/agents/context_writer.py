@@ -14,8 +14,7 @@ from dagrl.model_files.images import ImageSettings, image_starts
 from dagrl.model_files.tokenizer import chat_text
 from dagrl.ops.agents.messages import FOLLOWING, Message, RequestError
 from dagrl.ops.turns.rendered import RenderedText
-from dagrl.ops.turns.template import Message as Answer
-from dagrl.ops.turns.template import MessageWriter, nine_characters
+from dagrl.ops.turns.template import Answer, MessageWriter, nine_characters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,8 +4,8 @@
        ^                  |                    |
        +----- replies ----+<---- completions --+
 
-All runs on the endpoint's event loop. Engines that have to be waited for get their requests from the thread that yields
-the trajectories.
+All runs on the endpoint's event loop, so that no further thread has to wake for a request; ended trajectories go to the
+thread that yields them.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, zip_longest
 
 import numpy as np
 
-from dagrl.backends.base import Completion, GenerationRequest, StartsGenerating
+from dagrl.backends.base import GenerationRequest
 from dagrl.data.batch import Batch
-from dagrl.ops.agents.direct import CallsEnded, DirectRequests
 from dagrl.ops.agents.images import RowImages, images_of_rows
 from dagrl.ops.agents.rows import Trajectory, responses_of
-from dagrl.ops.agents.running import Agent, PausedAgents, WaitingRequest
+from dagrl.ops.agents.running import Agent, WaitingRequest
 from dagrl.ops.agents.scoring import ScoreGroup, scored
 from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup, agent_setup, row_of
 from dagrl.ops.agents.tree import TrajectoryTree
 from dagrl.ops.base import Context
 from dagrl.ops.response import ABORTED, Response
-from dagrl.ops.turns.requests import CallEnded, TurnDone, TurnRequests
+from dagrl.ops.turns.paused import PausedGroups
+from dagrl.ops.turns.requests import CallEnded, RequestCompleted, RequestQueue
 
 _GATHER_S = 0.01
 """How long an idle engine that decodes in batches waits for a further request after each."""
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 """How often an abort is looked for while programs are busy elsewhere."""
+_CLOSE_S = 5.0
 
 
 class AgentFailedError(RuntimeError):
@@ -44,25 +46,9 @@ class AgentFailedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    number: int
-    request: GenerationRequest
-
-
-@dataclass(frozen=True, slots=True)
 class _Ended:
     row: int
     trajectory: Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class _Broken:
-    """A fault of dagrl itself in the endpoint's thread."""
-
-    failure: BaseException
-
-
-type _Event = _Asked | _Ended | _Broken | TurnDone | CallEnded | CallsEnded
 
 
 def play(batch: Batch, requests: Mapping[int, GenerationRequest], context: Context) -> Iterator[tuple[int, Response]]:
@@ -83,16 +69,19 @@ class AgentRollouts:
     requests: Mapping[int, GenerationRequest]
     context: Context
     _setup: AgentSetup = field(init=False)
-    _paused: PausedAgents = field(init=False)
+    _loop: asyncio.AbstractEventLoop = field(init=False)
+    """The endpoint's."""
+    _paused: PausedGroups[Agent] = field(init=False)
     _version: int = field(init=False)
     """Policy version with which the call begins."""
-    _events: queue.SimpleQueue[_Event] = field(default_factory=queue.SimpleQueue)
-    _queue: TurnRequests = field(init=False)
-    _direct: DirectRequests | None = None
-    """In place of the queue, if the engine passes completions on by itself."""
+    _events: queue.SimpleQueue[_Ended | BaseException | None] = field(default_factory=queue.SimpleQueue)
+    """Ended trajectories and faults of dagrl itself; None when an abort has ended the engine's calls."""
+    _queue: RequestQueue = field(init=False)
     _waiting: dict[int, WaitingRequest] = field(default_factory=dict)
-    """Requests that the engine has, by number; only used on the endpoint's loop."""
+    """Requests without a completion, by number."""
     _numbers: count[int] = field(default_factory=count)
+    _timer: asyncio.TimerHandle | None = None
+    """Passes the queued requests to the engine."""
     _open: set[int] = field(default_factory=set)
     """First rows of the trajectories that have not ended."""
     _agents: dict[int, Agent] = field(default_factory=dict)
@@ -104,59 +93,51 @@ class AgentRollouts:
     _unscored: dict[int, dict[int, Trajectory]] = field(default_factory=dict)
     """Group -> its trajectories that have ended, by first row, if a group is scored together."""
     _scorings: set[asyncio.Task[None]] = field(default_factory=set)
-    _busy: int = 0
-    """Requests that the engine has."""
     _aborted: bool = False
 
     def __post_init__(self) -> None:
         context = self.context
         self._setup = agent_setup(context)
-        self._paused = context.resources.once(f"paused agents of {context.sampled_by}", self._make_room)
-        self._queue = TurnRequests(context.generator, context.sampling, self._events.put)
-        if isinstance(context.generator, StartsGenerating):
-            loop = self._setup.gateway.loop
-            self._direct = DirectRequests(context.generator, context.sampling, loop, self._answer, self._events.put)
-        self._version = max(context.generator.policy_version, context.version)
+        self._loop = self._setup.gateway.loop
+        self._paused = context.resources.once(f"paused agents of {context.sampled_by}", self._paused_agents)
+        self._queue = RequestQueue(context.generator, context.sampling, self._deliver)
+        self._version = context.policy_version
         self._open = {row for row in self.requests if not self.batch.rows[row] % context.sequences}
         self._images = images_of_rows(self.batch, sorted(self._open))
         groups = self.batch["group_id"].values
         # Those that ended in an earlier step, but too long ago.
         self._outdated = {row for row in self._open if int(groups[row]) in context.begun}
 
+    def _paused_agents(self) -> PausedGroups[Agent]:
+        paused: PausedGroups[Agent] = PausedGroups(Agent.cancel)
+
+        async def end() -> None:
+            await asyncio.gather(*(agent.end() for agent in paused.all()))
+
+        def close() -> None:
+            with suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(end(), self._loop).result(_CLOSE_S)
+
+        self.context.resources.at_close.append(close)
+        return paused
+
+    # -- in the thread that yields
+
     def run(self) -> Iterator[tuple[int, Response]]:
         ended = False
         try:
             self._on_loop(self._start)
-            while self._open and not (self._aborted and self._idle):
-                for event in self._next_events():
-                    yield from self._take(event)
+            while self._open and not (self._aborted and self._queue.idle):
+                yield from self._next_ended()
                 self._aborted = self._aborted or self.context.aborted()
-                if not self._aborted:
-                    self._queue.flush()
             ended = True
             if self._open:
-                yield from self._leave()
+                for row, tokens in self._on_loop(self._pause).items():
+                    yield row, Response(self._version, tokens)
         finally:
-            self._queue.leave()
-            if self._direct is not None:
-                self._setup.gateway.loop.call_soon_threadsafe(self._direct.leave)
-            if not ended or not self._keeps:
-                self._setup.gateway.loop.call_soon_threadsafe(self._cancel)
-
-    def _make_room(self) -> PausedAgents:
-        paused = PausedAgents(self._setup.gateway)
-        self.context.resources.at_close.append(paused.close)
-        return paused
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether a later call continues what this one leaves."""
-        return self.context.rollout.partial_rollout and not self.context.validation
-
-    @property
-    def _idle(self) -> bool:
-        """Whether the engine has no request."""
-        return self._queue.idle and (self._direct is None or self._direct.idle)
+            self._loop.call_soon_threadsafe(self._queue.leave)
+            if not ended or not self.context.keeps_unfinished:
+                self._loop.call_soon_threadsafe(self._cancel)
 
     def _on_loop[Result](self, function: Callable[[], Result]) -> Result:
         """Call a function on the endpoint's loop, behind what was passed to it before."""
@@ -164,46 +145,20 @@ class AgentRollouts:
         async def call() -> Result:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(call(), self._setup.gateway.loop).result()
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
-    # -- in the thread that yields
+    def _next_ended(self) -> Iterator[tuple[int, Response]]:
+        """Wait for trajectories, not for long, and yield the rows of those that have ended."""
+        with suppress(queue.Empty):
+            event = self._events.get(timeout=_POLL_S)
+            while True:
+                if isinstance(event, BaseException):
+                    raise event
+                if event is not None:
+                    yield from self._rows_of(event)
+                event = self._events.get_nowait()
 
-    def _next_events(self) -> list[_Event]:
-        try:
-            events = [self._events.get(timeout=_LOOK_EVERY_S)]
-        except queue.Empty:
-            return []
-        serializes = self.context.generator.serializes_calls
-        while True:
-            gathers = serializes and self._queue.idle and self._busy + len(events) < len(self._open)
-            try:
-                events.append(self._events.get(timeout=_GATHER_S if gathers else 0.0))
-            except queue.Empty:
-                return events
-
-    def _take(self, event: _Event) -> Iterator[tuple[int, Response]]:
-        match event:
-            case _Asked():
-                self._busy += 1
-                self._queue.ask(event.number, event.request)
-            case TurnDone():
-                self._busy -= 1
-                self._aborted = self._aborted or event.completion.finish_reason == ABORTED
-                self._setup.gateway.loop.call_soon_threadsafe(self._answer, event.row, event.completion)
-            case CallsEnded():
-                self._aborted = self._aborted or event.aborted
-                if event.failure is not None:
-                    raise event.failure
-            case CallEnded():
-                self._queue.call_ended()
-                if event.failure is not None:
-                    raise event.failure
-            case _Ended():
-                yield from self._ended(event)
-            case _Broken():
-                raise event.failure
-
-    def _ended(self, event: _Ended) -> Iterator[tuple[int, Response]]:
+    def _rows_of(self, event: _Ended) -> Iterator[tuple[int, Response]]:
         trajectory, spec, context = event.trajectory, self._setup.spec, self.context
         if trajectory.error is not None and spec.on_error == "stop":
             raise AgentFailedError(
@@ -225,19 +180,11 @@ class AgentRollouts:
                 response = response.without_older(self._version)
             yield row, replace(response, outdated=event.row in self._outdated)
 
-    def _leave(self) -> Iterator[tuple[int, Response]]:
-        """Pause the agents that have not ended."""
-        for row, tokens in self._on_loop(self._pause).items():
-            yield row, Response(self._version, tokens)
-
     # -- on the endpoint's loop
 
     def _start(self) -> None:
-        context, node = self.context, self.context.rollout
-        # What a step leaves is continued by the next one, or by one that overlaps with that.
-        self._paused.cancel_before(
-            context.step - node.partial_rollout_max_age - context.pipeline.schedule.max_staleness
-        )
+        context = self.context
+        self._paused.release_before(context.oldest_continued_step)
         for group, rows in self._rows_of_groups().items():
             paused = self._paused.take(context.paused.get(group))
             for row, agent in zip_longest(rows, paused):
@@ -276,7 +223,7 @@ class AgentRollouts:
                 left[group].append(agent)
                 if row in self._open:
                     sampled[row] = tokens
-        if self._keeps:
+        if self.context.keeps_unfinished:
             for group, agents in left.items():
                 self._paused.put((self.context.step, group), agents)
         return sampled
@@ -293,15 +240,40 @@ class AgentRollouts:
             waiting.reply.cancel()
 
     def ask(self, waiting: WaitingRequest) -> None:
+        """Pass a request of an agent to the engine."""
         number = next(self._numbers)
         self._waiting[number] = waiting
-        if self._direct is None:
-            self._events.put(_Asked(number, waiting.remaining()))
-        # After an abort it waits for another call.
-        elif not (self._aborted or self.context.aborted()):
-            self._direct.ask(number, waiting.remaining())
+        self._queue.ask(number, waiting.remaining())
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.context.generator.serializes_calls and self._queue.idle and len(self._waiting) < len(self._open):
+            self._timer = self._loop.call_later(_GATHER_S, self._flush)
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        # After an abort, requests wait for another call.
+        if not (self._aborted or self.context.aborted()):
+            self._queue.flush()
+
+    def _deliver(self, event: RequestCompleted | CallEnded) -> None:
+        self._loop.call_soon_threadsafe(self._received, event)
+
+    def _received(self, event: RequestCompleted | CallEnded) -> None:
+        if isinstance(event, RequestCompleted):
+            self._aborted = self._aborted or event.completion.finish_reason == ABORTED
+            self._waiting.pop(event.number).extend(event.completion)
+            return
+        self._queue.call_ended()
+        if event.failure is not None:
+            self.broken(event.failure)
+        elif self._aborted:
+            self._events.put(None)
+        else:
+            self._flush()
 
     def ended(self, row: int, trajectory: Trajectory) -> None:
+        """Take the trajectory of an agent that has ended."""
         if self._setup.score is None:
             self._events.put(_Ended(row, trajectory))
             return
@@ -324,10 +296,8 @@ class AgentRollouts:
             self._events.put(_Ended(row, trajectory))
 
     def broken(self, failure: BaseException) -> None:
-        self._events.put(_Broken(failure))
-
-    def _answer(self, number: int, completion: Completion) -> None:
-        self._waiting.pop(number).extend(completion)
+        """End the call: something other than a program has failed."""
+        self._events.put(failure)
 
 
 def _session(request: GenerationRequest, images: RowImages, setup: AgentSetup, context: Context, ask: Ask) -> Session:

@@ -7,15 +7,13 @@ wait, and a later call answers them, by newer weights. All methods run on the en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.ops.agents.gateway import Gateway
 from dagrl.ops.agents.pausable_timeout import PausableTimeout
 from dagrl.ops.agents.programs import ProgramError, Verdict
 from dagrl.ops.agents.rows import Trajectory
@@ -23,7 +21,8 @@ from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup
 from dagrl.ops.response import ABORTED
 
-_CLOSE_S = 5.0
+if TYPE_CHECKING:
+    from dagrl.ops.agents.play import AgentRollouts
 
 
 @dataclass(slots=True, eq=False)
@@ -64,19 +63,6 @@ def _joined(first: Completion, second: Completion) -> Completion:
     )
 
 
-class Call(Protocol):
-    """A call of a rollout, as its agents see it."""
-
-    def ask(self, waiting: WaitingRequest) -> None:
-        """Pass a request to the engine, which extends it."""
-
-    def ended(self, row: int, trajectory: Trajectory) -> None:
-        """The agent of a row has ended."""
-
-    def broken(self, failure: BaseException) -> None:
-        """Something other than a program has failed."""
-
-
 @dataclass(slots=True, eq=False)
 class Agent:
     """One agent, which starts when a call serves it for the first time."""
@@ -87,7 +73,7 @@ class Agent:
     new_session: Callable[[Ask], Session]
     begun: int = 0
     """Tokens sampled by earlier calls."""
-    _call: Call | None = None
+    _call: AgentRollouts | None = None
     """The call that serves it; None while it is paused."""
     _row: int = 0
     """Its first row in that call."""
@@ -108,7 +94,7 @@ class Agent:
 
     # -- calls
 
-    def serve(self, call: Call, row: int) -> None:
+    def serve(self, call: AgentRollouts, row: int) -> None:
         """Let `call` answer its requests from now on, as soon as there is a slot."""
         self._call, self._row = call, row
         if self._failure is not None:
@@ -168,7 +154,7 @@ class Agent:
             self._program = asyncio.get_running_loop().create_task(self._run())
         self._clock.go_on()
         for waiting in self._waiting:
-            self._pass_on(waiting)
+            self._call_now.ask(waiting)
 
     def _release(self) -> None:
         if self._holds_slot:
@@ -181,15 +167,16 @@ class Agent:
         waiting = WaitingRequest(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._holds_slot:
-            self._pass_on(waiting)
+            self._call_now.ask(waiting)
         try:
             return await waiting.reply
         finally:
             self._waiting.remove(waiting)
 
-    def _pass_on(self, waiting: WaitingRequest) -> None:
+    @property
+    def _call_now(self) -> AgentRollouts:
         assert self._call is not None, "a paused agent has no slot"
-        self._call.ask(waiting)
+        return self._call
 
     # -- the program
 
@@ -235,38 +222,3 @@ class Agent:
         if verdict.reward is None and verdict.state is None and setup.needs_reward:
             return session, verdict, "it gave no reward, which `fn: agent` takes"
         return session, verdict, None
-
-
-type GroupKey = tuple[int, int]
-"""A step, and a group of it."""
-
-
-class PausedAgents:
-    """The agents of groups that a step has not finished, for a later one."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._groups: dict[GroupKey, list[Agent]] = {}
-        self._loop = gateway.loop
-
-    def close(self) -> None:
-        """End all of them, from another thread than the endpoint's."""
-
-        async def end() -> None:
-            await asyncio.gather(*(agent.end() for group in self._groups.values() for agent in group))
-
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(end(), self._loop).result(_CLOSE_S)
-
-    def put(self, key: GroupKey, agents: Sequence[Agent]) -> None:
-        """Keep the agents of a group, in the order of its samples."""
-        self._groups[key] = [*agents]
-
-    def take(self, key: GroupKey | None) -> list[Agent]:
-        """The agents of a group; empty if there are none, as after the end of a worker."""
-        return self._groups.pop(key, []) if key is not None else []
-
-    def cancel_before(self, step: int) -> None:
-        """End those that steps before `step` have left."""
-        for key in [key for key in self._groups if key[0] < step]:
-            for agent in self._groups.pop(key):
-                agent.cancel()

@@ -10,13 +10,13 @@ from typing import Any
 from dagrl.backends.tool_calls import Call, MalformedCall, Parser
 from dagrl.model_files.images import ImageSettings, is_image, resized
 from dagrl.ops.turns.episode import Episode
-from dagrl.ops.turns.jobs import Done, JobTimeoutError
-from dagrl.ops.turns.template import Message
+from dagrl.ops.turns.jobs import JobResult, JobTimeoutError
+from dagrl.ops.turns.template import Answer
 from dagrl.plugins.environment import EnvironmentClass, Observation
 from dagrl.plugins.tool import Tool, ToolArgumentError, ToolUnavailableError, offered
 from dagrl.tools.mcp import McpTool
 
-Answer = str | tuple[Any, ...]
+AnswerContent = str | tuple[Any, ...]
 """A text, or texts and images (PIL) in order."""
 STOP, LENGTH, TURNS, ERROR = "stop", "length", "turns", "error"
 """Finish reasons: end token or environment, no tokens left, no turns left, failed environment."""
@@ -37,10 +37,10 @@ class TurnSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class TurnOutcome:
     """Outcome of a turn."""
 
-    answers: tuple[Message, ...] = ()
+    answers: tuple[Answer, ...] = ()
     """Messages to the policy."""
     ends: str | None = None
     """Finish reason if the response ends with the turn; there are no `answers` then."""
@@ -50,55 +50,53 @@ class Reply:
 
 
 @dataclass(slots=True)
-class PendingReply:
+class PendingOutcome:
     """Jobs started by a turn; results are kept in the order of the calls."""
 
     work: list[Callable[[], Any] | None]
     """None for a call whose result needs no job."""
-    conclude: Callable[[Sequence[Done]], Reply]
-    """Makes the reply from the results."""
-    ends: dict[int, Done] = field(default_factory=dict)
+    conclude: Callable[[Sequence[JobResult]], TurnOutcome]
+    results: dict[int, JobResult] = field(default_factory=dict)
     """Results by index of the job."""
 
     def __post_init__(self) -> None:
-        self.ends = {place: _NOTHING for place, work in enumerate(self.work) if work is None}
+        self.results = {place: JobResult(0) for place, work in enumerate(self.work) if work is None}
 
     @property
-    def reply(self) -> Reply | None:
-        """The reply; None until all jobs have ended. Raises errors that end the run."""
-        if len(self.ends) < len(self.work):
+    def outcome(self) -> TurnOutcome | None:
+        """The outcome; None until all jobs have ended. Raises errors that end the run."""
+        if len(self.results) < len(self.work):
             return None
-        return self.conclude([self.ends[place] for place in range(len(self.work))])
-
-
-_NOTHING = Done(0)
+        return self.conclude([self.results[place] for place in range(len(self.work))])
 
 
 class ResponseDialogue:
     """The tools and the environment of one response."""
 
-    def __init__(self, others: TurnSettings, fields: Mapping[str, Any]) -> None:
+    def __init__(self, settings: TurnSettings, fields: Mapping[str, Any]) -> None:
         """`fields` of the row: `dagrl.plugins.environment.RESET_FIELDS`."""
-        self._others = others
+        self._settings = settings
         self._extra_info: Mapping[str, Any] = fields["extra_info"]
-        self._offered = offered(others.tools, self._extra_info)
-        self._episode = Episode(others.environment, fields) if others.environment else None
+        self._offered = offered(settings.tools, self._extra_info)
+        self._episode = Episode(settings.environment, fields) if settings.environment else None
 
-    def respond(self, text: str, *, cut: bool, last: bool, thinks: bool = False) -> PendingReply:
+    def respond(self, text: str, *, cut: bool, last: bool, thinks: bool = False) -> PendingOutcome:
         """Respond to a turn's `text`, which may be `cut` off by a length limit, or the `last` turn allowed.
 
-        `thinks` says that the prompt has begun the turn's reasoning.
-
-        A turn with tool calls goes to the tools alone, any other to the environment, if there is one.
+        A turn with tool calls goes to the tools alone, any other to the environment, if there is one. `thinks` tells
+        that the prompt has begun the turn's reasoning.
         """
-        calls = self._others.parse(text, thinks=thinks) if self._others.tools and not cut else []
-        over = LENGTH if cut else TURNS if last else None
-        if calls:
-            return PendingReply([], lambda _: Reply(ends=TURNS)) if last else self._called(calls)
-        if self._episode is None:
-            return PendingReply([], lambda _: Reply(ends=LENGTH if cut else STOP))
+        calls = self._settings.parse(text, thinks=thinks) if self._settings.tools and not cut else []
+        if calls and not last:
+            return self._start_calls(calls)
         episode = self._episode
-        return PendingReply([lambda: episode.step(text, last=last or cut)], lambda ends: self._observed(ends[0], over))
+        if calls or episode is None:
+            ends = TURNS if calls else LENGTH if cut else STOP
+            return PendingOutcome([], lambda _: TurnOutcome(ends=ends))
+        over = LENGTH if cut else TURNS if last else None
+        return PendingOutcome(
+            [lambda: episode.step(text, last=over is not None)], lambda results: self._observed(results[0], over)
+        )
 
     def leave(self) -> None:
         """Release the environment once the response is finished or abandoned."""
@@ -107,31 +105,31 @@ class ResponseDialogue:
 
     # -- tools
 
-    def _called(self, calls: Sequence[Call | MalformedCall]) -> PendingReply:
+    def _start_calls(self, calls: Sequence[Call | MalformedCall]) -> PendingOutcome:
         refusals = [self._refusal(number, call) for number, call in enumerate(calls)]
         work = [None if refusal else self._work(call) for refusal, call in zip(refusals, calls, strict=True)]
 
-        def conclude(ends: Sequence[Done]) -> Reply:
+        def conclude(results: Sequence[JobResult]) -> TurnOutcome:
+            ended = [*zip(calls, refusals, results, strict=True)]
             answers = tuple(
-                self._message("tool", refusal or tool_answer(end), call)
-                for call, refusal, end in zip(calls, refusals, ends, strict=True)
+                self._answer("tool", refusal or tool_answer(result), call) for call, refusal, result in ended
             )
-            failed = sum(bool(refusal) or end.failure is not None for refusal, end in zip(refusals, ends, strict=True))
-            return Reply(answers, calls=len(calls), failed_calls=failed)
+            failed = sum(bool(refusal) or result.failure is not None for _, refusal, result in ended)
+            return TurnOutcome(answers, calls=len(calls), failed_calls=failed)
 
-        return PendingReply(work, conclude)
+        return PendingOutcome(work, conclude)
 
     def _refusal(self, number: int, call: Call | MalformedCall) -> str:
         """Error message for a call that is not run; empty if it is run."""
-        if number >= self._others.max_parallel_calls:
-            most = self._others.max_parallel_calls
+        most = self._settings.max_parallel_calls
+        if number >= most:
             first = "call of a turn is" if most == 1 else f"{most} calls of a turn are"
             return f"Error: only the first {first} answered."
         if isinstance(call, MalformedCall):
             return f"Error: {call.why}"
         if call.name not in self._offered:
-            there = f", only {', '.join(self._offered)}" if self._offered else ""
-            return f"Error: there is no tool {call.name!r}{there}."
+            others = f", only {', '.join(self._offered)}" if self._offered else ""
+            return f"Error: there is no tool {call.name!r}{others}."
         return ""
 
     def _work(self, call: Call | MalformedCall) -> Callable[[], Any]:
@@ -141,39 +139,37 @@ class ResponseDialogue:
 
     # -- environment
 
-    def _observed(self, end: Done, over: str | None) -> Reply:
-        if end.failure is not None:
+    def _observed(self, result: JobResult, over: str | None) -> TurnOutcome:
+        if result.failure is not None:
             assert self._episode is not None
-            failure = self._episode.failure(end.failure)
-            if self._others.ends_on_error:
-                return Reply(ends=ERROR)
-            raise failure from end.failure
-        observation: Observation = end.result
+            if self._settings.ends_on_error:
+                return TurnOutcome(ends=ERROR)
+            raise self._episode.failure(result.failure) from result.failure
+        observation: Observation = result.result
         if observation.ends or over is not None:
-            return Reply(ends=STOP if observation.ends and over != LENGTH else over, reward=observation.reward)
-        answer = self._message("user", (str(observation.text), *observation.images))
-        return Reply((answer,), reward=observation.reward)
+            return TurnOutcome(ends=STOP if observation.ends and over != LENGTH else over, reward=observation.reward)
+        answer = self._answer("user", (str(observation.text), *observation.images))
+        return TurnOutcome((answer,), reward=observation.reward)
 
-    def _message(self, role: str, answer: Answer, call: Call | MalformedCall | None = None) -> Message:
-        """A message of the texts and images of an answer. ValueError for an image if prompts have none."""
+    def _answer(self, role: str, answer: AnswerContent, call: Call | MalformedCall | None = None) -> Answer:
+        """The texts and images of an answer as a message. ValueError for an image if prompts have none."""
         name, call_id = (call.name, call.id) if isinstance(call, Call) else ("", "")
         if isinstance(answer, str):
-            return Message(role, answer, name=name, call_id=call_id)
+            return Answer(role, answer, name=name, call_id=call_id)
         images = [part for part in answer if not isinstance(part, str)]
-        vision = self._others.vision
+        vision = self._settings.vision
         if images and vision is None:
             raise ValueError("a tool or environment answers with an image, and prompts have none; set data.image_key")
         pixels = tuple(resized(image, vision) for image in images) if vision else ()
-        return Message(
-            role, "".join(part for part in answer if isinstance(part, str)), pixels, name=name, call_id=call_id
-        )
+        text = "".join(part for part in answer if isinstance(part, str))
+        return Answer(role, text, pixels, name=name, call_id=call_id)
 
 
-def tool_answer(end: Done) -> Answer:
+def tool_answer(job: JobResult) -> AnswerContent:
     """A tool's result or failure as text, or as texts and images. Raises ToolUnavailableError, which ends the run."""
-    failure = end.failure
+    failure = job.failure
     if failure is None:
-        result = end.result
+        result = job.result
         parts = result if isinstance(result, list | tuple) else [result]
         if any(map(is_image, parts)) and all(isinstance(part, str) or is_image(part) for part in parts):
             return tuple(parts)

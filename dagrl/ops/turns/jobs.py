@@ -15,7 +15,7 @@ class JobTimeoutError(TimeoutError):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class JobResult:
     """A job's result or failure."""
 
     job: int
@@ -30,7 +30,7 @@ class Jobs:
     Python cannot stop a thread: a job that exceeds its limit keeps running, but frees its slot.
     """
 
-    def __init__(self, deliver: Callable[[Done], None], *, max_running: int, timeout_s: float) -> None:
+    def __init__(self, deliver: Callable[[JobResult], None], *, max_running: int, timeout_s: float) -> None:
         """`deliver` receives ended jobs, from any thread; pass them to `settle`."""
         self._deliver = deliver
         self._max_running = max_running
@@ -47,9 +47,9 @@ class Jobs:
         self._start()
         return self._number
 
-    def settle(self, done: Done) -> bool:
+    def settle(self, result: JobResult) -> bool:
         """Free the job's slot; returns False if the job had exceeded its time limit before."""
-        in_time = self._running.pop(done.job, None) is not None
+        in_time = self._running.pop(result.job, None) is not None
         self._start()
         return in_time
 
@@ -57,11 +57,13 @@ class Jobs:
         """Seconds until the next deadline; None if no job runs."""
         return max(0.0, min(self._running.values()) - time.monotonic()) if self._running else None
 
-    def late(self) -> list[Done]:
+    def late(self) -> list[JobResult]:
         """Jobs past their deadline, as failures to be settled."""
         now = time.monotonic()
         message = f"no answer within {self._timeout_s:g} s"
-        return [Done(job, failure=JobTimeoutError(message)) for job, until in self._running.items() if until <= now]
+        return [
+            JobResult(job, failure=JobTimeoutError(message)) for job, until in self._running.items() if until <= now
+        ]
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._max_running:
@@ -72,7 +74,7 @@ class Jobs:
 
     def _run(self, job: int, work: Callable[[], Any]) -> None:
         try:
-            done = Done(job, work())
+            done = JobResult(job, work())
         except BaseException as failure:  # noqa: BLE001 - the work is a user's; its failure is delivered
-            done = Done(job, failure=failure)
+            done = JobResult(job, failure=failure)
         self._deliver(done)

@@ -1,4 +1,4 @@
-"""Queues turns of many responses for an engine."""
+"""Queues requests of many responses for an engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dagrl.config.schema import SamplingSpec
 
 
 @dataclass(frozen=True, slots=True)
-class TurnDone:
-    """A completed turn of the response at `row`."""
+class RequestCompleted:
+    """The completion of the request with this number."""
 
-    row: int
+    number: int
     completion: Completion
 
 
@@ -26,46 +26,46 @@ class CallEnded:
     failure: BaseException | None = None
 
 
-class TurnRequests:
-    """Collects requests and passes them to the engine. Not thread-safe.
+class RequestQueue:
+    """Collects requests and passes them to the engine. Used by one thread.
 
-    If the engine serializes calls, a call starts when the previous one has ended; else at once. A call is followed by
-    a thread, unless the engine passes completions on by itself.
+    If the engine serializes calls, a call starts when the previous one has ended; else at once. A thread waits for each
+    call, unless the engine passes completions on by itself.
     """
 
     def __init__(
-        self, engine: GenerateEngine, sampling: SamplingSpec, deliver: Callable[[TurnDone | CallEnded], None]
+        self, engine: GenerateEngine, sampling: SamplingSpec, deliver: Callable[[RequestCompleted | CallEnded], None]
     ) -> None:
         """`deliver` receives the results, from any thread."""
         self._engine, self._sampling, self._deliver = engine, sampling, deliver
-        self._under_way = 0
+        self._running = 0
         self._waiting: list[tuple[int, GenerationRequest]] = []
         self._left = False
         self._started: list[Future[None]] = []
 
     @property
     def idle(self) -> bool:
-        """Whether no call is running."""
-        return not self._under_way
+        """Whether no call is running. Thread-safe."""
+        return not self._running
 
-    def ask(self, row: int, request: GenerationRequest) -> None:
-        """Add a request for the next turn of the response at `row`."""
-        self._waiting.append((row, request))
+    def ask(self, number: int, request: GenerationRequest) -> None:
+        """Add a request."""
+        self._waiting.append((number, request))
 
     def flush(self) -> None:
-        """Start a call with all queued requests, unless it would have to wait for another call."""
-        if not self._waiting or (self._under_way and self._engine.serializes_calls):
+        """Start a call with all queued requests, unless it would have to wait for another call. Not after `leave`."""
+        if not self._waiting or self._left or (self._running and self._engine.serializes_calls):
             return
         asked, self._waiting = self._waiting, []
-        self._under_way += 1
+        self._running += 1
         if isinstance(self._engine, StartsGenerating):
             self._start(self._engine, asked)
         else:
-            threading.Thread(target=self._follow, args=(asked,), daemon=True).start()
+            threading.Thread(target=self._wait_for, args=(asked,), daemon=True).start()
 
     def call_ended(self) -> None:
-        """Record the end of a call."""
-        self._under_way -= 1
+        """Record that a `CallEnded` was received."""
+        self._running -= 1
 
     def leave(self) -> None:
         """End running calls, at the latest at their next completion, without waiting for them."""
@@ -75,32 +75,31 @@ class TurnRequests:
 
     def _start(self, engine: StartsGenerating, asked: Sequence[tuple[int, GenerationRequest]]) -> None:
         def ended(call: Future[None]) -> None:
-            self._deliver(CallEnded(failure_of(call)))
+            self._deliver(CallEnded(CancelledError() if call.cancelled() else call.exception()))
 
-        call = engine.start_generating(
-            [request for _, request in asked],
-            self._sampling,
-            lambda completion: self._deliver(TurnDone(asked[completion.index][0], completion)),
-        )
+        try:
+            call = engine.start_generating(
+                [request for _, request in asked],
+                self._sampling,
+                lambda completion: self._deliver(RequestCompleted(asked[completion.index][0], completion)),
+            )
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits for the responses
+            self._deliver(CallEnded(error))
+            return
         self._started = [*(each for each in self._started if not each.done()), call]
         call.add_done_callback(ended)
 
-    def _follow(self, asked: list[tuple[int, GenerationRequest]]) -> None:
+    def _wait_for(self, asked: list[tuple[int, GenerationRequest]]) -> None:
         failure: BaseException | None = None
-        left = {row for row, _ in asked}
+        left = {number for number, _ in asked}
         try:
             for completion in self._engine.generate([request for _, request in asked], self._sampling):
                 if self._left:
                     break
-                row = asked[completion.index][0]
-                left.remove(row)
-                self._deliver(TurnDone(row, completion))
+                number = asked[completion.index][0]
+                left.remove(number)
+                self._deliver(RequestCompleted(number, completion))
             assert self._left or not left, f"the engine did not answer {len(left)} of {len(asked)} requests"
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for the responses
             failure = error
         self._deliver(CallEnded(failure))
-
-
-def failure_of(call: Future[None]) -> BaseException | None:
-    """The exception with which a call that is done has ended; None if it has not failed."""
-    return CancelledError() if call.cancelled() else call.exception()

@@ -26,7 +26,7 @@ _LAYOUTS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Answer:
     """A message to the policy."""
 
     role: str
@@ -118,7 +118,7 @@ class MessageWriter:
         self._said, self._marks = f"said {secrets.token_hex(8)}", f"answer {secrets.token_hex(8)} number"
         self._frames = lru_cache(_LAYOUTS)(self._find_frames)
 
-    def tokens(self, answers: Sequence[Message], last_token: int) -> np.ndarray:
+    def tokens(self, answers: Sequence[Answer], last_token: int) -> np.ndarray:
         """Token ids of the answers after a turn that ended with `last_token`, up to the next turn, int64.
 
         Raises ValueError if the template cannot write them.

@@ -13,9 +13,9 @@ import pytest
 import dagrl
 from dagrl.backends.tool_calls import Call
 from dagrl.ops.turns.calls import hermes_calls
-from dagrl.ops.turns.dialogue import PendingReply, Reply, ResponseDialogue, TurnSettings, tool_answer
-from dagrl.ops.turns.jobs import Done, JobTimeoutError
-from dagrl.ops.turns.template import Message
+from dagrl.ops.turns.dialogue import PendingOutcome, ResponseDialogue, TurnOutcome, TurnSettings, tool_answer
+from dagrl.ops.turns.jobs import JobResult, JobTimeoutError
+from dagrl.ops.turns.template import Answer
 from dagrl.plugins.environment import EnvironmentClass
 from dagrl.plugins.tool import Tool, ToolUnavailableError, tool
 
@@ -62,20 +62,22 @@ TOOLS = TurnSettings({"double": Tool(double, {})}, hermes_calls, None, 2, ends_o
 PLAY = TurnSettings({}, lambda _: (), GAME, 2, ends_on_error=False)
 
 
-def outcome(exchange: PendingReply) -> Reply:
+def outcome(exchange: PendingOutcome) -> TurnOutcome:
     """Run the work of an exchange here and now."""
     for place, work in enumerate(exchange.work):
         if work is not None:
-            assert exchange.reply is None, "it is not over yet"
+            assert exchange.outcome is None, "it is not over yet"
             try:
-                exchange.ends[place] = Done(1, work())
+                exchange.ends[place] = JobResult(1, work())
             except Exception as failure:  # noqa: BLE001 - as a job does
-                exchange.ends[place] = Done(1, failure=failure)
-    assert exchange.reply is not None
-    return exchange.reply
+                exchange.ends[place] = JobResult(1, failure=failure)
+    assert exchange.outcome is not None
+    return exchange.outcome
 
 
-def hear(others: TurnSettings, text: str, *, cut: bool = False, last: bool = False, fields: Any = FIELDS) -> Reply:
+def hear(
+    others: TurnSettings, text: str, *, cut: bool = False, last: bool = False, fields: Any = FIELDS
+) -> TurnOutcome:
     return outcome(ResponseDialogue(others, fields).respond(text, cut=cut, last=last))
 
 
@@ -85,34 +87,34 @@ def call(*numbers: object) -> str:
     )
 
 
-def double_said(text: str) -> Message:
-    return Message("tool", text, name="double")
+def double_said(text: str) -> Answer:
+    return Answer("tool", text, name="double")
 
 
 def test_a_turn_without_a_call_is_the_last() -> None:
-    assert hear(TOOLS, "fourteen") == Reply(ends="stop")
-    assert hear(TOOLS, "fourt", cut=True) == Reply(ends="length")
-    assert hear(TOOLS, "fourteen", last=True) == Reply(ends="stop")
+    assert hear(TOOLS, "fourteen") == TurnOutcome(ends="stop")
+    assert hear(TOOLS, "fourt", cut=True) == TurnOutcome(ends="length")
+    assert hear(TOOLS, "fourteen", last=True) == TurnOutcome(ends="stop")
 
 
 def test_what_is_cut_off_calls_nothing() -> None:
-    assert hear(TOOLS, call(3), cut=True) == Reply(ends="length")
+    assert hear(TOOLS, call(3), cut=True) == TurnOutcome(ends="length")
 
 
 def test_a_turn_that_ends_while_the_policy_thinks_calls_nothing() -> None:
     thinking = ResponseDialogue(TOOLS, FIELDS)
-    assert outcome(thinking.respond(call(3), cut=False, last=False, thinks=True)) == Reply(ends="stop")
+    assert outcome(thinking.respond(call(3), cut=False, last=False, thinks=True)) == TurnOutcome(ends="stop")
     reply = outcome(thinking.respond(f"so</think>{call(3)}", cut=False, last=False, thinks=True))
     assert reply.answers == (double_said("6"),)
 
 
 def test_an_answer_has_the_id_of_its_call() -> None:
     others = replace(TOOLS, parse=lambda text, thinks: [Call("double", {"number": 2}, "abc123xyz")])
-    assert hear(others, "").answers == (Message("tool", "4", name="double", call_id="abc123xyz"),)
+    assert hear(others, "").answers == (Answer("tool", "4", name="double", call_id="abc123xyz"),)
 
 
 def test_calls_are_answered_in_their_order() -> None:
-    assert hear(TOOLS, call(3, 4)) == Reply((double_said("6"), double_said("8")), calls=2)
+    assert hear(TOOLS, call(3, 4)) == TurnOutcome((double_said("6"), double_said("8")), calls=2)
 
 
 def test_what_is_no_text_is_told_as_json_and_a_tool_may_know_its_row() -> None:
@@ -134,7 +136,7 @@ HOLDS_ITSELF.append(HOLDS_ITSELF)
     ],
 )
 def test_whatever_a_tool_returns_can_be_told(result: Any, told: str) -> None:
-    assert tool_answer(Done(1, result)) == told
+    assert tool_answer(JobResult(1, result)) == told
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_too_many_calls_are_answered_with_an_error() -> None:
 
 def test_a_call_in_the_last_turn_is_not_made() -> None:
     exchange = ResponseDialogue(TOOLS, FIELDS).respond(call(3), cut=False, last=True)
-    assert (exchange.work, exchange.reply) == ([], Reply(ends="turns"))
+    assert (exchange.work, exchange.outcome) == ([], TurnOutcome(ends="turns"))
 
 
 def test_a_row_has_the_tools_that_it_names() -> None:
@@ -180,8 +182,8 @@ def test_a_tool_that_cannot_work_here_ends_the_run() -> None:
 
 def test_a_tool_that_takes_too_long_is_told_so() -> None:
     exchange = ResponseDialogue(TOOLS, FIELDS).respond(call(3), cut=False, last=False)
-    exchange.ends[0] = Done(1, failure=JobTimeoutError("no answer within 2 s"))
-    assert exchange.reply == Reply((double_said("Error: no answer within 2 s"),), calls=1, failed_calls=1)
+    exchange.ends[0] = JobResult(1, failure=JobTimeoutError("no answer within 2 s"))
+    assert exchange.outcome == TurnOutcome((double_said("Error: no answer within 2 s"),), calls=1, failed_calls=1)
 
 
 # -- environments
@@ -191,9 +193,9 @@ def test_an_environment_answers_and_rewards_until_it_is_done() -> None:
     partner, closed = ResponseDialogue(PLAY, FIELDS), Game.closed
     replies = [outcome(partner.respond(text, cut=False, last=False)) for text in ("a", "b", "c")]
     assert replies == [
-        Reply((Message("user", "a7/11"),), reward=1.0),
-        Reply((Message("user", "b7/11"),), reward=2.0),
-        Reply(ends="stop", reward=3.0),
+        TurnOutcome((Answer("user", "a7/11"),), reward=1.0),
+        TurnOutcome((Answer("user", "b7/11"),), reward=2.0),
+        TurnOutcome(ends="stop", reward=3.0),
     ]
     assert Game.closed == closed + 1
     partner.leave()
@@ -204,7 +206,7 @@ def test_an_environment_answers_and_rewards_until_it_is_done() -> None:
     ("how", "ends"), [({"cut": True, "last": False}, "length"), ({"cut": False, "last": True}, "turns")]
 )
 def test_the_last_turn_is_rewarded_too(how: dict[str, bool], ends: str) -> None:
-    assert outcome(ResponseDialogue(PLAY, FIELDS).respond("a", **how)) == Reply(ends=ends, reward=1.0)
+    assert outcome(ResponseDialogue(PLAY, FIELDS).respond("a", **how)) == TurnOutcome(ends=ends, reward=1.0)
 
 
 def test_a_turn_that_calls_a_tool_is_no_move() -> None:
@@ -230,14 +232,14 @@ def test_an_environment_that_fails_ends_the_run_or_the_response(
 ) -> None:
     with pytest.raises(error, match=message):
         hear(PLAY, text)
-    assert hear(replace(PLAY, ends_on_error=True), text) == Reply(ends="error")
+    assert hear(replace(PLAY, ends_on_error=True), text) == TurnOutcome(ends="error")
 
 
 def test_an_environment_that_takes_too_long_is_named() -> None:
     exchange = ResponseDialogue(PLAY, FIELDS).respond("a", cut=False, last=False)
-    exchange.ends[0] = Done(1, failure=JobTimeoutError("no answer within 2 s"))
+    exchange.ends[0] = JobResult(1, failure=JobTimeoutError("no answer within 2 s"))
     with pytest.raises(TimeoutError, match="`games:Game` gave no answer within 2 s; raise `tool_timeout_s`"):
-        assert exchange.reply
+        assert exchange.outcome
 
 
 def test_an_environment_that_is_left_is_closed_once_its_step_is_over() -> None:

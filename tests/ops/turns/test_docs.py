@@ -11,7 +11,7 @@ from dagrl.backends.tool_calls import Call
 from dagrl.config.schema import TURN_COLUMNS, RolloutNode, SamplingSpec
 from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.dialogue import ResponseDialogue, TurnSettings
-from dagrl.ops.turns.jobs import Done
+from dagrl.ops.turns.jobs import JobResult
 from dagrl.ops.turns.metrics import turn_stats
 from dagrl.plugins.environment import load_environment
 from dagrl.plugins.tool import BUILT_IN, load_tool
@@ -49,8 +49,8 @@ def test_the_environment(folder: Path) -> None:
         exchange = partner.respond(said, cut=False, last=False)
         (work,) = exchange.work
         assert work is not None
-        exchange.ends[0] = Done(1, work())
-        reply = exchange.reply
+        exchange.ends[0] = JobResult(1, work())
+        reply = exchange.outcome
         assert reply is not None
         replies.append(([answer.text for answer in reply.answers], reply.reward, reply.ends))
     assert replies == [(["A number, please."], -0.1, None), (["larger"], 0.0, None), ([], 1.0, "stop")]

@@ -11,8 +11,8 @@ from dagrl.model_files.images import ImageSettings
 from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.response import Response, image_columns_of
 from dagrl.ops.turns.dialogue import ResponseDialogue, TurnSettings, tool_answer
-from dagrl.ops.turns.jobs import Done
-from dagrl.ops.turns.template import Message, MessageWriter
+from dagrl.ops.turns.jobs import JobResult
+from dagrl.ops.turns.template import Answer, MessageWriter
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="characters", alphabet="ab", images=True))
 A, B, IMAGE = (TOKENIZER.convert_tokens_to_ids(token) for token in ("a", "b", "<|image_pad|>"))
@@ -26,9 +26,9 @@ def pixels(height: int, width: int) -> np.ndarray:
 def test_images_stand_before_the_text_of_their_answer() -> None:
     writer = MessageWriter(TOKENIZER, [], 9, vision=SETTINGS)
     answers = [
-        Message("tool", "a", (pixels(8, 16), pixels(8, 8))),
-        Message("user", "b"),
-        Message("user", "", (pixels(8, 8),)),
+        Answer("tool", "a", (pixels(8, 16), pixels(8, 8))),
+        Answer("user", "b"),
+        Answer("user", "", (pixels(8, 8),)),
     ]
     tokens = writer.tokens(answers, TOKENIZER.eos_token_id)
     assert tokens.tolist() == [IMAGE, IMAGE, IMAGE, A, B, IMAGE]
@@ -39,7 +39,7 @@ def test_images_stand_before_the_text_of_their_answer() -> None:
 
 def test_images_stand_at_their_places_in_the_text() -> None:
     writer = MessageWriter(TOKENIZER, [], 9, vision=SETTINGS)
-    answer = Message("user", "aab", (pixels(8, 16), pixels(8, 8), pixels(8, 8)), (2, 3, 3))
+    answer = Answer("user", "aab", (pixels(8, 16), pixels(8, 8), pixels(8, 8)), (2, 3, 3))
     tokens = writer.tokens([answer], TOKENIZER.eos_token_id)
     assert tokens.tolist() == [A, A, IMAGE, IMAGE, B, IMAGE, IMAGE]
 
@@ -57,13 +57,13 @@ def test_a_response_knows_where_its_images_begin() -> None:
 
 def test_tools_return_images_alone_or_among_texts() -> None:
     image = Image.new("RGB", (8, 8))
-    assert tool_answer(Done(1, image)) == (image,)
-    assert tool_answer(Done(1, ["look: ", image])) == ("look: ", image)
-    assert tool_answer(Done(1, ["a", "b"])) == '["a", "b"]'
+    assert tool_answer(JobResult(1, image)) == (image,)
+    assert tool_answer(JobResult(1, ["look: ", image])) == ("look: ", image)
+    assert tool_answer(JobResult(1, ["a", "b"])) == '["a", "b"]'
 
 
 def test_images_are_resized_as_the_model_sees_them() -> None:
-    def message(vision: ImageSettings | None) -> Message:
+    def message(vision: ImageSettings | None) -> Answer:
         settings = TurnSettings({}, lambda _: (), None, 1, ends_on_error=False, vision=vision)
         return ResponseDialogue(settings, {"extra_info": {}})._message("tool", ("a", Image.new("L", (20, 9)), "b"))
 

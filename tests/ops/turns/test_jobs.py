@@ -7,17 +7,17 @@ import threading
 
 import pytest
 
-from dagrl.ops.turns.jobs import Done, Jobs, JobTimeoutError
+from dagrl.ops.turns.jobs import JobResult, Jobs, JobTimeoutError
 
 
 class Bench:
     """Jobs, and the ends that they have delivered."""
 
     def __init__(self, max_running: int = 2, timeout_s: float = 60.0) -> None:
-        self.ended: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self.jobs = Jobs(self.ended.put, max_running=max_running, timeout_s=timeout_s)
 
-    def next(self) -> Done:
+    def next(self) -> JobResult:
         done = self.ended.get(timeout=120)
         assert self.jobs.settle(done)
         return done
