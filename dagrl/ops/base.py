@@ -181,7 +181,7 @@ class Context:
 
     @property
     def policy_version(self) -> int:
-        """The newest weight version that a rollout may sample with: newer weights may arrive after it began."""
+        """The weight version that a rollout begins with: its own, or a newer one that has arrived since."""
         return max(self.generator.policy_version, self.version)
 
     @property

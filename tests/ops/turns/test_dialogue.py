@@ -68,9 +68,9 @@ def outcome(exchange: PendingOutcome) -> TurnOutcome:
         if work is not None:
             assert exchange.outcome is None, "it is not over yet"
             try:
-                exchange.ends[place] = JobResult(1, work())
+                exchange.results[place] = JobResult(1, work())
             except Exception as failure:  # noqa: BLE001 - as a job does
-                exchange.ends[place] = JobResult(1, failure=failure)
+                exchange.results[place] = JobResult(1, failure=failure)
     assert exchange.outcome is not None
     return exchange.outcome
 
@@ -182,7 +182,7 @@ def test_a_tool_that_cannot_work_here_ends_the_run() -> None:
 
 def test_a_tool_that_takes_too_long_is_told_so() -> None:
     exchange = ResponseDialogue(TOOLS, FIELDS).respond(call(3), cut=False, last=False)
-    exchange.ends[0] = JobResult(1, failure=JobTimeoutError("no answer within 2 s"))
+    exchange.results[0] = JobResult(1, failure=JobTimeoutError("no answer within 2 s"))
     assert exchange.outcome == TurnOutcome((double_said("Error: no answer within 2 s"),), calls=1, failed_calls=1)
 
 
@@ -237,7 +237,7 @@ def test_an_environment_that_fails_ends_the_run_or_the_response(
 
 def test_an_environment_that_takes_too_long_is_named() -> None:
     exchange = ResponseDialogue(PLAY, FIELDS).respond("a", cut=False, last=False)
-    exchange.ends[0] = JobResult(1, failure=JobTimeoutError("no answer within 2 s"))
+    exchange.results[0] = JobResult(1, failure=JobTimeoutError("no answer within 2 s"))
     with pytest.raises(TimeoutError, match="`games:Game` gave no answer within 2 s; raise `tool_timeout_s`"):
         assert exchange.outcome
 

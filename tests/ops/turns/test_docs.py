@@ -49,7 +49,7 @@ def test_the_environment(folder: Path) -> None:
         exchange = partner.respond(said, cut=False, last=False)
         (work,) = exchange.work
         assert work is not None
-        exchange.ends[0] = JobResult(1, work())
+        exchange.results[0] = JobResult(1, work())
         reply = exchange.outcome
         assert reply is not None
         replies.append(([answer.text for answer in reply.answers], reply.reward, reply.ends))

@@ -65,7 +65,7 @@ def test_tools_return_images_alone_or_among_texts() -> None:
 def test_images_are_resized_as_the_model_sees_them() -> None:
     def message(vision: ImageSettings | None) -> Answer:
         settings = TurnSettings({}, lambda _: (), None, 1, ends_on_error=False, vision=vision)
-        return ResponseDialogue(settings, {"extra_info": {}})._message("tool", ("a", Image.new("L", (20, 9)), "b"))
+        return ResponseDialogue(settings, {"extra_info": {}})._answer("tool", ("a", Image.new("L", (20, 9)), "b"))
 
     answer = message(SETTINGS)
     assert (answer.text, [image.shape for image in answer.images]) == ("ab", [(8, 16, 3)])
