@@ -9,7 +9,7 @@ import torch
 
 from dagrl.algorithms.losses import PolicyLoss, ratio_of
 from dagrl.algorithms.rows import RowReducer
-from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import located
 
 if TYPE_CHECKING:
@@ -69,10 +69,7 @@ class OwnLoss:
         for name in self.columns:
             column = logprobs.get(name, tokens.columns[name])
             values[name] = column[tokens.row] if name in self._per_response else column
-        try:
-            result = call(self._function, self._args, LossTokens(values, rows))
-        except UserFunctionError as error:
-            raise ValueError(f"{self._place} {error}") from error.__cause__
+        result = call_or_stop(self._place, self._function, self._args, LossTokens(values, rows))
         loss, clipped = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         self._check(loss, tokens.logprob)
         if clipped is None:

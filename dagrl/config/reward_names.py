@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 BUILT_IN_REWARDS = {
-    "agent": "dagrl.rewards.agent:agent_reward",
+    "agent": "dagrl.rewards.given:agent_reward",
     "code": "dagrl.rewards.code.reward:code_reward",
-    "environment": "dagrl.rewards.environment:environment_reward",
+    "environment": "dagrl.rewards.given:environment_reward",
     "exact": "dagrl.rewards.exact:exact_reward",
     "math": "dagrl.rewards.math:math_reward",
 }

@@ -20,21 +20,18 @@ from dagrl.algorithms.advantages import (
 )
 from dagrl.algorithms.gae import gae_advantages, token_rewards
 from dagrl.algorithms.gigpo import gigpo_advantages
-from dagrl.algorithms.reward_shaping import kl_charges
+from dagrl.algorithms.reward_shaping import cosine_rewards, kl_charges, length_rewards, overlong_penalty
 from dagrl.config.schema import AdvantageNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.experts import for_all_rows, own_rows
 from dagrl.ops.own_estimator import own_advantages
-from dagrl.ops.shaping import shaped_rewards
-from dagrl.ops.trajectories import joined_rows, split_rows, with_lengths
+from dagrl.ops.trajectories import for_all_rows, joined_rows, own_rows, split_rows, with_lengths
 
 
 def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the advantages of each part: a shard of whole groups, or the whole batch if the estimator whitens it."""
-    node = context.node
-    assert isinstance(node, AdvantageNode)
+    node = context.declared(AdvantageNode)
     for part in parts:
         # Responses of an expert are not samples of the policy, so they are not part of any baseline.
         joined = joined_rows(part.batch, context)
@@ -57,6 +54,37 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
             columns = {"advantage": _estimate(node, batch, rewards, charges, context)}
         spread = split_rows(for_all_rows(columns, batch, joined), part.batch)
         yield Output((part.index,), part.batch.rows, spread, stats)
+
+
+def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: int) -> tuple[np.ndarray, dict[str, Stat]]:
+    """Rewards with all length terms of the node, float64 [S], and statistics of the terms.
+
+    `longest` bounds one row: terms that compare with it take a trajectory's longest one.
+    """
+    rewards = batch["reward"].values.astype(np.float64)
+    longest_rows = batch["longest_row"].values
+    stats: dict[str, Stat] = {}
+    if (cosine := node.cosine_reward) is not None:
+        rewards = cosine_rewards(
+            rewards > cosine.right_above,
+            longest_rows,
+            longest=longest,
+            right_from_to=cosine.right,
+            wrong_from_to=cosine.wrong,
+            exceeded=cosine.exceeded,
+        )
+        stats["reward/cosine"] = Stat.of(rewards)
+    points = np.zeros(len(rewards))
+    if (shorter := node.length_reward) is not None:
+        right = batch["reward"].values > shorter.right_above
+        given = shorter.coef * length_rewards(right, batch["length"].values, batch["group_id"].values)
+        stats["reward/length"] = Stat.of(given)
+        points += given
+    if (buffer := node.overlong_buffer) is not None:
+        penalty = overlong_penalty(longest_rows, longest=longest, buffer=buffer.len, factor=buffer.penalty_factor)
+        stats["reward/overlong"] = Stat.of(penalty)
+        points += penalty
+    return rewards + points, stats
 
 
 def _with_critic(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges: Column | None) -> dict[str, Column]:

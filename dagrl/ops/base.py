@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from dagrl.backends.base import NO_WEIGHTS, AnyEngine, GenerateEngine, ScoreEngine, TrainEngine
+from dagrl.backends.base import NO_WEIGHTS, AnyEngine, GenerateEngine, Objective, ScoreEngine, TrainEngine
 from dagrl.config.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
+from dagrl.config.schema.nodes.base import TrainingNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
 
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpInput:
-    """Rows that an op processes together: a shard, or a mini-batch of an update. Only this data-parallel rank's
-    rows.
-    """
+    """Rows of this data-parallel rank that an op processes together: a shard, or a mini-batch of an update."""
 
     index: int
     batch: Batch
@@ -163,6 +162,22 @@ class Context:
     def scorer(self) -> ScoreEngine:
         """The engine of an op that scores text."""
         return cast(ScoreEngine, self.engine)
+
+    def train(self, mini_batches: Sequence[Batch], objective: Objective[Any]) -> dict[str, Stat]:
+        """Take one optimizer step per mini-batch, as often as the node's ``epochs``; returns the metrics."""
+        node = self.declared(TrainingNode)
+        return self.trainer.update(
+            [*mini_batches] * node.epochs,
+            objective,
+            tokens_per_micro_batch=node.tokens_per_micro_batch,
+            begins=self.begins,
+            ends=self.ends,
+        )
+
+    def declared[Node: NodeBase](self, kind: type[Node]) -> Node:
+        """The declared node, which is of this kind."""
+        assert isinstance(self.node, kind)
+        return self.node
 
     @property
     def pipeline(self) -> Pipeline:

@@ -18,8 +18,7 @@ _STREAM = 0xC0
 
 def covariance(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the marks for the step's batch, which must be complete."""
-    node = context.node
-    assert isinstance(node, CovarianceNode)
+    node = context.declared(CovarianceNode)
     for part in parts:
         # Sorted by row, so that the draw does not depend on the order of arrival.
         order = np.argsort(part.batch.rows)

@@ -18,22 +18,14 @@ def critic(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
     Stale samples are used too: ``schedule.stale_samples`` does not apply to a critic.
     """
-    engine = context.trainer
-    node = context.node
-    assert isinstance(node, CriticNode)
+    node = context.declared(CriticNode)
     objective = ValueObjective(
         cliprange=node.cliprange_value,
         aggregation=node.aggregation,
         longest_response=context.sampling.max_new_tokens,
         has_shares="trajectory_share" in parts[0].batch,
     )
-    stats = engine.update(
-        [part.batch for part in parts] * node.epochs,
-        objective,
-        tokens_per_micro_batch=node.tokens_per_micro_batch,
-        begins=context.begins,
-        ends=context.ends,
-    )
+    stats = context.train([part.batch for part in parts], objective)
     # The policy reports metrics such as the learning rate by the same names.
     metrics = {
         name if name.startswith(_OWN) else _OWN + name: stat for name, stat in with_explained_variance(stats).items()

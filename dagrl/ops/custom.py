@@ -15,7 +15,7 @@ from dagrl.config.schema import CustomNode
 from dagrl.data.batch import Column
 from dagrl.ops.base import Context, Op, OpInput, Output
 from dagrl.ops.view import view_of
-from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function, located
 from dagrl.plugins.declarations import declared
 
@@ -27,13 +27,9 @@ def custom_op(place: str, folder: Path | None) -> Op:
     where = located(function, place)
 
     def run(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-        node = context.node
-        assert isinstance(node, CustomNode)
+        node = context.declared(CustomNode)
         for part in parts:
-            try:
-                result = call(function, node.args, view_of(part.batch))
-            except UserFunctionError as error:
-                raise ValueError(f"{place} {error}") from error.__cause__
+            result = call_or_stop(place, function, node.args, view_of(part.batch))
             if not isinstance(result, dict) or set(result) != set(contract.writes):
                 raise ValueError(f"{where} must return a dict with the columns it writes: {', '.join(contract.writes)}")
             columns = {name: _column(name, values, len(part.batch), where) for name, values in result.items()}

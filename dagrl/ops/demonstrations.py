@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from dagrl.backends.base import Objective, ResponseTokens, TrainEngine
+from dagrl.backends.base import Objective, ResponseTokens
 from dagrl.config.schema import DemonstrationNode
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
@@ -19,29 +19,22 @@ def learn(parts: Sequence[OpInput], context: Context, objective: Objective[Respo
     """Train on the mini-batches in order, or compute the objective's metrics of a validation batch; yield the
     metrics.
     """
-    engine = context.trainer
-    node = context.node
-    assert isinstance(node, DemonstrationNode)
     batches = [part.batch.with_columns({"response_tokens": part.batch["demonstration"]}) for part in parts]
     if context.validation:
         (batch,) = batches
-        stats = _told(batch, objective, engine, node.tokens_per_micro_batch)
+        stats = _metrics(batch, objective, context)
     else:
-        stats = engine.update(
-            batches * node.epochs,
-            objective,
-            tokens_per_micro_batch=node.tokens_per_micro_batch,
-            begins=context.begins,
-            ends=context.ends,
-        )
+        stats = context.train(batches, objective)
     yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, stats)
 
 
-def _told(
-    batch: Batch, objective: Objective[ResponseTokens], engine: TrainEngine, tokens_per_micro_batch: int
-) -> dict[str, Stat]:
+def _metrics(batch: Batch, objective: Objective[ResponseTokens], context: Context) -> dict[str, Stat]:
     """The objective's metrics on this data-parallel rank's rows, to be merged over ranks."""
-    logprobs = engine.logprobs(batch, temperature=objective.temperature, tokens_per_micro_batch=tokens_per_micro_batch)
+    logprobs = context.trainer.logprobs(
+        batch,
+        temperature=objective.temperature,
+        tokens_per_micro_batch=context.declared(DemonstrationNode).tokens_per_micro_batch,
+    )
     # Weights are not divided by the global normalizer here, so that merging over ranks gives means over rows.
     weights, totals = objective.token_weights(batch)
     tokens = ResponseTokens(

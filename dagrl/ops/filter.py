@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,10 +10,9 @@ from dagrl.config.schema import FilterNode
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.experts import own_rows
-from dagrl.ops.trajectories import first_rows
+from dagrl.ops.trajectories import first_rows, own_rows
 from dagrl.ops.view import view_of
-from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function, located
 from dagrl.plugins.declarations import rule_columns
 
@@ -24,8 +22,7 @@ def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
     Samples whose agent failed do not count, and a group without others does not pass.
     """
-    node = context.node
-    assert isinstance(node, FilterNode)
+    node = context.declared(FilterNode)
     (part,) = parts
     batch = part.batch
     passes = _rule(node, context) if node.fn else _bounds(node, batch)
@@ -71,10 +68,7 @@ def _rule(node: FilterNode, context: Context) -> Callable[[Batch], bool]:
 
     def passes(group: Batch) -> bool:
         seen = view_of(group)
-        try:
-            answer: Any = call(rule, {name: seen[name] for name in columns} | node.args)
-        except UserFunctionError as error:
-            raise ValueError(f"{place} {error}") from error.__cause__
+        answer = call_or_stop(place, rule, {name: seen[name] for name in columns} | node.args)
         if not isinstance(answer, bool | np.bool_):
             raise ValueError(
                 f"{located(rule, place)} returned {answer!r:.100}; return True or False: whether the group passes"

@@ -29,10 +29,10 @@ from dagrl.ops.judge_images import (
     shown_images,
     without_tokens,
 )
-from dagrl.ops.reward import scored_text
+from dagrl.ops.reward import reward_stats, scored_text
 from dagrl.ops.rollout import sample_seed
 from dagrl.ops.trajectories import first_rows
-from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function
 from dagrl.plugins.judging import Judged, finite, is_function, parse, parser_arguments, shown
 from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
@@ -60,8 +60,7 @@ def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
     The questions of all shards are asked concurrently, up to the node's limit.
     """
-    node = context.node
-    assert isinstance(node, JudgeNode)
+    node = context.declared(JudgeNode)
     firsts = [OpInput(part.index, first_rows(part.batch, context)) for part in parts]
     judged = [_judged(part.batch, context) for part in firsts]
     read = context.resources.once(f"parser of {node!r}", lambda: _reader(node, context.resources))
@@ -77,13 +76,11 @@ def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 def _output(part: OpInput, verdicts: Sequence[_Verdict], node: JudgeNode, sequences: int) -> Output:
     """Scores of a shard, whose trajectories have so many rows."""
-    column = node.written_as("reward")
     scores = np.array([verdict.score for verdict in verdicts], dtype=np.float32)
     counted = [verdict.tokens for verdict in verdicts if verdict.tokens is not None]
     stats = {
         "judge/failed_fraction": Stat.of([verdict.failed for verdict in verdicts]),
-        # `samples` reports the mean of `reward`, which other nodes may change.
-        **({} if column == "reward" else {f"reward/{column}": Stat.of(scores)}),
+        **reward_stats(node, scores),
         **({"judge/reply_tokens": Stat.of(counted)} if counted else {}),
     }
     sampled = sum(counted) if node.engine else 0
@@ -247,11 +244,7 @@ def _reader(node: JudgeNode, resources: Resources) -> Callable[[str, Judged], fl
 
     def own(reply: str, judged: Judged) -> float:
         arguments = {**asdict(judged), "reply": reply}
-        try:
-            score = call(function, {name: arguments[name] for name in names})
-        except UserFunctionError as error:
-            raise ValueError(f"{node.parser} {error}") from error.__cause__
-        return finite(score)
+        return finite(call_or_stop(node.parser, function, {name: arguments[name] for name in names}))
 
     return own
 

@@ -12,8 +12,7 @@ from dagrl.ops.base import Context, OpInput, Output
 def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the log-probs of each shard; logits are divided by the sampling temperature."""
     engine = context.trainer
-    node = context.node
-    assert isinstance(node, LogprobNode)
+    node = context.declared(LogprobNode)
     with engine.start_weights() if context.frozen else nullcontext():
         for part in parts:
             column = engine.logprobs(

@@ -12,7 +12,7 @@ from dagrl.config.schema import AdvantageNode
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import Context
 from dagrl.ops.view import view_of
-from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import located
 from dagrl.plugins.declarations import load_formula
 
@@ -28,10 +28,7 @@ def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, conte
     function, formula = loaded
     seen = view_of(batch)
     columns = {name: seen[name] for name in ("response_mask", *formula.reads)} | {"reward": rewards}
-    try:
-        result = call(function, node.args, columns)
-    except UserFunctionError as error:
-        raise ValueError(f"{node.estimator} {error}") from error.__cause__
+    result = call_or_stop(node.estimator, function, node.args, columns)
     mask = batch["response_mask"]
     where = located(function, node.estimator)
     with np.errstate(over="ignore"):

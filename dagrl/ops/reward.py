@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.config.schema import RewardNode
+from dagrl.config.schema import NodeBase, RewardNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
@@ -22,25 +22,28 @@ from dagrl.rewards.score import Samples, score
 
 def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the rewards of each shard. Raises RewardError if the function fails and ``on_error`` is stop."""
-    node = context.node
-    assert isinstance(node, RewardNode)
+    node = context.declared(RewardNode)
     resources = context.resources
     function = resources.once(f"reward {node.fn}", lambda: load_reward(node.fn, resources.folder))
     for part in parts:
         scored = _samples(first_rows(part.batch, context), context)
         scores = score(function, scored, args=node.args, on_error=node.on_error, concurrency=node.concurrency)
         rewards = np.repeat(scores.rewards, context.sequences)
-        column = node.written_as("reward")
-        # `samples` reports the mean of `reward`, which other nodes may change.
-        stats = {} if column == "reward" else {f"reward/{column}": Stat.of(scores.rewards)}
+        stats = reward_stats(node, scores.rewards)
         if node.on_error != "stop":
             stats["reward/failed_fraction"] = Stat.of(np.arange(len(scores.rewards)) < scores.failures)
-        stats |= _further_stats(scores.further, column)
+        stats |= _further_stats(scores.further, node.written_as("reward"))
         columns = {"reward": Column(rewards)}
         if "reward_info" in node.contract().writes:
             texts = [json.dumps(each) for each in scores.further for _ in range(context.sequences)]
             columns["reward_info"] = Column.text(texts)
         yield Output((part.index,), part.batch.rows, columns, stats)
+
+
+def reward_stats(node: NodeBase, rewards: np.ndarray) -> dict[str, Stat]:
+    """The mean of a node's rewards, unless it writes ``reward``, which `samples` reports after other nodes."""
+    column = node.written_as("reward")
+    return {} if column == "reward" else {f"reward/{column}": Stat.of(rewards)}
 
 
 def _further_stats(further: Sequence[Mapping[str, float]], column: str) -> dict[str, Stat]:

@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 
 from dagrl.backends.base import GenerationRequest
+from dagrl.config.schema import RolloutNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at
 from dagrl.data.stats import Stat
@@ -20,8 +21,8 @@ from dagrl.ops.agents.play import play
 from dagrl.ops.agents.rows import agent_columns_of, agent_stats
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response import Response, columns_of, image_columns_of, stored, turn_columns_of
+from dagrl.ops.turns.dialogue import ERROR, TURNS
 from dagrl.ops.turns.loop import converse
-from dagrl.ops.turns.metrics import turn_stats
 
 
 def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
@@ -191,6 +192,26 @@ def _output(
     if context.rollout.multi_turn:
         stats |= turn_stats(chosen, context.rollout)
     return Output((), rows[places], columns, stats, sampled=sampled)
+
+
+def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, Stat]:
+    """Metrics of finished responses of a node."""
+    calls = sum(turn.calls for each in responses for turn in each.turns)
+    failed = sum(turn.failed_calls for each in responses for turn in each.turns)
+    tokens = sum(len(each.tokens) for each in responses)
+    stats = {
+        "turns": Stat.of([len(each.turns) for each in responses]),
+        "turns/out_of_turns_fraction": Stat.of([each.finish_reason == TURNS for each in responses]),
+        "turns/observation_token_fraction": Stat.weighted(tokens - sum(each.sampled for each in responses), tokens),
+    }
+    if node.has_tools:
+        stats["tools/calls_per_response"] = Stat.weighted(calls, len(responses))
+        stats["tools/failed_fraction"] = Stat.weighted(failed, calls)
+    if node.environment:
+        rewards = [sum(turn.reward for turn in each.turns) for each in responses]
+        stats["environment/reward"] = Stat.of(rewards)
+        stats["environment/failed_fraction"] = Stat.of([each.finish_reason == ERROR for each in responses])
+    return stats
 
 
 def _ended_before(rows: np.ndarray, begun: Batch, context: Context) -> Output:

@@ -19,9 +19,8 @@ from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.model_files.images import image_settings, shortened
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.experts import own_rows
 from dagrl.ops.response_text import response_text
-from dagrl.ops.trajectories import first_rows
+from dagrl.ops.trajectories import first_rows, own_rows
 from dagrl.ops.turns.passages import passages
 from dagrl.ops.validation import by_prompt, validation_stats
 

@@ -12,7 +12,6 @@ from dagrl.ops.demonstrations import learn
 
 def sft(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Take one optimizer step per mini-batch; in validation, report the loss."""
-    node = context.node
-    assert isinstance(node, SftNode)
+    node = context.declared(SftNode)
     longest = context.pipeline.data.max_response_tokens
     return learn(parts, context, SftObjective(node.aggregation, longest))

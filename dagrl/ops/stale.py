@@ -59,8 +59,7 @@ def _most_behind(context: Context) -> int | None:
     """Number of versions that a sample may be behind; None if the generator does not get its weights from this
     engine.
     """
-    schedule, rollout, update = context.pipeline.schedule, context.rollout, context.node
-    assert isinstance(update, UpdateNode)
+    schedule, rollout, update = context.pipeline.schedule, context.rollout, context.declared(UpdateNode)
     if getattr(context.pipeline.engines[rollout.engine], "weights_from", None) != update.engine:
         return None
     if schedule.stale_samples == "auto" and rollout.partial_rollout:

@@ -18,9 +18,7 @@ from dagrl.plugins.declarations import load_formula
 
 def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Train on the mini-batches in order, and yield their common metrics."""
-    engine = context.trainer
-    node = context.node
-    assert isinstance(node, UpdateNode)
+    node = context.declared(UpdateNode)
     policy = PolicyObjective(
         node.loss,
         context.temperature,
@@ -32,15 +30,9 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     )
     # Also with a weight of 0: an expert's rows are no samples of the policy.
     objective = MixedObjective(policy, node.loss.sft_coef) if "is_expert" in parts[0].batch else policy
-    batches, ages = without_stale([part.batch for part in parts], engine.policy_version, context)
+    batches, ages = without_stale([part.batch for part in parts], context.trainer.policy_version, context)
     waits = context.step <= node.critic_warmup
-    stats = engine.update(
-        [] if waits else [*batches] * node.epochs,
-        objective,
-        tokens_per_micro_batch=node.tokens_per_micro_batch,
-        begins=context.begins,
-        ends=context.ends,
-    )
+    stats = context.train([] if waits else batches, objective)
     # During critic warmup there are no metrics, although version and learning rate advance.
     yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, ages if waits else stats | ages)
 

@@ -13,8 +13,7 @@ from dagrl.ops.base import Context, OpInput, Output
 def values(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the values of each shard under the critic's current weights."""
     engine = context.trainer
-    node = context.node
-    assert isinstance(node, ValuesNode)
+    node = context.declared(ValuesNode)
     with engine.start_weights() if context.frozen else nullcontext():
         for part in parts:
             column = engine.values(part.batch, tokens_per_micro_batch=node.tokens_per_micro_batch)

@@ -90,6 +90,14 @@ def call(function: Callable[..., Any], named: Mapping[str, Any], *given: Any, ab
             raise UserFunctionError(raised_by(function, error)) from error
 
 
+def call_or_stop(place: str, function: Callable[..., Any], named: Mapping[str, Any], *given: Any) -> Any:
+    """`call` the function at `place`. Raises ValueError with the place for all that it raises."""
+    try:
+        return call(function, named, *given)
+    except UserFunctionError as error:
+        raise ValueError(f"{place} {error}") from error.__cause__
+
+
 @contextmanager
 def within_call(function: Callable[..., Any], about: str = "") -> Iterator[None]:
     """Within the context a user's function is called: for calls whose errors are handled in another way."""

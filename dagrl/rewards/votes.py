@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.config.schema.val_metrics import Vote
-from dagrl.plugins.calls import UserFunctionError, call
+from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function, located, name_of
 from dagrl.rewards.exact import compared
 from dagrl.rewards.final_answer import final_answer
@@ -30,10 +30,7 @@ def load_vote(vote: Vote, folder: Path | None = None) -> Answered:
 
 
 def _called(function: Callable[[str], Any], response: str) -> str | None:
-    try:
-        answer = call(function, {}, response)
-    except UserFunctionError as error:
-        raise ValueError(f"data.val_vote {name_of(function)} {error}") from error.__cause__
+    answer = call_or_stop(f"data.val_vote {name_of(function)}", function, {}, response)
     if answer is not None and not isinstance(answer, str):
         raise ValueError(f"data.val_vote {located(function)} returned {answer!r}; return a text or None")
     return answer

@@ -10,9 +10,9 @@ import pytest
 from dagrl.data.batch import Batch
 from dagrl.ops.advantage import advantage
 from dagrl.ops.base import OpInput
-from dagrl.ops.experts import for_all_rows, own_rows
 from dagrl.ops.mix import mix
 from dagrl.ops.samples import samples
+from dagrl.ops.trajectories import for_all_rows, own_rows
 
 
 def group_rows(bench, groups: list[list[str]], given: list[list[str]]) -> Batch:

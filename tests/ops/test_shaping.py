@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.ops.shaping import shaped_rewards
+from dagrl.ops.advantage import shaped_rewards
 from dagrl.ops.trajectories import with_lengths
 
 

@@ -23,9 +23,8 @@ import numpy as np
 from dagrl.backends.base import GenerationRequest
 from dagrl.data.batch import Batch
 from dagrl.ops.agents.images import RowImages, images_of_rows
-from dagrl.ops.agents.rows import Trajectory, responses_of
+from dagrl.ops.agents.rows import ScoreGroup, Trajectory, responses_of, scored
 from dagrl.ops.agents.running import Agent, WaitingRequest
-from dagrl.ops.agents.scoring import ScoreGroup, scored
 from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup, agent_setup, row_of
 from dagrl.ops.agents.tree import TrajectoryTree

@@ -1,10 +1,12 @@
-"""The rows of a trajectory, and metrics of trajectories."""
+"""Trajectories that have ended: their common scores, their rows and their metrics."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +15,13 @@ from dagrl.data.batch import Column
 from dagrl.data.image_column import shared_image_columns
 from dagrl.data.stats import Stat
 from dagrl.model_files.images import thumbnail
-from dagrl.ops.agents.programs import Verdict
+from dagrl.ops.agents.programs import ProgramError, Verdict
 from dagrl.ops.agents.tree import SampledSequence, SeenImage, TrajectoryTree
 from dagrl.ops.response import Response, Turn
 from dagrl.ops.turns.dialogue import ERROR
+
+type ScoreGroup = Callable[[Sequence[Any]], Awaitable[list[Verdict]]]
+"""From the states of a group's trajectories to their verdicts. Raises ProgramError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,29 @@ class AgentRow:
     """The program's reward; NaN if it gave none."""
     images: tuple[SeenImage, ...] = ()
     """Images of the prompt."""
+
+
+async def scored(ended: Mapping[int, Trajectory], score: ScoreGroup, timeout_s: float) -> dict[int, Trajectory]:
+    """The trajectories of a group, by row, with their rewards.
+
+    Those whose program failed are no part of it. If scoring fails, all others have failed.
+    """
+    waiting = {row: each for row, each in ended.items() if each.verdict.state is not None}
+    found = dict(ended)
+    if not waiting:
+        return found
+    failure = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            verdicts = await score([each.verdict.state for each in waiting.values()])
+    except TimeoutError:
+        failure = f"scoring its group took longer than timeout_s, {timeout_s:g} s"
+    except ProgramError as error:
+        failure = str(error)
+    if failure is not None:
+        return found | {row: replace(each, verdict=Verdict(), error=failure) for row, each in waiting.items()}
+    pairs = zip(waiting.items(), verdicts, strict=True)
+    return found | {row: replace(each, verdict=verdict) for (row, each), verdict in pairs}
 
 
 def responses_of(

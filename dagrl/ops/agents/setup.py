@@ -19,7 +19,7 @@ from dagrl.ops.agents.functions import FunctionProgram
 from dagrl.ops.agents.gateway import Gateway
 from dagrl.ops.agents.images import ImageReader, RowImages
 from dagrl.ops.agents.programs import CommandProgram, Program, SandboxedProgram, ServiceProgram
-from dagrl.ops.agents.scoring import ScoreGroup
+from dagrl.ops.agents.rows import ScoreGroup
 from dagrl.ops.agents.verifiers_agent import verifiers_agent
 from dagrl.ops.base import Context
 from dagrl.ops.turns.calls import parser_of
@@ -27,8 +27,6 @@ from dagrl.ops.turns.settings import policy_images
 from dagrl.plugins.agent import agent_problem
 from dagrl.plugins.custom import load_function
 
-ROW_FIELDS = ("messages", "answer", "data_source", "extra_info")
-"""Columns of the row that a program gets, beside ``seed`` and ``sample_id``."""
 _LOOPBACK = "127.0.0.1"
 
 

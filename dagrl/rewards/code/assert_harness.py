@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def encoded(value: Any) -> Any:
-    """Encode a value as JSON that keeps Python's built-in types distinct; see `dagrl.rewards.code.values.decoded`.
+    """Encode a value as JSON that keeps Python's built-in types distinct; see `dagrl.rewards.code.compare.decoded`.
 
     A subclass is encoded as its built-in type. Raises TypeError for other types.
     """

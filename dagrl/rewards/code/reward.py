@@ -18,10 +18,9 @@ from pydantic import PositiveFloat, PositiveInt
 
 from dagrl.plugins.declarations import reward
 from dagrl.rewards import sandbox
-from dagrl.rewards.code.compare import same_output, same_value
+from dagrl.rewards.code.compare import decoded, same_output, same_value
 from dagrl.rewards.code.extract import program_in
 from dagrl.rewards.code.tests import AssertTests, Check, FunctionTests, ProgramTests, Tests, read_tests
-from dagrl.rewards.code.values import decoded
 
 _START_S = 5.0
 """Extra time for Python to start and load the solution if several tests share a process."""
