@@ -36,7 +36,6 @@ class LossTokens:
         return self._values[name]
 
     def __len__(self) -> int:
-        """Number of tokens, T."""
         return len(self["logprob"])
 
 

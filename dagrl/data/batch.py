@@ -81,7 +81,10 @@ class Column:
 
     def strings(self) -> list[str]:
         """The rows of a text column."""
-        return [bytes(self[row]).decode() for row in range(len(self))]
+        return [self.string(row) for row in range(len(self))]
+
+    def string(self, row: int) -> str:
+        return bytes(self[row]).decode()
 
     @staticmethod
     def concat(parts: Sequence[Column]) -> Column:

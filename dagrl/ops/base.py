@@ -181,7 +181,6 @@ class Context:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The whole pipeline."""
         return self.resources.pipeline
 
     @property

@@ -20,7 +20,7 @@ from dagrl.data.stats import Stat
 from dagrl.model_files.images import ImageSettings
 from dagrl.ops.base import Context, OpInput, Output, Resources
 from dagrl.ops.judge_images import (
-    Images,
+    PromptImages,
     content,
     expanded,
     fitted,
@@ -46,10 +46,10 @@ class JudgeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _JudgeScore:
     """Score of a response."""
 
-    score: float
+    value: float
     failed: bool = False
     tokens: int | None = None
     """Tokens of the reply, if counted."""
@@ -67,19 +67,19 @@ def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     # Closed explicitly, so that pending questions are cancelled as soon as a response fails.
     with closing((_over_endpoint if node.endpoint else _on_engine)(firsts, judged, node, context)) as asked:
         for part, first, texts, askings in zip(parts, firsts, judged, asked, strict=True):
-            verdicts = [
-                _verdict(asking, text, read, node, f"sample {row}")
+            judge_scores = [
+                _judge_score(asking, text, read, node, f"sample {row}")
                 for asking, text, row in zip(askings, texts, first.batch.rows.tolist(), strict=True)
             ]
-            yield _output(part, verdicts, node, context.sequences)
+            yield _output(part, judge_scores, node, context.sequences)
 
 
-def _output(part: OpInput, verdicts: Sequence[_Verdict], node: JudgeNode, sequences: int) -> Output:
+def _output(part: OpInput, judge_scores: Sequence[_JudgeScore], node: JudgeNode, sequences: int) -> Output:
     """Scores of a shard, whose trajectories have so many rows."""
-    scores = np.array([verdict.score for verdict in verdicts], dtype=np.float32)
-    counted = [verdict.tokens for verdict in verdicts if verdict.tokens is not None]
+    scores = np.array([score.value for score in judge_scores], dtype=np.float32)
+    counted = [score.tokens for score in judge_scores if score.tokens is not None]
     stats = {
-        "judge/failed_fraction": Stat.of([verdict.failed for verdict in verdicts]),
+        "judge/failed_fraction": Stat.of([score.failed for score in judge_scores]),
         **reward_stats(node, scores),
         **({"judge/reply_tokens": Stat.of(counted)} if counted else {}),
     }
@@ -103,7 +103,7 @@ def _conversation_text(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
-def _messages(node: JudgeNode, judged: Judged, images: Images) -> list[dict[str, Any]]:
+def _messages(node: JudgeNode, judged: Judged, images: PromptImages) -> list[dict[str, Any]]:
     system = [{"role": "system", "content": node.system}] if node.system else []
     return [*system, {"role": "user", "content": content(node.prompt, judged, images)}]
 
@@ -172,7 +172,7 @@ def _on_engine(
         ]
 
 
-def _images(part: OpInput, node: JudgeNode) -> list[Images]:
+def _images(part: OpInput, node: JudgeNode) -> list[PromptImages]:
     return [shown_images(part.batch, row, node) for row in range(len(part.batch))]
 
 
@@ -199,7 +199,7 @@ def _tokens(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
     node: JudgeNode,
-    images: Images,
+    images: PromptImages,
     settings: ImageSettings | None,
 ) -> np.ndarray:
     """Token ids of a question."""
@@ -249,18 +249,18 @@ def _reader(node: JudgeNode, resources: Resources) -> Callable[[str, Judged], fl
     return own
 
 
-def _verdict(
+def _judge_score(
     asking: PendingReply, judged: Judged, read: Callable[[str, Judged], float], node: JudgeNode, who: str
-) -> _Verdict:
+) -> _JudgeScore:
     answer = None
     try:
         answer = asking()
-        return _Verdict(read(answer.text, judged), tokens=answer.tokens)
+        return _JudgeScore(read(answer.text, judged), tokens=answer.tokens)
     except EndpointSetupError as error:
         raise JudgeError(f"the judge cannot be asked: {error}") from error
     except (EndpointError, ValueError) as error:
         if node.on_error != "stop":
-            return _Verdict(float(node.on_error), failed=True, tokens=answer.tokens if answer else None)
+            return _JudgeScore(float(node.on_error), failed=True, tokens=answer.tokens if answer else None)
         what = f"there is no score in the judge's reply: {error}" if answer else f"the judge has not answered: {error}"
         reply = f"\n  reply: {shown(answer.text)}" if answer else ""
         raise JudgeError(

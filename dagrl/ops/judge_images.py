@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +10,18 @@ import numpy as np
 from dagrl.config.schema import JudgeNode, Pipeline
 from dagrl.data.batch import Batch
 from dagrl.data.image_column import images_at
-from dagrl.model_files.images import MARKER, ImageSettings, fitting_size, image_settings, resized
+from dagrl.model_files.images import MARKER, ImageSettings, fitting_size, image_settings, png_uri, resized
 from dagrl.plugins.judging import PROMPT_FIELD, Judged, filled
 
-type Images = tuple[np.ndarray, ...]
-"""Images of a prompt, uint8 [height, width, 3]."""
+type PromptImages = tuple[np.ndarray, ...]
+"""PromptImages of a prompt, uint8 [height, width, 3]."""
 
 
-def shown_images(batch: Batch, row: int, node: JudgeNode) -> Images:
-    """The images that the judge is shown of a row."""
+def shown_images(batch: Batch, row: int, node: JudgeNode) -> PromptImages:
     return tuple(images_at(batch, row)) if node.images else ()
 
 
-def content(template: str, judged: Judged, images: Images) -> str | list[dict[str, Any]]:
+def content(template: str, judged: Judged, images: PromptImages) -> str | list[dict[str, Any]]:
     """The question as text, or as parts of types ``text`` and ``image`` if there are images.
 
     Only the prompt marks images: a response that has the same text keeps it.
@@ -45,12 +42,11 @@ def content(template: str, judged: Judged, images: Images) -> str | list[dict[st
 
 def for_endpoint(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages with images as OpenAI's protocol has them."""
-    return [
-        {**message, "content": [_sent(part) for part in message["content"]]}
-        if isinstance(message["content"], list)
-        else dict(message)
-        for message in messages
-    ]
+
+    def sent(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"type": "image_url", "image_url": {"url": png_uri(part["image"])[0]}} if "image" in part else part
+
+    return _with_parts(messages, sent)
 
 
 def judge_settings(pipeline: Pipeline, node: JudgeNode) -> ImageSettings | None:
@@ -58,8 +54,8 @@ def judge_settings(pipeline: Pipeline, node: JudgeNode) -> ImageSettings | None:
     return image_settings(pipeline.model_of(str(node.engine)), pipeline.data) if node.images else None
 
 
-def fitted(images: Images, settings: ImageSettings) -> Images:
-    """Images in sizes that the judge's model takes."""
+def fitted(images: PromptImages, settings: ImageSettings) -> PromptImages:
+    """PromptImages in sizes that the judge's model takes."""
     from PIL import Image
 
     fits = [fitting_size(image.shape[0], image.shape[1], settings) == image.shape[:2] for image in images]
@@ -73,15 +69,14 @@ def without_tokens(
 ) -> list[dict[str, Any]]:
     """Messages whose text does not look like an image: a response may have sampled its token."""
     placeholder = _placeholder(tokenizer, settings)
-    return [
-        {**message, "content": [_without(part, placeholder) for part in message["content"]]}
-        if isinstance(message["content"], list)
-        else dict(message)
-        for message in messages
-    ]
+
+    def cleaned(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**part, "text": part["text"].replace(placeholder, "")} if "text" in part else part
+
+    return _with_parts(messages, cleaned)
 
 
-def expanded(tokenizer: Any, text: str, images: Images, settings: ImageSettings) -> np.ndarray:
+def expanded(tokenizer: Any, text: str, images: PromptImages, settings: ImageSettings) -> np.ndarray:
     """Token ids of a question, int64, with the tokens of each image where the chat template names it.
 
     ValueError if it names other than the number of images.
@@ -104,16 +99,13 @@ def _placeholder(tokenizer: Any, settings: ImageSettings) -> str:
     return str(tokenizer.convert_ids_to_tokens(settings.token))
 
 
-def _without(part: Mapping[str, Any], placeholder: str) -> dict[str, Any]:
-    return {**part, "text": part["text"].replace(placeholder, "")} if part["type"] == "text" else dict(part)
-
-
-def _sent(part: Mapping[str, Any]) -> dict[str, Any]:
-    if part["type"] != "image":
-        return dict(part)
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(part["image"]).save(file, format="PNG")
-    address = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": address}}
+def _with_parts(
+    messages: Sequence[Mapping[str, Any]], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The messages with each part of their contents changed."""
+    return [
+        {**message, "content": [change(part) for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else dict(message)
+        for message in messages
+    ]

@@ -63,7 +63,6 @@ class Response:
 
     @property
     def finished(self) -> bool:
-        """Whether the response is complete."""
         return self.finish_reason != ABORTED
 
     @property
@@ -74,7 +73,6 @@ class Response:
         return len(self.tokens) - self.begun
 
     def extended(self, completion: Completion) -> Response:
-        """Append a completion."""
         return replace(
             self,
             version=min(self.version, completion.policy_version) if len(self.tokens) else completion.policy_version,
@@ -122,17 +120,11 @@ class Response:
         )
 
     def with_outcome(self, *, reward: float, calls: int = 0, failed_calls: int = 0) -> Response:
-        """Set the outcome of the last turn."""
         last = replace(self.turns[-1], reward=reward, calls=calls, failed_calls=failed_calls)
         return replace(self, turns=(*self.turns[:-1], last))
 
     def ended(self, reason: str) -> Response:
-        """Set the finish reason."""
         return replace(self, finish_reason=reason)
-
-    def with_agent(self, row: Any, reason: str) -> Response:
-        """Set what belongs to an agent rollout, and the finish reason."""
-        return replace(self, agent=row, finish_reason=reason)
 
     def without_older(self, version: int) -> Response:
         """Mask tokens that weights before `version` have sampled."""
@@ -207,7 +199,7 @@ def stored(begun: Batch, place: int) -> Response:
         begun["rollout_logprob"][place],
         begun["response_mask"][place],
         begun["token_version"][place],
-        bytes(begun["finish_reason"][place]).decode(),
+        begun["finish_reason"].string(place),
         begun["routed_experts"][place] if "routed_experts" in begun else None,
         begun=len(tokens),
         images=tuple(images_at(begun, place, "response_")),

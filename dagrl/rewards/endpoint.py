@@ -104,7 +104,6 @@ class Endpoint:
         return EndpointReply(text.encode(errors="replace").decode(), tokens if counted else None)
 
     def close(self) -> None:
-        """Close the connections."""
         asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
 

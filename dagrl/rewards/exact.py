@@ -9,7 +9,6 @@ from pydantic import AfterValidator
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A regular expression. ValueError if it is none."""
     try:
         return re.compile(pattern)
     except re.error as error:

@@ -76,7 +76,6 @@ def _load() -> None:
 
 
 def _serve(replies: IO[str]) -> None:
-    """Answer requests until standard input ends."""
     for line in sys.stdin:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])

@@ -159,7 +159,6 @@ class _Ledger:
         self._on_error = on_error
 
     def called(self, fields: Mapping[str, str], index: int, args: Mapping[str, Any]) -> Callable[[], Any]:
-        """Calls the function for a sample."""
         given = {name: getattr(self.samples, field)[index] for name, field in fields.items()}
         return lambda: call(self._function, {**given, **args}, about=self.who([index]))
 

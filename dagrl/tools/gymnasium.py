@@ -50,7 +50,6 @@ class Game:
         return self._show(observation, self._environment)
 
     def step(self, response: str) -> Observation:
-        """Take the action of a response."""
         try:
             action = self._read(response, self._environment)
         except ValueError as error:

@@ -82,7 +82,6 @@ def chat_answer(body: Mapping[str, Any], replies: Sequence[Reply], tokens: Seque
 
 
 def chat_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
-    """A finished answer as a stream of events."""
     head = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     for choice in answer["choices"]:
         message = choice["message"]
@@ -115,7 +114,6 @@ def text_request(body: Mapping[str, Any]) -> tuple[str | list[int], Wish]:
 
 
 def text_answer(body: Mapping[str, Any], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The answer to a completion request."""
     choices = []
     for index, (reply, texts) in enumerate(zip(replies, tokens, strict=True)):
         logprobs = None
@@ -127,7 +125,6 @@ def text_answer(body: Mapping[str, Any], replies: Sequence[Reply], tokens: Seque
 
 
 def text_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
-    """A finished answer as a stream of events."""
     for choice in answer["choices"]:
         yield event({**answer, "choices": [choice], "usage": None})
     if with_usage:
@@ -149,12 +146,10 @@ def asks_for_usage(body: Mapping[str, Any]) -> bool:
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
-    """A server-sent event."""
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def usage_of(replies: Sequence[Reply]) -> dict[str, int]:
-    """Token counts of an answer."""
     prompt, sampled = replies[0].prompt_tokens, sum(len(reply.tokens) for reply in replies)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 

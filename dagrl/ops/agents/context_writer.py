@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dagrl.model_files.images import ImageSettings, image_starts
+from dagrl.model_files.images import ImageSettings
 from dagrl.model_files.tokenizer import chat_text
 from dagrl.ops.agents.messages import FOLLOWING, Message, RequestError
 from dagrl.ops.turns.rendered import RenderedText
@@ -90,14 +90,10 @@ class ContextWriter:
 
     def image_starts(self, given: np.ndarray, images: Images) -> list[int]:
         """Index in tokens, which this has written, where each of their images begins."""
-        if self._vision is None or not images:
-            return []
-        return image_starts(given, np.array([image.shape[:2] for image in images]), self._vision).tolist()
+        return self._rendered.image_starts(given, images).tolist()
 
     def image_tokens(self, image: np.ndarray) -> int:
-        """Tokens of an image."""
-        assert self._vision is not None, "an image for a policy that does not see"
-        return int(self._vision.tokens(np.array(image.shape[:2]))[0])
+        return len(self._rendered.image(image.shape[:2]))
 
     def check_text(self, tokens: np.ndarray) -> None:
         """Raise RequestError for tokens that a program may not choose: unknown ones, and those of images."""

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dagrl.ops.agents.programs import ProgramError, Verdict
+from dagrl.ops.agents.programs import ProgramError, ProgramResult
 
 _CORES_OF_A_PROCESS, _MOST_PROCESSES = 4, 4
 _ENDS_S = 5.0
@@ -40,7 +40,7 @@ class FunctionProcesses:
         self._processes: list[_Process | None] = [None] * count
         """Each is started for its first run, and again after it has died."""
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         """Run the function in one of the processes; all on one event loop.
 
         Raises ProgramError if it fails or its process dies. Ends the run if cancelled.
@@ -53,7 +53,6 @@ class FunctionProcesses:
         return await process.run(number, base_url, key, row)
 
     def close(self) -> None:
-        """End the processes."""
         for process in self._processes:
             if process is not None:
                 process.close()
@@ -76,14 +75,14 @@ class _Process:
             )
         self._connection = Connection(ours.detach())
         self._loop = loop
-        self._waiting: dict[int, asyncio.Future[Verdict]] = {}
+        self._waiting: dict[int, asyncio.Future[ProgramResult]] = {}
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.over = False
         self._messages.put(named)
         for work in (self._read, self._write):
             threading.Thread(target=work, name=f"agents' process {self._process.pid}", daemon=True).start()
 
-    async def run(self, number: int, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+    async def run(self, number: int, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         self._waiting[number] = future = self._loop.create_future()
         self._messages.put(json.dumps([number, base_url, key, row]).encode())
         try:
@@ -95,7 +94,6 @@ class _Process:
             self._waiting.pop(number, None)
 
     def close(self) -> None:
-        """End the process."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -129,7 +127,7 @@ class _Process:
         if error is not None:
             future.set_exception(ProgramError(error))
         else:
-            future.set_result(Verdict(reward, metrics))
+            future.set_result(ProgramResult(reward, metrics))
 
     def _lost(self, code: int) -> None:
         self.over = True

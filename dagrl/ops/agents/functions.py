@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagrl.config.errors import bounded
-from dagrl.ops.agents.programs import ProgramError, Verdict, verdict_of
+from dagrl.ops.agents.programs import ProgramError, ProgramResult, program_result
 from dagrl.plugins.calls import ending_children
 from dagrl.plugins.custom import raised_by
 
@@ -26,16 +26,15 @@ class FunctionProgram:
         threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
         self._transport: Any = None
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         call = asyncio.run_coroutine_threadsafe(self._call(base_url, key, row), self._loop)
-        return verdict_of(await asyncio.wrap_future(call))
+        return program_result(await asyncio.wrap_future(call))
 
     @property
     def scores_groups(self) -> bool:
-        """Whether results of a group are scored together."""
         return self._score is not None
 
-    async def score(self, states: Sequence[Any]) -> list[Verdict]:
+    async def score(self, states: Sequence[Any]) -> list[ProgramResult]:
         """The verdicts of a group. Raises ProgramError."""
 
         async def call() -> list[Any]:
@@ -47,7 +46,7 @@ class FunctionProgram:
                 raise ProgramError(bounded(f"scoring its group {raised_by(self._score, error)}")) from error
 
         given = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
-        return [verdict_of(each) for each in given]
+        return [program_result(each) for each in given]
 
     async def _call(self, base_url: str, key: str, row: Mapping[str, Any]) -> Any:
         client = self._client(base_url, key)

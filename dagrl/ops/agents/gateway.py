@@ -46,7 +46,6 @@ class Gateway:
         self.url = f"http://{host}:{self.port}/v1"
 
     def add(self, session: Session) -> None:
-        """Open the endpoint for a session."""
         self._sessions[session.key] = session
 
     def remove(self, session: Session) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import io
 import json
@@ -15,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from dagrl.data.batch import Batch
 from dagrl.data.image_column import images_at
-from dagrl.model_files.images import ImageSettings, marked_parts, resized
+from dagrl.model_files.images import ImageSettings, marked_parts, png_uri, resized
 from dagrl.ops.agents.messages import RequestError
 from dagrl.ops.agents.tree import SeenImage
 
@@ -101,20 +100,13 @@ def images_of_rows(batch: Batch, rows: Sequence[int]) -> dict[int, RowImages]:
         # Rows with the same images have the same memory.
         place = tuple(image.ctypes.data for image in images)
         if place not in made:
-            names = json.loads(bytes(batch["image_names"][row])) if images else []
+            names = json.loads(batch["image_names"].string(row)) if images else []
             made[place] = _row_images([SeenImage(*each) for each in zip(names, images, strict=True)])
         found[row] = made[place]
     return found
 
 
 def _row_images(seen: Sequence[SeenImage]) -> RowImages:
-    from PIL import Image
-
-    urls, keys = [], []
-    for image in seen:
-        file = io.BytesIO()
-        # No loss, and fast.
-        Image.fromarray(image.pixels).save(file, format="PNG", compress_level=1)
-        urls.append(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")
-        keys.append(hashlib.sha256(file.getvalue()).hexdigest())
+    files = [png_uri(image.pixels) for image in seen]
+    urls, keys = [url for url, _ in files], [hashlib.sha256(file).hexdigest() for _, file in files]
     return RowImages(tuple(seen), tuple(urls), tuple(keys))

@@ -35,7 +35,6 @@ class PausableTimeout:
         await timeout.__aexit__(*raised)
 
     def pause(self) -> None:
-        """Stop the clock."""
         if not self._paused and self._timeout is not None:
             passed = _now() - self._since
             self.seconds += passed
@@ -46,7 +45,6 @@ class PausableTimeout:
         self._paused = True
 
     def go_on(self) -> None:
-        """Let the clock run again."""
         if self._paused and self._timeout is not None:
             self._since = _now()
             with suppress(RuntimeError):

@@ -51,7 +51,7 @@ class ProgramError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramResult:
     """A program's result for its trajectory."""
 
     reward: float | None = None
@@ -65,20 +65,20 @@ class Verdict:
 class Program(Protocol):
     """A way to run the user's program."""
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         """Run it to its end, on the endpoint's event loop. Raises ProgramError; ends it if cancelled."""
         ...
 
 
-def verdict_of(returned: Any, output: str = "") -> Verdict:
+def program_result(returned: Any, output: str = "") -> ProgramResult:
     """The verdict in what a program returns: a number, a mapping with ``reward`` and metrics, or nothing.
 
     Raises ProgramError for anything else.
     """
     if isinstance(returned, Unscored):
-        return Verdict(output=output, state=returned.state)
+        return ProgramResult(output=output, state=returned.state)
     if returned is None:
-        return Verdict(output=output)
+        return ProgramResult(output=output)
     values = returned if isinstance(returned, Mapping) else {"reward": returned}
     numbers = {}
     if len(values) > _MOST_METRICS:
@@ -92,7 +92,7 @@ def verdict_of(returned: Any, output: str = "") -> Verdict:
                 f"it returned {returned!r:.200}; return a number, or a dict with `reward` and other numbers", output
             )
         numbers[name] = number
-    return Verdict(numbers.pop("reward", None), numbers, output)
+    return ProgramResult(numbers.pop("reward", None), numbers, output)
 
 
 def _number(value: Any) -> float | None:
@@ -111,7 +111,7 @@ class CommandProgram:
         self._command = (sys.executable, *command[1:]) if command[0] == "python" else command
         self._env, self._folder, self._hide = env, folder, hiding({"env": env})
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         with TemporaryDirectory(prefix="dagrl-agent-") as made:
             result, output, task = (Path(made, name) for name in ("result.json", "output", "task.json"))
             # A file, as a program may end before it has read a pipe.
@@ -135,7 +135,7 @@ class CommandProgram:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             said = self._hide(_end_of(output))
-            return _verdict_of_process(status, said, _result_in(result, said))
+            return _process_result(status, said, _result_in(result, said))
 
 
 class SandboxedProgram:
@@ -148,7 +148,7 @@ class SandboxedProgram:
         self._env, self._timeout_s, self._hide = spec.env, spec.timeout_s, hiding({"env": spec.env})
         self._threads = ThreadPoolExecutor(spec.max_running, thread_name_prefix="sandboxed agent")
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": _RESULT}
         run = partial(
             sandbox.run,
@@ -165,7 +165,7 @@ class SandboxedProgram:
         said = self._hide((ended.stdout + ended.stderr)[-OUTPUT_BYTES:])
         if ended.outcome in (sandbox.Outcome.TIMED_OUT, sandbox.Outcome.TOO_MUCH):
             raise ProgramError(f"it {ended.outcome.value}", said)
-        return _verdict_of_process(ended.exit_status, said, ended.kept)
+        return _process_result(ended.exit_status, said, ended.kept)
 
 
 class ServiceProgram:
@@ -175,7 +175,7 @@ class ServiceProgram:
         self._url = url
         self._client: Any = None
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> Verdict:
+    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         import aiohttp
 
         from dagrl.bounded_http import AnswerError
@@ -193,7 +193,7 @@ class ServiceProgram:
         if not 200 <= answer.status < 300:
             raise ProgramError(f"it answered {answer.status}: {_shown(body, key)}")
         try:
-            return verdict_of(json.loads(body) if body.strip() else None)
+            return program_result(json.loads(body) if body.strip() else None)
         except (ValueError, RecursionError) as error:
             raise ProgramError(f"it answered in another form than JSON: {_shown(body, key)}") from error
 
@@ -226,13 +226,13 @@ async def _ended(process: asyncio.subprocess.Process, output: LogEnds) -> int:
     return waiting.result()
 
 
-def _verdict_of_process(status: int, said: str, result: str | None) -> Verdict:
+def _process_result(status: int, said: str, result: str | None) -> ProgramResult:
     """The verdict of a process that has ended, by its exit status, output and result file."""
     if status:
         how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
         raise ProgramError(f"it {how}{_last_line(said)}", said)
     try:
-        return verdict_of(None if result is None else json.loads(result), said)
+        return program_result(None if result is None else json.loads(result), said)
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"its result file is not JSON: {error}", said) from error
 

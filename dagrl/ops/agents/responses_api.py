@@ -42,7 +42,6 @@ def responses_request(
 
 
 def responses_answer(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
-    """The answer to a request."""
     output: list[dict[str, Any]] = []
     if reply.reasoning:
         thought = {"type": "summary_text", "text": reply.reasoning}
@@ -84,7 +83,6 @@ def responses_answer(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
 
 
 def responses_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
-    """A finished answer as a stream of events."""
     number = 0
 
     def made(kind: str, **fields: Any) -> bytes:

@@ -15,12 +15,12 @@ from dagrl.data.batch import Column
 from dagrl.data.image_column import shared_image_columns
 from dagrl.data.stats import Stat
 from dagrl.model_files.images import thumbnail
-from dagrl.ops.agents.programs import ProgramError, Verdict
+from dagrl.ops.agents.programs import ProgramError, ProgramResult
 from dagrl.ops.agents.tree import SampledSequence, SeenImage, TrajectoryTree
 from dagrl.ops.response import Response, Turn
 from dagrl.ops.turns.dialogue import ERROR
 
-type ScoreGroup = Callable[[Sequence[Any]], Awaitable[list[Verdict]]]
+type ScoreGroup = Callable[[Sequence[Any]], Awaitable[list[ProgramResult]]]
 """From the states of a group's trajectories to their verdicts. Raises ProgramError."""
 
 
@@ -29,7 +29,7 @@ class Trajectory:
     """A trajectory that has ended."""
 
     tree: TrajectoryTree
-    verdict: Verdict
+    verdict: ProgramResult
     error: str | None
     """Why the program failed; None if it did not."""
     refused: str | None
@@ -82,7 +82,7 @@ async def scored(ended: Mapping[int, Trajectory], score: ScoreGroup, timeout_s: 
     except ProgramError as error:
         failure = str(error)
     if failure is not None:
-        return found | {row: replace(each, verdict=Verdict(), error=failure) for row, each in waiting.items()}
+        return found | {row: replace(each, verdict=ProgramResult(), error=failure) for row, each in waiting.items()}
     pairs = zip(waiting.items(), verdicts, strict=True)
     return found | {row: replace(each, verdict=verdict) for (row, each), verdict in pairs}
 
@@ -131,7 +131,7 @@ def responses_of(
         # A trajectory's first tokens may be in any of its rows; only their sum is reported.
         earlier = min(begun, sequence.trained) if sequence else 0
         begun -= earlier
-        made.append(replace(response.with_agent(row, reason), begun=earlier))
+        made.append(replace(response, agent=row, finish_reason=reason, begun=earlier))
     return made
 
 
@@ -160,7 +160,6 @@ def agent_columns_of(responses: Sequence[Response], *, several: bool, sees: bool
 
 
 def agent_stats(responses: Sequence[Response]) -> dict[str, Stat]:
-    """Metrics of trajectories."""
     rows = [row for row in map(_agent, responses) if row.first]
     trajectories = [row.trajectory for row in rows]
     stats = {

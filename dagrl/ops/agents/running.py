@@ -15,7 +15,7 @@ import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.ops.agents.pausable_timeout import PausableTimeout
-from dagrl.ops.agents.programs import ProgramError, Verdict
+from dagrl.ops.agents.programs import ProgramError, ProgramResult
 from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup
@@ -116,7 +116,6 @@ class Agent:
         return new
 
     def cancel(self) -> None:
-        """End the program."""
         for task in (self._admission, self._program):
             if task is not None:
                 task.cancel()
@@ -203,7 +202,7 @@ class Agent:
             session, verdict, error = await self._attempt()
         return Trajectory(session.tree, verdict, error, session.refused, attempts - 1, self._clock.seconds)
 
-    async def _attempt(self) -> tuple[Session, Verdict, str | None]:
+    async def _attempt(self) -> tuple[Session, ProgramResult, str | None]:
         """The session, what the program says of it, and why it failed, if it did."""
         setup, gateway = self.setup, self.setup.gateway
         session = self._session = self.new_session(self._ask)
@@ -214,9 +213,9 @@ class Agent:
             async with self._clock:
                 verdict = await setup.program.run(gateway.url, session.key, self.task)
         except TimeoutError:
-            return session, Verdict(), f"it took longer than timeout_s, {setup.spec.timeout_s:g} s"
+            return session, ProgramResult(), f"it took longer than timeout_s, {setup.spec.timeout_s:g} s"
         except ProgramError as error:
-            return session, Verdict(output=error.output), str(error)
+            return session, ProgramResult(output=error.output), str(error)
         finally:
             gateway.remove(session)
         if verdict.reward is None and verdict.state is None and setup.needs_reward:

@@ -96,15 +96,11 @@ def agent_setup(context: Context) -> AgentSetup:
 
 def row_of(batch: Batch, row: int, seed: int, images: RowImages) -> dict[str, Any]:
     """A row, with its images, as a program gets it."""
-
-    def text(name: str) -> str:
-        return bytes(batch[name][row]).decode()
-
     return {
-        "messages": images.messages(json.loads(text("messages"))),
-        "answer": text("answer"),
-        "data_source": text("data_source"),
-        "extra_info": json.loads(text("extra_info")),
+        "messages": images.messages(json.loads(batch["messages"].string(row))),
+        "answer": batch["answer"].string(row),
+        "data_source": batch["data_source"].string(row),
+        "extra_info": json.loads(batch["extra_info"].string(row)),
         # Half of it, which every language's integers hold exactly.
         "seed": seed % 2**32,
         "sample_id": int(batch.rows[row]),

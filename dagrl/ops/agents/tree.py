@@ -176,7 +176,6 @@ class TrajectoryTree:
         return GenerationRequest(prompt, exchange.seed, begun, exchange.limit, pixels, starts)
 
     def complete(self, exchange: Exchange, reply: Completion) -> None:
-        """Record the reply that the program gets."""
         exchange.reply = reply
         self.exchanges.append(exchange)
 
@@ -201,7 +200,6 @@ class TrajectoryTree:
         return found
 
     def sampled_tokens(self) -> int:
-        """Tokens of all replies."""
         return sum(len(_tokens(exchange)) for exchange in self.exchanges)
 
     def _sequence(self, leaf: Exchange, covered: set[int]) -> SampledSequence:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import re
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dagrl.model_files.images import ImageSettings
+from dagrl.model_files.images import ImageSettings, image_starts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,6 +108,12 @@ class RenderedText:
     def images_in(self, text: str) -> int:
         """How many images the template has written."""
         return text.count(self._image) if self._image else 0
+
+    def image_starts(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Index in `tokens`, which this has encoded, of the first token of each image, int64 [images]."""
+        if self._vision is None or not images:
+            return np.zeros(0, dtype=np.int64)
+        return image_starts(tokens, np.array([image.shape[:2] for image in images]), self._vision)
 
     def image(self, size: tuple[int, ...]) -> list[int]:
         """Tokens of an image of this height and width."""

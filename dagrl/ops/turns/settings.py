@@ -79,12 +79,10 @@ def policy_images(context: Context) -> ImageSettings | None:
 
 def row_fields(batch: Batch, row: int, seed: int, context: Context) -> dict[str, Any]:
     """Fields of a row that tools and environments may use; environments get more."""
-
-    def text(name: str) -> str:
-        return bytes(batch[name][row]).decode()
-
-    fields: dict[str, Any] = {"extra_info": json.loads(text("extra_info"))}
+    fields: dict[str, Any] = {"extra_info": json.loads(batch["extra_info"].string(row))}
     if context.rollout.environment is not None:
         prompt = context.resources.tokenizer.decode(batch["prompt_tokens"][row], skip_special_tokens=True)
-        fields |= {"prompt": prompt, "answer": text("answer"), "data_source": text("data_source"), "seed": seed}
+        fields |= {"prompt": prompt, "seed": seed} | {
+            name: batch[name].string(row) for name in ("answer", "data_source")
+        }
     return fields

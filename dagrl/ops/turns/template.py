@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dagrl.model_files.images import ImageSettings, image_starts
+from dagrl.model_files.images import ImageSettings
 from dagrl.model_files.tokenizer import render_chat
 from dagrl.ops.turns.rendered import RenderedText
 
@@ -142,10 +142,7 @@ class MessageWriter:
         return np.array(tokens[1:] if end >= 0 and tokens[:1] == [last_token] else tokens, dtype=np.int64)
 
     def image_starts(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Index in `tokens`, which `tokens` has returned, of the first token of each image, int64 [images]."""
-        if self._vision is None or not images:
-            return np.zeros(0, dtype=np.int64)
-        return image_starts(tokens, np.array([image.shape[:2] for image in images]), self._vision)
+        return self._rendered.image_starts(tokens, images)
 
     def _shortened(self, text: str) -> str:
         return text if self._max_tokens is None else self._rendered.shortened(text, self._max_tokens)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dagrl.ops.agents.function_processes import FunctionProcesses
-from dagrl.ops.agents.programs import ProgramError, Verdict
+from dagrl.ops.agents.programs import ProgramError, ProgramResult
 
 FUNCTIONS = """
 import asyncio, os, time
@@ -83,7 +83,7 @@ def test_a_function_gets_its_row_and_a_client_in_another_process(started) -> Non
 def test_failures_are_those_of_a_run(started) -> None:
     program = started("acts")
     failed, fine = run(*(lambda act=act: program.run("http://x/v1", "k", {"act": act}) for act in ("fail", "pass")))
-    assert fine == Verdict(1.0)
+    assert fine == ProgramResult(1.0)
     assert isinstance(failed, ProgramError)
     assert "it raised RuntimeError: no idea (" in str(failed) and "functions_of_agents.py:" in str(failed)
 
@@ -102,7 +102,7 @@ def test_a_process_that_dies_fails_its_runs_and_is_started_again(started) -> Non
     async def both() -> None:
         with pytest.raises(ProgramError, match="the process of its function ended with exit code 3"):
             await program.run("http://x/v1", "k", {"act": "exit"})
-        assert await program.run("http://x/v1", "k", {"act": "pass"}) == Verdict(1.0)
+        assert await program.run("http://x/v1", "k", {"act": "pass"}) == ProgramResult(1.0)
 
     assert run(both) == [None]
 

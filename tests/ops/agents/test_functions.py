@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagrl.ops.agents.functions import FunctionProgram
-from dagrl.ops.agents.programs import ProgramError, Verdict
+from dagrl.ops.agents.programs import ProgramError, ProgramResult
 
 LIMIT_S = 20.0
 
@@ -38,14 +38,14 @@ def test_a_cancelled_task_of_a_function_is_its_failure() -> None:
 def test_a_run_that_is_cancelled_is_no_failure() -> None:
     begun, ended = threading.Event(), []
 
-    async def waits(client: Any, row: Any) -> Verdict:
+    async def waits(client: Any, row: Any) -> ProgramResult:
         begun.set()
         try:
             await asyncio.sleep(100)
         except asyncio.CancelledError as error:
             ended.append(error)
             raise
-        return Verdict()
+        return ProgramResult()
 
     async def cancelled() -> None:
         task = asyncio.create_task(FunctionProgram(waits, "own:solve", {}).run("http://x/v1", "k", {}))
@@ -85,4 +85,4 @@ def test_a_function_that_would_end_the_loop_fails_alone(raised: BaseException, w
     with pytest.raises(ProgramError) as caught:
         ask()
     assert len(str(caught.value)) < 5000
-    assert ask() in (Verdict(1.0), [Verdict(1.0)])
+    assert ask() in (ProgramResult(1.0), [ProgramResult(1.0)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.log_ends import LogEnds
-from dagrl.ops.agents.programs import CommandProgram, ProgramError, ServiceProgram, Verdict
+from dagrl.ops.agents.programs import CommandProgram, ProgramError, ProgramResult, ServiceProgram
 from tests.helpers.hostile_http import Answer, cut, endless, hostile, said, slow_body
 
 SECRET = "xyzzy words"
@@ -51,8 +51,8 @@ def test_the_ends_of_what_a_command_prints_without_end_are_kept(tmp_path: Path, 
 KEY = "key of the session"
 
 
-def ask(url: str, timeout_s: float = 20.0) -> Verdict:
-    async def run() -> Verdict:
+def ask(url: str, timeout_s: float = 20.0) -> ProgramResult:
+    async def run() -> ProgramResult:
         program = ServiceProgram(url)
         try:
             async with asyncio.timeout(timeout_s):
