@@ -34,7 +34,7 @@ def test_overrides_are_values(project) -> None:
     assert handle.plan()["fits"] is True
 
 
-def test_a_wrong_file_is_told_when_it_is_loaded_and_the_rest_when_it_is_checked(project) -> None:
+def test_errors_of_the_file_are_reported_on_load_and_the_others_on_validate(project) -> None:
     with pytest.raises(dagrl.PipelineError, match="unknown key `step`"):
         dagrl.load(project.folder / "p.yaml", {"run.step": 7})
     handle = dagrl.load(project.folder / "p.yaml", {"data.train": "gone.parquet"})

@@ -46,7 +46,7 @@ def test_a_hidden_package_is_missing_in_the_context_only():
     assert importlib.util.find_spec("this") is not None
 
 
-def test_what_was_imported_before_stays():
+def test_earlier_imports_stay():
     with without_packages("json"):
         assert importlib.import_module("json") is json
     assert sys.modules["json"] is json

@@ -118,7 +118,7 @@ def test_all_values_of_a_program_s_environment_are_hidden() -> None:
     assert without_secrets(config) == {**config, "agent": {"env": hidden}}
 
 
-def test_what_follows_an_option_of_a_secret_is_hidden() -> None:
+def test_the_value_of_a_secret_option_is_hidden() -> None:
     command = ["python", "a.py", "--api-key", "xyzzy", "--verbose", "--token=xyzzy", "-n", "3"]
     hidden = ["python", "a.py", "--api-key", HIDDEN, "--verbose", f"--token={HIDDEN}", "-n", "3"]
     assert without_secrets({"command": command}) == {"command": hidden}

@@ -16,7 +16,7 @@ def test_data_outside_of_templates_is_the_projects(tmp_path: Path) -> None:
     assert path_in_template(OWN_TEMPLATES, "../data/x/y.parquet", tmp_path / "p.yaml") == tmp_path / "data/x/y.parquet"
 
 
-def test_what_the_repository_has_is_found_there(tmp_path: Path) -> None:
+def test_files_of_the_repository_are_found(tmp_path: Path) -> None:
     assert path_in_template(OWN_TEMPLATES, "../README.md", tmp_path / "p.yaml").samefile(OWN_TEMPLATES / "../README.md")
 
 

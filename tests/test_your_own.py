@@ -62,7 +62,7 @@ def test_its_pipeline_validates(folder: Path) -> None:
     assert "token_weight" in done.stdout
 
 
-def test_its_mistake_is_told_as_it_says(folder: Path) -> None:
+def test_its_error_is_as_documented(folder: Path) -> None:
     text = FILES["own.yaml"].replace("my_losses:fading", "my_losses:fadign")
     # The document's file begins with a line that says its name.
     (folder / "own.yaml").write_text("# own.yaml\n" + text)

@@ -176,7 +176,7 @@ def test_remax_charges_a_token_for_itself_and_what_comes_after_it():
 
 
 @given(st.integers(0, 1000))
-def test_what_remax_takes_off_a_token_is_what_a_loop_backwards_adds_up(seed):
+def test_remax_penalties_equal_a_backward_loop(seed):
     """verl's form: the response's reward on its last token, less each token's charge, added up from the end."""
     random = np.random.default_rng(seed)
     mask = Column.ragged([random.integers(0, 2, size).tolist() for size in random.integers(1, 6, 3)], "float32")

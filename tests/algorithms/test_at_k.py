@@ -77,7 +77,7 @@ def test_a_majority_outvotes_a_lucky_guess_and_two_halves_share():
     assert majority_at_k(rewards, votes, 4).tolist() == [0.0, 0.5]
 
 
-def test_where_there_are_many_choices_some_are_drawn_and_again_the_same():
+def test_many_choices_are_sampled_reproducibly():
     rng = np.random.default_rng(0)
     right = rng.random((200, 16)) < 0.6
     votes = [["right" if each else f"wrong {rng.integers(3)}" for each in row] for row in right]
@@ -92,7 +92,7 @@ def test_where_there_are_many_choices_some_are_drawn_and_again_the_same():
 
 
 @pytest.mark.parametrize("k", [0, 3])
-def test_more_than_there_are_cannot_be_told(k):
+def test_k_above_the_number_of_responses_is_an_error(k):
     with pytest.raises(ValueError, match="from 2 responses"):
         best_at_k(np.zeros((1, 2)), k)
     with pytest.raises(ValueError, match="from 2 responses"):

@@ -100,7 +100,7 @@ def test_pairs_count_alike_whatever_their_lengths(accumulated):
     assert metrics["dpo/rejected_reward"] == pytest.approx(-0.25 * LN2)
 
 
-def test_the_likelihood_of_chosen_responses_is_told_and_added_where_asked_for(accumulated):
+def test_the_likelihood_of_chosen_responses_is_reported_and_added_on_request(accumulated):
     plain, without, metrics = accumulated([pairs_of(*FIRST)], DpoObjective(beta=0.5))
     loss, gradients, told = accumulated([pairs_of(*FIRST)], DpoObjective(beta=0.5, sft_coef=0.2))
     # Two tokens of probability 1/2.

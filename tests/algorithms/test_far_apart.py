@@ -112,7 +112,7 @@ def test_losses_and_gradients_are_bounded(name, dtype, now, old, advantage):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_what_is_not_a_number_is_never_trained_on(name):
+def test_nan_is_never_trained_on(name):
     """A bound must not make a number of NaN: see `dagrl.algorithms.nonfinite`."""
     logprob = torch.tensor([math.nan, -1.0, -1.0], requires_grad=True)
     result = POLICIES[name].loss(logprob, torch.full((3,), -1.0), torch.tensor([1.0, -1.0, -1.0]))
@@ -164,7 +164,7 @@ def test_preferences_are_bounded(form, difference):
     assert h.grad.abs().item() <= steepest * ROUNDING
 
 
-def test_the_ratio_that_is_told_of_ones_own_loss_is_finite():
+def test_the_reported_ratio_of_an_own_loss_is_finite():
     own = OwnLoss("losses:mine", lambda tokens: -tokens["advantage"] * tokens["logprob"], {}, ("advantage",))
     tokens = ResponseTokens(
         logprob=torch.zeros(3, requires_grad=True),

@@ -48,14 +48,14 @@ def n_step(rewards: np.ndarray, values: np.ndarray, at: int, steps: int, discoun
     return gained + (discount**steps * values[end] if end < len(values) else 0.0) - values[at]
 
 
-def test_a_reward_stands_on_the_last_token_that_counts():
+def test_a_reward_is_placed_on_the_last_trained_token():
     mask = column([1], [1, 1, 0], [], [0, 0], [1])
     found = token_rewards(np.array([5.0, 2.0, 3.0, 4.0, -1.0]), mask)
     assert found.values.tolist() == [5, 0, 2, 0, 0, 0, -1]
     assert found.lengths.tolist() == mask.lengths.tolist()
 
 
-def test_what_single_tokens_get_comes_out_of_the_whole():
+def test_token_rewards_are_part_of_the_total():
     mask = column([1, 0, 1, 1], [1, 1])
     # The 9 stands on a word of a tool's, which is no place for a reward.
     placed = column([0.5, 9, 0, 0.25], [0, 2])

@@ -132,7 +132,7 @@ def test_a_plus_keeps_the_gradient_where_the_value_has_reached_its_bound(estimat
     assert (estimate.item(), now.grad.item()) == pytest.approx((value, -gap), rel=1e-9, abs=1e-12)
 
 
-def test_tokens_at_the_bound_are_told():
+def test_tokens_at_the_bound_are_counted():
     # exp(2.61) - 3.61 = 9.989 and exp(2.62) - 3.62 = 10.116; exp(-10.9) + 9.9 = 9.90002 and exp(-11.1) + 10.1.
     policy = torch.tensor([-2.61, -2.62, 10.9, 11.1, 0.0, -90.0])
     assert kl_clipped(policy, torch.zeros(6)).tolist() == [False, True, False, True, False, True]

@@ -98,7 +98,7 @@ def test_a_token_that_does_not_count_cannot_spoil_the_loss():
         (lambda batch: 1 / 0, r"raised ZeroDivisionError: division by zero \(.*test_own_loss.py:\d+\)"),
     ],
 )
-def test_what_is_no_loss_is_refused_by_the_functions_name(function, message):
+def test_a_wrong_loss_is_refused_with_the_functions_name(function, message):
     given = tokens(advantage=[1.0] * 4, old_logprob=[0.0] * 4)
     with pytest.raises(ValueError, match=f"^mine:loss .*{message}"):
         objective(function)(given)

@@ -65,7 +65,7 @@ def test_the_penalty_on_length_falls_in_the_buffer():
     assert overlong_penalty(lengths, longest=20, buffer=4, factor=0.5).tolist() == [0.0, 0.0, -0.125, -0.25, -0.5, -0.5]
 
 
-def test_of_a_group_the_shorter_responses_get_more():
+def test_shorter_responses_of_a_group_get_more():
     # Lengths 10 to 30: 1/2, 0.5 - 5/20, 0.5 - 15/20, -1/2. Wrong ones never get more than 0. Groups are apart, and one
     # whose responses are equally long gets nothing.
     lengths, groups = np.array([10, 7, 15, 25, 7, 30]), np.array([4, 2, 4, 4, 2, 4])

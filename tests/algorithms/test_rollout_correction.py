@@ -75,7 +75,7 @@ def test_weights_of_responses_are_products_over_the_tokens_that_count():
         ("seq_max_k3", 0.85, None, [1, 1, 0, 0, 0, 0, 0, 0]),
     ],
 )
-def test_what_the_criteria_reject(criterion, upper, lower, out):
+def test_samples_that_the_criteria_reject(criterion, upper, lower, out):
     log_ratio, rows = packed()
     rollout = torch.full_like(log_ratio, -30.0)
     found = rejected(rollout + log_ratio, rollout, rows, criterion=criterion, upper=upper, lower=lower)
@@ -101,7 +101,7 @@ def test_ratios_too_large_for_a_float_stay_finite():
 
 @pytest.mark.parametrize("criterion", [*get_args(RatioCriterion), *get_args(DivergenceCriterion)])
 @pytest.mark.parametrize("difference", [50.0, 88.0, 800.0, math.inf])
-def test_what_is_infinitely_far_apart_is_rejected(criterion, difference):
+def test_infinite_differences_are_rejected(criterion, difference):
     # The second token of the first response; the other response has no such token.
     rows = RowReducer(torch.tensor([0, 0, 1]), torch.ones(3).bool())
     far, near = torch.tensor([-1.0, -difference, -1.0]), torch.tensor([-1.0, 0.0, -1.0])
@@ -251,7 +251,7 @@ def test_the_old_logprobs_are_compared_not_those_that_moved():
     assert metrics["ratio/mean"].mean == pytest.approx(2.0)
 
 
-def test_where_the_generators_logprobs_are_the_old_ones_the_current_ones_are_compared():
+def test_with_the_generators_logprobs_as_old_ones_the_current_ones_are_compared():
     """verl's bypass mode: PPO's ratio is that of the current policy to the generator."""
     correction = {"rollout_rs": "token", "rollout_rs_threshold": 3.0}
     _, gradient, metrics = loss_of(correction, old_logprob=ROLLOUT, old_is_rollout=True)
@@ -316,7 +316,7 @@ def test_without_a_correction_such_a_token_is_trained_on_and_left_out_of_the_met
         (["token"], [1.5], [0.2], [0, 1, 1, 0], {}),
     ],
 )
-def test_what_one_of_several_criteria_rejects_is_out(criteria, upper, lower, out, by):
+def test_one_of_several_criteria_suffices_to_reject(criteria, upper, lower, out, by):
     correction = {"rollout_rs": criteria, "rollout_rs_threshold": upper, "rollout_rs_threshold_lower": lower}
     _, gradient, metrics = loss_of(correction)
     assert [int(slope == 0) for slope in gradient] == out

@@ -126,6 +126,6 @@ def test_explained_variance_is_of_the_values_before():
 
 
 @pytest.mark.parametrize("returns", [[], [0.7, 0.7, 0.7], [0.0]])
-def test_where_all_returns_are_the_same_nothing_is_to_be_explained(returns):
+def test_equal_returns_have_no_explained_variance(returns):
     stats = {"critic/return": Stat.of(returns), "critic/error_before": Stat.of([0.1 * number for number in returns])}
     assert with_explained_variance(stats) == {}

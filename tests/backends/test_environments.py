@@ -49,7 +49,7 @@ def test_one_with_the_same_versions_passes(project, path: Path) -> None:
         (PYTHON, (), VERSIONS, "package-missing", "transformers"),
     ],
 )
-def test_what_it_lacks_is_named(
+def test_missing_parts_of_an_environment_are_named(
     project, path: Path, python: str, packages: tuple[str, ...], versions: dict[str, str], code: str, named: str
 ) -> None:
     build(project.folder / "env", python, packages, **versions)

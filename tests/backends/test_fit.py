@@ -50,7 +50,7 @@ def test_a_trainer_that_stays_beside_a_sleeper_keeps_no_activations() -> None:
     assert 0 < buffers < GIB
 
 
-def test_what_leaves_between_uses_is_not_held_at_rest() -> None:
+def test_offloaded_state_is_not_counted_at_rest() -> None:
     (kept,), (left,) = (
         fitted("qwen3_8b_megatron", "H100", "engines.actor.sleep=false", *more).groups
         for more in ((), ("engines.actor.offload.grad=true",))
@@ -59,7 +59,7 @@ def test_what_leaves_between_uses_is_not_held_at_rest() -> None:
     assert kept.at_rest["actor"] - left.at_rest["actor"] == gradients > 0
 
 
-def test_what_is_over_is_said_with_engine_and_size() -> None:
+def test_missing_memory_is_reported_with_engine_and_size() -> None:
     found = fitted("qwen3_8b_megatron", "H100", *FOUR_GPUS)
     (problem,) = found.problems
     full = found.groups[0].fullest
@@ -78,7 +78,7 @@ def test_a_server_without_room_for_its_samples_is_a_problem() -> None:
     assert "a cache for its longest samples" in problem.text and "mem_fraction_static" in problem.text
 
 
-def test_groups_on_cpus_are_told_and_not_judged() -> None:
+def test_groups_on_cpus_are_listed_without_a_verdict() -> None:
     train, rollout = fitted("tiny_grpo", "H100").groups
     assert (train.gpu, train.slots_per_node, [tenant.name for tenant in train.tenants]) == (None, 1, ["actor"])
     assert [tenant.name for tenant in rollout.tenants] == ["generator"]
@@ -123,7 +123,7 @@ def test_a_trainer_stays_where_only_it_fits_beside_its_server(tokens: int) -> No
     assert [name for name, executor in found.plan.executors.items() if executor.sleeps] == ["generator"]
 
 
-def test_who_says_that_it_sleeps_sleeps() -> None:
+def test_an_engine_with_sleep_true_sleeps() -> None:
     pipeline, graph = loaded("qwen3_8b_megatron", "groups.gpu.gpu=H200", "engines.actor.sleep=true", *SMALL)
     decided = place(pipeline, graph).pipeline
     assert decided.engines["actor"].sleep is True

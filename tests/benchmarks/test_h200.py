@@ -12,7 +12,7 @@ def h200(benchmark_module):
 
 @pytest.mark.parametrize("suite", ["trainer", "rollout", "plan", "lora", "models", "agents", "fp8", "speed", "why"])
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-def test_what_is_planned_exists_and_fits(h200, suite: str, gpus: int, tmp_path: Path) -> None:
+def test_the_planned_layout_exists_and_fits(h200, suite: str, gpus: int, tmp_path: Path) -> None:
     parts = h200.parts(suite, gpus, tmp_path, tmp_path)
     assert len({part.name for part in parts}) == len(parts)
     for part in parts:

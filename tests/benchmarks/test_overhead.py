@@ -42,7 +42,7 @@ def test_servers_that_get_different_numbers_of_prompts_are_refused(timed_steps, 
         replace(shape, prompts=7)
 
 
-def test_what_is_beyond_the_critical_path_is_told_stretch_by_stretch(timed_steps, shape, benchmark_module) -> None:
+def test_time_beyond_the_critical_path_is_reported_by_interval(timed_steps, shape, benchmark_module) -> None:
     event = benchmark_module("dagrl_run").Event
     timings = timings_of(shape)
     events = []

@@ -19,7 +19,7 @@ def event(dagrl_run):
     return make
 
 
-def test_a_timeline_is_read_in_order_and_tells_whose_sleep_it_is(dagrl_run, tmp_path: Path) -> None:
+def test_a_timeline_is_read_in_order_and_names_the_sleeping_engine(dagrl_run, tmp_path: Path) -> None:
     run = object.__new__(dagrl_run.DagrlRun)
     run.folder = tmp_path
     told = [

@@ -119,7 +119,7 @@ def test_long_values_are_not_echoed_whole(pipeline, call, capsys, monkeypatch):
     assert 0 < len(told.err + told.out) < 4500 and _LONG not in told.err + told.out
 
 
-def test_a_key_that_is_set_with_dashes_is_told_how(pipeline, capsys):
+def test_a_key_with_dashes_gets_the_right_spelling(pipeline, capsys):
     assert main(["validate", str(pipeline), "--run.steps=3"]) == 2
     hint = "no such option: --run.steps; set a key without dashes, for example run.steps=10"
     assert hint in capsys.readouterr().err

@@ -10,7 +10,7 @@ MADE = ("arithmetic", "digits", "games", "word_problems")
 
 
 @pytest.mark.parametrize("name", data_script_names())
-def test_what_the_user_did_wrong_ends_every_script_with_2(name, tmp_path, capsys):
+def test_user_errors_end_every_script_with_2(name, tmp_path, capsys):
     (tmp_path / "file").touch()
     options = ["--local_dir", str(tmp_path / "file" / "data")]
     options += ["--game", "Nothing-v1"] if name == "games" else []

@@ -68,6 +68,6 @@ def test_examples_are_printed_one_a_line(capsys) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_program_reads_is_printed_as_json_on_request(name: str) -> None:
+def test_json_is_printed_on_request(name: str) -> None:
     options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
     assert ("--json" in options) is (name not in WITHOUT_JSON)

@@ -64,7 +64,7 @@ def test_a_graph_is_drawn_beside_its_json(pipeline: Path, called) -> None:
     assert code == 0 and drawing.read_text()
 
 
-def test_what_the_doctor_finds(called, monkeypatch) -> None:
+def test_findings_of_the_doctor(called, monkeypatch) -> None:
     def examine():
         yield "machine", iter([ok("processor", "4 cores"), hint("GPUs", "none")])
         yield "software", iter([missing("torch", "gone")])
@@ -99,6 +99,6 @@ def test_json_and_html_exclude_each_other(tmp_path: Path, capsys) -> None:
     assert "--json has the summary; remove --html and --timeline" in capsys.readouterr().err
 
 
-def test_what_json_cannot_hold_is_null(capsys) -> None:
+def test_values_without_a_json_form_are_null(capsys) -> None:
     print_json({"a": [float("nan"), float("inf"), 1.5], "b": (None, True)})
     assert json.loads(capsys.readouterr().out) == {"a": [None, None, 1.5], "b": [None, True]}

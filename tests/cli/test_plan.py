@@ -117,7 +117,7 @@ def test_proposes_layouts_as_overrides(capsys):
         ([], "the pipeline has no GPUs to lay out; say how many there are with --gpus"),
     ],
 )
-def test_what_is_no_cluster_exits_with_2(pipeline, arguments, message, capsys):
+def test_an_impossible_cluster_exits_with_2(pipeline, arguments, message, capsys):
     assert main(["plan", str(pipeline), "--search", *arguments]) == 2
     assert f"dagrl plan: {message}" in capsys.readouterr().err
 
@@ -160,6 +160,6 @@ def test_needs_neither_torch_nor_ray(pipeline):
         ([LARGE], ""),
     ],
 )
-def test_a_gpu_that_no_group_reads_is_told(pipeline, arguments, why, capsys):
+def test_a_gpu_option_that_no_group_reads_is_reported(pipeline, arguments, why, capsys):
     assert main(["plan", str(pipeline), *arguments]) == 0
     assert capsys.readouterr().err == why

@@ -15,7 +15,7 @@ def test_a_problem_is_one_line_whatever_is_in_it():
     )
 
 
-def test_problems_are_sorted_by_file_and_line_and_told_once():
+def test_problems_are_sorted_by_file_and_line_and_unique():
     late, early, other = (Problem("b", 10, "x", "m"), Problem("b", 9, "y", "m"), Problem("a", 11, "z", "m"))
     error = PipelineError([late, early, other, late])
     assert error.problems == (other, early, late)

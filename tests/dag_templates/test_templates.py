@@ -102,7 +102,7 @@ def test_it_holds_differences_only(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_when_to_use_it_and_stands_in_the_list(name: str) -> None:
+def test_it_explains_its_use_and_is_in_the_list(name: str) -> None:
     text = _file(name).read_text()
     assert text.startswith("# ")
     assert "data_preprocess/" not in "".join(re.findall(r"^# {5}.*$", text, re.MULTILINE)), "write `dagrl data NAME`"

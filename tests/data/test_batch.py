@@ -137,7 +137,7 @@ def test_in_order_refuses_ids_that_are_not_there(wanted: list[int]) -> None:
         batch_of([]).in_order(np.array(wanted))
 
 
-def test_of_rows_with_the_same_id_the_first_is_found() -> None:
+def test_the_first_of_rows_with_the_same_id_is_used() -> None:
     assert find_rows(np.array([7, 2, 7]), np.array([2, 7, 7, 2])).tolist() == [1, 0, 1]
 
 

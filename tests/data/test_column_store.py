@@ -97,7 +97,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_needed_is_swept(tmp_path: Path) -> None:
+def test_unneeded_files_are_removed(tmp_path: Path) -> None:
     store = ColumnStore(tmp_path)
     kept, dropped = store.put(Column(np.arange(3))), store.put(Column(np.arange(4)))
     (tmp_path / ".left.123").write_text("of a killed process")

@@ -247,7 +247,7 @@ def test_a_plain_prompt_has_no_token_behind_it(
     assert shown(tokens.tolist()) == f"{around[0]}{own}"
 
 
-def test_the_chat_template_is_told_of_the_tools_that_a_row_may_use(loader: Callable[..., PromptLoader]) -> None:
+def test_the_chat_template_gets_the_tools_of_the_row(loader: Callable[..., PromptLoader]) -> None:
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
     tokenizer.chat_template = (
         "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}{{ messages[0].content }}"

@@ -50,7 +50,7 @@ def test_whatever_is_asked_comes_as_without_reading_ahead(folder: Path, asked: l
         position = taken.next_position
 
 
-def test_what_comes_next_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_prompts_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader, calls = loader_of(folder, ["a", "b", "c"]), []
     take = loader.take
     monkeypatch.setattr(loader, "take", lambda *asked, **first: calls.append(asked) or take(*asked, **first))
@@ -61,7 +61,7 @@ def test_what_comes_next_is_not_read_again(folder: Path, monkeypatch: pytest.Mon
     assert calls == [(0, 2), (2, 2), (4, 2), (6, 2)]
 
 
-def test_what_is_wrong_with_the_next_prompts_is_told_when_they_are_asked_for(folder: Path) -> None:
+def test_errors_of_prefetched_prompts_are_raised_when_they_are_read(folder: Path) -> None:
     reader = ReadAhead(loader_of(folder, ["a", "b", "too long", "c"], overlong="error", shuffle=False))
     assert len(reader.take(0, 2).positions) == 2
     for _ in range(2):

@@ -93,7 +93,7 @@ def test_any_two_layouts_fit_together(lengths: list[int], producers: int, consum
     blocks=st.lists(st.lists(st.integers(0, 30), unique=True, max_size=8), min_size=1, max_size=6),
     data=st.data(),
 )
-def test_of_each_row_the_block_in_which_it_came_first_is_named(blocks: list[list[int]], data) -> None:
+def test_each_row_is_named_by_its_first_block(blocks: list[list[int]], data) -> None:
     everything = sorted({row for block in blocks for row in block})
     wanted = data.draw(st.permutations(everything))[: data.draw(st.integers(0, len(everything)))]
     found = index_of(blocks).find(np.array(wanted, dtype=np.int64))
@@ -106,7 +106,7 @@ def test_a_row_twice_in_one_block_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize("rows", [[1, 8, 9], [9, 1, 8], [8, 11], [8, 100]])
-def test_a_row_that_nobody_holds_is_an_error(rows: list[int]) -> None:
+def test_a_row_that_no_worker_holds_is_an_error(rows: list[int]) -> None:
     with pytest.raises(ValueError, match=r"row 8 is in none of the 1 blocks \(2 rows are missing\)"):
         index_of([[1, 2, 10]]).find(np.array(rows))
 

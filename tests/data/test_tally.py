@@ -34,7 +34,7 @@ def test_parts_are_read_as_the_statistics_of_what_is_counted(parts: list[list[tu
         assert found[name].squares == pytest.approx(expected.squares, rel=1e-12)
 
 
-def test_what_is_not_counted_may_be_anything() -> None:
+def test_uncounted_values_may_be_anything() -> None:
     values = torch.tensor([1.0, math.nan, -math.inf, 3.0])
     (stat,) = read_tallies([tally({"x": values}, torch.tensor([True, False, False, True]))]).values()
     assert stat == Stat.of([1.0, 3.0])

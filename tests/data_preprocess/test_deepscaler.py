@@ -52,7 +52,7 @@ def test_questions_keep_the_name_of_their_file(rows, capsys) -> None:
     ]
 
 
-def test_what_else_the_authors_say_is_kept(rows) -> None:
+def test_further_fields_of_the_authors_are_kept(rows) -> None:
     aime = rows["train"][0]["extra_info"]
     assert (aime["split"], aime["index"], aime["difficulty"], aime["answer"]) == ("train", 0, 6.5, r"\boxed{204}")
     assert json.loads(aime["original"]) == {"difficulty": 6.5, "year": 2024}

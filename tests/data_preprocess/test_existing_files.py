@@ -105,7 +105,7 @@ def test_reference_answers_that_are_no_text_become_json(tmp_path: Path, write: A
     assert loaded(tmp_path / "train.parquet")[0][1] == text
 
 
-def test_what_our_scripts_write_is_read_by_datasets_and_pandas(originals, prepared, tmp_path: Path) -> None:
+def test_files_of_the_scripts_load_in_datasets_and_pandas(originals, prepared, tmp_path: Path) -> None:
     lines = [{"question": "1+1?", "answer": "#### 2"}]
     prepared("gsm8k_tools", originals(train_DOT_jsonl=lines), "--splits", "train")
     path = str(tmp_path / "out" / "train.parquet")

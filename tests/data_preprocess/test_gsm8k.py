@@ -89,7 +89,7 @@ def test_a_missing_file_is_named_and_nothing_is_written(gsm8k: ModuleType, sourc
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_without_network_the_way_out_is_said(
+def test_a_missing_network_is_reported_with_a_remedy(
     gsm8k: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(*_: object, **__: object) -> None:

@@ -162,7 +162,7 @@ def test_other_files_of_the_folder_are_let_be(originals, prepared, tmp_path: Pat
     assert files(tmp_path / "out") == ["notes.txt", "report.json", "test.parquet", "train.parquet"]
 
 
-def test_what_the_user_does_wrong_is_one_sentence(originals, fails, tmp_path: Path) -> None:
+def test_user_errors_are_one_sentence(originals, fails, tmp_path: Path) -> None:
     folder = originals(train_DOT_jsonl=[{"question": "?", "answer": "none"}] * 3, test_DOT_jsonl=[question(1)])
     source = ["--source", str(folder)]
     assert fails("--source", str(tmp_path / "gone")).startswith(f"there is no folder {tmp_path}/gone; --source is")
@@ -183,7 +183,7 @@ def test_what_the_user_does_wrong_is_one_sentence(originals, fails, tmp_path: Pa
     assert fails(*source).startswith("there is not one row of train in the original")
 
 
-def test_half_a_character_is_told_with_its_line(originals, fails) -> None:
+def test_half_a_character_is_reported_with_its_line(originals, fails) -> None:
     # A pair of escapes of JSON that somebody has cut in two.
     for column in ("question", "answer"):
         row = {"question": "?", "answer": "#### 1", column: "\ud83d #### 1"}
@@ -221,7 +221,7 @@ def test_a_full_disk_is_a_sentence(originals, fails, monkeypatch: pytest.MonkeyP
     assert "File too large" in message
 
 
-def test_what_breaks_the_columns_is_told_without_a_traceback(originals, prepared) -> None:
+def test_broken_columns_are_reported_without_a_traceback(originals, prepared) -> None:
     tasks = [{"task_id": 2**70, "text": "Add.", "test_list": ["assert True"]}]
     folder = originals(train_DOT_jsonl=[{**tasks[0], "task_id": 601, "code": None}, {**tasks[0], "task_id": 602}])
     assert len(prepared("mbpp", folder, "--splits", "train")["train"]) == 2

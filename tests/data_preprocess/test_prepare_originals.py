@@ -30,7 +30,7 @@ def read(load_script):
 ROWS = [{"question": f"q{number}", "answer": "#### 1"} for number in range(3)]
 
 
-def test_lines_of_json_are_told_by_their_number(originals, read) -> None:
+def test_json_lines_are_reported_by_number(originals, read) -> None:
     folder = originals(train_DOT_jsonl=ROWS)
     (folder / "train.jsonl").write_text("\n" + (folder / "train.jsonl").read_text())
     assert read(folder) == [(f"{folder}/train.jsonl:{number + 2}", f"q{number}") for number in range(3)]
@@ -60,7 +60,7 @@ def test_parquet_is_read_in_pieces_in_order(originals, read) -> None:
     assert found[-1] == (f"{folder}/data/train-10.parquet, row 399 (the first is 0)", "q399")
 
 
-def test_what_is_packed_is_unpacked(originals, read) -> None:
+def test_compressed_originals_are_read(originals, read) -> None:
     folder = originals(train_DOT_jsonl=ROWS)
     plain = folder / "train.jsonl"
     (folder / "train.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
@@ -119,7 +119,7 @@ def test_the_hub_streams_and_leaves_images_encoded(load_script, tmp_path: Path, 
     assert written == [{"bytes": picture.getvalue(), "path": None}]
 
 
-def test_a_hub_that_fails_in_the_middle_is_told(load_script, tmp_path: Path, monkeypatch) -> None:
+def test_a_hub_that_fails_during_a_download_is_reported(load_script, tmp_path: Path, monkeypatch) -> None:
     def rows():
         yield ROWS[0]
         raise ConnectionError("reset by peer\nand more")
@@ -162,7 +162,7 @@ def test_modelscope_is_asked_for_the_files(originals, read, monkeypatch) -> None
         read(None, hub="modelscope")
 
 
-def test_without_modelscopes_package_the_way_out_is_said(read, monkeypatch) -> None:
+def test_a_missing_modelscope_package_is_reported_with_a_remedy(read, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(ValueError, match=r"needs the package modelscope \(.*\); install it with pip"):
         read(None, hub="modelscope")

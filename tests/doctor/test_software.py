@@ -70,7 +70,7 @@ def test_a_compiled_package_that_cannot_be_imported_is_missing(monkeypatch: pyte
     ("version", "verdict", "has"),
     [("", Verdict.MISSING, "it is not installed"), ("1.0", Verdict.HINT, "1.0 is installed")],
 )
-def test_what_a_backends_package_requires_is_compared(
+def test_requirements_of_a_backends_package_are_compared(
     version: str, verdict: Verdict, has: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def installed(package: str) -> str:

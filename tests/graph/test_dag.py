@@ -272,7 +272,7 @@ def bare(batch): ...
 
 
 @pytest.mark.parametrize(("old", "new", "place", "code"), CASES.values(), ids=CASES.keys())
-def test_what_is_wrong_with_columns_is_told_once(project, monkeypatch, old, new, place, code):
+def test_errors_of_columns_are_reported_once(project, monkeypatch, old, new, place, code):
     monkeypatch.delitem(sys.modules, "loops", raising=False)
     project.write("loops.py", LOOPS)
     path = project.pipeline((old, new))
@@ -286,7 +286,7 @@ def test_what_is_wrong_with_columns_is_told_once(project, monkeypatch, old, new,
         assert problem.line == marked[0]
 
 
-def test_all_problems_are_told_at_once(project):
+def test_all_problems_are_reported_at_once(project):
     path = project.pipeline(
         (REF, "null"),
         (REWARD, "{op: reward, fn: exact, read: {anser: answer}}"),

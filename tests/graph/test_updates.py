@@ -68,7 +68,7 @@ def test_they_are_kept_where_they_differ_or_are_read(project, graph_of, override
     assert list(graph.working.nodes) == list(graph.nodes)
 
 
-def test_a_node_that_nobody_reads_is_left_to_its_warning(project):
+def test_an_unread_node_has_only_its_warning(project):
     checked = check_file(project.folder / "p.yaml", ["nodes.extra={op: logprob, engine: actor}"])
     assert checked.graph.skipped == {}
     assert checked.warnings[0].code == "unread-node"

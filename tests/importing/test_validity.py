@@ -28,7 +28,7 @@ def test_a_small_script_is_valid(checked, framework):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_what_is_missing_is_listed(checked, bases, framework):
+def test_missing_parts_are_listed(checked, bases, framework):
     for key in bases[framework]:
         assert checked(framework, {key: None})[1] == [], key
 

@@ -156,7 +156,7 @@ def test_ctrl_c_asks_rank_0_to_stop(cluster, hosts):
 
 
 @pytest.mark.parametrize(("text", "said"), [("", "names no host"), ("a\nb\na\n", "names a host twice")])
-def test_a_wrong_file_of_hosts_is_told(cluster, tmp_path, text, said):
+def test_a_wrong_file_of_hosts_is_reported(cluster, tmp_path, text, said):
     (tmp_path / "hosts").write_text(text)
     process = cluster[0]("ssh.sh", str(tmp_path / "hosts"), "p.yaml")
     assert process.wait(30) == 2

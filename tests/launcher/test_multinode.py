@@ -64,7 +64,7 @@ def test_without_rank_0_the_others_say_where_they_looked_for_it(make_job, pipeli
     assert "Traceback" not in job.output(1)
 
 
-def test_groups_that_do_not_fit_are_told_machine_by_machine_before_anything_starts(make_job, pipeline):
+def test_groups_that_do_not_fit_are_reported_by_machine_before_anything_starts(make_job, pipeline):
     job = make_job(2, pipeline)
     job.start_all("groups.both.cpus_per_node=2")
     assert job.codes() == [1, 1], job.everything()

@@ -265,7 +265,7 @@ def _with_start_timeout(pipeline: Pipeline, seconds: float) -> Pipeline:
         ("no.such.name.invalid", "PET_MASTER_ADDR is `no.such.name.invalid`, which rank 0 cannot resolve"),
     ],
 )
-def test_rank_0_must_be_where_it_is_said_to_be(make_job, monkeypatch, master, sentence):
+def test_rank_0_must_be_at_its_address(make_job, monkeypatch, master, sentence):
     monkeypatch.setattr(addresses, "_RESOLVE_TIMEOUT_S", 0.0)
     with pytest.raises(LaunchError, match=re.escape(sentence)) as caught:
         asyncio.run(addresses.listening_address(replace(make_job(0)[0].node_rank, master=master)))
@@ -340,7 +340,7 @@ def test_another_version_is_named():
     assert handshake.version_difference({}, ours).startswith("dagrl None")
 
 
-def test_what_a_machine_offers(make_job):
+def test_resources_of_a_machine(make_job):
     job, _ = make_job(1)
     node_rank = job.node_rank
     assert offered(node_rank, job.pipeline, gpus=0, cpus=1) == Machine(socket.gethostname(), 0, 2), "as the groups ask"

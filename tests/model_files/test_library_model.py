@@ -43,7 +43,7 @@ def test_vocabulary_and_special_tokens_are_the_tokenizers():
     assert (config.vocab_size, config.pad_token_id, config.eos_token_id, config.bos_token_id) == (13, 0, 1, None)
 
 
-def test_what_the_description_says_goes_before_the_tokenizer():
+def test_the_description_overrides_the_tokenizer():
     config = load_hf_config(described(vocab_size=16, eos_token_id=5))
     assert (config.vocab_size, config.eos_token_id) == (16, 5)
 

@@ -104,7 +104,7 @@ def test_the_length_of_the_header_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", b"version https://git-lfs.github.com/spec/v1\n"])
-def test_what_is_left_of_a_file(tmp_path: Path, content: bytes) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="is no safetensors file" if content else "is empty"):

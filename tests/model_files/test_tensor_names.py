@@ -27,13 +27,13 @@ def config(**fields: int | None) -> Any:
         (["model.norm.weight_scale_inv"], {}, "are in 8 bits, with scales beside them"),
     ],
 )
-def test_what_the_model_has_no_place_for_is_refused(names: list[str], fields: dict, fragment: str) -> None:
+def test_tensors_unknown_to_the_model_are_refused(names: list[str], fields: dict, fragment: str) -> None:
     with pytest.raises(ValueError) as caught:
         check_names([*WANTED, *names], WANTED, config(**fields))
     assert fragment in str(caught.value)
 
 
-def test_what_is_left_out_is_named_unless_it_follows_from_the_config(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_tensors_are_named_unless_they_follow_from_the_config(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         check_names([*WANTED, "model.layers.0.self_attn.rotary_emb.inv_freq"], WANTED, config())
         assert caplog.messages == []

@@ -38,7 +38,7 @@ def test_rewards_are_compared_within_their_group(bench, part) -> None:
     assert output.stats == {}
 
 
-def test_advantages_are_divided_by_the_groups_deviation_unless_told_otherwise(bench, part) -> None:
+def test_advantages_are_divided_by_the_groups_deviation_by_default(bench, part) -> None:
     (output,) = advantage([part], bench.context("advantage", nodes=node()))
     # 1 and 0 have the sample's standard deviation sqrt(1 / 2).
     assert output.columns["advantage"].values.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5), -(0.5**0.5), 0, 0, 0])
@@ -62,7 +62,7 @@ def test_the_estimator_of_the_charge_is_the_nodes(bench, part) -> None:
     assert (charge.low, charge.high, charge.total) == (0.0, pytest.approx(1.0), pytest.approx(2.0))
 
 
-def test_a_weight_that_is_steered_is_the_steps_and_tells_what_it_is_steered_by(bench, part) -> None:
+def test_a_controlled_kl_weight_is_logged_with_its_divergence(bench, part) -> None:
     # By k1 the responses diverge by 1, 2, 0 and -1, and by 1, 1, 0 and -1 a token. The weight is the step's, not 0.1.
     options = node(normalize_by_std=False, kl_in_reward={"coef": 0.1, "target_kl": 0.5})
     context = replace(bench.context("advantage", nodes=options), kl_weight=0.2)
@@ -74,7 +74,7 @@ def test_a_weight_that_is_steered_is_the_steps_and_tells_what_it_is_steered_by(b
     assert weight.mean == 0.2
 
 
-def test_what_steers_the_weight_is_of_the_tokens_that_are_trained_on(bench, part) -> None:
+def test_the_kl_controller_uses_trained_tokens_only(bench, part) -> None:
     # Of the second response the last token counts, of the third none.
     mask = bench.batch([4, 5, 6, 7], response_mask=[[1], [0, 1], [0, 0], [1]])["response_mask"]
     options = node(kl_in_reward={"coef": 0.1, "target_kl": 0.5})
@@ -167,7 +167,7 @@ def test_tokens_whose_charge_has_reached_its_bound_are_counted(bench, part, esti
         ("reinforce_plus_plus_baseline", Scope.BATCH),
     ],
 )
-def test_what_is_whitened_is_seen_at_once(bench, estimator, scope) -> None:
+def test_whitening_estimators_need_the_whole_batch(bench, estimator, scope) -> None:
     contract = bench.context("advantage", nodes=node(estimator=estimator)).node.contract()
     assert contract.scope is scope
     assert ("group_id" in contract.reads) == (estimator != "reinforce_plus_plus")

@@ -86,7 +86,7 @@ def test_each_shard_is_a_call_of_its_own(run_op, bench) -> None:
         ("my_weights", "[[1], [2, 3]]", [[1], [2, 3]], "float32"),
     ],
 )
-def test_what_a_function_returns_becomes_a_column_of_the_known_kind(run_op, part, name, returned, rows, dtype) -> None:
+def test_a_functions_result_becomes_a_column_of_the_known_kind(run_op, part, name, returned, rows, dtype) -> None:
     (output,) = run_op([part], f"return {{{name!r}: {returned}}}", reads=[], writes=[name])
     assert rows_of(output.columns[name]) == rows
     assert output.columns[name].values.dtype == dtype
@@ -131,13 +131,15 @@ def test_no_rows_become_a_column_of_the_known_kind(run_op, bench) -> None:
         ("{'reward': [1, 2], 'bonus': ['one', 2]}", "'bonus' that are not text"),
     ],
 )
-def test_what_makes_no_column_is_refused_by_the_functions_name(run_op, part, returned: str, message: str) -> None:
+def test_results_that_are_no_column_are_refused_with_the_functions_name(
+    run_op, part, returned: str, message: str
+) -> None:
     with pytest.raises(ValueError, match=rf"^ops_of_\d+:op \(.*ops_of_\d+\.py:\d+\) .*{message}"):
         run_op([part], f"return {returned}", reads=[], writes=["reward", "bonus"])
 
 
 @pytest.mark.parametrize("error", ["RuntimeError", "SystemExit", "KeyboardInterrupt"])
-def test_what_a_function_raises_is_told_with_its_line(run_op, part, error: str) -> None:
+def test_an_exception_of_a_function_is_reported_with_its_line(run_op, part, error: str) -> None:
     with pytest.raises(ValueError, match=rf"^ops_of_\d+:op raised {error}: out of ideas \(.*ops_of_\d+\.py:7\)$"):
         run_op([part], f"raise {error}('out of ideas')", reads=[], writes=["reward"])
 

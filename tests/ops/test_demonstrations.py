@@ -81,7 +81,7 @@ def test_dpo_hands_its_options_on(bench) -> None:
     ("aggregation", "expected"),
     [("token-mean", (1 + 2 / 2 + 3 / 3) / 6), ("seq-mean-token-mean", (1 + 1 / 2 + 1 / 3) / 3)],
 )
-def test_validation_tells_the_mean_over_all_ranks_rows(bench, aggregation: str, expected: float) -> None:
+def test_validation_reports_the_mean_over_all_ranks_rows(bench, aggregation: str, expected: float) -> None:
     shares = [batch_of(bench, [0, 2], [[3], [4, 5, 6]]), batch_of(bench, [1], [[4, 5]]), batch_of(bench, [], [])]
     told = []
     for share in shares:

@@ -97,7 +97,7 @@ def test_a_group_passes_if_all_that_is_asked_holds(values, bound, least):
     assert passes_bounds(array, lower=bound, upper=None, min_std=least) == (mean > bound and squares > least**2)
 
 
-def test_the_metric_is_told_of_all_that_was_sampled(kept):
+def test_the_metric_covers_all_samples(kept):
     _, stats = kept(rewards([0, 0], [0, 1]), {})
     assert (stats["filter/reward"].mean, stats["filter/reward"].count) == (0.25, 4)
 

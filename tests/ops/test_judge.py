@@ -81,7 +81,7 @@ class TestOverAnEndpoint:
         ]
         assert means(output)["reward/score"] == 7
 
-    def test_a_prompt_of_several_messages_is_told_with_their_roles(self, bench, chat_server) -> None:
+    def test_a_prompt_of_several_messages_is_shown_with_their_roles(self, bench, chat_server) -> None:
         messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
         list(judge([part_of(bench, ["2"], messages=messages)], bench.context("reward", nodes=at(chat_server))))
         assert "Task system: Add.\n\nuser: 1+1= of" in chat_server.requests[0].body["messages"][0]["content"]
@@ -118,7 +118,7 @@ class TestOverAnEndpoint:
         assert said.startswith("there is no score in the judge's reply: nothing in it matches")
         assert "sample 11 data_source: sums" in said and "response: '3'" in said and "reply: 'no idea'" in said
 
-    def test_a_parser_that_raises_is_told_with_its_line(self, bench, chat_server) -> None:
+    def test_a_parser_that_raises_is_reported_with_its_line(self, bench, chat_server) -> None:
         bench.write_module("bad_parser", "def read(reply):\n    return {}[reply]\n")
         context = bench.context("reward", nodes=at(chat_server, parser="bad_parser:read"))
         with pytest.raises(JudgeError, match=r"bad_parser:read raised KeyError: '7' \(.*bad_parser.py:2\)"):
@@ -145,7 +145,7 @@ class TestOverAnEndpoint:
             list(judge([part_of(bench, ["2"])], context))
         assert KEY not in str(told.value)
 
-    def test_after_a_failure_nobody_is_asked_any_more(self, bench, chat_server) -> None:
+    def test_after_a_failure_no_further_question_is_sent(self, bench, chat_server) -> None:
         chat_server.reply = lambda body: "no idea"
         chat_server.delay_s = 0.05
         context = bench.context("reward", nodes=at(chat_server, concurrency=1))

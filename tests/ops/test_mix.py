@@ -83,7 +83,7 @@ def test_without_experts_all_rows_are_the_policys_own(bench) -> None:
     assert for_all_rows(columns, batch, batch) == columns
 
 
-def test_rewards_and_lengths_are_told_of_the_samples(bench) -> None:
+def test_rewards_and_lengths_of_the_samples_are_reported(bench) -> None:
     batch = bench.batch(
         [0, 1],
         group_id=[0, 0],

@@ -41,7 +41,7 @@ def estimate(bench, part, request):
     return run
 
 
-def test_a_number_for_each_response_is_told_to_its_tokens(estimate) -> None:
+def test_a_number_per_response_is_repeated_for_its_tokens(estimate) -> None:
     output = estimate(
         "return batch['reward'] - batch['group_id'] * scale", parameters=", *, scale", args={"scale": 0.5}
     )
@@ -86,12 +86,12 @@ def test_it_sees_what_it_reads_and_the_mask(estimate) -> None:
         ("batch['value']", r"raised KeyError: 'value' \(.*estimators_of_\d+\.py:7\)"),
     ],
 )
-def test_what_are_no_advantages_is_refused_by_the_functions_name(estimate, returned: str, message: str) -> None:
+def test_wrong_advantages_are_refused_with_the_functions_name(estimate, returned: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"^estimators_of_\d+:mine .*{message}") as caught:
         estimate(f"return {returned}")
     assert re.search(r"estimators_of_\d+\.py:\d+\)", str(caught.value))
 
 
-def test_what_does_not_count_may_come_to_anything(estimate) -> None:
+def test_masked_tokens_may_have_any_advantage(estimate) -> None:
     output = estimate("return [1, 1, 1, float('inf')]")
     assert output.columns["advantage"].values.tolist() == [1, 1, 1, 1, 1, 0]

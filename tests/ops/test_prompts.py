@@ -50,7 +50,7 @@ def test_the_texts_of_a_prompt_go_with_each_of_its_rows(trained_on) -> None:
     assert batch["extra_info"].strings() == ['{"index": 0}'] * 2 + ['{"index": 1}'] * 2
 
 
-def test_a_further_round_counts_its_groups_on_and_takes_as_many_prompts_as_it_is_told(bench, trained_on, texts) -> None:
+def test_a_further_round_continues_the_group_ids_and_takes_the_requested_prompts(bench, trained_on, texts) -> None:
     context = trained_on(2, shards=2, data={"prompts_per_step": 4})
     outputs = list(prompts((), replace(context, position=1, first_group=4, prompts=3)))
     batch = whole(outputs)
@@ -72,7 +72,7 @@ def test_a_step_goes_on_where_the_one_before_ended(bench, trained_on, texts) -> 
 
 
 @pytest.mark.parametrize(("overlong", "dropped", "cut", "next_position"), [("drop", 1, 0, 3), ("cut", 0, 1, 2)])
-def test_the_first_shard_alone_tells_the_position_and_what_was_too_long(
+def test_only_the_first_shard_reports_the_position_and_dropped_prompts(
     bench, overlong, dropped, cut, next_position
 ) -> None:
     train = bench.write_prompts("train.parquet", ("1+1=", "1+1+1+1=", "2+2=", "3+3="))

@@ -27,7 +27,7 @@ def conversation() -> Response:
     return response.with_turn(said([4], version=5, reason="length")).with_outcome(reward=-1.0)
 
 
-def test_what_others_say_is_not_trained_on() -> None:
+def test_messages_of_others_are_not_trained_on() -> None:
     response = conversation()
     assert response.tokens.tolist() == [1, 2, 3, 70, 71, 4]
     assert response.mask.tolist() == [1, 1, 1, 0, 0, 1]
@@ -48,7 +48,7 @@ def test_rewards_stand_at_the_last_tokens_of_their_turns() -> None:
     assert conversation().token_rewards().tolist() == [0, 0, 0.5, 0, 0, -1]
 
 
-def test_a_turn_without_tokens_takes_nobody_elses_place() -> None:
+def test_a_turn_without_tokens_takes_no_other_turns_place() -> None:
     response = Response(0).with_turn(said([1, 2])).with_outcome(reward=1.0).with_observation(np.array([7]))
     aborted = response.with_turn(said([], reason="abort")).with_outcome(reward=5.0)
     assert aborted.token_rewards().tolist() == [0, 1, 0]

@@ -132,7 +132,7 @@ def test_the_token_that_ended_a_response_is_no_part_of_its_text(bench) -> None:
     assert text_of(bench, [EOS]) == text_of(bench, []) == ""
 
 
-def test_what_the_models_generation_config_names_ends_a_response_too(bench) -> None:
+def test_end_tokens_of_the_generation_config_end_a_response_too(bench) -> None:
     two, plus = bench.tokenizer.encode("2+")
     (bench.folder / "generation_config.json").write_text(f'{{"eos_token_id": [{EOS}, {plus}]}}')
     tokens = bench.batch([0], response_tokens=[[two, plus]])["response_tokens"][0]
@@ -154,7 +154,7 @@ def test_in_validation_its_own_sampling_says_what_ends_a_response(bench) -> None
     assert text_of(bench, [two, plus], **stops) == "2"
 
 
-def test_what_ends_a_response_of_a_validation_set_is_no_part_of_its_text(bench) -> None:
+def test_the_end_token_of_a_validation_response_is_not_in_its_text(bench) -> None:
     two, plus, equals = bench.tokenizer.encode("2+=")
     own = {"path": "b.parquet", "sampling": {"max_new_tokens": 8, "stop_token_ids": (plus,), "ignore_eos": True}}
     context = bench.context(validation=True, data={"val": {"a": "a.parquet", "own": own}})
@@ -182,7 +182,7 @@ def conversation_of(bench, *, rewards: list[float] | None = None) -> OpInput:
     return OpInput(0, batch)
 
 
-def test_of_several_turns_the_last_is_scored(bench) -> None:
+def test_the_last_of_several_turns_is_scored(bench) -> None:
     (output,) = reward([conversation_of(bench)], bench.context("reward"))
     assert output.columns["reward"].values.tolist() == [1, 1]
 

@@ -98,12 +98,12 @@ def test_responses_come_with_all_that_the_contract_promises(bench) -> None:
     assert output.sampled == 5
 
 
-def test_an_engine_that_tells_no_experts_has_no_column_of_them(bench) -> None:
+def test_an_engine_without_routes_has_no_column_of_experts(bench) -> None:
     (output,) = rollout([part_of(bench, [0, 1])], bench.context("rollout", engine=Generator()))
     assert "routed_experts" not in output.columns
 
 
-def test_a_sample_is_drawn_with_the_seed_of_its_row_whoever_draws_it(bench) -> None:
+def test_every_server_draws_a_sample_with_the_seed_of_its_row(bench) -> None:
     whole, half = Generator(), Generator()
     list(rollout([part_of(bench, [0, 1, 2, 3])], bench.context("rollout", engine=whole)))
     list(rollout([part_of(bench, [3, 1])], bench.context("rollout", engine=half)))
@@ -151,7 +151,7 @@ def test_without_partial_rollout_nothing_is_kept_but_how_much_it_was(bench, part
     assert (left.rows.tolist(), left.unfinished, left.columns, left.sampled) == ([0, 1], True, {}, 3)
 
 
-def test_what_was_begun_goes_on_and_what_was_finished_stays(bench, partial) -> None:
+def test_started_samples_continue_and_finished_ones_stay(bench, partial) -> None:
     part = part_of(bench, [2, 5], group_size=8)
     begun = begun_of(list(rollout([part], partial(Generator(answers=1)))), group_size=8)
     engine = Generator(version=6)
@@ -203,7 +203,7 @@ def test_a_response_that_is_too_old_begins_anew(bench, partial) -> None:
 
 
 @pytest.mark.parametrize(("held", "coming", "anew"), [(3, 4, False), (4, 5, True), (5, 4, True)])
-def test_its_age_is_told_by_the_newest_of_weights_there_and_on_their_way(bench, partial, held, coming, anew) -> None:
+def test_its_age_counts_from_the_newest_weights_present_or_pending(bench, partial, held, coming, anew) -> None:
     """In the midst of a run newer ones may have come than those that it was begun on."""
     part = part_of(bench, [0, 1])
     begun = begun_of(list(rollout([part], partial(Generator(answers=1, version=2)))))

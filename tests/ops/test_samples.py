@@ -99,7 +99,7 @@ def test_validation_has_a_file_of_its_own(bench) -> None:
     assert set(written(bench)) == {"step_3.parquet", "step_3_val.parquet"}
 
 
-def test_of_each_validation_set_the_first_rows_are_written(bench) -> None:
+def test_the_first_rows_of_each_validation_set_are_written(bench) -> None:
     part = part_of(bench, data_set=["sums", "sums", "sizes"])
     context = bench.context(
         validation=True, data={"val": {"sums": "a", "sizes": "b"}}, run={"steps": 1, "samples_per_step": 1}

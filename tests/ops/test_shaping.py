@@ -32,7 +32,7 @@ def test_shorter_responses_get_more(bench, batch) -> None:
     assert (stats["reward/length"].low, stats["reward/length"].high) == (-1, 1)
 
 
-def test_what_counts_as_right_can_be_said(bench, batch) -> None:
+def test_the_pass_threshold_can_be_set(bench, batch) -> None:
     # With all of them wrong, the shortest gets nothing.
     rewards, _ = shaped_rewards(node(bench, length_reward={"right_above": 1.0}), batch, longest=4)
     assert rewards.tolist() == [1, 0, 0.5]

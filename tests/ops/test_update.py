@@ -109,7 +109,7 @@ def test_a_rank_without_any_rows_takes_part(bench) -> None:
     assert output.stats["staleness"].count == 0
 
 
-def test_an_engine_is_told_which_part_of_a_step_it_trains_on(bench) -> None:
+def test_an_engine_receives_the_part_of_a_step_that_it_trains_on(bench) -> None:
     batch = bench.batch([0], policy_version=[7], advantage=[[1]])
     engine = Trainer()
     context = bench.context("update", engine=engine)
@@ -158,7 +158,7 @@ def test_a_sample_too_old_can_end_the_run(bench, aged) -> None:
     assert engine.trained_on == [[0, 3, 5]], "none is too old"
 
 
-def test_what_partial_rollouts_have_begun_has_a_bound_of_its_own(bench, aged) -> None:
+def test_partial_rollouts_have_their_own_staleness_bound(bench, aged) -> None:
     rollout = {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 3}, "partial_rollout": True}
     for most, masked in ((2, 0), (1, 1)):
         nodes = {"rollout": rollout | {"partial_rollout_max_age": most}}

@@ -43,12 +43,12 @@ def test_one_response_to_each_prompt_has_a_mean_and_a_share_of_right_ones(measur
     assert found == {"mean@1": 0.625, "pass@1": 0.5}
 
 
-def test_what_counts_as_right_is_said_by_the_file(measured) -> None:
+def test_the_file_sets_the_pass_threshold(measured) -> None:
     prompts = [("val", "sums", [("2", 1.0)]), ("val", "sums", [("3", 0.25)])]
     assert measured(prompts, "v.parquet", val_pass_reward=0.25)["pass@1"] == 1.0
 
 
-def test_several_responses_are_told_for_each_k(measured) -> None:
+def test_several_responses_are_scored_for_each_k(measured) -> None:
     prompts = [
         ("val", "sums", [("2", 1.0), ("2", 1.0), ("3", 0.0), ("4", 0.0)]),
         ("val", "sums", [("5", 0.0), ("5", 0.0), ("5", 0.0), ("6", 1.0)]),
@@ -75,7 +75,7 @@ def test_several_responses_are_told_for_each_k(measured) -> None:
     )
 
 
-def test_sets_and_sources_are_told_apart(measured) -> None:
+def test_sets_and_sources_have_separate_metrics(measured) -> None:
     prompts = [
         ("aime", "2024", [("1", 1.0)]),
         ("aime", "2025", [("12", 0.0)]),
@@ -122,7 +122,7 @@ def test_a_vote_that_fails_is_named_with_its_line(measured, bench) -> None:
         measured([("val", "s", [("1", 1.0), ("2", 0.0)])], "v.parquet", 2, val_vote="broken_votes:vote")
 
 
-def test_each_set_is_told_for_its_own_number_of_responses(measured) -> None:
+def test_each_set_is_scored_for_its_own_number_of_responses(measured) -> None:
     prompts = [
         ("few", "sums", [("2", 1.0)]),
         ("few", "sums", [("3", 0.0)]),

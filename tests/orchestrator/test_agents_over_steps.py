@@ -83,7 +83,7 @@ def samples(run: Any, step: int) -> list[dict]:
     return pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pylist()
 
 
-def test_each_row_is_there_once_whoever_was_killed(run) -> None:
+def test_each_row_exists_once_after_any_worker_was_killed(run) -> None:
     killed, steps = 0, len(run.metrics())
     trained: Counter[str] = Counter()
     for step in range(1, steps + 1):

@@ -15,7 +15,7 @@ from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Commit
 
 
-def test_a_run_that_ends_while_a_checkpoint_is_put_into_place_has_told_of_its_step(lab) -> None:
+def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(lab) -> None:
     """The checkpoint may be whole in the end, and the run go on behind the step: nobody would tell of it any more."""
     written: list[str] = []
 

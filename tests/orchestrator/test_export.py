@@ -222,7 +222,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path, c
     assert "dagrl convert: cannot write " in refusal("convert", str(tmp_path / "hf"), "--to", "megatron")
 
 
-def test_whoever_may_read_the_config_may_read_the_weights(run: Path, tmp_path: Path) -> None:
+def test_weights_have_the_permissions_of_the_config(run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), "-o", str(tmp_path / "hf")]) == 0
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "hf").iterdir()}
     assert modes["model.safetensors"] == modes["config.json"]

@@ -50,7 +50,7 @@ def test_a_step_consists_of_groups_that_pass(unbroken):
         assert len(rewards_of_groups(rows)) == NEEDED
 
 
-def test_rounds_are_told_and_add_up(unbroken):
+def test_rounds_are_reported_and_add_up(unbroken):
     metrics, positions = unbroken.metrics(), [0]
     for step, line in enumerate(metrics, start=1):
         state = json.loads((unbroken.folder / "checkpoints" / f"step_{step}" / "state.json").read_text())
@@ -63,7 +63,7 @@ def test_rounds_are_told_and_add_up(unbroken):
     assert "val/reward/mean" in metrics[1]
 
 
-def test_what_is_behind_the_filter_runs_once(unbroken):
+def test_nodes_after_the_filter_run_once(unbroken):
     events = json.loads((unbroken.folder / "timeline.json").read_text())
     events = events["traceEvents"] if isinstance(events, dict) else events
     rounds = {line["step"]: line["filter/rounds"] for line in unbroken.metrics()}

@@ -88,7 +88,7 @@ def test_responses_are_learned(lab, tmp_path: Path) -> None:
     assert metrics[-1]["val/loss/sft"] < losses[0] and "val/reward/mean" in metrics[-1]
 
 
-def test_what_is_preferred_gets_likelier(lab, tmp_path: Path) -> None:
+def test_preferred_responses_get_likelier(lab, tmp_path: Path) -> None:
     engines = {"generator": None, "reference": {"backend": "megatron", "frozen_copy_of": "actor"}}
     metrics = start(lab, tmp_path, ["tiny_dpo"], engines=engines).metrics()
     steps = [line for line in metrics if line["step"]]

@@ -53,7 +53,7 @@ def pairs(lab, tmp_path_factory) -> Any:
     return run
 
 
-def test_what_is_preferred_gets_likelier_than_what_is_not(pairs) -> None:
+def test_preferred_responses_get_likelier_than_rejected_ones(pairs) -> None:
     metrics = pairs.metrics()
     margins = [line["dpo/margin"] for line in metrics[1:]]
     assert margins[0] == pytest.approx(0.0, abs=1e-6), "the policy begins as the reference"

@@ -262,7 +262,7 @@ PARSED = [command for command, why in NOT_HERE.items() if "dagrl " in command an
 
 
 @pytest.mark.parametrize("command", PARSED)
-def test_what_is_not_run_has_arguments_that_are_known(command: str, capsys) -> None:
+def test_commands_that_are_not_run_have_known_arguments(command: str, capsys) -> None:
     words = shlex.split(re.split(r" (?:&&|\|\|) ", command)[0])
     name, *arguments = words[words.index("dagrl") + 1 :]
     options = get_command(app).commands[name].make_context(name, arguments).params

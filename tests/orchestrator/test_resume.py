@@ -70,7 +70,7 @@ def test_ctrl_c_saves_the_step_under_way_and_exits_cleanly(lives):
     assert lives.stopped_checkpoints[0] in ("step_1", "step_2", "step_3")
 
 
-def test_what_is_in_place_when_a_run_is_killed_is_whole(lives):
+def test_a_checkpoint_in_place_is_complete_after_a_kill(lives):
     assert lives.killed_checkpoints
     assert all(lives.killed_checkpoints.values())
 

@@ -57,7 +57,7 @@ def test_metrics_have_the_names_of_the_contract_one_line_a_step(unbroken):
     assert [line["step"] for line in metrics if "val/reward/mean" in line] == [3, 6]
 
 
-def test_each_engine_is_told_of_when_it_is_there(unbroken):
+def test_each_engine_is_reported_when_it_is_ready(unbroken):
     assert all(f"{name} is ready, after " in unbroken.output for name in ("actor", "generator"))
 
 
@@ -115,7 +115,7 @@ def test_the_timeline_has_one_event_for_each_node_and_shard(unbroken):
         assert event["args"]["worker"] == "actor/0"
 
 
-def test_samples_show_what_the_policy_said(unbroken):
+def test_samples_show_the_policys_turns(unbroken):
     samples = pq.read_table(unbroken.folder / "samples" / "step_4.parquet").to_pylist()
     assert len(samples) == 32
     for sample in samples:

@@ -51,7 +51,7 @@ def test_it_trains_on_what_the_server_samples(run):
     assert steps[1]["val/brief/response_tokens/max"] == 1 < steps[1]["val/all/response_tokens/max"]
 
 
-def test_what_its_processes_print_is_kept(run):
+def test_output_of_its_processes_is_kept(run):
     assert "max_total_num_tokens" in (run.folder / "logs" / "generator-0-tp0.log").read_text()
 
 

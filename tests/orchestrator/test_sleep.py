@@ -32,7 +32,7 @@ def test_sleeping_changes_no_number(taking_turns, unbroken, lab):
     assert lab.comparable(metrics) == lab.comparable(unbroken.metrics()[:4])
 
 
-def test_nobody_works_while_the_other_is_in_memory(taking_turns):
+def test_no_engine_works_while_the_other_is_in_memory(taking_turns):
     """What the timeline shows: down to the weights, the sync, off, up, the rollout, and back."""
     timeline = json.loads((taking_turns.folder / "timeline.json").read_text())
     events = [event for event in timeline if event["ph"] == "X" and event["args"]["group"] == "all"]

@@ -33,7 +33,7 @@ def conversations(run: Any, step: str) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.soak
-def test_a_policy_calls_a_tool_and_is_trained_on_what_it_said_itself(lab, tmp_path: Path) -> None:
+def test_a_policy_calls_a_tool_and_is_trained_on_its_own_tokens(lab, tmp_path: Path) -> None:
     run = lab.start(TEMPLATE, tmp_path / "run", *SMALL, "run.samples_per_step=1024")
     assert run.wait() == 0, run.output
     metrics = run.metrics()

@@ -69,7 +69,7 @@ def test_the_nearest_change_is_found(name: str, gpu: str, overrides: tuple[str, 
     assert fitted(name, gpu, *overrides, *change.overrides()).problems == ()
 
 
-def test_where_a_group_is_too_small_the_change_makes_it_larger() -> None:
+def test_the_change_enlarges_a_group_that_is_too_small() -> None:
     pipeline, graph = loaded("qwen3_8b_megatron", *ONE_GPU)
     change = nearest_change(graph, planned(pipeline, graph, gpu="L40S"), gpu="L40S")
     assert change is not None
@@ -117,6 +117,6 @@ def test_a_change_that_the_checks_refuse_is_not_proposed() -> None:
     assert nearest_change(graph, found, gpu="H100", is_valid=lambda change: False) is None
 
 
-def test_what_fits_needs_no_change() -> None:
+def test_a_fitting_pipeline_needs_no_change() -> None:
     pipeline, graph = loaded("qwen3_8b_megatron")
     assert nearest_change(graph, planned(pipeline, graph, gpu="H100"), gpu="H100") is None

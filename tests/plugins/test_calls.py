@@ -25,7 +25,7 @@ def test_whatever_it_raises_is_one_error_with_its_line(kind: type[BaseException]
     assert isinstance(caught.value.__cause__, kind)
 
 
-def test_an_error_whose_message_fails_is_told() -> None:
+def test_an_error_whose_message_fails_is_reported() -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
             raise KeyboardInterrupt

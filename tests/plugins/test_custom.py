@@ -67,7 +67,7 @@ def test_decorator_refuses_an_unknown_scope_and_columns_given_as_text():
         ("dagrl.reward(batched='yes')", "a reward's `batched` is True or False; it cannot be 'yes'"),
     ],
 )
-def test_what_a_decorator_cannot_declare_is_told_with_the_users_line(project, monkeypatch, decorator, message):
+def test_a_wrong_declaration_is_reported_with_the_users_line(project, monkeypatch, decorator, message):
     project.write("declares.py", f"import dagrl\n\n@{decorator}\ndef f(batch): ...\n")
     monkeypatch.delitem(sys.modules, "declares", raising=False)
     with pytest.raises(ValueError) as caught:
@@ -94,7 +94,7 @@ def test_what_a_decorator_cannot_declare_is_told_with_the_users_line(project, mo
         ("exits:f", "raise SystemExit('usage: x')", r"fails at .*exits.py:1: SystemExit: usage: x; fix the module"),
     ],
 )
-def test_what_is_wrong_with_a_module_is_one_sentence(project, place, source, message):
+def test_errors_of_a_module_are_one_sentence(project, place, source, message):
     if source is not None:
         project.write(f"{place.partition(':')[0]}.py", source)
     with pytest.raises(ValueError, match=message) as caught:

@@ -78,7 +78,7 @@ def test_a_loss_reads_its_columns_beside_the_samples(contract):
         (UpdateNode, "greedy", "reads `logprob`, which every loss gets; remove it from `reads`"),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence(contract, kind, name, message):
+def test_unusable_input_is_one_sentence(contract, kind, name, message):
     with pytest.raises(ValueError, match=message) as caught:
         contract(kind, name)
     assert "\n" not in str(caught.value)

@@ -125,7 +125,7 @@ def assert_told(project, path, wanted, *, seconds=20.0):
 
 
 @pytest.mark.parametrize(("source", "wanted"), [*ENDS, *RAISES, *WRONG_FUNCTIONS])
-def test_what_a_module_does_when_imported_is_one_sentence(project, module, source, wanted):
+def test_a_failing_import_is_one_sentence(project, module, source, wanted):
     assert_told(project, module(f"{source}\n{GOOD}" if (source, wanted) in ENDS else source), wanted)
 
 
@@ -158,7 +158,7 @@ def test_a_module_that_does_not_come_back_is_one_sentence(project, module, sourc
         "import warnings; warnings.warn('old')",
     ],
 )
-def test_what_a_module_changes_stays_in_the_child(project, module, source, capfd):
+def test_changes_of_a_module_stay_in_the_child_process(project, module, source, capfd):
     path = module(f"{source}\n{GOOD}")
     before = (Path.cwd(), list(sys.path), dict(os.environ), sys.getrecursionlimit(), sys.stdout, open)
     begun = time.monotonic()
@@ -320,7 +320,7 @@ ROLES = [
 
 
 @pytest.mark.parametrize(("edit", "place", "source", "wanted"), ROLES)
-def test_what_a_function_must_be_for_its_role(project, edit, place, source, wanted):
+def test_requirements_on_a_function_by_its_role(project, edit, place, source, wanted):
     project.write("m.py", f"import os, sys, time\n{source}\n")
     path = project.pipeline(edit)
     told = [each for each in project.problems(path) if each.place == place]
@@ -330,7 +330,7 @@ def test_what_a_function_must_be_for_its_role(project, edit, place, source, want
     assert "\n" not in str(told[0])
 
 
-def test_a_module_that_leaves_a_bomb_is_told_and_another_one_is_not_blamed(project):
+def test_a_module_whose_thread_exits_later_is_reported_and_no_other(project):
     project.write(
         "m.py", "import dagrl, os, threading\n@dagrl.node(reads=['reward'], writes=['x'])\ndef op(batch): ...\n"
     )
@@ -399,7 +399,7 @@ def test_the_commands_say_it_in_one_line_and_exit_2(project, module):
     assert not (project.folder / "runs").exists()
 
 
-def test_what_a_module_prints_is_no_part_of_json(project, module):
+def test_output_of_a_module_is_not_in_the_json(project, module):
     path = module(
         textwrap.dedent("""\
         print('loud'); os.write(1, b'louder'); print('loud', file=sys.stderr)
@@ -415,7 +415,7 @@ def test_what_a_module_prints_is_no_part_of_json(project, module):
     assert (validated.returncode, "loud" in validated.stdout + validated.stderr) == (0, False)
 
 
-def test_the_user_is_told_of_a_long_wait(project, module, capfd):
+def test_a_long_wait_is_reported(project, module, capfd):
     from dagrl.plugins import isolation
 
     path = module(f"time.sleep(1.0)\n{GOOD}")

@@ -56,7 +56,7 @@ def test_words_have_the_scores_that_they_are_given() -> None:
         (r"(\d)|x", "x", "it contains '', which is no number"),
     ],
 )
-def test_a_reply_without_a_score_is_told(pattern: str, reply: str, what: str) -> None:
+def test_a_reply_without_a_score_is_reported(pattern: str, reply: str, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         parse(reply, re.compile(pattern), None)
 
@@ -69,12 +69,12 @@ def test_scores_are_finite_numbers() -> None:
 
 
 @pytest.mark.parametrize("parser", ["my_judge:parse", "a.b.c:d_1"])
-def test_functions_are_told_from_patterns(parser: str) -> None:
+def test_functions_are_distinguished_from_patterns(parser: str) -> None:
     assert is_function(parser)
 
 
 @pytest.mark.parametrize("parser", [r"score:\s*(\d)", r"\d+", "(a:b)", "score: x", ":x", r"Score:(\d+)"])
-def test_patterns_are_told_from_functions(parser: str) -> None:
+def test_patterns_are_distinguished_from_functions(parser: str) -> None:
     assert not is_function(parser)
 
 

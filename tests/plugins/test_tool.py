@@ -26,7 +26,7 @@ def search(
     return {"query": query, "kind": kind, "count": count, "url": url, "row": extra_info}
 
 
-def test_the_policy_is_told_what_it_may_set() -> None:
+def test_the_policy_sees_only_the_parameters_that_it_may_set() -> None:
     assert Tool(search, {"url": "here"}).schema == {
         "type": "function",
         "function": {

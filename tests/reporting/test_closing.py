@@ -12,7 +12,7 @@ from dagrl.reporting.closing import closing_text, in_words
 @pytest.mark.parametrize(
     ("seconds", "told"), [(0.4, "0 s"), (36, "36 s"), (119.4, "119 s"), (125, "2 min"), (7201, "2 h 00 min")]
 )
-def test_durations_are_said_in_words(seconds, told):
+def test_durations_are_printed_in_words(seconds, told):
     assert in_words(seconds) == told
 
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_what_a_run_has_come_to_is_told(folder, outcome, first):
+def test_the_result_of_a_run_is_printed(folder, outcome, first):
     lines = closing_text(outcome, folder).splitlines()
     assert lines[:3] == [
         first,
@@ -51,7 +51,7 @@ def test_what_a_run_has_come_to_is_told(folder, outcome, first):
     ]
 
 
-def test_a_validation_alone_tells_its_scores(tmp_path):
+def test_a_validation_alone_prints_its_scores(tmp_path):
     lines = [{"step": 2, "reward/mean": 0.5, "val/reward/mean": 0.25, "val/data/dropped_prompts": 0}, {"step": 4}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     outcome = RunOutcome(2, stopped=False, seconds=5, only_validated=True, policies=("actor",))

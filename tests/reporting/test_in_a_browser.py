@@ -337,7 +337,7 @@ def test_the_live_page_follows_a_run_and_finds_new_ones(browser: Browser, live: 
         }
 
 
-def test_of_many_runs_the_newest_are_loaded_and_others_when_they_are_chosen(browser: Browser, tmp_path: Path) -> None:
+def test_the_newest_runs_are_loaded_and_others_on_selection(browser: Browser, tmp_path: Path) -> None:
     first = write_run(tmp_path / "runs" / "r00")
     for number in range(1, 12):
         copied = tmp_path / "runs" / f"r{number:02}"

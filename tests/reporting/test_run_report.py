@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run")
 
 
-def test_the_pause_between_two_runs_of_a_folder_is_nobodys_idle_time(tmp_path):
+def test_the_pause_between_two_runs_of_a_folder_is_not_idle_time(tmp_path):
     """Two steps of 4 s, in which `train` has 1 s to do, then a night, then a third one; the folder knows no more."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -119,7 +119,7 @@ def test_without_timeline_nothing_is_planned_or_written(run, capsys):
     assert not (run / "timeline_planned.json").exists()
 
 
-def test_where_the_trace_cannot_be_written_the_tables_are_told(run, tmp_path):
+def test_the_tables_are_printed_if_the_trace_cannot_be_written(run, tmp_path):
     (run / "timeline_planned.json.new").mkdir()
     told = report_run(run, timeline=True)
     assert "planned / actual" in told
@@ -161,7 +161,7 @@ def test_a_pipeline_that_this_dagrl_cannot_read_hides_no_metrics(run):
         report_run(run, timeline=True)
 
 
-def test_what_cannot_be_compared_is_told_in_a_sentence(run, tmp_path, capsys):
+def test_incomparable_runs_are_one_sentence(run, tmp_path, capsys):
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.startswith("dagrl report: ")
     (run / "timeline.json").unlink()

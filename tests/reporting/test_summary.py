@@ -37,7 +37,7 @@ def told(folder: Path, about: str) -> list[str]:
     return next(words(line) for line in lines if line.strip().startswith(about))
 
 
-def test_steps_rewards_and_seconds_are_told(tmp_path):
+def test_steps_rewards_and_seconds_are_printed(tmp_path):
     folder = write(
         tmp_path / "run",
         step(1, reward__mean=0.25, throughput__tokens_per_s=900.0),
@@ -65,7 +65,7 @@ def test_the_validation_before_the_first_step_is_no_step(tmp_path):
     assert summary_values(read_run(folder))["seconds"]["step_s"]["max"] == 10.0
 
 
-def test_validation_sets_and_the_best_checkpoint_are_told(tmp_path):
+def test_validation_sets_and_the_best_checkpoint_are_printed(tmp_path):
     steps = [{**step(number), "val/aime/mean@4": value} for number, value in ((1, 0.25), (2, 0.75), (3, 0.5))]
     folder = write(tmp_path / "run", *steps)
     assert told(folder, "val/aime") == ["val/aime/mean@4", "0.25", "0.5", "0.75"]
@@ -75,7 +75,7 @@ def test_validation_sets_and_the_best_checkpoint_are_told(tmp_path):
     assert f"best checkpoint: step_2; dagrl export {folder} --best -o DIR" in said(read_run(folder), {})
 
 
-def test_every_policy_and_its_staleness_are_told(tmp_path):
+def test_every_policy_and_its_staleness_are_printed(tmp_path):
     others = {"reward/verdict": 0.25, "reward/overlong": -1.0, "verify/response_tokens/mean": 2.0}
     steps = [{**step(number, reward__mean=0.5), **others, "staleness/mean": 0.0} for number in (1, 2)]
     folder = write(tmp_path / "run", *steps)
@@ -95,7 +95,7 @@ def test_restarts_are_added_up_over_the_lives_of_a_run(tmp_path):
     assert "restarts after losses: 3" in said(read_run(folder), {})
 
 
-def test_what_was_not_lost_is_not_told(tmp_path):
+def test_surviving_parts_are_not_reported(tmp_path):
     text = said(read_run(write(tmp_path, step(1, run__restarts=0, staleness__masked=0))), {})
     assert "restarts" not in text and "masked" not in text
     assert "samples masked as too old: 5" in said(read_run(write(tmp_path, step(1, staleness__masked=5))), {})
@@ -107,7 +107,7 @@ def test_metrics_that_are_null_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("torn", ['{"step": 2, "rew', "[1]\n", '{"no": 1}\n', '{"step": 1e999}\n', "\x00\x00"])
-def test_a_torn_line_is_left_out_and_told(tmp_path, torn):
+def test_a_torn_line_is_skipped_and_reported(tmp_path, torn):
     run = read_run(write(tmp_path, step(1), end=torn))
     assert (run.last_step, run.torn) == (1, 1)
     assert "a line is torn in metrics.jsonl and left out" in said(run, {})
@@ -144,13 +144,13 @@ def test_spans_come_from_the_timeline_and_a_foreign_one_is_an_error(tmp_path):
         read_run(folder)
 
 
-def test_a_validation_of_the_start_weights_is_told(tmp_path):
+def test_a_validation_of_the_start_weights_is_printed(tmp_path):
     text = said(read_run(write(tmp_path / "run", {"step": 0, "val/reward/mean": 0.25, "policy_version": 0})), {})
     assert "val/reward/mean  0.25" in text
     assert "policy_version" not in text
 
 
-def test_cut_responses_are_told_with_the_key_to_raise(tmp_path):
+def test_cut_responses_are_reported_with_the_key_to_raise(tmp_path):
     folder = write(tmp_path / "run", *(step(number, response_tokens__cut_fraction=0.75) for number in (1, 2)))
     (folder / "pipeline.yaml").write_text("nodes: {act: {op: rollout, sampling: {max_new_tokens: 64}}}\n")
     text = said(read_run(folder), {})

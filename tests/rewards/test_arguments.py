@@ -35,7 +35,7 @@ def test_arguments_get_braces(text: str, braced: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "}{", r"\frac", r"{\frac}", r"\sqrt{", r"2\choose 3\choose 4", r"\sqrt[", "{{}"])
-def test_what_is_no_latex_stays(text: str) -> None:
+def test_plain_text_stays(text: str) -> None:
     assert with_braces(text) == text
 
 

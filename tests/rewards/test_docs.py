@@ -38,5 +38,5 @@ def test_examples_pass_the_checks(example: str, tmp_path: Path, monkeypatch: pyt
     check_file(tmp_path / "p.yaml", with_files=False)
 
 
-def test_all_rewards_are_told() -> None:
+def test_all_rewards_are_documented() -> None:
     assert [name for name in BUILT_IN_REWARDS if f"fn: {name}" not in DOCUMENT] == []

@@ -49,7 +49,7 @@ def test_a_question_is_asked_in_openais_words(chat_server) -> None:
     assert request.body == {"model": "judge-7b", "messages": QUESTION, "max_tokens": 64, "temperature": 0.0}
 
 
-def test_what_is_asked_for_beyond_that_is_sent_and_what_is_null_is_left_out(chat_server) -> None:
+def test_extra_parameters_are_sent_and_null_removes_one(chat_server) -> None:
     sampling = SamplingSpec(
         temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, max_new_tokens=8, stop_token_ids=(3,), ignore_eos=True
     )
@@ -78,7 +78,7 @@ def test_the_key_comes_from_the_environment_and_goes_into_one_header(chat_server
     assert KEY not in json.dumps(request.body) + request.path
 
 
-def test_nothing_else_of_the_environment_is_told(chat_server, monkeypatch) -> None:
+def test_nothing_else_of_the_environment_is_printed(chat_server, monkeypatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, "somebody-elses")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://somewhere.else/v1")
@@ -88,14 +88,14 @@ def test_nothing_else_of_the_environment_is_told(chat_server, monkeypatch) -> No
     assert "Authorization" not in request.headers
 
 
-def test_a_key_that_is_not_there_is_told_with_its_variable(chat_server, monkeypatch) -> None:
+def test_a_missing_key_is_reported_with_its_variable(chat_server, monkeypatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ValueError, match=r"JUDGE_KEY, which holds the judge's key, is not set in the workers on"):
         ask(chat_server.url, api_key_env="JUDGE_KEY")
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_what_may_pass_is_tried_again(chat_server, status: int) -> None:
+def test_transient_errors_are_retried(chat_server, status: int) -> None:
     chat_server.answers[:] = [(status, {"error": {"message": "busy"}}), (status, {})]
     assert ask(chat_server.url, retries=2).text == "7"
     assert len(chat_server.requests) == 3
@@ -115,7 +115,7 @@ def test_an_answer_that_takes_too_long_is_given_up(chat_server) -> None:
         ask(chat_server.url, timeout_s=0.1)
 
 
-def test_nobody_at_the_address_is_told() -> None:
+def test_an_unreachable_address_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
     with pytest.raises(EndpointError, match=f"{url} cannot be reached: .*; is its server running"):
@@ -126,7 +126,7 @@ def test_nobody_at_the_address_is_told() -> None:
     ("status", "hint"),
     [(401, "look at the key in JUDGE_KEY"), (403, "the key in JUDGE_KEY"), (404, "the model's name, judge-7b")],
 )
-def test_what_no_other_question_mends_is_not_tried_again(chat_server, monkeypatch, status: int, hint: str) -> None:
+def test_permanent_errors_are_not_retried(chat_server, monkeypatch, status: int, hint: str) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
     chat_server.answers[:] = [(status, {"error": {"message": f"Incorrect API key provided: {KEY}."}})]
     with pytest.raises(EndpointSetupError, match=hint) as told:
@@ -147,7 +147,7 @@ def test_the_key_is_in_no_log_and_no_representation(chat_server, monkeypatch, ca
     "reply",
     [{}, {"choices": []}, {"choices": [{"message": {"content": None}}]}, "plain text", b"{not json", b"\xff\xfe"],
 )
-def test_an_answer_of_another_form_is_told(chat_server, reply: Any) -> None:
+def test_an_answer_of_another_form_is_reported(chat_server, reply: Any) -> None:
     chat_server.answers[:] = [(200, reply)]
     with pytest.raises(EndpointError, match=f"^{chat_server.url} has answered") as told:
         ask(chat_server.url)
@@ -230,7 +230,7 @@ def test_a_redirect_within_a_service_is_followed() -> None:
         assert ask(f"{url}/v1").text == "7"
 
 
-def test_a_certificate_that_is_not_trusted_is_told(tmp_path) -> None:
+def test_an_untrusted_certificate_is_reported(tmp_path) -> None:
     files = ("-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem")
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a", *files], check=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

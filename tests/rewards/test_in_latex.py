@@ -50,7 +50,7 @@ from dagrl.rewards.in_latex import in_latex, of_hundred
         ("n!^2", "(n!)^2"),
     ],
 )
-def test_what_is_no_latex_becomes_it(answer: str, latex: str) -> None:
+def test_plain_notation_becomes_latex(answer: str, latex: str) -> None:
     assert in_latex(answer) == latex
 
 

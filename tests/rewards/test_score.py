@@ -132,7 +132,7 @@ def test_several_samples_may_be_scored_at_once() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["stop", -1.0])
-def test_failures_at_once_are_told_as_one_by_one(on_error: Any) -> None:
+def test_simultaneous_failures_are_reported_like_single_ones(on_error: Any) -> None:
     def fails_later(response: str) -> float:
         time.sleep(0.2 if response == "1" else 0)
         if response in "12":
@@ -165,7 +165,7 @@ def test_numbers_of_any_make_are_rewards(number: Any) -> None:
     "nonsense",
     [None, True, np.bool_(True), "1", math.nan, math.inf, -math.inf, 1e39, 10**400, [1.0], np.array([1.0, 2.0])],
 )
-def test_what_is_not_a_finite_number_is_a_failure(nonsense: Any) -> None:
+def test_a_value_that_is_not_finite_is_a_failure(nonsense: Any) -> None:
     with pytest.raises(
         RewardError, match=r"\(.*test_score\.py:\d+\) returned .*; a reward must be a (finite )?number"
     ) as caught:

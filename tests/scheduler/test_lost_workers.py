@@ -136,7 +136,7 @@ def test_in_a_group_that_takes_turns_the_others_make_room_for_who_comes_back():
     ]
 
 
-def test_who_is_lost_in_a_sync_lets_its_source_go_and_makes_it_sleep_first():
+def test_a_generator_lost_in_a_sync_releases_its_source_which_sleeps_first():
     play = Play(grpo(shared=True, sleeps=True))
     sync = Sync(1, "generator", "actor", 0)
     play.until(lambda pending: sync in pending)
@@ -147,7 +147,7 @@ def test_who_is_lost_in_a_sync_lets_its_source_go_and_makes_it_sleep_first():
 
 
 @pytest.mark.parametrize("move", [Wake(1, "generator", WEIGHTS), Wake(1, "generator", AWAKE)])
-def test_who_is_lost_on_its_way_comes_back_whole(move):
+def test_a_generator_lost_while_waking_restarts_completely(move):
     play = Play(grpo(shared=True, sleeps=True))
     play.until(lambda pending: move in pending)
     play.lose("generator")

@@ -67,7 +67,7 @@ def test_cpu_slots_and_gpus_do_not_compete():
         ),
     ],
 )
-def test_what_does_not_fit_is_told_beside_what_is_there(groups, machines, message):
+def test_missing_resources_are_reported_beside_the_available_ones(groups, machines, message):
     with pytest.raises(MisfitError) as caught:
         assign_machines(groups, machines)
     assert str(caught.value) == message

@@ -72,7 +72,7 @@ def test_a_piece_runs_as_soon_as_its_shards_are_there_and_the_piece_before_is_ov
     assert scheduler.version("actor") == 1
 
 
-def test_nobody_uses_weights_between_two_pieces_but_who_needs_those_of_the_start():
+def test_between_mini_batches_only_readers_of_the_start_weights_run():
     base = plan(max_staleness=1, steps=4)
     old, ref = task("old", "actor", "rollout"), task("ref", "actor", "rollout", frozen=True)
     clip_cov_mask = run("reward", 2)

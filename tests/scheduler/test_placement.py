@@ -63,7 +63,7 @@ def test_a_reference_that_shares_lives_on_its_owners_ranks_frozen(plan_of) -> No
     assert (old.executor, old.engine, old.frozen) == ("actor", "actor", False)
 
 
-def test_a_reference_of_its_own_has_its_own_ranks_and_nobody_trains_it(plan_of) -> None:
+def test_a_separate_reference_has_its_own_ranks_and_is_not_trained(plan_of) -> None:
     reference = "engines.reference={backend: megatron, group: third}"
     plan = plan_of("groups.third={cpus_per_node: 2}", reference)
     executor = plan.executors["reference"]
@@ -128,7 +128,7 @@ def test_columns_are_known_to_the_op_by_its_own_names(plan_of) -> None:
     assert plan.task("prompts").op == "prompts"
 
 
-def test_columns_that_nobody_reads_are_dropped(plan_of) -> None:
+def test_unread_columns_are_dropped(plan_of) -> None:
     plan = plan_of("run.validate_first=true")
     shown = {"response_tokens", "policy_version", "finish_reason"}
     assert set(plan.task("rollout").outputs) == {*shown, "response_mask", "rollout_logprob"}
@@ -140,7 +140,7 @@ def test_columns_that_nobody_reads_are_dropped(plan_of) -> None:
         assert {((task.name, column), task.rows) for column in task.outputs.values()} <= read
 
 
-def test_what_a_response_goes_on_with_is_kept_though_nobody_reads_it(plan_of) -> None:
+def test_columns_for_continuing_a_response_are_kept_without_a_reader(plan_of) -> None:
     carrying = ("nodes.rollout.over_sampling_batch_size=100", "nodes.rollout.partial_rollout=true")
     plan = plan_of("run.validate_first=true", *carrying)
     assert set(plan.task("rollout").outputs) == {*ROLLOUT_WRITES, "token_version"}
@@ -167,7 +167,7 @@ def test_validation_tasks_read_from_each_other_and_run_when_asked_for(plan_of, o
     assert {task.name for task in plan.tasks_of(3)} == {*TRAINING, *(VALIDATION if third else ())}
 
 
-def test_nothing_validates_where_nobody_asks_for_it(plan_of) -> None:
+def test_no_validation_runs_without_a_request(plan_of) -> None:
     plan = plan_of()
     assert names(plan, Rows.VALIDATION) == []
     assert not any(plan.validates(step) for step in range(7))
@@ -217,7 +217,7 @@ def test_a_users_own_op_runs_on_the_host_under_its_own_name(plan_of, tmp_path: P
     assert task.outputs == {"shaped": "shaped"}
 
 
-def test_who_sleeps_and_who_has_gpus_is_in_the_plan(plan_of) -> None:
+def test_the_plan_lists_sleeping_engines_and_gpus(plan_of) -> None:
     on_gpus = "groups.train={gpus_per_node: 2}"
     shared = plan_of(on_gpus, "engines.generator.group=train").executors
     assert {name for name, executor in shared.items() if executor.sleeps} == {"actor", "generator"}
@@ -254,7 +254,7 @@ def test_weights_in_flight_and_pieces_of_updates_are_the_files(plan_of) -> None:
     assert not any(task.pieces for task in plan.tasks if task.name != "update")
 
 
-def test_what_is_before_a_filter_runs_in_rounds_and_the_first_behind_it_wait_for_it(plan_of) -> None:
+def test_nodes_before_a_filter_run_in_rounds_and_later_ones_wait(plan_of) -> None:
     plan = plan_of("nodes.keep={op: filter}", "run.validate_every=2")
     assert {task.name for task in plan.tasks if task.in_rounds} == {"prompts", "rollout", "reward", "keep"}
     assert [task.name for task in plan.tasks if task.selects] == ["keep"]
@@ -269,7 +269,7 @@ def test_what_is_before_a_filter_runs_in_rounds_and_the_first_behind_it_wait_for
     assert all(place[need] < place[name] for name in place for need in waits[name])
 
 
-def test_what_a_filter_does_not_look_at_is_not_in_rounds(plan_of) -> None:
+def test_nodes_that_a_filter_does_not_need_are_not_in_rounds(plan_of) -> None:
     plan = plan_of("nodes.keep={op: filter, metric: policy_version, lower: 0}")
     assert {task.name for task in plan.tasks if task.in_rounds} == {"prompts", "rollout", "keep"}
     assert plan.waits_for(plan.task("reward")) == ("keep",)

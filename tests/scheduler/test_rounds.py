@@ -145,7 +145,7 @@ def test_a_round_that_loses_its_generator_is_gone_on_with_in_that_round():
     assert [each for each in again if isinstance(each, Run) and each.task == "rollout"] == [run("rollout", 0, at=1)]
 
 
-def test_what_comes_late_of_an_earlier_round_is_not_taken_for_this_one():
+def test_late_responses_of_an_earlier_round_are_ignored():
     play = Play(plan(), {1: 2})
     early = run("rollout")
     play.until(early)

@@ -116,7 +116,7 @@ def test_engines_of_one_group_that_work_one_after_the_other_move_once():
     ]
 
 
-def test_of_two_engines_that_wait_for_room_the_first_in_the_step_gets_it():
+def test_the_first_engine_in_the_step_gets_free_memory():
     plan = colocated(reference="gpus", steps=1)
     old = task("old", "actor", "rollout")
     for order in ("ref", "old"), ("old", "ref"):
@@ -141,7 +141,7 @@ def test_a_single_sleeper_leaves_while_its_neighbours_work():
     ]
 
 
-def test_where_nobody_sleeps_nothing_moves():
+def test_without_sleep_no_engine_moves():
     commands = played(Scheduler(colocated(sleepers=(), validate_every=1, save_every=1)))
     assert not any(isinstance(each, Sleep | Wake) for each in commands)
 
@@ -217,7 +217,7 @@ def test_a_stop_saves_an_engine_that_is_free_at_once():
     assert scheduler.handle(StopRequested()) == [Save(1, "actor")]
 
 
-def test_a_younger_step_moves_nobody_away_before_whom_lies_an_older_ones_work():
+def test_a_younger_step_displaces_no_engine_with_work_of_an_older_one():
     """Where a step may be stale, rollout 3 could begin while update 2 waits for nothing but the commit of step 1."""
     scheduler = Scheduler(colocated(max_staleness=1, steps=4))
     pending, begun = scheduler.start(), []
@@ -287,13 +287,13 @@ def test_a_judge_that_follows_gets_its_weights_as_a_generator_does():
 # -- who starts before whom
 
 
-def test_servers_start_before_whoever_does_not_measure_what_is_free():
+def test_servers_start_before_engines_that_do_not_measure_free_memory():
     plan = judged_on("judges", reference="gpus")
     (chain,) = [chain for chain in start_chains(plan) if chain != (HOST,)]
     assert chain == ("generator", "judges", "reference", "actor")
 
 
-def test_a_generator_starts_first_and_whoever_is_followed_last():
+def test_a_generator_starts_first_and_the_source_of_its_weights_last():
     plan = colocated(reference="gpus")
     (chain,) = [chain for chain in start_chains(plan) if chain != (HOST,)]
     assert chain == ("generator", "reference", "actor")

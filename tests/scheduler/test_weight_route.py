@@ -60,7 +60,7 @@ def test_the_file_says_the_rest():
     assert (route.bucket_bytes, route.passes) == (64 * MIB, 2)
 
 
-def test_memory_for_buckets_is_kept_where_nobody_else_needs_it():
+def test_bucket_memory_is_kept_if_no_other_engine_needs_it():
     assert weight_route(pipeline(APART, train=GPUS, rollout=GPUS), "generator").keep_buffers
     assert not weight_route(pipeline(SGLANG, train=GPUS), "generator").keep_buffers
     assert weight_route(pipeline(SGLANG | {"sleep": False}, train=GPUS), "generator").keep_buffers

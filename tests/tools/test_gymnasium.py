@@ -23,7 +23,7 @@ def test_a_game_is_played_to_its_end() -> None:
     game.close()
 
 
-def test_what_is_no_action_is_answered_and_costs() -> None:
+def test_an_invalid_action_is_answered_and_penalised() -> None:
     game = Game(**LAKE, invalid_reward=-0.5)
     game.reset({})
     assert game.step("left, please").reward == -0.5

@@ -52,7 +52,7 @@ def server(tmp_path: Path) -> Callable[..., McpServer]:
     return server
 
 
-def test_a_servers_tools_are_described_called_and_their_errors_told(server) -> None:
+def test_a_servers_tools_are_described_and_called_and_their_errors_returned(server) -> None:
     tools = {tool.name: tool for tool in server().tools()}
     assert list(tools) == ["search", "pid"]
     function = tools["search"].schema["function"]
@@ -284,7 +284,7 @@ def test_answers_are_not_matched_with_patterns_of_the_server(hostile) -> None:
     assert find.call({}, {}) == "yes"
 
 
-def test_the_last_line_of_a_server_that_does_not_start_is_told_without_its_secrets(server) -> None:
+def test_the_last_log_line_of_a_failed_server_start_is_reported_without_secrets(server) -> None:
     code = "import os, sys; sys.exit(f'no such index, says {os.environ[chr(83)]}')"
     with pytest.raises(ToolUnavailableError, match=r"it wrote: no such index, says \*\*\*$"):
         server(command=[sys.executable, "-c", code], env={"S": "correct horse"}).tools()

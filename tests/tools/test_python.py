@@ -9,17 +9,17 @@ from dagrl.rewards.sandbox import runner
 from dagrl.tools.python import python
 
 
-def test_what_is_printed_is_told() -> None:
+def test_output_is_returned() -> None:
     assert python("print(6 * 7)\nprint('and that')") == "42\nand that"
 
 
-def test_an_exception_is_told_behind_what_was_printed_before() -> None:
+def test_an_exception_is_returned_after_earlier_output() -> None:
     told = python("print('so far')\n1 / 0")
     assert told.startswith("so far\nTraceback")
     assert told.endswith("ZeroDivisionError: division by zero")
 
 
-def test_silence_is_told() -> None:
+def test_a_program_without_output_is_reported() -> None:
     assert python("x = 1") == "The program printed nothing."
     assert python("import os; os._exit(3)") == "It exited with status 3."
 

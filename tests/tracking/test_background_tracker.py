@@ -86,7 +86,7 @@ def test_a_failure_is_one_note_and_the_run_goes_on(recorder: Recorder, notes: li
     assert len([call for call in recorder.calls if call[0] == "log"]) == 1
 
 
-def test_a_guest_that_is_stuck_holds_nobody_up(
+def test_a_stuck_tracker_blocks_no_step(
     recorder: Recorder, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guest, "FINISH_TIMEOUT_S", 0.05)
@@ -129,7 +129,7 @@ def test_ctrl_c_ends_the_wait_for_a_guest_and_nothing_else(
     assert recorder.calls[-1] == ("close", True)
 
 
-def test_a_bug_of_ours_is_raised_where_the_run_hears_of_it(recorder: Recorder, tmp_path: Path) -> None:
+def test_an_internal_error_is_raised_in_the_driver(recorder: Recorder, tmp_path: Path) -> None:
     recorder.fail_at, recorder.error = 1, KeyError("reward")
     tracker = BackgroundTracker("mlflow", recorder, lambda note: None)
     tracker.start(tmp_path, {}, None)
@@ -149,7 +149,7 @@ def test_a_package_that_is_not_there_is_named_with_its_remedy() -> None:
         importlib.import_module("no_such_tracker")
 
 
-def test_errors_are_told_by_where_they_come_from() -> None:
+def test_errors_name_their_origin() -> None:
     import json
 
     with pytest.raises(TrackerFailedError, match="Expecting value"), failures_of("json"):

@@ -65,7 +65,7 @@ def test_elsewhere_a_step_is_one_line(tmp_path):
     console.close(ok=True)
 
 
-def test_what_is_learned_from_given_responses_is_told_by_its_own_losses(tmp_path):
+def test_training_on_given_responses_is_reported_by_its_losses(tmp_path):
     console, stream = plain_console()
     console.start(tmp_path, {}, None)
     console.log(1, {"loss/sft": 0.5, "demonstration_tokens/mean": 3.0, "val/loss/sft": 0.25})
@@ -79,7 +79,7 @@ def test_what_is_learned_from_given_responses_is_told_by_its_own_losses(tmp_path
     console.close(ok=True)
 
 
-def test_the_table_has_no_columns_that_nothing_stands_in(tmp_path):
+def test_the_table_has_no_empty_columns(tmp_path):
     console, stream = live_console()
     console.start(tmp_path, {}, None)
     console.log(1, METRICS)
@@ -88,7 +88,7 @@ def test_the_table_has_no_columns_that_nothing_stands_in(tmp_path):
     console.close(ok=True)
 
 
-def test_validation_sets_are_told_beside_the_whole(tmp_path):
+def test_validation_sets_are_reported_beside_the_total(tmp_path):
     console, stream = plain_console()
     console.start(tmp_path, {}, None)
     metrics = {"val/reward/mean": 0.5, "val/aime/mean@4": 0.25, "val/aime/pass@4": 0.5, "val/math/mean@4": 0.75}
@@ -364,7 +364,7 @@ CONFIG = {"nodes": {"sample": {"op": "rollout", "sampling": {"max_new_tokens": 5
 CUT = {**METRICS, "response_tokens/cut_fraction": 0.96}
 
 
-def test_cut_responses_are_told_once_with_the_key_to_raise(tmp_path):
+def test_cut_responses_are_reported_once_with_the_key_to_raise(tmp_path):
     console, stream = plain_console(9)
     console.start(tmp_path, CONFIG, None)
     console.log(1, {**METRICS, "response_tokens/cut_fraction": 0.4})

@@ -36,7 +36,7 @@ def test_a_line_is_in_the_file_as_soon_as_it_is_logged(tmp_path):
     tracker.close(ok=True)
 
 
-def test_what_json_cannot_say_becomes_null_or_a_plain_number(tmp_path):
+def test_values_without_a_json_form_become_null_or_a_number(tmp_path):
     tracker = MetricsFile()
     tracker.start(tmp_path, {}, None)
     tracker.log(1, {"a": math.nan, "b": -math.inf, "c": np.float32(0.25), "d": np.int64(3)})
@@ -171,7 +171,7 @@ time.sleep(60)
     assert steps(tmp_path) == list(range(1, 51))
 
 
-def test_what_a_step_is_measured_later_is_added_to_its_line(tmp_path):
+def test_later_metrics_of_a_step_are_added_to_its_line(tmp_path):
     write_steps(tmp_path, 3)
     for step, value in ((2, 0.5), (0, math.nan), (2, 0.75), (5, 1.0)):
         tracker = MetricsFile()

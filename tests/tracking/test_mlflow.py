@@ -95,7 +95,7 @@ def test_a_run_that_the_server_has_lost_begins_anew(run_dir: Path) -> None:
     assert client(run_dir).get_run(run_id(run_dir)).info.status == "FINISHED"
 
 
-def test_a_run_that_somebody_has_deleted_begins_anew(run_dir: Path) -> None:
+def test_a_deleted_run_begins_anew(run_dir: Path) -> None:
     track(run_dir, [1], None)
     deleted = run_id(run_dir)
     client(run_dir).delete_run(deleted)

@@ -67,14 +67,14 @@ def test_samples_that_cannot_be_read_are_a_note(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("the samples of step 1 cannot be shown: ")
 
 
-def test_no_tracker_is_told_a_secret(tmp_path):
+def test_no_tracker_gets_a_secret(tmp_path):
     with opened(tmp_path, ["tensorboard"], config={"judge": {"api_key": "xyzzy"}}):
         pass
     (text,) = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tensors("pipeline/text_summary")
     assert text.tensor_proto.string_val[0].decode() == "```yaml\njudge:\n  api_key: '***'\n```"
 
 
-def test_a_tracker_of_the_user_is_told_no_secret_either(tmp_path):
+def test_a_users_tracker_gets_no_secrets(tmp_path):
     code = (
         "class Mine:\n"
         "    def __init__(self, api_key): self.key = api_key\n"
@@ -185,7 +185,7 @@ def test_a_users_own_tracker_gets_what_the_others_get(tmp_path):
     assert said(run / "shown") == [*common, ["samples", 1, 3], ["close", True]]
 
 
-def test_a_users_tracker_that_fails_leaves_the_run_and_tells_its_line(tmp_path, capsys):
+def test_a_users_tracker_that_fails_is_dropped_with_its_line(tmp_path, capsys):
     (tmp_path / "own_trackers.py").write_text(OWN)
     run = tmp_path / "run"
     with opened(run, ["console", {"tracker": "own_trackers:Lines", "args": {"fails_at": 2}}]) as trackers:
@@ -206,7 +206,7 @@ def test_a_users_tracker_that_fails_leaves_the_run_and_tells_its_line(tmp_path, 
         ("no_trackers:Lines", "there is no module 'no_trackers'"),
     ],
 )
-def test_a_users_tracker_that_cannot_be_made_is_told_before_the_run(tmp_path, tracker, message):
+def test_a_users_tracker_that_cannot_be_made_is_reported_before_the_run(tmp_path, tracker, message):
     (tmp_path / "own_trackers.py").write_text(OWN)
     with pytest.raises(ValueError, match=message):
         opened(tmp_path / "run", [tracker])

@@ -50,7 +50,7 @@ def test_a_pipeline_that_is_not_there_has_the_usual_key() -> None:
     assert note.endswith("raise nodes.rollout.sampling.max_new_tokens")
 
 
-def test_log_probs_that_the_generator_does_not_give_are_told() -> None:
+def test_missing_log_probs_of_the_generator_are_reported() -> None:
     steps = [{"mismatch/unknown_fraction": share} for share in (0.0, 0.02, 0.01)]
     (note,) = run_notes(steps, {}).values()
     assert note.startswith("the generator's log-prob of up to 2.00% of a step's tokens was NaN or infinite")

@@ -91,7 +91,7 @@ class Closed(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_where_the_server_lets_nobody_in_it_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_access_to_the_server_it_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Closed) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("SWANLAB_API_KEY", "0" * 21)

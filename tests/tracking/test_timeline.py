@@ -44,7 +44,7 @@ def test_an_event_says_when_what_and_where(tmp_path, timeline):
     assert event["args"] == {"step": 3, "shard": 1, "group": "rollout", "worker": "host/0"}
 
 
-def test_groups_and_workers_are_named_once_and_told_apart(tmp_path, timeline):
+def test_groups_and_workers_are_named_once_and_distinctly(tmp_path, timeline):
     for step in (1, 2):
         record(timeline, step, "train", "actor/0")
         record(timeline, step, "train", "actor/1")

@@ -102,7 +102,7 @@ def test_agents_that_can_run_pass(project, options: str) -> None:
         ("estimator: reinforce_plus_plus, kl_in_reward: {coef: 0.1}", "kl_in_reward"),
     ],
 )
-def test_what_follows_the_order_of_tokens_is_not_for_several_rows(project, advantage: str, place: str) -> None:
+def test_order_dependent_estimators_are_refused_with_several_rows(project, advantage: str, place: str) -> None:
     path = project.pipeline(
         (ROLLOUT, f"{ROLLOUT[:-1]}, agent: {{function: 'own:solve', sequences: 2}}}}"), ("estimator: grpo", advantage)
     )

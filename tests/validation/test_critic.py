@@ -98,7 +98,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
-def test_what_is_wrong_with_a_critic_is_told(project, ppo, old, new, place, fragment):
+def test_errors_of_a_critic_are_reported(project, ppo, old, new, place, fragment):
     problem = project.only_problem(ppo((old, new)))
     assert problem.place == place
     told(problem, fragment)
@@ -109,7 +109,7 @@ def test_a_warm_up_needs_a_critic(project):
     assert project.only_problem(path).code == "missing-critic"
 
 
-def test_values_of_another_critic_are_told(project, ppo):
+def test_values_of_another_critic_are_reported(project, ppo):
     path = ppo(
         (CRITIC, CRITIC + CRITIC.replace("critic:", "other:")),
         ("learn: {op: critic, engine: critic", "learn: {op: critic, engine: other"),
@@ -164,7 +164,7 @@ def test_a_folder_that_does_not_say_what_it_is_is_left_to_the_engine(judged):
         check_file(path)
 
 
-def test_a_classifier_follows_nobody(project, judged):
+def test_a_classifier_takes_weights_from_no_engine(project, judged):
     problems = {problem.place: problem.message for problem in project.problems(judged(extra=", weights_from: actor"))}
     assert "takes no weights from another" in problems["engines.judge.weights_from"]
 
@@ -222,7 +222,7 @@ def test_a_critic_needs_no_rows_for_tokens_that_the_policy_has_none_for(project,
     check_file(path)
 
 
-def test_what_the_docs_show_is_right(project):
+def test_examples_of_the_docs_are_right(project):
     document = (Path(__file__).parents[2] / "docs" / "critic.md").read_text()
     ppo, _, _ = (block.partition("```")[0] for block in document.split("```yaml\n")[1:])
     project.pipeline()

@@ -83,7 +83,7 @@ def test_no_rows(project, row):
     assert data_problems(project, "none.parquet") == ["none.parquet has no rows; create the file again"]
 
 
-def test_missing_columns_and_wrong_types_are_all_told(project, row):
+def test_missing_columns_and_wrong_types_are_all_reported(project, row):
     project.write_rows("a.parquet", [{"promt": "x", "reward_model": {"groundtruth": "2"}}])
     assert data_problems(project, "a.parquet") == [
         "a.parquet has no column `data_source`; choose from: promt, reward_model",

@@ -182,7 +182,7 @@ def op(batch): ...
 
 
 @pytest.mark.parametrize("case", READERS)
-def test_whoever_reads_answers_needs_some(project, row, case):
+def test_readers_of_answers_require_them(project, row, case):
     edit, wanted = READERS[case]
     project.write("m.py", MODULE)
     project.write_rows("train.parquet", rows_of(answers([None] * 10), row))
@@ -360,7 +360,7 @@ def test_chats_in_json_are_read_as_chats(project, row, bad):
 
 
 @pytest.mark.parametrize("answer", ["2", None])
-def test_what_is_right_is_accepted(project, answer):
+def test_right_answers_are_accepted(project, answer):
     rows = [
         {
             "prompt": [message("system", ""), *GOOD] * (1 + row % 3),

@@ -145,7 +145,7 @@ class TestStart:
         self.assert_told(project, path, "should say an iteration's number or `release`; correct it")
 
     @pytest.mark.parametrize(("newest", "name"), [("20", "iter_0000020"), ("release\n", "release")])
-    def test_the_folder_above_stands_for_its_newest(self, project, folder, path, newest, name):
+    def test_the_parent_folder_means_its_newest_run(self, project, folder, path, newest, name):
         (project.folder / "all").mkdir()
         folder.rename(project.folder / "all" / name)
         (project.folder / "all").rename(folder)

@@ -166,7 +166,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
-def test_what_is_wrong_with_engines_is_told(project, old, new, place, fragment):
+def test_errors_of_engines_are_reported(project, old, new, place, fragment):
     project.assert_problem(project.pipeline((old, new)), place, fragment)
 
 
@@ -175,7 +175,7 @@ def test_a_layout_that_is_the_owners_may_be_repeated(project):
     check_file(project.folder / "p.yaml", [f"engines.actor.parallel={layout}", f"engines.reference.parallel={layout}"])
 
 
-def test_what_is_declared_for_nothing_is_a_warning(project):
+def test_an_unused_declaration_is_a_warning(project):
     path = project.pipeline(
         ("  rollout: {cpus_per_node: 1}", "  rollout: {cpus_per_node: 1}\n  spare: {cpus_per_node: 1}"),
         ("weights_from: actor}", "}\n  idle: {backend: hf, group: rollout}"),

@@ -68,12 +68,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_what_makes_no_sense_is_refused(project, case) -> None:
+def test_senseless_combinations_are_refused(project, case) -> None:
     node, place, *fragments = case
     project.assert_problem(with_filter(project, node), f"nodes.{place}", *fragments)
 
 
-def test_a_column_that_a_rule_wants_and_nobody_writes_is_told(project) -> None:
+def test_a_column_that_a_rule_reads_and_no_node_writes_is_reported(project) -> None:
     project.write("unknown_rules.py", "def keep(score):\n    return True\n")
     path = with_filter(project, "keep: {op: filter, fn: 'unknown_rules:keep'} #!")
     project.assert_problem(path, "nodes.keep", "missing-column")

@@ -108,7 +108,7 @@ def mine(tokens, power=1.0): ...
         ),
     ],
 )
-def test_what_a_formula_does_not_know_or_get_is_told(project, old, new, place, fragment):
+def test_unknown_and_missing_arguments_of_a_formula_are_reported(project, old, new, place, fragment):
     project.write("own_checks.py", OWN)
     edits = [(old, new)]
     if "covariance" in new:

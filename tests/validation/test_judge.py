@@ -114,7 +114,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_wrong_is_told_at_its_place(project, name):
+def test_errors_are_reported_at_their_place(project, name):
     node, place, fragment = CASES[name]
     project.write("own_reading.py", "def deaf(answer): return 0\ndef read(reply): return 0\n")
     room = ("init: {model_type: qwen3,", "init: {model_type: qwen3, max_position_embeddings: 128,")
@@ -128,7 +128,7 @@ def test_a_classifier_is_asked_by_another_op(project):
     project.assert_problem(path, "nodes.reward.engine", "wrong-head")
 
 
-def test_what_may_be_a_mistake_is_a_warning(project, monkeypatch):
+def test_possible_mistakes_are_warnings(project, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     node = ENDPOINT.replace("Rate {response}.", "Rate {response} of {promt}.") + ", api_key_env: JUDGE_KEY}"
     place = "nodes.reward"
@@ -138,7 +138,7 @@ def test_what_may_be_a_mistake_is_a_warning(project, monkeypatch):
     ]
 
 
-def test_a_policy_may_judge_itself_and_that_is_told(project):
+def test_a_policy_that_judges_itself_is_a_warning(project):
     edit = (REWARD, ENGINE.replace("wise", "generator") + "}")
     assert project.warnings(edit) == [("nodes.reward.engine", "moving-judge")]
 

@@ -184,7 +184,7 @@ def test_a_router_that_cannot_learn_is_warned_of(project, with_folder, family, c
 
 
 @pytest.mark.parametrize(("family", "changes", "message"), CONFIGS, ids=str)
-def test_a_value_of_config_json_that_cannot_be_is_told_in_one_sentence(project, with_folder, family, changes, message):
+def test_an_impossible_value_of_config_json_is_one_sentence(project, with_folder, family, changes, message):
     file = project.folder / "model" / "config.json"
     file.write_text(json.dumps(changed(family, changes)))
     (problem,) = told(with_folder)
@@ -204,7 +204,7 @@ OF_INIT = [case for case in CONFIGS if not case[1].keys() & {"scoring_func", "to
 
 
 @pytest.mark.parametrize(("family", "changes", "message"), OF_INIT, ids=str)
-def test_the_same_value_of_init_is_told_at_its_line(project, family, changes, message):
+def test_the_same_value_of_init_is_reported_at_its_line(project, family, changes, message):
     init = next(line for line in (project.folder / "p.yaml").read_text().splitlines() if line.startswith("  init:"))
     text = json.dumps(changed(family, changes)).replace("Infinity", ".inf").replace("NaN", ".nan")
     (problem,) = told(project.pipeline((init, f"  init: {text}")))
@@ -248,7 +248,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize(("sizes", "group", "message"), LARGE.values(), ids=LARGE.keys())
-def test_a_model_that_cannot_be_held_is_told_with_its_parameters_at_once(project, sizes, group, message):
+def test_a_model_too_large_for_memory_is_reported_at_once_with_its_parameters(project, sizes, group, message):
     heads = {"num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 128}
     init = next(line for line in (project.folder / "p.yaml").read_text().splitlines() if line.startswith("  init:"))
     text = json.dumps({"model_type": "qwen3", **sizes, **heads})
@@ -310,7 +310,7 @@ BOUNDS = [
 
 
 @pytest.mark.parametrize(("old", "new", "place", "message"), BOUNDS, ids=lambda value: str(value)[:50])
-def test_a_number_that_no_run_would_survive_is_told(project, old, new, place, message):
+def test_a_number_with_which_no_run_can_work_is_reported(project, old, new, place, message):
     problem = project.only_problem(project.pipeline((old, new)))
     assert problem.place == place
     assert_told(problem, message)

@@ -104,7 +104,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
-def test_what_is_wrong_with_the_model_is_told(project, old, new, place, fragment):
+def test_errors_of_the_model_are_reported(project, old, new, place, fragment):
     path = project.pipeline((old, new))
     if "#!" in new:
         project.assert_problem(path, place, fragment)
@@ -217,7 +217,7 @@ class TestFolder:
             ),
         ],
     )
-    def test_what_is_not_what_its_name_says(self, project, folder, path, name, content, fragment):
+    def test_a_file_that_does_not_match_its_name_is_refused(self, project, folder, path, name, content, fragment):
         (folder / name).write_bytes(content)
         project.assert_problem(path, "model.path", fragment)
 
@@ -249,13 +249,13 @@ class TestFolder:
         ("rope_theta: 0.0", "rope_theta", "expected a number above 0, got 0.0"),
     ],
 )
-def test_an_architecture_that_the_engine_would_refuse_is_told_before(project, said, field, fragment):
+def test_an_unsupported_architecture_is_reported_before_the_engine_starts(project, said, field, fragment):
     path = project.pipeline(("intermediate_size: 128", f"intermediate_size: 128, {said}"), (TOKENIZER, TOKENIZER))
     problem = project.only_problem(path)
     assert problem.place == f"model.init.{field}"
     assert fragment in problem.message
 
 
-def test_what_is_usual_in_a_folder_of_hugging_face_passes(project):
+def test_usual_hugging_face_folders_pass(project):
     usual = "hidden_act: silu, attention_bias: false, use_sliding_window: false, rope_scaling: null, rms_norm_eps: 1e-6"
     check_file(project.pipeline(("intermediate_size: 128", f"intermediate_size: 128, {usual}")))

@@ -478,7 +478,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_cannot_be_loaded_is_reported_in_one_sentence(project, folder: Path, name: str) -> None:
+def test_a_failed_load_is_one_sentence(project, folder: Path, name: str) -> None:
     change, fragment = BROKEN[name]
     change(folder)
     begun = time.process_time()
@@ -647,7 +647,7 @@ def test_a_made_tokenizer_needs_rows_of_the_model(project, folder: Path) -> None
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_loads_passes(project, folder: Path, name: str) -> None:
+def test_loadable_folders_pass(project, folder: Path, name: str) -> None:
     from dagrl.backends.backend import RankContext
     from dagrl.backends.hf.engine import HfEngine
     from dagrl.backends.hf.section import HfEngineSpec

@@ -127,7 +127,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_what_is_wrong_with_nodes_and_sizes_is_told(project, case):
+def test_errors_of_nodes_and_sizes_are_reported(project, case):
     old, new, place, *fragments = case
     project.assert_problem(project.pipeline((old, new)), place, *fragments)
 
@@ -142,7 +142,7 @@ def test_what_is_wrong_with_nodes_and_sizes_is_told(project, case):
         "data.prompts_per_step=32",
     ],
 )
-def test_what_just_suffices_passes(project, override):
+def test_minimal_sizes_pass(project, override):
     assert check_file(project.folder / "p.yaml", [override]).warnings == ()
 
 
@@ -170,13 +170,13 @@ def clock(batch): return {}
         ("nodes.mine={op: 'own_args:clock'}", "reads no column, so it has no rows to work on"),
     ],
 )
-def test_own_functions_that_cannot_be_called_are_told(project, override, fragment):
+def test_own_functions_that_cannot_be_called_are_reported(project, override, fragment):
     project.write("own_args.py", OWN)
     assert fragment in project.only_problem(project.folder / "p.yaml", override).message
 
 
 @pytest.mark.parametrize("name", ["prompts", "samples", "step", "sync", "save"])
-def test_names_that_are_taken_are_told(project, name):
+def test_names_in_use_are_reported(project, name):
     place = "  reward: {op: reward, fn: exact}"
     path = project.pipeline((place, f"{place}\n  {name}: {{op: reward, fn: exact, write: {{reward: more}}}}"))
     told = {problem.place: problem.message for problem in project.problems(path)}
@@ -190,7 +190,7 @@ def test_mini_batches_that_do_not_divide_the_step(project):
     assert problem.message.endswith("such as 2")
 
 
-def test_of_a_size_whose_key_is_misspelt_nothing_else_is_said(project):
+def test_a_misspelt_size_has_no_further_problem(project):
     path = project.pipeline(
         ("prompts_per_step: 8", "promts_per_step: 8 #!"), (UPDATE, "loss: {kl_coef: 0.01}, mini_batch: 8}")
     )

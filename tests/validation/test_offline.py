@@ -216,17 +216,17 @@ def offline(project, row):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_cannot_work_is_refused(offline, case: str) -> None:
+def test_unworkable_pipelines_are_refused(offline, case: str) -> None:
     edits, place, *fragments = CASES[case]
     offline.assert_problem(offline.pipeline(*edits), place, *fragments)
 
 
-def test_experts_that_nobody_learns_from_are_told(offline) -> None:
+def test_expert_responses_without_a_loss_are_reported(offline) -> None:
     path = offline.pipeline(*lines(MIX, ONE + LONGEST, (", sft_coef: 0.1", "")))
     assert "mix-not-trained-on" in [warning.code for warning in check_file(path).warnings]
 
 
-def test_a_rollout_that_is_of_no_use_is_told_and_may_be_greedy(offline) -> None:
+def test_an_unused_rollout_is_reported_and_may_be_greedy(offline) -> None:
     greedy = ("max_new_tokens: 8}", "max_new_tokens: 8, temperature: 0}")
     path = offline.pipeline(*lines(SFT + SAMPLED, ONE + LONGEST, greedy))
     assert ("nodes.rollout", "unused-rollout") in [(each.place, each.code) for each in check_file(path).warnings]

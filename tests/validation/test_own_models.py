@@ -15,7 +15,7 @@ def with_critic(project, extra, *edits):
     return project.pipeline((ENGINES, f"{CRITIC}, {extra}}} #!\n{ENGINES}"), *edits)
 
 
-def test_an_engine_has_the_model_of_whom_it_follows_or_shares(project):
+def test_an_engine_has_the_model_of_its_source_of_weights(project):
     path = project.pipeline(
         ("  actor:\n", "  actor:\n    model: {init: {model_type: qwen2, hidden_size: 32}}\n"),
         (ENGINES, f"{CRITIC}}}\n{ENGINES}"),
@@ -77,7 +77,7 @@ def test_paths_and_nulls_are_read_as_in_the_models_section(project):
     assert load_pipeline(path).pipeline.model_of("critic").init == {"model_type": "qwen3", "rope_scaling": None}
 
 
-def test_whoever_reads_text_needs_a_tokenizer(project):
+def test_readers_of_text_require_a_tokenizer(project):
     folder = project.folder / "small"
     write_model(folder, model_type="qwen3")
     path = project.pipeline(("rollout, weights_from: actor}", "rollout, model: {path: small}}"))

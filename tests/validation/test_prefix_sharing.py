@@ -43,6 +43,6 @@ def test_groups_stay_whole_for_the_engine_and_its_frozen_copy(project):
         ),
     ],
 )
-def test_where_prefixes_cannot_be_shared(project, overrides, message):
+def test_engines_that_cannot_share_prefixes(project, overrides, message):
     problem = project.only_problem(project.folder / "p.yaml", *overrides)
     assert problem.message == message

@@ -32,7 +32,7 @@ RUN = "run: {steps: 10}"
         ),
     ],
 )
-def test_what_the_run_does_not_have_is_told(project, profile, place, fragment):
+def test_missing_parts_of_the_run_are_reported(project, profile, place, fragment):
     path = project.pipeline((RUN, f"{RUN}\nprofile: {{{profile}}} #!"))
     project.assert_problem(path, f"profile.{place}", fragment)
 
@@ -62,6 +62,6 @@ def test_nsys_needs_gpus_of_the_nodes_that_are_profiled_only(project, group):
     check_file(path, ["profile.nodes=[rollout]"])
 
 
-def test_what_it_has_passes(project):
+def test_supported_settings_pass(project):
     profile = "{steps: [1, 10], nodes: [update, rollout], ranks: [0, 1], with_stack: true, with_memory: true}"
     check_file(project.folder / "p.yaml", [f"profile={profile}"])

@@ -9,7 +9,7 @@ RUN = "run: {steps: 10}"
 
 
 @pytest.mark.parametrize("record", ["[update, rewad]", "{nodes: [rewad], keep_last: 2}"])
-def test_unknown_nodes_are_told(project, record: str) -> None:
+def test_unknown_nodes_are_reported(project, record: str) -> None:
     path = project.pipeline((RUN, f"run: {{steps: 10, record: {record}}} #!"))
     project.assert_problem(path, "run.record", "unknown-node")
 
@@ -27,7 +27,7 @@ def test_a_list_keeps_every_step_and_a_ring_the_last(project) -> None:
 @pytest.mark.parametrize(
     "record", ["[]", "{keep_last: 2}", "{nodes: [update], keep_last: 0}", "{nodes: [update], on: a}"]
 )
-def test_malformed_records_are_told(project, record: str) -> None:
+def test_malformed_records_are_reported(project, record: str) -> None:
     path = project.pipeline((RUN, f"run: {{steps: 10, record: {record}}}"))
     with pytest.raises(PipelineError, match=r"run\.record"):
         check_file(path)

@@ -30,13 +30,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_what_makes_no_sense_is_refused(project, case) -> None:
+def test_senseless_combinations_are_refused(project, case) -> None:
     options, key, *fragments = case
     path = project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}} #!"))
     project.assert_problem(path, f"nodes.rollout.{key}", *fragments)
 
 
-def test_a_mistaken_size_is_told_once(project) -> None:
+def test_a_wrong_size_is_reported_once(project) -> None:
     path = project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, over_sampling_batch_size: 0, partial_rollout: true}} #!"))
     project.assert_problem(path, "nodes.rollout.over_sampling_batch_size", "invalid-value")
 
@@ -64,7 +64,7 @@ def test_a_node_that_does_not_wait_for_the_rollout_is_refused_where_prompts_are_
     check_file(project.pipeline(over, (old, early.replace("early", "late"))))
 
 
-def test_what_makes_sense_passes(project) -> None:
+def test_sensible_combinations_pass(project) -> None:
     options = "over_sampling_batch_size: 12, partial_rollout: true, partial_rollout_max_age: 2"
     options += ", mask_offpolicy_in_partial_rollout: true"
     assert check_file(project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}}"))).warnings == ()

@@ -19,7 +19,7 @@ RIGHT = (MIXTURE, SGLANG, REPLAY)
 FLAG = "enable_return_routed_experts"
 
 
-def test_what_the_engine_computes_reads_the_routes(project):
+def test_the_engines_passes_read_the_routes(project):
     path = project.folder / "p.yaml"
     old = "nodes.old={op: logprob, engine: actor, write: old_logprob}"
     graph = check_file(path, [*RIGHT, old, "nodes.update.mini_batch=4"]).graph
@@ -35,7 +35,7 @@ def test_what_the_engine_computes_reads_the_routes(project):
     assert not any("routed_experts" in node.inputs for node in without.nodes.values())
 
 
-def test_the_server_is_told_to_tell(project):
+def test_the_server_is_set_to_return_routes(project):
     path = project.folder / "p.yaml"
     pipeline = check_file(path, [*RIGHT, "engines.generator.server.mem_fraction_static=0.5"]).loaded.pipeline
     assert section_to_start(pipeline, "generator").server == {"mem_fraction_static": 0.5, FLAG: True}
@@ -67,13 +67,13 @@ def test_the_server_is_told_to_tell(project):
         ),
     ],
 )
-def test_what_cannot_replay(project, overrides, fragments):
+def test_unsupported_router_replay_is_refused(project, overrides, fragments):
     problem = project.only_problem(project.folder / "p.yaml", *overrides)
     assert all(fragment in problem.message for fragment in fragments), problem.message
     assert "; " in problem.message
 
 
-def test_a_family_whose_routes_nobody_tells(project):
+def test_a_family_whose_routes_no_server_returns(project):
     mixtral = MIXTURE.replace("qwen3_moe", "mixtral").replace("num_experts:", "num_local_experts:")
     mixtral = mixtral.replace("moe_intermediate_size: 32, norm_topk_prob: true", "intermediate_size: 32")
     problem = project.only_problem(project.folder / "p.yaml", mixtral, SGLANG, REPLAY)

@@ -68,7 +68,7 @@ def test_a_second_rollout_has_the_rows_of_the_first(project, second: str) -> Non
     ],
     ids=["often", "seldom", "over-sampling", "partial", "prompts of the data", "no such node"],
 )
-def test_what_does_not_fit_is_refused(project, second: str, place: str, fragments: tuple[str, ...]) -> None:
+def test_sizes_that_do_not_fit_are_refused(project, second: str, place: str, fragments: tuple[str, ...]) -> None:
     project.assert_problem(with_second(project, second), f"nodes.{place}", *fragments)
 
 

@@ -36,7 +36,7 @@ def test_an_engine_that_stays_while_others_come_and_go_is_known(project):
     assert staying("engines.actor.sleep=false", "engines.generator.sleep=false") == []
 
 
-def test_each_engine_may_be_told_otherwise(project):
+def test_sleep_can_be_set_for_each_engine(project):
     assert asleep(project.pipeline(GPUS, SHARED), "engines.actor.sleep=false") == ["generator"]
     assert asleep(project.pipeline(SHARED), "engines.actor.sleep=true", "engines.generator.sleep=true") == [
         "actor",
@@ -44,7 +44,7 @@ def test_each_engine_may_be_told_otherwise(project):
     ]
 
 
-def test_an_engine_with_a_group_to_itself_has_nobody_to_sleep_for(project):
+def test_an_engine_alone_on_its_group_does_not_sleep(project):
     path = project.pipeline(("group: rollout,", "group: rollout, sleep: true,"))
     assert asleep(path) == []
 

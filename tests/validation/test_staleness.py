@@ -128,7 +128,7 @@ OLD = "nodes.old={op: logprob, engine: actor, write: old_logprob}"
         ),
     ],
 )
-def test_what_keeps_an_update_from_streaming_is_told(project, overrides, fragment):
+def test_obstacles_to_a_streamed_update_are_reported(project, overrides, fragment):
     problem = project.only_problem(project.folder / "p.yaml", *overrides)
     assert problem.place == "override schedule.stream_update=true"
     assert fragment in problem.message and "; " in problem.message

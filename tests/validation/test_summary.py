@@ -18,7 +18,7 @@ from dagrl.validation.summary import summarize
         ("{expert_model_parallel_size: 4, expert_tensor_parallel_size: 2}", "tp 1, ep 4, etp 2, dp 16"),
     ],
 )
-def test_layouts_are_told_in_all_their_sizes(project, parallel, shown):
+def test_layouts_are_printed_with_all_sizes(project, parallel, shown):
     path = project.pipeline(
         ("model_type: qwen3, hidden_size: 64", "model_type: qwen3_moe, hidden_size: 64, num_hidden_layers: 12"),
         ("train: {cpus_per_node: 2}", "train: {nodes: 2, gpus_per_node: 8}"),
@@ -35,7 +35,7 @@ def test_layouts_are_told_in_all_their_sizes(project, parallel, shown):
         ("{nodes: 2, gpus_per_node: 2}", "{tp_size: 4}", "1 server of 4 GPUs, weights from actor"),
     ],
 )
-def test_servers_are_told_with_their_size(project, rollout, server, shown):
+def test_servers_are_listed_with_their_size(project, rollout, server, shown):
     engine = f"{{backend: sglang, group: rollout, weights_from: actor, server: {server}}}"
     overrides = [f"engines.generator={engine}", f"groups.rollout={rollout}"]
     if "gpus" in rollout:
@@ -43,7 +43,7 @@ def test_servers_are_told_with_their_size(project, rollout, server, shown):
     assert f"  on rollout: {shown}\n" in summarize(check_file(project.pipeline(), overrides))
 
 
-def test_how_steps_overlap_is_told_where_they_do(project):
+def test_overlapping_steps_are_described(project):
     path = project.folder / "p.yaml"
 
     def told(*overrides):
@@ -57,7 +57,7 @@ def test_how_steps_overlap_is_told_where_they_do(project):
     assert "up to 2 versions behind" in ahead and "during rollouts" in ahead and "updates start with" in ahead
 
 
-def test_heads_and_models_of_their_own_are_told(project):
+def test_separate_heads_and_models_are_listed(project):
     critic = (
         "  critic: {backend: megatron, group: train, head: value, model: {init: {model_type: qwen2, hidden_size: 64}}}"
     )
@@ -67,7 +67,7 @@ def test_heads_and_models_of_their_own_are_told(project):
 
 
 @pytest.mark.parametrize(("prompts", "repeats"), [(32, False), (33, True)])
-def test_a_file_with_fewer_prompts_than_a_step_is_told_and_is_no_warning(project, prompts, repeats):
+def test_fewer_prompts_than_a_step_takes_are_reported_without_a_warning(project, prompts, repeats):
     told = summarize(check_file(project.folder / "p.yaml", [f"data.prompts_per_step={prompts}"]))
     assert ("(32 prompts; a step takes 33, so some come more than once)" in told) is repeats
     assert "warnings" not in told

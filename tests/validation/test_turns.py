@@ -105,7 +105,7 @@ def _own_module(project) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_what_cannot_work_is_refused(project, case) -> None:
+def test_unworkable_pipelines_are_refused(project, case) -> None:
     options, key, *fragments = case
     path = project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}} #!"))
     project.assert_problem(path, f"nodes.rollout.{key}", *fragments)
@@ -119,7 +119,7 @@ def test_what_cannot_work_is_refused(project, case) -> None:
         "tools: [calculator], tool_format: 'own:parse', environment: 'own:Game', environment_args: {size: 4}",
     ],
 )
-def test_what_can_work_passes(project, options: str) -> None:
+def test_workable_pipelines_pass(project, options: str) -> None:
     path = project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}}"))
     assert check_file(path, ["model.tokenizer={kind: bytes}"]).warnings == ()
 
@@ -141,7 +141,7 @@ RENAMED = (
 )
 
 
-def test_nobody_reads_the_turns_of_another_rollout(project) -> None:
+def test_no_node_reads_the_turns_of_another_rollout(project) -> None:
     other = f"  other: {{op: rollout, engine: generator, n: 4, sampling: {{max_new_tokens: 8}}, {RENAMED}}}\n"
     judged = "  judged: {op: reward, fn: exact, read: {response_tokens: said}, write: judgement}\n"
     leading = (ROLLOUT, f"{ROLLOUT[:-1]}, tools: [calculator]}}")

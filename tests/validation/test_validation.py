@@ -168,14 +168,14 @@ run: {steps: 4, save_every: 2, keep_best: {metric: val/loss/sft, mode: min}}
 """
 
 
-def test_what_is_learned_from_given_responses_has_a_best_too(project, row):
+def test_training_on_given_responses_has_a_best_checkpoint_too(project, row):
     project.write_rows("train.parquet", [{**row, "response": "2"}] * 32)
     path = project.write("offline.yaml", OFFLINE)
     check_file(path, ["run.validate_every=2"])
     assert "`val/loss/sft` is never measured; set `run.validate_every`" in project.only_problem(path).message
 
 
-def test_what_the_docs_show_is_right(project, row):
+def test_examples_of_the_docs_are_right(project, row):
     yaml_block, own_block, _, python_block = re.findall(
         r"```(?:yaml|python)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL
     )
@@ -192,7 +192,7 @@ def test_what_the_docs_show_is_right(project, row):
     assert scope["choice"]("no idea") is None
 
 
-def test_what_scores_validation_has_room_for_its_longest_responses(project):
+def test_scorers_have_room_for_the_longest_validation_responses(project):
     judge = "ref: {op: logprob, engine: reference, write: ref_logprob, tokens_per_micro_batch: 24}"
     longer = rollout("val_sampling: {max_new_tokens: 9}")
     # Log-probs are not computed in validation.

@@ -47,7 +47,7 @@ def test_each_value_keeps_its_first_bits(
 
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(_EACH), st.integers(1, 300), st.integers(1, 300), st.integers(0, 9))
-def test_what_is_quantised_stays_as_it_is(granularity: Granularity, rows: int, columns: int, seed: int) -> None:
+def test_quantising_again_changes_nothing(granularity: Granularity, rows: int, columns: int, seed: int) -> None:
     once = quantise(drawn((rows, columns), seed, 0), granularity)
     again = quantise(dequantise(*once, granularity), granularity)
     assert torch.equal(once[0].view(torch.uint8), again[0].view(torch.uint8))

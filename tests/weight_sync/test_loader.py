@@ -108,7 +108,7 @@ def test_another_manifest_is_learned_anew():
     assert loader.manifest is not None and len(loader.manifest.buckets) < 10
 
 
-def test_what_is_used_is_known_by_name():
+def test_used_tensors_are_reported_by_name():
     part, every = Model(1, 2), set(weights())
     used = send(loader_of(part), weights() | {"lm_head.weight": torch.zeros(3)}).used
     assert used == every
@@ -181,7 +181,7 @@ def test_a_loader_that_writes_over_its_copies_is_called_every_time(how):
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=6))
 @example([(3, 1, 0, True), (0, 1, 0, False)])
 @example([(0, 1, 0, True), (2, 2, 0, True), (3, 1, 0, True)])
-def test_what_is_written_over_is_seen(writes):
+def test_overwritten_copies_are_detected(writes):
     memory, seen, holds_copy, expected = torch.zeros(6, 4), _Writes(), torch.zeros(6, 4, dtype=torch.bool), False
     for row, rows, column, copied in writes:
         seen.add(memory[row : row + rows, column:], copied=copied)
@@ -191,7 +191,7 @@ def test_what_is_written_over_is_seen(writes):
     assert seen.overwritten() == expected
 
 
-def test_what_follows_from_weights_keeps_a_loader_from_being_replayed():
+def test_derived_weights_prevent_the_replay_of_a_loader():
     class Derived(Model):
         norms = torch.zeros(HIDDEN)
 
@@ -277,7 +277,7 @@ def test_padding_of_experts_is_zero():
         assert torch.equal(model.layers[1].w2[3, :, :FFN], weights(seed)["layers.1.experts.3.down"])
 
 
-def test_what_a_loader_fills_in_is_there_again_without_it():
+def test_values_that_a_loader_fills_in_are_restored_without_it():
     class Scaled(Model):
         def __init__(self):
             super().__init__()
@@ -320,7 +320,7 @@ def test_a_tensor_of_the_wrong_shape_is_named():
         send(loader_of(Model()), tensors)
 
 
-def test_what_a_loader_complains_of_is_told_in_one_line():
+def test_a_loaders_error_is_one_line():
     def load(given):
         raise KeyError("norm")
 

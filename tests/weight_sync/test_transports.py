@@ -181,7 +181,7 @@ def test_both_halves_of_a_model_hold_what_was_sent_sync_after_sync(generators, s
 
 
 @pytest.mark.parametrize("reach", REACHES)
-def test_what_was_sent_is_compared(generators, sources, reach):
+def test_sent_weights_are_compared(generators, sources, reach):
     # An odd number of buckets, so that the second pass begins in the other buffer.
     source, generator = sources(reach, weights(), bucket_bytes=1000), generators()
     assert len(source.sender._exporter.manifest.buckets) % 2
@@ -283,7 +283,7 @@ def test_tensors_without_a_parameter_are_reported(generators, sources, reach):
         refuse_unknown_names([sent])
 
 
-def test_what_some_part_of_a_generator_has_a_place_for_is_known():
+def test_a_tensor_with_a_place_in_some_process_is_known():
     names = ("a", "b", "c")
     refuse_unknown_names([SendReport(1, 0b011, names), SendReport(1, None, ()), SendReport(1, 0b100, names)])
     refuse_unknown_names([SendReport(1, None, ())])

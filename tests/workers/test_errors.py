@@ -18,7 +18,7 @@ def test_a_failure_says_where_who_why_and_what_to_do() -> None:
     assert str(error) == "it broke"
 
 
-def test_who_held_shared_devices_stands_below_the_cause() -> None:
+def test_engines_in_gpu_memory_are_listed_below_the_cause() -> None:
     error = RunError("out of memory", worker="actor/0", hint="mend it")
     error.memory = "group gpus: actor awake, generator asleep"
     assert error.lines() == [
@@ -29,5 +29,5 @@ def test_who_held_shared_devices_stands_below_the_cause() -> None:
     ]
 
 
-def test_what_is_not_known_is_left_out_and_details_never_reach_the_terminal() -> None:
+def test_unknown_values_are_omitted_and_details_never_reach_the_terminal() -> None:
     assert RunError("it broke", details="Traceback ...").lines() == ["  cause   it broke"]

@@ -238,7 +238,7 @@ def test_under_another_nsys_workers_are_not_given_a_second(pipeline, nsys, tmp_p
     assert python_of(pipeline(tool="nsys"), "actor", 0, tmp_path) is None
 
 
-def test_nsys_that_is_not_there_is_said_before_anything_starts(pipeline, tmp_path, monkeypatch):
+def test_missing_nsys_is_reported_before_anything_starts(pipeline, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("NSYS_PROFILING_SESSION_ID", raising=False)
     with pytest.raises(RunError, match="there is no nsys on the PATH"):

@@ -38,7 +38,7 @@ class Generator:
     ],
     ids=["gpus", "cpus", "broadcast"],
 )
-def test_a_rank_is_sent_to_whom_it_can_take_weights_from(offers, senders):
+def test_a_rank_receives_weights_from_a_rank_that_it_can_reach(offers, senders):
     generator = Generator()
     seconds = update_weights(generator, 1, UpdateWeightsRequest(7, 3, tuple(offers)), [], 20.0)
     assert generator.told == (7, senders, 20.0, 3)

@@ -289,7 +289,7 @@ score(exits, Samples([6, 7], texts, texts, texts, texts, [{}, {}]), args={}, on_
 """
 
 
-def test_a_worker_tells_which_call_ends_it_and_keeps_the_ends_of_what_that_prints(bench, tmp_path) -> None:
+def test_a_worker_names_the_call_that_ends_it_and_keeps_the_ends_of_its_output(bench, tmp_path) -> None:
     log, pipeline = tmp_path / "log", pickle.dumps(bench.worker._resources.pipeline).hex()
     with log.open("ab") as output:
         command = [sys.executable, "-c", DYING, pipeline, str(tmp_path)]

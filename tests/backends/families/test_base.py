@@ -66,7 +66,7 @@ def test_an_unknown_model_type_is_answered_with_the_known_ones():
         ("deepseek_v3", "scoring_func", "softmax"),
     ],
 )
-def test_what_a_family_lacks_is_refused(model_type, field, value):
+def test_features_that_a_family_lacks_are_refused(model_type, field, value):
     with pytest.raises(ValueError, match=f"has no {model_type} with {field} {shown(value)}; it takes"):
         transformer_fields(config(model_type, **{field: value}))
 
@@ -127,7 +127,7 @@ def deepseek(**fields) -> PretrainedConfig:
     return config("deepseek_v3", **{**DEEPSEEK, **fields})
 
 
-def test_layers_with_experts_are_told_from_dense_ones():
+def test_layers_with_experts_are_distinguished_from_dense_ones():
     shape = {"num_hidden_layers": 4, "num_experts": 4, "moe_intermediate_size": 24}
     assert transformer_fields(config("qwen3_moe", **shape))["moe_layer_freq"] == 1
     assert transformer_fields(config("qwen3_moe", **shape, mlp_only_layers=[2]))["moe_layer_freq"] == [1, 1, 0, 1]

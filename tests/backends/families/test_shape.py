@@ -127,7 +127,7 @@ def test_cache_of_a_token() -> None:
     assert shape_of(PUBLISHED["DeepSeek-V3"]).cache_values_per_token == 512 + 64
 
 
-def test_what_a_config_leaves_out_is_its_classes() -> None:
+def test_a_missing_config_field_has_the_default_of_its_class() -> None:
     # 4096 / 32 = 128 wide heads, as many for keys; 152064 tokens only in this config.
     shape = shape_of({"model_type": "llama", "vocab_size": 1000, "num_hidden_layers": 2})
     assert (shape.hidden, shape.head_dim, shape.key_value_heads, shape.vocabulary) == (4096, 128, 32, 1000)
@@ -146,7 +146,7 @@ def test_a_shape_that_cannot_be_known_says_why(fields: dict[str, Any], complaint
         shape_of(fields)
 
 
-def test_a_size_that_nobody_says_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_size_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     # As where transformers is not installed.
     monkeypatch.setattr("dagrl.backends.families.base.config_class", lambda family: NO_CLASS)
     with pytest.raises(ValueError, match="the model's config does not say hidden_size; add it"):

@@ -106,7 +106,7 @@ def test_only_plain_samples_are_fused(monkeypatch: pytest.MonkeyPatch, info: dic
 
 
 @pytest.mark.parametrize("rest", ["flashinfer", "pytorch"])
-def test_it_stands_for_the_backend_that_does_the_rest(monkeypatch: pytest.MonkeyPatch, rest: str):
+def test_it_is_registered_as_the_backend_that_does_the_rest(monkeypatch: pytest.MonkeyPatch, rest: str):
     from sglang.srt.layers import sampler
 
     from dagrl.backends.sglang.sampler import FusedSampler, use_fused_sampler

@@ -96,7 +96,7 @@ def played(server: Any, backend: str, folder: Path, options: dict[str, Any], sam
 
 
 @pytest.mark.parametrize("stops", STOPS)
-def test_responses_go_on_by_themselves_and_know_what_was_said(
+def test_responses_continue_independently_from_their_earlier_tokens(
     server, server_backend, model_of, tmp_path: Path, stops: str
 ) -> None:
     whole = played(server, server_backend, tmp_path, PATIENT, STOPS[stops])

@@ -95,7 +95,7 @@ def test_a_model_that_counts_places_counts_a_rows_own(folder, monkeypatch, dtype
     assert engine._model(torch.tensor([[3, 4]])).past_key_values is None
 
 
-def test_what_is_too_long_loses_its_beginning(folder) -> None:
+def test_too_long_input_is_cut_at_its_beginning(folder) -> None:
     path = folder(max_position_embeddings=6)
     scores = build(ModelSpec(path=path)).scores(TALKS, tokens_per_micro_batch=100)
     assert scores.cut.tolist() == [False, True, False, True]
@@ -125,7 +125,7 @@ def test_random_weights_are_those_that_other_engines_draw() -> None:
     assert torch.equal(weights[name], source.get(name))
 
 
-def test_a_template_that_refuses_a_conversation_is_told(folder) -> None:
+def test_a_template_that_refuses_a_conversation_is_reported(folder) -> None:
     strict = "{{ raise_exception('no system messages here') }}"
     engine = build(ModelSpec(path=folder(template=strict)))
     with pytest.raises(ValueError, match="rejects a conversation of user, assistant: no system messages here; "):
@@ -139,7 +139,7 @@ def test_a_template_that_refuses_a_conversation_is_told(folder) -> None:
         ({"template": None}, r"has no chat template, which a reward model needs; put the one"),
     ],
 )
-def test_what_a_folder_lacks_is_told(folder, options, message) -> None:
+def test_missing_parts_of_a_folder_are_reported(folder, options, message) -> None:
     with pytest.raises(ValueError, match=message):
         build(ModelSpec(path=folder(**options)))
 

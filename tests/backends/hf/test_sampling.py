@@ -93,7 +93,7 @@ def test_each_row_is_restricted_by_its_own_probabilities() -> None:
     top_k=st.integers(1, 8),
     top_p=st.floats(0.01, 0.99),
 )
-def test_what_is_kept_is_the_smallest_set_that_is_likely_enough(weights: np.ndarray, top_k: int, top_p: float) -> None:
+def test_top_p_keeps_the_smallest_sufficient_set(weights: np.ndarray, top_k: int, top_p: float) -> None:
     probabilities = torch.from_numpy(weights / weights.sum(axis=1, keepdims=True))
     for row, kept_row in zip(probabilities.tolist(), restricted_to(probabilities, top_k, top_p).tolist(), strict=True):
         kept = [value for value in kept_row if value > 0]

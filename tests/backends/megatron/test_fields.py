@@ -138,7 +138,7 @@ class TestExtra:
             ("{transformr: {fp8_margin: 1}}", "extra.transformr", "unknown-option"),
         ],
     )
-    def test_what_it_cannot_set(self, project, extra, place, code):
+    def test_fields_that_it_cannot_set(self, project, extra, place, code):
         path = project.pipeline(("    group: train\n", f"    group: train\n    extra: {extra} #!\n"))
         project.assert_problem(path, f"engines.actor.{place}", code)
 

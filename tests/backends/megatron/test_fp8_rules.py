@@ -31,7 +31,7 @@ def with_actor(project):
         ("fp8: hybrid, fp8_recipe: delayed", "H100"),
     ],
 )
-def test_what_can_be_trained_in_fp8(with_actor, transformer: str, gpu: str) -> None:
+def test_models_that_can_be_trained_in_fp8(with_actor, transformer: str, gpu: str) -> None:
     assert not check_file(with_actor(transformer, gpu)).warnings
 
 
@@ -52,6 +52,8 @@ FLAT = SHAPE.replace("num_key_value_heads: 2", "num_key_value_heads: 1, head_dim
         ("fp8_recipe: blockwise", "H200", "", SHAPE, "fp8_recipe", "nothing-in-fp8", "fp8: hybrid"),
     ],
 )
-def test_what_cannot_is_one_sentence(project, with_actor, transformer, gpu, keys, shape, field, code, named) -> None:
+def test_unsupported_fp8_training_is_one_sentence(
+    project, with_actor, transformer, gpu, keys, shape, field, code, named
+) -> None:
     path = with_actor(transformer, gpu, keys, shape)
     project.assert_problem(path, f"engines.actor.transformer.{field}", code, named)

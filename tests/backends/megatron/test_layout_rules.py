@@ -78,7 +78,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("parallel", "model", "key", "fragment"), CASES.values(), ids=CASES.keys())
-def test_layouts_that_do_not_fit_are_told(project, laid_out, parallel, model, key, fragment):
+def test_layouts_that_do_not_fit_are_reported(project, laid_out, parallel, model, key, fragment):
     project.assert_problem(laid_out(parallel, model), f"engines.actor.parallel.{key}", fragment)
 
 

@@ -31,7 +31,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_refused_where_it_is_said(case: str, project) -> None:
+def test_it_is_refused_at_its_place(case: str, project) -> None:
     further, lora, experts, key, remedy = CASES[case]
     family = "qwen3_moe" if experts else "qwen3"
     path = project.pipeline(

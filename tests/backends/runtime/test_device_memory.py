@@ -58,7 +58,7 @@ def test_views_see_a_part_that_was_away_and_users_may_nest() -> None:
         assert view.tolist() == [3, 4]
 
 
-def test_what_is_not_kept_comes_back_as_zeros() -> None:
+def test_memory_that_is_not_kept_comes_back_as_zeros() -> None:
     tensor = torch.ones(3)
     part = OffloadableStorages(lambda: {0: tensor.untyped_storage()}, keep=False, rests_away=False)
     part.sleep()

@@ -85,7 +85,7 @@ def test_blocks_are_in_memory_and_pinned_until_they_are_given_back(monkeypatch: 
     assert stand_in.pinned == {}
 
 
-def test_what_was_pinned_before_the_driver_refused_is_known_and_the_sentence_says_how_much_was_wanted(
+def test_a_failed_pin_keeps_the_pinned_part_and_reports_the_requested_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in = driver(monkeypatch, most=2)

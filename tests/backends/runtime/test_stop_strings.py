@@ -43,7 +43,7 @@ def test_a_response_ends_with_the_token_that_completes_a_string(text: str, stops
     assert found(text, *stops) == kept
 
 
-def test_a_string_may_begin_in_what_the_policy_has_said_before() -> None:
+def test_a_stop_string_may_begin_in_earlier_tokens_of_the_policy() -> None:
     assert found("swer> more", "</answer>", before="say </an") == "swer>"
     assert found("more", "</answer>", before="say </an") is None
 

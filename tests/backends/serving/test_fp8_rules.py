@@ -86,7 +86,9 @@ def test_servers_that_can_be_with_scales_of_channels(
         ("vllm", "server: {tensor_parallel_size: 4}", "H200", ODD_WIDTH, "fp8-blocks", "intermediate_size, 1048,"),
     ],
 )
-def test_what_cannot_have_scales_of_channels(project, with_server, backend, keys, gpus, model, code, named) -> None:
+def test_unsupported_scales_of_channels_are_refused(
+    project, with_server, backend, keys, gpus, model, code, named
+) -> None:
     path = with_server(backend, keys, gpus, model, taken="fp8_per_channel")
     project.assert_problem(path, "engines.generator.quantization", code, named)
 
@@ -106,7 +108,7 @@ def test_what_cannot_have_scales_of_channels(project, with_server, backend, keys
         ("vllm", "server: {tensor_parallel_size: 4}", "H200", SMALL_HEADS, "fp8-blocks", "num_key_value_heads"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_sentence(project, with_server, backend, keys, gpus, model, code, named) -> None:
+def test_impossible_values_are_one_sentence(project, with_server, backend, keys, gpus, model, code, named) -> None:
     path = with_server(backend, keys, gpus, model)
     project.assert_problem(path, "engines.generator.quantization", code, named)
 

@@ -41,7 +41,7 @@ def test_random_start_weights_are_those_of_every_other_engine(tmp_path: Path) ->
     assert all(torch.equal(written[name], source.get(name)) for name in written)
 
 
-def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_is_no_language_model_is_refused(tmp_path: Path) -> None:
     model = ModelSpec(init={"model_type": "vit"}, tokenizer=MODEL.tokenizer)
     with pytest.raises(ValueError, match="vit"):
         model_folder(model, tmp_path, seed=0, with_weights=False)

@@ -241,7 +241,7 @@ def test_experts_of_what_was_sampled_are_known_though_a_later_request_ends_in_th
     play(act)
 
 
-def test_a_request_that_had_not_reached_the_server_is_told_again(play) -> None:
+def test_a_request_that_had_not_reached_the_server_is_aborted_again(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin()
         heard, scene.client.end = scene.client.end, lambda reason, tokens: None  # type: ignore[method-assign]
@@ -300,7 +300,7 @@ def test_standing_still_in_place_leaves_everything_where_it_is(play) -> None:
     play(act)
 
 
-def test_what_the_server_ends_by_itself_is_an_error_and_ends_the_call(play) -> None:
+def test_a_request_aborted_by_the_server_is_an_error(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin(REQUEST)
         scene.client.end("abort", 1)
@@ -374,7 +374,7 @@ def test_an_abort_finds_those_too_that_wait_for_their_prompt(play) -> None:
     play(act)
 
 
-def test_no_prompt_is_computed_while_the_server_stands_still(play) -> None:
+def test_no_prompt_is_computed_while_the_server_is_paused(play) -> None:
     async def act(scene: Scene) -> None:
         await scene.responses.stand_still("retract")
         call = await scene.begin(LONG[0], LONG[1])

@@ -91,7 +91,7 @@ BARS = (
         ("one\ntwo\ntwo\nthree\nfour\nfive\n", "last output: two | three | four | five"),
     ],
 )
-def test_the_first_cause_is_told_without_frames_and_prefixes(text, told, tmp_path) -> None:
+def test_the_first_cause_is_reported_without_frames_and_prefixes(text, told, tmp_path) -> None:
     logs = ServerLogs(tmp_path, "generator-0.log")
     (tmp_path / "generator-0.log").write_text(text)
     assert logs.last_words() == f"; its {told}; the whole log is {tmp_path}/generator-0.log"

@@ -23,7 +23,7 @@ def engine(**server: object) -> dict[str, object]:
         ({"tp_size": 4, "ep_size": 4, "moe_dp_size": 2}, 4),
     ],
 )
-def test_what_a_server_takes(server, gpus):
+def test_gpus_of_a_server(server, gpus):
     assert gpus_per_server(engine(**server)) == gpus
 
 

@@ -124,7 +124,7 @@ def test_a_sleeper_leaves_all_but_its_process() -> None:
     assert (asleep.awake["buffers"], memory().awake["buffers"]) == (0, 2**29)
 
 
-def test_a_fraction_that_nobody_gave_is_told() -> None:
+def test_the_default_memory_fraction_is_reported() -> None:
     assert memory().notes == ("mem_fraction_static is 0.903, as it is not given",)
     assert memory(mem_fraction_static=0.5).notes == ()
 

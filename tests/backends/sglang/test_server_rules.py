@@ -87,7 +87,7 @@ def test_wrong_fields(project, with_server, field, code, named):
     ("extra", "code"),
     [("model_path: other", "refused-key"), ("nccl_port: 4000", "refused-key"), ("tp_size: 2", "tested-field")],
 )
-def test_what_extra_fields_cannot_set(project, with_server, extra, code):
+def test_fields_that_extra_cannot_set(project, with_server, extra, code):
     path = with_server(f"extra: {{server: {{{extra}}}}} #!")
     project.assert_problem(path, f"engines.generator.extra.server.{extra.partition(':')[0]}", code)
 
@@ -127,7 +127,7 @@ def test_extra_fields_are_passed_on_with_one_warning(with_server):
         ("weight_sync: {route: cuda_ipc}", "weight_sync.route", "`actor` is on group `train`; choose broadcast"),
     ],
 )
-def test_what_is_wrong_with_a_server_is_told(project, with_server, line, place, fragment):
+def test_errors_of_a_server_are_reported(project, with_server, line, place, fragment):
     project.assert_problem(with_server(f"{line} #!"), f"engines.generator.{place}", fragment)
 
 
@@ -145,7 +145,7 @@ def test_servers_have_to_fit_their_machines(project, with_server, line, rollout,
     project.assert_problem(path, f"engines.generator.server.{place}", fragment)
 
 
-def test_a_server_too_large_for_a_cpu_is_not_also_told_to_span_machines(project, with_server):
+def test_a_server_too_large_for_a_cpu_has_one_problem(project, with_server):
     edit = ("train: {gpus_per_node: 2}", "train: {cpus_per_node: 2}")
     (problem,) = project.problems(with_server("server: {tp_size: 2}", "cpus_per_node: 2", edit))
     assert problem.place == "engines.generator.server.tp_size"
@@ -206,7 +206,7 @@ def test_a_context_that_is_shared_out_leaves_each_head_fewer_gpus(project, with_
     project.assert_problem(path, "engines.generator.server.tp_size", "3 GPUs do not share the model's num_attention")
 
 
-def test_experts_may_be_told_of_where_there_are_some(with_server):
+def test_routes_may_be_requested_for_mixtures_only(with_server):
     line = "server: {tp_size: 4, ep_size: 4, enable_return_routed_experts: true}"
     check_file(with_server(line, "gpus_per_node: 4", ("model_type: qwen3", MIXTURE)))
 
@@ -247,7 +247,7 @@ def test_a_route_through_one_machines_memory(project, with_server, size, is_wron
         check_file(path)
 
 
-def test_weights_that_nobody_sends(project, with_server):
+def test_options_of_weights_without_a_sender_are_warnings(project, with_server):
     path = with_server("weight_sync: {checksum: true}")
     path.write_text(path.read_text().replace("    weights_from: actor\n", ""))
     assert {warning.place for warning in check_file(path).warnings} == {
@@ -256,7 +256,7 @@ def test_weights_that_nobody_sends(project, with_server):
     }
 
 
-def test_what_only_a_start_from_files_can_do(with_server):
+def test_features_that_need_a_start_from_files(with_server):
     path = with_server("extra: {server: {quantization: fp8, load_format: presharded, cpu_offload_gb: 4}}")
     path.write_text(path.read_text().replace("    weights_from: actor\n", ""))
     check_file(path)

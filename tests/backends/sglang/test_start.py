@@ -39,7 +39,7 @@ def start_with_sglang(version: str | None, monkeypatch) -> None:
         ("0.5.170", "SGLang 0.5.170 is installed, but dagrl needs 0.5.17; install it with"),
     ],
 )
-def test_another_sglang_or_none_is_told_with_the_remedy(version, fault, monkeypatch) -> None:
+def test_a_missing_or_other_sglang_is_reported_with_a_remedy(version, fault, monkeypatch) -> None:
     with pytest.raises(ServerError, match=re.escape(fault)):
         start_with_sglang(version, monkeypatch)
 
@@ -54,7 +54,7 @@ def test_builds_of_the_right_sglang_are_taken(version, monkeypatch) -> None:
         start_with_sglang(version, monkeypatch)
 
 
-def test_what_gpus_had_left_is_told(monkeypatch) -> None:
+def test_free_memory_of_gpus_is_reported(monkeypatch) -> None:
     left = [GpuMemory("2", 12.04, 139.8), GpuMemory("3", 1.0, 139.8)]
     monkeypatch.setattr(start, "gpu_memory", lambda gpus: left if gpus == ("2", "3") else [])
     spec = SglangEngineSpec(backend="sglang", group="rollout", server={"mem_fraction_static": 0.8})
@@ -64,7 +64,7 @@ def test_what_gpus_had_left_is_told(monkeypatch) -> None:
     )
 
 
-def test_where_there_is_no_gpu_nothing_is_told() -> None:
+def test_nothing_is_reported_without_a_gpu() -> None:
     for gpus in ((), ("no-such-gpu",)):
         assert gpu_memory(gpus) == []
         assert gpu_names(gpus) == []

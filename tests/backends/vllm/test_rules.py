@@ -53,7 +53,9 @@ def test_servers_fill_their_group(with_server) -> None:
         ("server: {pipeline_parallel_size: 2} #!", "gpus_per_node: 4", "pipeline_parallel_size", "refused-key"),
     ],
 )
-def test_what_does_not_fit_is_an_error(project, with_server, keys: str, group: str, place: str, code: str) -> None:
+def test_a_pipeline_that_does_not_fit_is_an_error(
+    project, with_server, keys: str, group: str, place: str, code: str
+) -> None:
     project.assert_problem(with_server(keys, group), f"engines.generator.server.{place}", code)
 
 

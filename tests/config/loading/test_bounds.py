@@ -295,7 +295,7 @@ PARENTS: dict[str, tuple[Callable[[Path], str], str]] = {
 
 
 @pytest.mark.parametrize("name", PARENTS)
-def test_what_a_file_extends_is_bounded(tmp_path, bounded_dagrl, name: str) -> None:
+def test_the_extended_files_are_bounded(tmp_path, bounded_dagrl, name: str) -> None:
     write, fragment = PARENTS[name]
     child = tmp_path / "child.yaml"
     child.touch()
@@ -372,7 +372,7 @@ def test_many_values_and_deep_ones_within_the_bounds_are_read(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("key", ["data.train", "data.val", "model.path", "model.tokenizer"])
-def test_a_path_of_links_that_loop_is_told(tmp_path, bounded_dagrl, key: str) -> None:
+def test_a_loop_of_links_is_reported(tmp_path, bounded_dagrl, key: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(TINY)
     loop = make_loop(tmp_path)

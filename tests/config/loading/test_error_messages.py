@@ -169,7 +169,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("old", "new", "place", "fragment"), CASES, ids=[f"{place}: {message[:30]}" for _, _, place, message in CASES]
 )
-def test_mistakes_of_form_are_told_in_plain_words(project, old, new, place, fragment):
+def test_errors_of_form_have_plain_messages(project, old, new, place, fragment):
     path = project.pipeline((old, new))
     with pytest.raises(PipelineError) as caught:
         load_pipeline(path)

@@ -54,7 +54,7 @@ def test_a_node_with_another_function_inherits_no_args(merged, tmp_path):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["base", "left", "right"])))
-def test_what_two_of_them_extend_lies_under_both(merged, order):
+def test_a_common_parent_is_applied_before_both(merged, order):
     document = merged(
         base="name: base\nleft: base\nright: base\nboth: base\n",
         left="extends: base\nleft: left\nboth: left\n",
@@ -98,7 +98,7 @@ def test_each_problem_names_the_file_that_it_is_in(project):
         ("other", "extends", "unknown-template"),
     ],
 )
-def test_an_entry_that_cannot_be_had_is_told_alone_with_its_line(project, entry, place, message):
+def test_an_impossible_entry_is_the_only_problem_with_its_line(project, entry, place, message):
     project.write("other.yaml", "extends: child\n")
     child = project.write("child.yaml", f"extends:\n- p\n- {entry}\n")
     with pytest.raises(PipelineError) as caught:
@@ -117,7 +117,7 @@ def test_an_entry_that_cannot_be_had_is_told_alone_with_its_line(project, entry,
         (r'"\ud800"', "unreadable-value"),
     ],
 )
-def test_what_a_parent_that_is_not_named_may_have_held_is_not_called_missing(project, said, message):
+def test_keys_that_a_missing_parent_may_have_set_are_not_reported(project, said, message):
     child = project.write("child.yaml", f"name: x\nextends: {said}\n")
     with pytest.raises(PipelineError) as caught:
         load_pipeline(child)
@@ -160,7 +160,7 @@ class TestNulls:
             ("engines: {actor: {parallel: {tp: null}}}", "engines.actor.parallel.tp", "unknown-key"),
         ],
     )
-    def test_of_a_misspelt_key_are_told(self, project, said, place, message):
+    def test_alternatives_to_a_misspelt_key_are_listed(self, project, said, place, message):
         child = project.write("child.yaml", f"extends: p\n{said}\n")
         with pytest.raises(PipelineError) as caught:
             load_pipeline(child)
@@ -169,7 +169,7 @@ class TestNulls:
         told(problem, message)
 
 
-def test_a_node_of_a_misspelt_name_is_told_the_right_one(project):
+def test_a_misspelt_node_gets_the_nearest_name(project):
     child = project.write("child.yaml", "extends: p\nnodes: {rolout: {n: 3}}\nengines: {judge: {group: train}}\n")
     with pytest.raises(PipelineError) as caught:
         load_pipeline(child)
@@ -179,7 +179,7 @@ def test_a_node_of_a_misspelt_name_is_told_the_right_one(project):
     ]
 
 
-def test_what_a_template_has_too_much_of_is_taken_away_with_null(project):
+def test_null_removes_a_value_of_a_template(project):
     inherited = project.pipeline(("estimator: grpo}", "estimator: grpo, baseline: mean} #!"))
     child = project.write("child.yaml", f"extends: {inherited}\n")
     (problem,) = project.problems(child)

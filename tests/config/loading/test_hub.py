@@ -81,7 +81,7 @@ def named(project) -> Callable[[str], str]:
         ("a/b/c", None),
     ],
 )
-def test_names_and_paths_are_told_apart(text: str, model: HubModel | None) -> None:
+def test_names_and_paths_are_distinguished(text: str, model: HubModel | None) -> None:
     assert hub_model(text) == model
     if model is not None:
         assert hub_model(str(model)) == model
@@ -114,7 +114,7 @@ def test_validate_fetches_small_files_once_and_names_the_commit(dagrl, named, hu
         ("org/small@v9", "`org/small` has no revision `v9`"),
     ],
 )
-def test_what_the_hub_refuses_is_one_sentence(dagrl, named, model: str, sentence: str) -> None:
+def test_refusals_of_the_hub_are_one_sentence(dagrl, named, model: str, sentence: str) -> None:
     path = named(model)
     done = dagrl("validate", path)
     assert done.returncode == 2

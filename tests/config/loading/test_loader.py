@@ -30,7 +30,7 @@ def test_resolved_yaml_loads_as_the_same_pipeline_from_another_folder(project, t
 
 
 class TestExtends:
-    def test_only_differences_are_said(self, project):
+    def test_only_differences_are_printed(self, project):
         child = project.write(
             "child.yaml", "extends: p\nname: child\nrun: {steps: 20}\nengines: {actor: {optimizer: {clip_grad: 0.5}}}\n"
         )
@@ -75,7 +75,7 @@ class TestExtends:
         child = project.write("grpo.yaml", "extends: grpo\nname: mine\n")
         assert load_pipeline(child).pipeline.name == "mine"
 
-    def test_problems_name_the_file_where_the_value_stands(self, project):
+    def test_problems_name_the_file_of_the_value(self, project):
         parent = project.pipeline(("max_prompt_tokens: 16", "max_prompt_tokens: many"))
         child = project.write("child.yaml", "extends: p\nrun:\n  steps: few\n")
         assert problems(child) == [
@@ -104,7 +104,7 @@ class TestExtends:
         (told,) = problems(child)  # What may have been inherited is not called missing.
         assert told.startswith(f"{child}:2: extends: {fragment}")
 
-    def test_what_is_wrong_for_certain_is_told_without_the_parent(self, project):
+    def test_certain_errors_are_reported_without_the_parent(self, project):
         child = project.write("child.yaml", "extends: gone\nnamed: x\nrun: {steps: few}\n")
         assert [line.split(": ")[1] for line in problems(child)] == ["extends", "named", "run.steps"]
 
@@ -115,7 +115,7 @@ class TestExtends:
             f"{two}:1: extends: the files extend each other in a circle ({one} -> {two} -> {one}); remove one `extends`"
         ]
 
-    def test_faults_of_all_files_of_the_chain_are_told(self, project, base):
+    def test_errors_in_all_files_of_the_chain_are_reported(self, project, base):
         parent = project.write("p.yaml", base + "run: {steps: 11}\n")
         child = project.write("child.yaml", "extends: p\nname: a\nname: b\n")
         assert [line.split(": ")[0] for line in problems(child)] == [f"{child}:3", f"{parent}:26"]

@@ -56,7 +56,7 @@ def test_whatever_trains_an_engine_counts(load, op):
     assert (pipeline.data.prompts_per_step, pipeline.nodes["update"].mini_batch) == (24, 12)
 
 
-def test_what_is_written_for_the_run_loads_with_the_same_sizes(load, tmp_path):
+def test_the_runs_pipeline_file_loads_with_the_same_sizes(load, tmp_path):
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(load().to_yaml())
     assert sizes(load_pipeline(resolved, ["groups.train.nodes=1"])) == (24, 6)
@@ -74,7 +74,7 @@ def test_what_is_written_for_the_run_loads_with_the_same_sizes(load, tmp_path):
         ("nodes.update.engine=3", "engine=3: "),
     ],
 )
-def test_one_mistake_is_told_once(load, override, message):
+def test_one_error_is_reported_once(load, override, message):
     with pytest.raises(PipelineError) as caught:
         load(override)
     assert len(caught.value.problems) == 1, str(caught.value)

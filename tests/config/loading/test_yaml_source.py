@@ -65,7 +65,7 @@ _TREES = st.recursive(
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z]+", fullmatch=True), _TREES, min_size=1))
 @example({"a": ["nO", "No", "oN", "yes", "OFF"]})
-def test_what_is_dumped_reads_back_the_same(tmp_path_factory, tree):
+def test_a_dump_reads_back_the_same(tmp_path_factory, tree):
     path = tmp_path_factory.getbasetemp() / "tree.yaml"
     path.write_text(dump_document(tree), encoding="utf-8")
     document = read_document(path)
@@ -131,7 +131,7 @@ def test_a_file_that_holds_no_mapping_is_one_problem(tmp_path, content, line, pl
     told(problem, fragment)
 
 
-def test_missing_file_and_folder_are_told_apart(tmp_path):
+def test_missing_file_and_folder_have_different_messages(tmp_path):
     with pytest.raises(PipelineError, match=r"no\.yaml:1: file: does not exist; check the path"):
         read_document(tmp_path / "no.yaml")
     with pytest.raises(PipelineError, match="is a folder; give the pipeline's YAML file"):

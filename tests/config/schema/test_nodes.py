@@ -72,7 +72,7 @@ def test_an_option_asks_for_columns(op: str, without: dict, with_option: dict, c
         ("reward", {"fn": "environment"}, {"token_turn", "finish_reason"}),
     ],
 )
-def test_what_is_read_where_it_is_written(op: str, options: dict, columns: set[str]) -> None:
+def test_columns_that_are_read_if_written(op: str, options: dict, columns: set[str]) -> None:
     assert set(contract(op, options).reads_if_written) == columns
 
 
@@ -84,7 +84,7 @@ def test_what_is_read_where_it_is_written(op: str, options: dict, columns: set[s
         ({"environment": "m:f"}, {"turns", "token_turn", "token_reward"}),
     ],
 )
-def test_several_turns_are_told_and_rewards_by_an_environment_alone(options: dict, columns: set[str]) -> None:
+def test_turn_columns_and_with_an_environment_token_rewards(options: dict, columns: set[str]) -> None:
     assert {"turns", "token_turn", "token_reward"} & set(contract("rollout", SAMPLES | options).writes) == columns
 
 

@@ -19,7 +19,7 @@ def pipeline_of(project):
     return lambda *overrides: load_pipeline(project.pipeline(), overrides).pipeline
 
 
-def test_a_node_that_the_filter_does_not_look_at_stands_behind_it_though_it_reads_nothing_of_it(pipeline_of):
+def test_a_node_that_the_filter_does_not_need_runs_after_it(pipeline_of):
     graph = build_graph(pipeline_of(KEEP))
     assert (graph.filter, graph.in_rounds) == ("keep", {"prompts", "rollout", "reward", "keep"})
     assert graph.order == ("prompts", "rollout", "reward", "keep", "ref", "advantage", "update", "samples")

@@ -188,7 +188,7 @@ def test_the_endpoint_listens_on_one_address_alone(gateway) -> None:
         ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "`tool_calls`"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(gateway, opened, options, named) -> None:
+def test_unsupported_requests_are_refused(gateway, opened, options, named) -> None:
     with pytest.raises(BadRequestError, match=named):
         chat(gateway, opened(Policy()), **options)
 
@@ -223,7 +223,7 @@ def test_responses_that_cannot_be_answered_are_refused(gateway, opened, options,
 
 
 @pytest.mark.parametrize(("body", "charset"), [("[" * 100_000, "utf-8"), ("{}", "foo"), ("{", "utf-8")])
-def test_what_is_not_json_is_refused(gateway, opened, body, charset) -> None:
+def test_invalid_json_is_refused(gateway, opened, body, charset) -> None:
     headers = {
         "Authorization": f"Bearer {opened(Policy()).key}",
         "Content-Type": f"application/json; charset={charset}",
@@ -241,7 +241,7 @@ def test_limits_have_codes_that_clients_know(gateway, opened) -> None:
     assert refused.value.code == "turn_limit_exceeded"
 
 
-def test_a_reply_that_nobody_waits_for_is_no_part_of_the_trajectory(gateway, opened) -> None:
+def test_a_reply_whose_client_is_gone_is_not_in_the_trajectory(gateway, opened) -> None:
     session = opened(Policy())
     begun = asyncio.run_coroutine_threadsafe(_event(), gateway.loop).result()
 

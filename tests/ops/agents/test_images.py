@@ -230,7 +230,7 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
         ({"type": "input_audio", "input_audio": {}}, "'input_audio' is not supported"),
     ],
 )
-def test_what_is_no_image_is_refused(gateway, session, part, named) -> None:
+def test_data_that_is_no_image_is_refused(gateway, session, part, named) -> None:
     with pytest.raises(BadRequestError, match=named):
         chat(gateway, session, {"role": "user", "content": [part]})
     assert not session.images

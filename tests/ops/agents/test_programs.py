@@ -25,7 +25,7 @@ def test_the_output_of_a_command_has_no_value_of_its_environment(tmp_path: Path)
     assert run(tmp_path, "import os, sys; sys.stdin.read(); print('A is', os.environ['A'])").output == "A is ***\n"
 
 
-def test_nor_has_what_is_said_of_a_failure(tmp_path: Path) -> None:
+def test_the_report_of_a_failure_has_no_secret_either(tmp_path: Path) -> None:
     with pytest.raises(ProgramError) as caught:
         run(tmp_path, "import os, sys; sys.stdin.read(); sys.exit('A is ' + os.environ['A'])")
     assert SECRET not in f"{caught.value} {caught.value.output}" and "A is ***" in str(caught.value)

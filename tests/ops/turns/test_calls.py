@@ -87,7 +87,7 @@ def test_a_long_text_takes_no_more_than_its_length(repeated: str) -> None:
         ('{"name": "f", "arguments": ' + "9" * 5000 + "}", "a tool call must be JSON"),
     ],
 )
-def test_what_was_meant_as_a_call_and_is_none_has_a_reason(body: str, why: str) -> None:
+def test_a_malformed_call_has_a_reason(body: str, why: str) -> None:
     (found,) = hermes_calls(f"<tool_call>{body}</tool_call>")
     assert isinstance(found, MalformedCall)
     assert found.why.startswith(why)

@@ -97,7 +97,7 @@ def test_a_turn_without_a_call_is_the_last() -> None:
     assert hear(TOOLS, "fourteen", last=True) == TurnOutcome(ends="stop")
 
 
-def test_what_is_cut_off_calls_nothing() -> None:
+def test_a_cut_turn_calls_no_tool() -> None:
     assert hear(TOOLS, call(3), cut=True) == TurnOutcome(ends="length")
 
 
@@ -117,7 +117,7 @@ def test_calls_are_answered_in_their_order() -> None:
     assert hear(TOOLS, call(3, 4)) == TurnOutcome((double_said("6"), double_said("8")), calls=2)
 
 
-def test_what_is_no_text_is_told_as_json_and_a_tool_may_know_its_row() -> None:
+def test_results_other_than_text_are_json_and_a_tool_may_read_its_row() -> None:
     assert hear(TOOLS, call(7)).answers == (double_said('{"double": 14, "row": 3}'),)
 
 
@@ -149,7 +149,7 @@ def test_whatever_a_tool_returns_can_be_told(result: Any, told: str) -> None:
         ("<tool_call>double 3</tool_call>", "Error: a tool call must be JSON: Expecting value"),
     ],
 )
-def test_what_goes_wrong_is_told_to_the_policy(text: str, answer: str) -> None:
+def test_errors_are_reported_to_the_policy(text: str, answer: str) -> None:
     reply = hear(TOOLS, text)
     assert reply.answers[0].text.startswith(answer)
     assert (reply.ends, reply.calls, reply.failed_calls) == (None, 1, 1)
@@ -180,7 +180,7 @@ def test_a_tool_that_cannot_work_here_ends_the_run() -> None:
         hear(TOOLS, call(99))
 
 
-def test_a_tool_that_takes_too_long_is_told_so() -> None:
+def test_a_tool_that_takes_too_long_is_reported_to_the_policy() -> None:
     exchange = ResponseDialogue(TOOLS, FIELDS).respond(call(3), cut=False, last=False)
     exchange.results[0] = JobResult(1, failure=JobTimeoutError("no answer within 2 s"))
     assert exchange.outcome == TurnOutcome((double_said("Error: no answer within 2 s"),), calls=1, failed_calls=1)

@@ -62,7 +62,7 @@ def test_examples_are_short() -> None:
         assert len(lines) <= 15
 
 
-def test_all_that_there_is_stands_on_the_page() -> None:
+def test_every_tool_column_and_metric_is_on_the_page() -> None:
     sampling = SamplingSpec(max_new_tokens=1)
     node = RolloutNode(op="rollout", engine="e", sampling=sampling, tools=("python",), environment="a:B")
     names = [*BUILT_IN, *TURN_COLUMNS, *turn_stats([], node)]

@@ -65,7 +65,7 @@ def test_no_more_run_at_once_than_may() -> None:
     assert max(most) == 3
 
 
-def test_what_takes_too_long_is_over_makes_room_and_is_not_heard_any_more() -> None:
+def test_a_timed_out_call_ends_frees_its_slot_and_is_ignored() -> None:
     bench, gate = Bench(max_running=1, timeout_s=0.05), threading.Event()
     slow = bench.jobs.begin(gate.wait)
     after = bench.jobs.begin(lambda: "after")

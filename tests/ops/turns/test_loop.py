@@ -208,7 +208,7 @@ def test_a_turn_ends_at_a_stop_string_that_the_policy_says(build, play, bench, c
     assert stopped >= 4
 
 
-def test_it_does_not_matter_who_waits_for_whom(build, play) -> None:
+def test_responses_do_not_depend_on_the_order_of_waiting(build, play) -> None:
     first = together(play(build(), **TOOLS))
     for engine, args in ((build(3), {}), (build(), {"slow": True}), (build(2), {"slow": True})):
         again = together(play(engine, **TOOLS, tool_args={"echo": args}, tool_concurrency=2))
@@ -260,7 +260,7 @@ def test_an_environment_that_fails_may_end_its_response_alone(build, play) -> No
     assert "error" not in reasons[:7]
 
 
-def test_a_tool_that_hangs_holds_nobody_up(build, play, bench) -> None:
+def test_a_hung_tool_blocks_no_other_response(build, play, bench) -> None:
     options = {"tool_args": {"echo": {"stuck": True}}, "tool_timeout_s": 0.05, "max_observation_tokens": 4}
     outputs = play(build(), **TOOLS, **options)
     batch = together(outputs)
@@ -270,7 +270,7 @@ def test_a_tool_that_hangs_holds_nobody_up(build, play, bench) -> None:
     assert said and all(tokens == [unknown] * 4 for tokens in said), "Error: no answer, in a tokenizer without letters"
 
 
-def test_an_engine_that_fails_is_heard_of(build, play) -> None:
+def test_a_failing_engine_is_reported(build, play) -> None:
     engine = build()
     engine.sleep(Residency.ASLEEP)
     with pytest.raises(RuntimeError, match="the engine sleeps"):

@@ -144,7 +144,7 @@ def test_the_token_of_ray_is_the_user_s_alone(tmp_path: Path, monkeypatch) -> No
     assert token.read_text() == first and token.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_no_address_is_left_to_ray() -> None:
+def test_a_value_that_is_no_address_is_passed_to_ray() -> None:
     connect("auto")
     connect("local:")
     connect("head:²")
@@ -200,7 +200,7 @@ with ray_cluster._joined(ray, "127.0.0.1:{closed_port}", found_here=False):
     assert f"the cluster at 127.0.0.1:{closed_port} is gone" in done.stderr and "last checkpoint" in done.stderr
 
 
-def test_where_rays_client_is_served_nobody_can_take_part(tmp_path, monkeypatch) -> None:
+def test_a_cluster_with_rays_client_port_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
     error = refusal(SimpleNamespace(), tmp_path)
     assert "the address of a Ray client server" in error.cause and "HOST:PORT" in error.hint

@@ -132,11 +132,11 @@ def test_while_ray_starts_its_own_end_is_the_exception() -> None:
     assert process.rest() == "interrupted\n"
 
 
-def test_rays_processes_are_in_no_group_that_is_told_of_the_end() -> None:
+def test_rays_processes_are_in_no_signalled_process_group() -> None:
     assert Process("born()").rest() == "[False, True]\n"
 
 
-def test_what_must_not_be_done_by_half_is_not_disturbed() -> None:
+def test_signals_do_not_interrupt_critical_sections() -> None:
     process = Process("protected()")
     assert process.says() == "ready"
     for number in KIN:
@@ -151,14 +151,14 @@ def test_a_hangup_that_nohup_has_switched_off_is_none() -> None:
     assert process.rest() == ""
 
 
-def test_a_scripts_background_job_hears_what_is_meant_for_it() -> None:
+def test_a_background_job_of_a_script_receives_its_signals() -> None:
     process = Process("wait()", ignored=(signal.SIGINT,))
     assert process.says() == "ready"
     process.gets(signal.SIGTERM)
     assert process.rest() == "interrupted\n"
 
 
-def test_what_is_said_to_a_terminal_that_is_gone_is_no_error(tmp_path) -> None:
+def test_output_to_a_closed_terminal_is_no_error(tmp_path) -> None:
     program = PROGRAM.replace('say("interrupted")', f"say('late'); open({str(tmp_path / 'reached')!r}, 'w')")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

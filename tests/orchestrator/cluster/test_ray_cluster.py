@@ -99,7 +99,7 @@ def test_a_pipeline_that_asks_for_more_than_there_is_says_so(lab, running_ray, t
     assert "Traceback" not in run.output
 
 
-def test_an_address_where_nobody_answers_is_named(lab, tmp_path):
+def test_an_address_without_a_server_is_named(lab, tmp_path):
     pipeline = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
     run = lab.start(pipeline, tmp_path / "run", ray_address="127.0.0.1:9")
     assert run.wait() == 1
@@ -177,7 +177,7 @@ assert "ray" not in sys.modules
 
 
 @pytest.mark.parametrize("home", ["/proc/nohome", "/dev/null", "/proc", "nobody"])
-def test_a_home_that_cannot_be_written_is_told_before_ray_starts(tmp_path, home) -> None:
+def test_an_unwritable_home_is_reported_before_ray_starts(tmp_path, home) -> None:
     if home == "nobody" and os.getuid():
         pytest.skip("needs root to become another user")
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")

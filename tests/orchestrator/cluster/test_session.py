@@ -18,14 +18,14 @@ from dagrl.orchestrator.cluster import session
         (0.0625, "/dev/shm has 0.1 GiB free, and Ray's object store takes 2.0: it is on the disk, which is slow; "),
     ],
 )
-def test_shared_memory_that_is_too_small_is_told(monkeypatch: pytest.MonkeyPatch, free_gib: float, told: str) -> None:
+def test_small_shared_memory_is_reported(monkeypatch: pytest.MonkeyPatch, free_gib: float, told: str) -> None:
     monkeypatch.setattr(session, "object_store_bytes", lambda: 2 * 2**30)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(free_gib * 2**30)))
     said = session.small_shared_memory()
     assert said.startswith(told) and bool(said) == bool(told)
 
 
-def test_where_there_is_no_shared_memory_ray_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_itself_reports_missing_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(folder: object) -> None:
         raise FileNotFoundError
 

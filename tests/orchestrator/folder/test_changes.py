@@ -35,5 +35,5 @@ track: [console]
         ),
     ],
 )
-def test_keys_that_differ_are_told_with_both_values(after: str, told: str) -> None:
+def test_different_keys_are_reported_with_both_values(after: str, told: str) -> None:
     assert changes(yaml.safe_load(BEFORE), yaml.safe_load(after)) == told

@@ -233,7 +233,7 @@ def test_a_torn_one_is_put_aside_so_that_it_takes_no_whole_one_s_place(tmp_path)
     assert checkpoints.steps() == [3]
 
 
-def test_where_none_is_whole_none_is_taken_and_all_are_named(tmp_path):
+def test_if_no_checkpoint_is_complete_all_are_named(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step in (2, 4):
         save(checkpoints, step)

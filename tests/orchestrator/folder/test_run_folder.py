@@ -103,7 +103,7 @@ def test_a_folder_with_a_checkpoint_is_gone_on_with(tmp_path, pipeline) -> None:
     assert written(tmp_path) == "longer"
 
 
-def test_what_has_changed_since_the_run_began_is_known_once(tmp_path, pipeline) -> None:
+def test_changes_since_the_start_of_the_run_are_reported_once(tmp_path, pipeline) -> None:
     save_checkpoint(tmp_path, pipeline)
     with open_run_folder(tmp_path, pipeline, resolved("second")) as folder:
         assert folder.changed == "by first -> second"
@@ -114,7 +114,7 @@ def test_what_has_changed_since_the_run_began_is_known_once(tmp_path, pipeline) 
         assert folder.changed == ""
 
 
-def test_what_a_critic_begins_with_is_part_of_a_checkpoints_model(tmp_path, pipeline) -> None:
+def test_the_start_weights_of_a_critic_are_part_of_a_checkpoints_model(tmp_path, pipeline) -> None:
     critic = {"backend": "megatron", "group": "train", "head": "value"}
     init = {"model_type": "qwen3", "hidden_size": 16}
     with_own = edited(pipeline, engines={"critic": critic | {"model": {"init": init}}})
@@ -199,7 +199,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, pipeline: Pipeline) ->
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == [whole]
 
 
-def test_a_torn_checkpoint_is_told_of_and_put_aside(tmp_path, pipeline) -> None:
+def test_a_torn_checkpoint_is_reported_and_renamed(tmp_path, pipeline) -> None:
     whole, torn = (save_checkpoint(tmp_path, pipeline, step) for step in (4, 6))
     (torn / "state.json").write_text("{}")
     with open_run_folder(tmp_path, pipeline, resolved("again")) as folder:
@@ -209,7 +209,7 @@ def test_a_torn_checkpoint_is_told_of_and_put_aside(tmp_path, pipeline) -> None:
     assert {each.name for each in torn.parent.iterdir()} == {"step_4", "step_6.torn"}
 
 
-def test_where_every_checkpoint_is_torn_nothing_begins_anew(tmp_path, pipeline) -> None:
+def test_no_run_starts_over_if_every_checkpoint_is_torn(tmp_path, pipeline) -> None:
     torn = save_checkpoint(tmp_path, pipeline)
     (torn / "state.json").write_bytes(b"\xff\xfe")
     refused = refusal(tmp_path, pipeline)

@@ -37,24 +37,24 @@ def test_a_metric_is_taken_by_its_name_in_the_metrics(notes: list[str]) -> None:
     assert notes == []
 
 
-def test_a_step_without_validation_has_no_score_and_nobody_wonders(notes: list[str]) -> None:
+def test_a_step_without_validation_has_no_score_and_no_warning(notes: list[str]) -> None:
     scoring = CheckpointScorer(KeepBestSpec(metric="val/reward/mean"), PLAN, notes.append)
     assert scoring.score(record(4, reward=0.5)) is None
     assert notes == []
 
 
-def test_a_name_that_no_metric_has_is_told_once(notes: list[str]) -> None:
+def test_an_unknown_metric_is_reported_once(notes: list[str]) -> None:
     scoring = CheckpointScorer(KeepBestSpec(metric="val/rewards/mean"), PLAN, notes.append)
     assert scoring.score(record(3, val__reward=0.5)) is None
     assert scoring.score(record(6, val__reward=0.5)) is None
     assert notes == ["run.keep_best: step 3 has no metric val/rewards/mean; did you mean `val/reward/mean`?"]
 
 
-def test_what_is_no_number_is_no_score(notes: list[str]) -> None:
+def test_a_value_that_is_no_number_is_no_score(notes: list[str]) -> None:
     scoring = CheckpointScorer(KeepBestSpec(metric="kl/ref"), PLAN, notes.append)
     assert scoring.score(record(3, kl__ref=math.nan)) is None
     assert notes == []
 
 
-def test_where_no_best_is_wanted_there_is_no_score(notes: list[str]) -> None:
+def test_without_keep_best_there_is_no_score(notes: list[str]) -> None:
     assert CheckpointScorer(None, PLAN, notes.append).score(record(3, val__reward=0.5)) is None

@@ -44,7 +44,7 @@ def test_neither_loop_nor_process_waits_for_one_that_does_not_return() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
 
 
-def test_an_answer_that_comes_when_nobody_wants_it_is_dropped() -> None:
+def test_an_unexpected_answer_is_dropped() -> None:
     gate, told = threading.Event(), threading.Event()
 
     def slow() -> None:

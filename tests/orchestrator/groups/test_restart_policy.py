@@ -14,7 +14,7 @@ def died() -> WorkerLostError:
     return failure
 
 
-def test_restarts_are_counted_and_told_until_there_were_enough() -> None:
+def test_restarts_are_counted_and_reported_up_to_the_limit() -> None:
     restarts = RestartPolicy(2)
     restarts.has_run = True
     told = [restarts.use_restart(died(), "all go on") for _ in range(2)]
@@ -35,14 +35,14 @@ def test_restarts_are_counted_and_told_until_there_were_enough() -> None:
 @pytest.mark.parametrize(
     ("witness", "told"), [("actor/0 (host a, pid 1)", "actor/0 (host a, pid 1) cannot go on"), ("", "a worker is lost")]
 )
-def test_who_only_misses_somebody_is_not_said_to_be_lost(witness, told) -> None:
+def test_a_worker_that_lost_a_connection_is_not_reported_as_lost(witness, told) -> None:
     restarts = RestartPolicy(1)
     restarts.has_run = True
     failure = WorkerLostError("waited 5 s for 2 blocks", worker=witness)
     assert restarts.use_restart(failure, "all go on") == f"{told}: waited 5 s for 2 blocks; all go on (restart 1 of 1)"
 
 
-def test_what_has_never_run_is_not_tried_again() -> None:
+def test_a_worker_that_never_started_is_not_restarted() -> None:
     restarts = RestartPolicy(3)
     with pytest.raises(WorkerDiedError) as caught:
         restarts.use_restart(died(), "all go on")

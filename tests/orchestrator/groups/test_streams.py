@@ -75,7 +75,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_columns_outlive_their_worker_and_the_end_of_a_stream_is_told_from_a_failure(tmp_path: Path) -> None:
+def test_columns_outlive_their_worker_and_the_end_of_a_stream_is_no_failure(tmp_path: Path) -> None:
     told = tmp_path / "told"
     environment = os.environ | RAY_VARIABLES
     done = subprocess.run(

@@ -116,7 +116,7 @@ FULL = [exceptions.OutOfDiskError(), exceptions.ObjectStoreFullError("Failed to 
 
 @pytest.mark.parametrize("in_worker", [False, True])
 @pytest.mark.parametrize("failure", FULL, ids=lambda each: type(each).__name__)
-def test_an_object_store_without_room_is_told_in_a_sentence(answer, failure, in_worker) -> None:
+def test_a_full_object_store_is_one_sentence(answer, failure, in_worker) -> None:
     error = answer(failed_with(failure) if in_worker else failure)
     assert isinstance(error, WorkerLostError)
     assert error.cause == "Ray's object store is full, and has no room on the disk"

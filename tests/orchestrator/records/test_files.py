@@ -52,7 +52,7 @@ def test_columns_of_other_steps_survive_a_removal(tmp_path: Path) -> None:
         (2, "updat", "`updat` is not recorded in step 2; recorded nodes: update"),
     ],
 )
-def test_what_is_not_recorded_is_told(tmp_path: Path, step: int, node: str, told: str) -> None:
+def test_missing_records_are_reported(tmp_path: Path, step: int, node: str, told: str) -> None:
     records = Records(tmp_path)
     for each in (1, 2):
         records.write(record(records, each))
@@ -60,7 +60,7 @@ def test_what_is_not_recorded_is_told(tmp_path: Path, step: int, node: str, told
         records.read(step, node)
 
 
-def test_a_run_without_records_is_told_how_to_get_some(tmp_path: Path) -> None:
+def test_a_run_without_records_gets_a_hint(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"has no records; set `run.record: \[update\]`"):
         Records(tmp_path).read(1, "update")
 

@@ -93,7 +93,7 @@ def test_the_inputs_of_a_node_that_fails_are_written(tmp_path: Path) -> None:
     assert run.outputs is None and all(run.inputs.sources.values())
 
 
-def test_a_full_disk_is_told_once_and_ends_the_recording_alone(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_ends_only_the_recording(tmp_path: Path) -> None:
     recorded = Recorded(tmp_path, RunError("[Errno 28] No space left on device"))
     for _ in range(3):
         asyncio.run(recorded.step())

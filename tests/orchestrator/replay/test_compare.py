@@ -50,13 +50,13 @@ def test_a_changed_bit_is_found_in_its_row(lengths: list[int], data: st.DataObje
         (Column.text(["yes"]), Column.text(["no"]), "row 10: 'yes' and 'no'", math.inf),
     ],
 )
-def test_differences_are_told_with_rows_and_sizes(left: Column, right: Column, told: str, size: float) -> None:
+def test_differences_are_reported_with_rows_and_sizes(left: Column, right: Column, told: str, size: float) -> None:
     (found,) = compare_columns(batch(left), batch(right))
     assert told in found.text
     assert found.size == pytest.approx(size)
 
 
-def test_nan_is_equal_to_itself_and_a_missing_column_is_told() -> None:
+def test_nan_equals_itself_and_a_missing_column_is_reported() -> None:
     column = Column(np.array([np.nan, 1.0]))
     assert compare_columns(batch(column), batch(column)) == []
     (found,) = compare_columns(batch(column), Batch(np.arange(10, 12), {}))

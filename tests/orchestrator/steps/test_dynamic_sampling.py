@@ -83,7 +83,7 @@ def test_rounds_count_their_groups_on_until_the_batch_is_full(lab):
     assert metrics["filter/kept_fraction"] == pytest.approx((3 + len(third)) / (8 + len(third)))
 
 
-def test_what_is_behind_the_filter_takes_mini_batches_of_what_has_passed(lab):
+def test_nodes_after_the_filter_take_mini_batches_of_the_passed_groups(lab):
     step = Step(lab, prompts_per_round=8)
     step.sampled(0)
     assert isinstance(step.end(0, [0, 2, 3, 6, 7]), CommandDone)

@@ -51,7 +51,7 @@ def test_spans_of_the_ranks_become_one_activity_for_each_shard() -> None:
     ]
 
 
-def test_what_comes_in_pieces_has_an_activity_for_each_shard_of_which_rows_have_come() -> None:
+def test_a_stream_has_an_activity_for_each_shard_with_rows() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0, 1, 2))
     record.add_block(run, block(10, 12, 0, 1), "generator/0")
     record.add_block(run, block(10, 15, 1, 2), "generator/1")
@@ -169,7 +169,7 @@ def test_throughput_is_the_steps_tokens_over_its_time() -> None:
     assert found["throughput/tokens_per_s_per_gpu"] == found["throughput/tokens_per_s"] / 4
 
 
-def test_what_engines_tell_of_a_tasks_runs_is_taken_together() -> None:
+def test_engine_metrics_of_a_tasks_runs_are_combined() -> None:
     record = StepRecord(3)
     for shard, start in ((0, 0.0), (1, 5.0)):
         run = Run(3, "rollout", (shard,))

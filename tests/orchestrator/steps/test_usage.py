@@ -40,7 +40,7 @@ def test_utilization_is_of_all_devices_peaks() -> None:
 
 
 @pytest.mark.parametrize("unknown", [Usage(0, None, 1000.0, None), Usage(0, 0, None, None)])
-def test_what_one_rank_does_not_know_is_not_guessed(unknown: Usage) -> None:
+def test_values_that_one_rank_does_not_know_are_not_guessed(unknown: Usage) -> None:
     use = use_of(2, (0, 2, Usage(10, 600, 1000.0, None)), (0, 2, unknown))
     assert "mfu/ref" not in use.metrics("ref")
     assert "throughput/ref_tokens_per_s_per_gpu" in use.metrics("ref")

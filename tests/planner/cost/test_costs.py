@@ -37,7 +37,7 @@ def test_lengths_that_the_file_does_not_allow_are_refused() -> None:
             lengths_of(pipeline, node, Assumed(prompt_tokens=tokens))
 
 
-def test_of_several_rollouts_those_with_shorter_limits_keep_to_them() -> None:
+def test_rollouts_keep_their_own_shorter_limits() -> None:
     lengths = ("nodes.verify.sampling.max_new_tokens=2", "nodes.solve.sampling.max_new_tokens=64")
     overrides = (*lengths, "model.init.max_position_embeddings=128")
     pipeline = check_file(TEMPLATES / "multi_agent.yaml", overrides, with_files=False).loaded.pipeline
@@ -45,7 +45,7 @@ def test_of_several_rollouts_those_with_shorter_limits_keep_to_them() -> None:
     assert {name: each.response for name, each in found.items()} == {"solve": 50, "verify": 2}
 
 
-def test_where_nothing_is_sampled_the_data_sets_responses_have_lengths() -> None:
+def test_without_sampling_the_data_sets_responses_have_lengths() -> None:
     checked = check_file(TEMPLATES / "tiny_dpo.yaml", with_files=False)
     pipeline = checked.loaded.pipeline
     assert lengths_of_demonstrations(pipeline, Assumed()) == Lengths(4, 1.5, 3)
@@ -108,7 +108,7 @@ def whole_seconds(node: str, *overrides: str) -> float:
     return costs.seconds(Run(1, node, tuple(range(costs.plan.shards))))
 
 
-def test_what_rests_on_the_host_comes_for_each_shard_of_log_probs() -> None:
+def test_offloaded_weights_load_for_each_shard_of_log_probs() -> None:
     """A shard is a pass of its own; start weights, which are swapped in, stay for all of them."""
     offloaded, trained = "engines.actor.offload={param: true}", "nodes.ref.engine=actor"
     brought = costs_of("qwen3_8b_megatron", (offloaded,)).engines["actor"].load_s
@@ -132,7 +132,7 @@ def test_ranks_that_close_their_communicators_connect_again_in_their_first_task_
     assert moves[0] > moves[1] + 0.4
 
 
-def test_what_is_before_a_filter_costs_its_rounds_and_what_is_behind_it_once() -> None:
+def test_nodes_before_a_filter_cost_each_round_and_later_ones_once() -> None:
     keep = "nodes.keep={op: filter}"
     once = estimate_step(costs_of("qwen3_8b_megatron", (keep,)))
     twice = estimate_step(costs_of("qwen3_8b_megatron", (keep, "nodes.keep.expected_kept_fraction=0.5")))
@@ -237,7 +237,7 @@ def test_weights_go_over_the_network_unless_both_groups_find_room_on_one_machine
         ("qwen3_30b_a3b_8gpu", "{expert_model_parallel_size: 8}", 0.83),
     ],
 )
-def test_what_a_rank_lacks_of_the_weights_is_gathered_for_a_sync(template: str, sizes: str, lacking: float) -> None:
+def test_missing_parts_of_the_weights_are_gathered_for_a_sync(template: str, sizes: str, lacking: float) -> None:
     closing = "engines.actor.keep_communicators=false", "engines.actor.sleep=true"
     whole, split = (costs_of(template, (*closing, f"engines.actor.parallel={each}")) for each in ("{}", sizes))
     sync = Sync(1, "generator", "actor", 0)

@@ -62,11 +62,11 @@ def test_more_of_the_gpus_that_there_are_make_a_step_shorter(found: list[Proposa
     assert twice.estimate.step_s < found[0].estimate.step_s
 
 
-def test_where_nothing_fits_nothing_is_proposed() -> None:
+def test_nothing_is_proposed_if_nothing_fits() -> None:
     assert search(checked(MIXTURE), Cluster(1, 1), gpu="L4") == []
 
 
-def test_what_cannot_be_laid_out_is_refused() -> None:
+def test_impossible_layouts_are_refused() -> None:
     with pytest.raises(ValueError, match="backend hf"):
         search(checked(TEMPLATES / "tiny_grpo.yaml"), Cluster(1, 2))
     sampled = ("nodes.update=null", "nodes.ref=null", "nodes.advantage=null", "engines.reference=null")
@@ -80,7 +80,7 @@ LEARNED = (
 )
 
 
-def test_what_learns_from_the_data_set_has_all_gpus() -> None:
+def test_training_on_the_data_set_has_all_gpus() -> None:
     no_rollout = ("nodes.rollout=null", "nodes.reward=null", "engines.generator=null")
     found = search(checked(DENSE, (*LEARNED, *no_rollout)), Cluster(1, 4, "H200"), top=3)
     assert len(found) == 3

@@ -48,7 +48,7 @@ def test_a_table_has_each_engine_and_each_kind_of_memory() -> None:
     assert f"host memory: {8 * actor.memory.host / 2**30:.1f} GiB of each machine" in text
 
 
-def test_what_does_not_fit_is_marked_and_told_with_a_remedy() -> None:
+def test_engines_that_do_not_fit_are_marked_with_a_remedy() -> None:
     found = report(EIGHT_B, [], gpu="A100-40GB")
     text = said(found)
     over = [line.split()[:2] for line in text.splitlines() if line.endswith("|  over")]
@@ -74,13 +74,13 @@ def test_an_engine_that_stays_while_others_sleep_is_shown_at_rest() -> None:
     assert cells(said(found), "at rest") == [f"{group.at_rest['actor'] / GIB:.1f}", "-"]
 
 
-def test_small_models_on_cpu_slots_are_told_in_mib() -> None:
+def test_small_models_on_cpu_slots_are_shown_in_mib() -> None:
     text = said(report(TINY, []))
     assert "group train: 1 x CPU slot, 1 machine" in text and "MiB on the fullest slot" in text
     assert "asleep" not in text and "taken" not in text
 
 
-def test_nothing_that_helps_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_remedy_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagrl.planner.showing.report.nearest_change", lambda *args, **options: None)
     *_, last = problems_in_words(report(EIGHT_B, [], gpu="L4"))
     assert last == "dagrl plan: no change that was tried makes it fit; use more or larger GPUs"

@@ -36,7 +36,7 @@ def plan(**settings) -> Plan:
 
 
 @pytest.mark.parametrize("pieces", [(), ((0,), (1,))])
-def test_what_was_simulated_is_simulated_again_by_its_own_activities(pieces):
+def test_a_simulation_is_reproduced_from_its_own_activities(pieces):
     planned = plan()
     tasks = tuple(replace(each, pieces=pieces) if each.trains else each for each in planned.tasks)
     planned = replace(planned, tasks=tasks)

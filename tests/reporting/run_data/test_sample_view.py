@@ -29,7 +29,7 @@ def asked(folder: Path, prompts: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
-def test_prompts_are_told_apart_behind_what_all_begin_with(tmp_path: Path, template: str) -> None:
+def test_prompts_are_shown_without_their_common_beginning(tmp_path: Path, template: str) -> None:
     questions = ["How many eggs has Janet?", "How many hens has James?", "How much is 12?"]
     found = asked(tmp_path, [template.format(system=SYSTEM, user=question) for question in questions])
     for text, word in zip(found, ["many eggs", "many hens", "much is"], strict=True):

@@ -40,7 +40,7 @@ def told(parts: list[Part]) -> list[tuple]:
     return [(part.name, part.cause, part.start, part.end) for part in parts]
 
 
-def test_what_is_hidden_is_not_on_the_path() -> None:
+def test_hidden_activities_are_not_on_the_path() -> None:
     spans = [
         span("sync", "generator", 0, 1),
         span("rollout", "generator", 1, 4, 0),

@@ -49,7 +49,7 @@ def test_the_path_is_the_step_by_node_and_cause(explained: Explanation) -> None:
         ("nodes.reward", [], CostTable({**SECONDS.shard, "reward": 1.5}, sync=1.0, save=8.0)),
     ],
 )
-def test_a_run_that_follows_an_advice_gains_what_was_said(
+def test_a_run_that_follows_the_advice_gains_the_predicted_time(
     explained: Explanation, tmp_path: Path, key: str, overrides: list[str], costs: CostTable
 ) -> None:
     after = explain(run_of(tmp_path / "after", *overrides, costs=costs))
@@ -83,7 +83,7 @@ def test_a_straggler_is_named_and_over_sampling_advised(tmp_path: Path) -> None:
     assert found.step_s == pytest.approx(12 - (10 - 3 * 1.125))
 
 
-def test_what_is_said_is_text_or_json(tmp_path: Path, capsys) -> None:
+def test_output_is_text_or_json(tmp_path: Path, capsys) -> None:
     folder = run_of(tmp_path / "run")
     assert main(["why", str(folder), "--step", "3"]) == 0
     out = capsys.readouterr().out

@@ -80,7 +80,7 @@ def test_only_the_first_tests_may_be_asked_for(tests: str) -> None:
     assert code_reward(answering(SECOND_WRONG[tests]), tests, max_tests=2, continuous=True) == 0.5
 
 
-def test_what_cannot_be_run_gets_nothing(tests: str) -> None:
+def test_a_program_that_cannot_run_scores_zero(tests: str) -> None:
     for response in ("", "no code", answering("def add(:"), answering("import no_such_module")):
         assert code_reward(response, tests, continuous=True) == 0.0
 

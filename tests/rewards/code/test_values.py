@@ -48,12 +48,12 @@ def test_values_of_pythons_own_types_come_through(value: Any) -> None:
         (np.array([[1.5]]), [[1.5]]),
     ],
 )
-def test_what_extends_them_counts_as_them(value: Any, plain: Any) -> None:
+def test_subclasses_are_sent_as_plain_values(value: Any, plain: Any) -> None:
     assert through(value) == plain
     assert type(through(value)) is type(plain)
 
 
-def test_what_is_always_equal_is_no_value() -> None:
+def test_an_object_that_equals_everything_is_no_value() -> None:
     class Always:
         def __eq__(self, other: object) -> bool:
             return True

@@ -49,7 +49,7 @@ def machine(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_what_is_forbidden_is_refused_and_the_rest_is_not(machine: str) -> None:
+def test_only_forbidden_calls_are_refused(machine: str) -> None:
     program, place = filter_program(machine, write_files=True), [*ARCHITECTURES].index(machine)
     for name, numbers in FORBIDDEN.items():
         if numbers[place] is not None:
@@ -122,7 +122,7 @@ def test_another_architecture_is_the_end(machine: str) -> None:
     assert answer(program, 0x40000000 + READ[machine], architecture=ARCHITECTURES[machine]) == KILL
 
 
-def test_a_machine_whose_calls_nobody_has_looked_up_is_refused() -> None:
+def test_an_unknown_processor_architecture_is_refused() -> None:
     with pytest.raises(OSError, match="knows the system calls of x86_64 and aarch64, not of riscv64"):
         filter_program("riscv64", write_files=True)
 

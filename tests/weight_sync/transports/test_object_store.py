@@ -53,7 +53,7 @@ def assert_same(left: list[tuple[str, torch.Tensor]], right: list[tuple[str, tor
         st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3).map(tuple)), min_size=0, max_size=6
     )
 )
-def test_what_is_unpacked_is_what_was_packed(tensors: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
+def test_unpacking_returns_the_packed_values(tensors: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
     bucket = [(f"layer.{i}", random_tensor(shape, dtype, i)) for i, (dtype, shape) in enumerate(tensors)]
     assert_same(pack(bucket).unpack(), bucket)
 

@@ -42,7 +42,7 @@ def hold_writes() -> threading.Event:
 
 
 @pytest.mark.parametrize("distributed", [True, False], ids=["distributed", "plain"])
-def test_what_is_written_is_the_state_when_it_was_asked_for(
+def test_the_written_state_is_that_of_the_call(
     run_engine: Callable[..., list[Any]], samples: Batch, objective: Any, tmp_path: Path, distributed: bool
 ) -> None:
     """Training goes on before the first byte is written; a rank that loads it goes on from where the save was."""

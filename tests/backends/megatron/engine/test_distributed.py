@@ -54,9 +54,7 @@ def test_generators_are_seeded_alike_except_where_tensor_parallel_ranks_must_dif
         (1, r"rank 1 of 2 waited \d+ s for rank 0 at 127\.0\.0\.1:"),
     ],
 )
-def test_a_rank_that_waits_in_vain_says_for_whom_where_and_how_long(
-    run_ranks, port: int, rank: int, message: str
-) -> None:
+def test_a_timeout_names_the_awaited_rank_the_place_and_the_time(run_ranks, port: int, rank: int, message: str) -> None:
     def on_rank(_: int) -> None:
         from dagrl.backends.megatron.engine import distributed
 

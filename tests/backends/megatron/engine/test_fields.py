@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig  #
 
 
 @pytest.mark.parametrize("name", family_names())
-def test_what_a_family_fixes_is_refused_and_what_it_suggests_is_in_the_table(name):
+def test_fixed_fields_of_a_family_are_refused_and_defaults_are_in_the_table(name):
     config, family = transformers.AutoConfig.for_model(name), find_family(name)
     fixed = family.transformer_fields(buildable(config.to_dict())[1]) if family.bridged else transformer_fields(config)
     # Others are of megatron-bridge's providers alone.

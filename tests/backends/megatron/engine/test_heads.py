@@ -54,7 +54,7 @@ def expected(model: Any, samples: "Batch", head: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("head", ["value", "reward"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_a_head_says_and_learns_is_that_of_hugging_face(
+def test_outputs_and_gradients_of_a_head_equal_hugging_faces(
     head: str, layout: str, scorer: tuple[Any, Path], run_engine: Any, samples: "Batch"
 ) -> None:
     from gradients import assert_same, gradients_and_sums
@@ -83,7 +83,7 @@ def test_what_a_head_says_and_learns_is_that_of_hugging_face(
     assert_same(answers[0][2], reference["gradients"])
 
 
-def test_what_a_head_says_is_not_rounded_to_the_weights_precision(run_ranks: Any) -> None:
+def test_outputs_of_a_head_are_not_rounded_to_the_weights_precision(run_ranks: Any) -> None:
     from types import SimpleNamespace
 
     from dagrl.backends.megatron.engine.output import ScalarHead

@@ -54,7 +54,7 @@ def assert_exported(answers: list[list[dict[str, np.ndarray]]], weights: dict[st
     assert all(bucket == [{}] * len(first) for bucket in others), "in step, and empty"
 
 
-def test_what_was_loaded_is_exported_to_the_bit(exported, run_ranks, load_chunks, megatron_spec, hf_any, weights_of):
+def test_loaded_weights_are_exported_to_the_bit(exported, run_ranks, load_chunks, megatron_spec, hf_any, weights_of):
     def on_rank(rank: int) -> list[dict[str, np.ndarray]]:
         return exported(load_chunks(hf_any, megatron_spec()), hf_any, 8000)
 

@@ -61,7 +61,7 @@ def test_fp8_reaches_all_of_megatrons_configs(run_ranks, megatron_spec, qwen3):
     assert optimizer_config(plain, torch.bfloat16).fp8_recipe is None
 
 
-def test_what_megatron_itself_refuses_is_the_users_error_too(run_ranks, megatron_spec, qwen3):
+def test_settings_that_megatron_refuses_are_user_errors(run_ranks, megatron_spec, qwen3):
     from dagrl.backends.megatron.engine.config import transformer_config
 
     with pytest.raises(ValueError, match=r"^transformer: Megatron rejects these fields: .*recompute_method"):

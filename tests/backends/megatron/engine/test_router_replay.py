@@ -190,12 +190,12 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_go_where_they_are_told(layout: str, replay: Any, expected: Any) -> None:
+def test_tokens_go_to_the_given_experts(layout: str, replay: Any, expected: Any) -> None:
     assert_equal(replay(layout, "qwen3_moe"), expected("qwen3_moe"))
 
 
 @pytest.mark.parametrize("what", RECOMPUTE)
-def test_what_is_computed_again_goes_there_again(what: str, replay: Any, expected: Any) -> None:
+def test_recomputed_tokens_go_to_the_same_experts(what: str, replay: Any, expected: Any) -> None:
     """Two stages have several micro-batches under way, each with its own routes, when the first comes back."""
     found = replay("tp2-pp2-vpp2" if what == "full" else "dp2-pp2", "qwen3_moe", transformer=RECOMPUTE[what])
     assert_equal(found, expected("qwen3_moe"))

@@ -85,7 +85,7 @@ def test_alone_everything_is_as_in_torchs_own_group(groups: Any, collectives: Ca
     assert repr(collectives(mine)) == repr(collectives(torchs))
 
 
-def test_what_gloo_has_not_and_nccl_has(groups: Any) -> None:
+def test_collectives_of_nccl_that_gloo_lacks(groups: Any) -> None:
     stacked, listed = torch.zeros(1, 3), [torch.zeros(2)]
     dist.all_gather_into_tensor(stacked, torch.arange(3.0), groups[0])
     dist.all_to_all(listed, [torch.ones(2)], group=groups[0])

@@ -192,7 +192,7 @@ def test_a_rank_alone_has_no_communicators() -> None:
     assert alone.asleep / GIB - BARE_CONTEXT == pytest.approx(0.24, abs=0.01)
 
 
-def test_states_of_a_mixture_are_those_its_template_tells() -> None:
+def test_states_of_a_mixture_match_its_template() -> None:
     # dag_templates/qwen3_30b_a3b_8gpu.yaml: 67 GiB a GPU.
     spec = engine({**SPLIT, "expert_model_parallel_size": 8}, transformer=FULL)
     memory = trainer_memory(QWEN3_30B, spec, 8, Workload(16384))
@@ -288,7 +288,7 @@ def test_logits_in_chunks_take_little() -> None:
     assert logits(head="reward") == 0.25
 
 
-def test_what_is_offloaded_is_not_there_at_the_peak_and_waits_on_the_host() -> None:
+def test_offloaded_state_is_on_the_host_and_not_in_the_peak() -> None:
     plain = trainer_memory(QWEN3_8B, engine(SPLIT), 2, Workload(16384))
     away = trainer_memory(QWEN3_8B, engine(SPLIT, offload=EVERYTHING), 2, Workload(16384))
     assert "optimizer" not in away.awake or away.awake["optimizer"] == 0 or away.moment == "optimizer's step"

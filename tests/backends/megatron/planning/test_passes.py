@@ -126,7 +126,7 @@ def test_recomputation_adds_a_forward_pass_and_less_of_it_less() -> None:
         (MIXTURE, {"expert_model_parallel_size": 8}),
     ],
 )
-def test_what_crosses_machines_is_slower(shape: ModelShape, sizes: dict[str, int]) -> None:
+def test_transfers_between_machines_are_slower(shape: ModelShape, sizes: dict[str, int]) -> None:
     inside = Passes(shape, engine(**sizes), 8, 8, H200)
     assert replace(inside, per_node=2).train(BATCH) > inside.train(BATCH)
 

@@ -145,7 +145,7 @@ def test_layers_between_windows_attend_to_all():
 
 
 @pytest.mark.parametrize("fields", [{"softmax_type": "off-by-one"}, {"window_size": (8, 8)}])
-def test_what_it_cannot_do_is_refused(fields):
+def test_unsupported_settings_are_refused(fields):
     with pytest.raises(AssertionError):
         attention(**fields)
 
