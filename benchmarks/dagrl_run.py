@@ -55,7 +55,7 @@ class DagrlRun:
         folder: Path,
         *overrides: str,
         environment: Mapping[str, str] | None = None,
-        module: Sequence[str] = ("dagrl.cli",),
+        module: Sequence[str] = ("dagrl",),
     ) -> None:
         """`module`: what stands for the command line, with options of its own."""
         self.folder = folder

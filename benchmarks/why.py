@@ -37,7 +37,7 @@ class Case:
     follow: dict[str, tuple[str, ...]]
     """Beginning of the advice's key -> overrides that follow it; none: the key is the override."""
     steps: int = 14
-    module: tuple[str, ...] = ("dagrl.cli",)
+    module: tuple[str, ...] = ("dagrl",)
     timings: Shape | None = None
     """Engines that only wait."""
     rollout_s: float = 1.2

@@ -95,15 +95,12 @@ class PipelineHandle:
         `gpu` is the GPU of groups that name none. PipelineError; ValueError for an unknown GPU or model.
         """
         from dagrl.backends.planning.gpus import DEFAULT_GPU
-        from dagrl.planner.cost.lengths import Assumed
         from dagrl.planner.published import with_published_models
         from dagrl.planner.showing import report, show, show_steps
 
         overrides, _ = with_published_models(self.path, self.overrides)
         found = report.report(self.path, overrides, gpu=gpu or DEFAULT_GPU)
-        sections = [*show.memory_sections(found), show_steps.step_section(found, Assumed(None, None))]
-        values: dict[str, Any] = json.loads(show.as_json(found, sections))
-        return values
+        return show.as_values(found, show_steps.plan_sections(found))
 
     def run(self, run_dir: Path | str | None = None, *, resume: bool = True, quiet: bool = False) -> RunResult:
         """Train, or go on from the newest checkpoint in the run folder.

@@ -24,7 +24,7 @@ def first_steps(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["first.yaml", "laptop.yaml", "split.yaml", "boxed.yaml"])
 def test_its_pipelines_validate(first_steps: Path, name: str) -> None:
-    command = [sys.executable, "-m", "dagrl.cli", "validate", name]
+    command = [sys.executable, "-m", "dagrl", "validate", name]
     done = subprocess.run(command, cwd=first_steps, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 

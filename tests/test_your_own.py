@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def validate(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dagrl.cli", "validate", "own.yaml", *overrides]
+    command = [sys.executable, "-m", "dagrl", "validate", "own.yaml", *overrides]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 

@@ -20,9 +20,9 @@ from dagrl.cli.data import data
 from dagrl.cli.diff import diff
 from dagrl.cli.doctor import doctor
 from dagrl.cli.errors import complain
-from dagrl.cli.examples import CommandHelp
 from dagrl.cli.export import export
 from dagrl.cli.graph import graph
+from dagrl.cli.help import help_of
 from dagrl.cli.import_ import import_
 from dagrl.cli.init import init
 from dagrl.cli.launch import launch
@@ -57,18 +57,13 @@ for command, summary in (
     (export, "Write the policy of a run as a Hugging Face folder."),
     (convert, "Convert weights between Hugging Face and Megatron."),
     (doctor, "Report what this machine can run."),
+    (import_, "Translate a script of another framework into a pipeline."),
 ):
-    told = CommandHelp.of(command)
-    # What follows the name of a data set is its script's.
+    # Options after the name of a data set belong to its script.
     settings = {"allow_interspersed_args": command is not data}
-    app.command(short_help=summary, help=told.text, epilog=told.epilog, context_settings=settings)(command)
-told = CommandHelp.of(import_)
-app.command(
-    "import",
-    short_help="Translate a script of another framework into a pipeline.",
-    help=told.text,
-    epilog=told.epilog,
-)(import_)
+    app.command(command.__name__.rstrip("_"), short_help=summary, context_settings=settings, **help_of(command))(
+        command
+    )
 app.add_typer(agent, name="agent", short_help="Try the agent of a rollout.")
 
 
@@ -93,8 +88,7 @@ def dagrl(
     """
 
 
-_told = CommandHelp.of(dagrl)
-app.callback(help=_told.text, epilog=_told.epilog)(dagrl)
+app.callback(**help_of(dagrl))(dagrl)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dagrl.cli.errors import exit_on
-from dagrl.cli.examples import CommandHelp
+from dagrl.cli.help import help_of
 from dagrl.cli.parameters import Overrides, Pipeline
 
 agent = typer.Typer(rich_markup_mode=None, subcommand_metavar="COMMAND ...")
@@ -48,11 +48,5 @@ def try_once(
     return 0
 
 
-def _register() -> None:
-    group, command = CommandHelp.of(_agent), CommandHelp.of(try_once)
-    agent.callback(help=group.text, epilog=group.epilog)(_agent)
-    short = "Run it once, and print the conversation."
-    agent.command(name="try", short_help=short, help=command.text, epilog=command.epilog)(try_once)
-
-
-_register()
+agent.callback(**help_of(_agent))(_agent)
+agent.command("try", short_help="Run it once, and print the conversation.", **help_of(try_once))(try_once)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dagrl.cli.parameters import AsJson, print_json
+from dagrl.config.errors import counted
 
 
 def doctor(as_json: AsJson = False) -> int:
@@ -23,23 +24,24 @@ def doctor(as_json: AsJson = False) -> int:
     from dagrl.tables import HEADING, render
 
     styles = {Verdict.OK: "green", Verdict.HINT: "yellow", Verdict.MISSING: "bold red"}
-    found: Counter[Verdict] = Counter()
-    if as_json:
-        sections = [(title, list(findings)) for title, findings in examine()]
-        found.update(each.verdict for _, findings in sections for each in findings)
-        values = [
-            {"verdict": each.verdict.value, "section": title, "name": each.name, "text": each.text}
-            for title, findings in sections
-            for each in findings
-        ]
-        print_json({"missing": found[Verdict.MISSING], "hints": found[Verdict.HINT], "findings": values})
-        return 1 if found[Verdict.MISSING] else 0
+    counts: Counter[Verdict] = Counter()
+    values = []
+
+    def show(line: Text) -> None:
+        if not as_json:
+            print(render([line]), end="", flush=True)
+
     for title, findings in examine():
-        print(render([Text(title, HEADING)]), end="", flush=True)
-        for each in findings:
-            verdict = (f"{each.verdict.value:<8}", styles[each.verdict])
-            print(render([Text.assemble("  ", verdict, f" {each.name:<22} {each.text}")]), end="", flush=True)
-            found[each.verdict] += 1
-    hints = found[Verdict.HINT]
-    print(f"{found[Verdict.MISSING]} missing, {hints} hint{'' if hints == 1 else 's'}")
-    return 1 if found[Verdict.MISSING] else 0
+        show(Text(title, HEADING))
+        for finding in findings:
+            verdict = (f"{finding.verdict.value:<8}", styles[finding.verdict])
+            show(Text.assemble("  ", verdict, f" {finding.name:<22} {finding.text}"))
+            counts[finding.verdict] += 1
+            about = {"section": title, "name": finding.name, "text": finding.text}
+            values.append({"verdict": finding.verdict.value, **about})
+    missing, hints = counts[Verdict.MISSING], counts[Verdict.HINT]
+    if as_json:
+        print_json({"missing": missing, "hints": hints, "findings": values})
+    else:
+        print(f"{missing} missing, {counted(hints, 'hint')}")
+    return 1 if missing else 0

@@ -39,9 +39,9 @@ def graph(
         dag = build_graph(loaded.pipeline, loaded.folder, loaded.positions)
     if as_json:
         print_json(as_values(dag))
-    if output is None and not as_json:
+    elif output is None:
         print(draw_text(dag), end="")
-    elif output is not None:
+    if output is not None:
         with exit_on("graph", ValueError, OSError):
             write_drawing(dag, output)
     return 0

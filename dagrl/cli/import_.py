@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import parse_path
+from dagrl.cli.parameters import AsJson, parse_path, print_json
 from dagrl.config.errors import PipelineError
 
 _INVALID, _DOES_NOT_FIT = 2, 3
@@ -41,7 +40,7 @@ def import_(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="a variable of the environment that the script runs in"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Translate a script or configuration of another framework into a pipeline. None of its programs is executed.
 
@@ -73,8 +72,7 @@ def import_(
     with without_imports():
         code, said = _checked(output)
     if as_json:
-        found = {"pipeline": str(output), **report.as_object(imported.translation, imported.remarks), **said}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json({"pipeline": str(output), **report.as_object(imported.translation, imported.remarks), **said})
     else:
         print(report.as_text(imported.translation, imported.remarks))
         print(f"Wrote {output}")
@@ -96,7 +94,6 @@ def _variables(texts: list[str]) -> dict[str, str]:
 
 def _checked(path: Path) -> tuple[int, dict[str, Any]]:
     """Return the exit code, and the texts of `dagrl validate` and `dagrl plan`."""
-    from dagrl.planner.cost.lengths import Assumed
     from dagrl.planner.showing import report, show, show_steps
     from dagrl.validation import check_file
     from dagrl.validation.summary import summarize
@@ -108,8 +105,7 @@ def _checked(path: Path) -> tuple[int, dict[str, Any]]:
         code, said["validate"] = _INVALID, str(error).splitlines()
     try:
         planned = report.report(path, [])
-        sections = [*show.memory_sections(planned), show_steps.step_section(planned, Assumed(None, None))]
-        said["plan"] = show.as_text(planned, sections).splitlines()
+        said["plan"] = show.as_text(planned, show_steps.plan_sections(planned)).splitlines()
         if not planned.fits:
             said["plan"] += show.problems_in_words(planned)
             code = code or _DOES_NOT_FIT

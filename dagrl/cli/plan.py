@@ -5,17 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dagrl.cli import completion
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import AsJson, Overrides, Pipeline, parse_path
-
-if TYPE_CHECKING:
-    from dagrl.planner.cost.lengths import Assumed
-    from dagrl.planner.showing.report import Report
+from dagrl.cli.parameters import AsJson, Overrides, Pipeline, parse_path, print_json
 
 _DOES_NOT_FIT = 3
 
@@ -82,36 +78,42 @@ def plan(
     from dagrl.planner.published import with_published_models
     from dagrl.planner.showing import report, show, show_steps
     from dagrl.reporting.measured_run import run_times
+    from dagrl.reporting.run_report import write_planned
 
-    asked = {"gpus": gpus, "nodes": nodes, "gpus_per_node": gpus_per_node, "top": top}
-    cluster = {name: count for name, count in asked.items() if count is not None}
+    counts = {"gpus": gpus, "nodes": nodes, "gpus_per_node": gpus_per_node, "top": top}
+    cluster = {name: count for name, count in counts.items() if count is not None}
     assumed = Assumed(prompt_tokens, response_tokens)
     with exit_on("plan", ValueError):
         _check_search(search, simulate, cluster)
-        overrides, told = with_published_models(pipeline, overrides or [])
-        found = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu)
-        if (search or simulate is not None) and found.fit.plan.only_validates:
+        overrides, notes = with_published_models(pipeline, overrides or [])
+        planned = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu)
+        if (search or simulate is not None) and planned.fit.plan.only_validates:
             raise ValueError("a run that only validates has no steps to estimate; set run.val_only=false")
-        times = run_times(run, gpu=found.gpu) if run is not None else None
+        times = run_times(run, gpu=planned.gpu) if run is not None else None
         if times is not None:
-            assumed = times.lengths_for(found.pipeline, assumed)
+            assumed = times.lengths_for(planned.pipeline, assumed)
         if search:
-            sections = show_steps.search_sections(found, gpu=gpu, assumed=assumed, times=times, **cluster)
+            sections = show_steps.search_sections(planned, gpu=gpu, assumed=assumed, times=times, **cluster)
         else:
-            sections = [*show.memory_sections(found), show_steps.step_section(found, assumed, times)]
-            sections += [show_steps.run_section(found, times)] if times else []
-    for each in told:
-        print(f"dagrl plan: {each}", file=sys.stderr)
-    if gpu is not None and not search and (why := why_unread(found.pipeline)):
-        print(f"dagrl plan: --gpu {gpu} has no effect, as {why}", file=sys.stderr)
-    print((show.as_json if as_json else show.as_text)(found, sections), end="", flush=True)
+            sections = show_steps.plan_sections(planned, assumed, times)
+    if gpu is not None and not search and (why := why_unread(planned.pipeline)):
+        notes.append(f"--gpu {gpu} has no effect, as {why}")
+    for note in notes:
+        print(f"dagrl plan: {note}", file=sys.stderr)
+    if as_json:
+        print_json(show.as_values(planned, sections))
+    else:
+        print(show.as_text(planned, sections), end="", flush=True)
     if search:
         return 0 if any(section.value for section in sections) else _DOES_NOT_FIT
-    if simulate is not None and found.fits:
-        _write_schedule(found, simulate, assumed, as_json=as_json)
-    for line in show.problems_in_words(found):
+    if simulate is not None and planned.fits:
+        with exit_on("plan", OSError):
+            written = write_planned(planned, simulate, assumed)
+        # Keep stdout one JSON object.
+        print(written, file=sys.stderr if as_json else sys.stdout)
+    for line in show.problems_in_words(planned):
         print(line, file=sys.stderr)
-    return 0 if found.fits else _DOES_NOT_FIT
+    return 0 if planned.fits else _DOES_NOT_FIT
 
 
 def _check_search(search: bool, simulate: Path | None, cluster: Mapping[str, int]) -> None:
@@ -120,13 +122,3 @@ def _check_search(search: bool, simulate: Path | None, cluster: Mapping[str, int
         raise ValueError("--simulate shows one layout; remove --search, or simulate what it proposes")
     if cluster and not search:
         raise ValueError(f"--{next(iter(cluster)).replace('_', '-')} is for --search; add that, or remove it")
-
-
-def _write_schedule(found: Report, file: Path, assumed: Assumed, *, as_json: bool) -> None:
-    """Write the simulated schedule, and print where."""
-    from dagrl.reporting.run_report import write_planned
-
-    with exit_on("plan", OSError):
-        written = write_planned(found, file, assumed)
-    # Keep stdout one JSON object.
-    print(written, file=sys.stderr if as_json else sys.stdout)

@@ -9,6 +9,7 @@ import typer
 
 from dagrl.cli.errors import exit_on
 from dagrl.cli.parameters import parse_path
+from dagrl.config.errors import counted
 
 
 def ui(
@@ -35,9 +36,8 @@ def ui(
 
     with exit_on("ui", ValueError, OSError):
         served = Runs(runs or [RUNS], gpu=gpu and gpu_named(gpu).name)
-        count = len(served.entries())
+        what = counted(len(served.entries()), "run")
         listener = listen(port)
-    what = "1 run" if count == 1 else f"{count} runs"
     print(f"http://{HOST}:{listener.getsockname()[1]}/ shows {what}; Ctrl-C ends", flush=True)
     serve(served, listener)
     return 0

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import AsJson, RunFolder
+from dagrl.cli.parameters import AsJson, RunFolder, print_json
 
 
 def why(
@@ -27,6 +27,9 @@ def why(
     from dagrl.reporting.why import explain
 
     with exit_on("why", ValueError):
-        found = explain.explain(run_dir, step)
-        print(explain.as_json(found) if as_json else explain.as_text(run_dir, found), end="\n" if as_json else "")
+        explanation = explain.explain(run_dir, step)
+    if as_json:
+        print_json(explain.as_values(explanation))
+    else:
+        print(explain.as_text(run_dir, explanation), end="")
     return 0

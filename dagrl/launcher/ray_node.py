@@ -72,7 +72,7 @@ class RayNode:
     async def start_driver(self, head: str, arguments: list[str]) -> asyncio.subprocess.Process:
         """Start `dagrl run`, which prints to the terminal."""
         self._environment["RAY_ADDRESS"] = head
-        return await self._start(DRIVER, ["dagrl.cli", "run", *arguments])
+        return await self._start(DRIVER, ["dagrl", "run", *arguments])
 
     def signal_driver(self, number: int) -> None:
         """Send a signal to the driver."""

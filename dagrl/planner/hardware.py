@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_named
 from dagrl.config.schema import Pipeline
-
-__all__ = ["DEFAULT_GPU", "GPUS_OF_MACHINE", "gpu_named", "why_unread"]
 
 GPUS_OF_MACHINE = 8
 

@@ -43,7 +43,7 @@ def python(tmp_path_factory):
 @pytest.fixture(scope="module")
 def dagrl(python):
     """Runs `dagrl` there."""
-    return partial(python, "-m", "dagrl.cli")
+    return partial(python, "-m", "dagrl")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_one_that_cannot_be_imported_is_an_error_where_it_is_used(tmp_path: Path
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "section.py").write_text("from dagrl.config.schema.engine import NoSuchThing\n")
     pipeline = write_pipeline(tmp_path, tiny_pipeline())
-    command = [sys.executable, "-m", "dagrl.cli", "validate", str(pipeline)]
+    command = [sys.executable, "-m", "dagrl", "validate", str(pipeline)]
 
     def call(*overrides: str) -> subprocess.CompletedProcess[str]:
         variables = os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -42,7 +42,7 @@ def test_packages_that_cannot_be_imported_are_lines_not_tracebacks(tmp_path: Pat
     for name in ("torch", "ray"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')")
     done = subprocess.run(
-        [sys.executable, "-m", "dagrl.cli", "doctor"],
+        [sys.executable, "-m", "dagrl", "doctor"],
         env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -121,7 +121,7 @@ class Run:
             environment |= {"RAY_ADDRESS": ray_address, "RAY_AUTH_MODE": "disabled"}
         with self._output.open("a") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dagrl.cli", "run", str(pipeline), "--run-dir", str(folder), *overrides],
+                [sys.executable, "-m", "dagrl", "run", str(pipeline), "--run-dir", str(folder), *overrides],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -200,7 +200,7 @@ class Lab:
         with tempfile.TemporaryDirectory(prefix="dt", dir="/tmp") as temporary:
             environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
             return subprocess.run(
-                [sys.executable, "-m", "dagrl.cli", *map(str, arguments)],
+                [sys.executable, "-m", "dagrl", *map(str, arguments)],
                 env=environment | {"TMPDIR": temporary},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

@@ -131,7 +131,7 @@ class Job:
             "OMP_NUM_THREADS": "1",
         }
         variables |= changed
-        command = [sys.executable, "-m", "dagrl.cli", "launch", str(self._pipeline), "--run-dir", str(self.run_dir)]
+        command = [sys.executable, "-m", "dagrl", "launch", str(self._pipeline), "--run-dir", str(self.run_dir)]
         self.processes[rank] = self.hosts[rank].start([*command, *overrides], variables, self._file(rank))
 
     def start_all(self, *overrides: str) -> None:

@@ -165,7 +165,7 @@ def test_the_script_for_ssh_starts_all_hosts(make_job, pipeline, tmp_path):
         f'case "$1" in\n{into}esac\n'
         'exec ip netns exec "$namespace" unshare --uts sh -c \'hostname "$0" && exec sh -c "$1"\' "$1" "$2"\n'
     )
-    for name, text in {"ssh": ssh, "dagrl": f'exec {sys.executable} -m dagrl.cli "$@"\n'}.items():
+    for name, text in {"ssh": ssh, "dagrl": f'exec {sys.executable} -m dagrl "$@"\n'}.items():
         (programs / name).write_text("#!/bin/sh\n" + text)
         (programs / name).chmod(0o755)
     (tmp_path / "hosts").write_text("node0\nnode1\n")

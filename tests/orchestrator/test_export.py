@@ -98,7 +98,7 @@ def test_there_and_back_in_processes_of_their_own(run: Path, tmp_path: Path) -> 
     """As on a terminal: without noise, and without what a test process has imported."""
 
     def dagrl(*arguments: str) -> str:
-        command = [sys.executable, "-m", "dagrl.cli", *arguments]
+        command = [sys.executable, "-m", "dagrl", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout

@@ -1,12 +1,11 @@
 """Prints a plan: sections of text for people, and one JSON object for programs.
 
-Each part of a plan is a `ReportSection`: text, tables, and a key with plain values. `as_text` and `as_json` take a list
-of them: `memory_sections` first, then those of `show_steps`.
+Each part of a plan is a `ReportSection`: text, tables, and a key with plain values. `as_text` and `as_values` take a
+list of them: `memory_sections` first, then those of `show_steps`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +49,8 @@ def as_text(report: Report, sections: Iterable[ReportSection]) -> str:
     return render(parts)
 
 
-def as_json(report: Report, sections: Iterable[ReportSection]) -> str:
-    """One JSON object, which docs/plan.md describes."""
+def as_values(report: Report, sections: Iterable[ReportSection]) -> dict[str, Any]:
+    """Plain values, which docs/plan.md describes."""
     shape = report.fit.shape
     found: dict[str, Any] = {
         "pipeline": report.pipeline.name,
@@ -67,7 +66,7 @@ def as_json(report: Report, sections: Iterable[ReportSection]) -> str:
         values = found.setdefault(section.key, [])
         if section.value is not None:
             values.append(section.value)
-    return json.dumps(found, indent=2) + "\n"
+    return found
 
 
 def problems_in_words(report: Report) -> list[str]:

@@ -20,12 +20,18 @@ from dagrl.planner.cost.run_times import Applied, RunTimes, applied, devices_of
 from dagrl.planner.search.proposals import Proposal, search
 from dagrl.planner.search.space import Cluster, cluster_of
 from dagrl.planner.showing.report import Report
-from dagrl.planner.showing.show import ReportSection
+from dagrl.planner.showing.show import ReportSection, memory_sections
 from dagrl.planner.showing.show_times import bound_line, seconds_text, times_section
 from dagrl.scheduler.plan import PlannedTask
 from dagrl.tables import table
 
 _MIB = 2**20
+
+
+def plan_sections(report: Report, assumed: Assumed | None = None, times: RunTimes | None = None) -> list[ReportSection]:
+    """A plan's memory, a step in the steady state, and the times of the run that calibrate it."""
+    sections = [*memory_sections(report), step_section(report, assumed or Assumed(), times)]
+    return [*sections, times_section(_applied(report, times))] if times else sections
 
 
 def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None) -> ReportSection:
@@ -64,11 +70,6 @@ def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None
         "assumed": {"prompt_tokens": lengths.prompt, "response_tokens": lengths.response},
     }
     return ReportSection(content, "steps", value)
-
-
-def run_section(report: Report, times: RunTimes) -> ReportSection:
-    """The times of the run that `step_section` is calibrated by, beside the cost model's."""
-    return times_section(_applied(report, times))
 
 
 def _applied(report: Report, times: RunTimes) -> Applied:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -124,13 +123,10 @@ def as_text(folder: Path, explained: Explanation) -> str:
     return render(parts)
 
 
-def as_json(explained: Explanation) -> str:
+def as_values(explained: Explanation) -> dict[str, Any]:
     """The explanation for programs."""
-    document: dict[str, Any] = asdict(explained)
-    document["path"] = [
-        dict(zip(("node", "executor", "cause", "seconds"), part, strict=True)) for part in explained.path
-    ]
-    return json.dumps(document, indent=2)
+    path = [dict(zip(("node", "executor", "cause", "seconds"), part, strict=True)) for part in explained.path]
+    return asdict(explained) | {"path": path}
 
 
 def _summed(paths: dict[int, list[Part]]) -> list[tuple[str, str, str, float]]:

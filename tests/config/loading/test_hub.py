@@ -51,7 +51,7 @@ def dagrl(tmp_path: Path, hub: HubServer) -> Callable[..., subprocess.CompletedP
             "HF_HUB_DISABLE_XET": "1",
         }
         hub.downloads.clear()
-        command = [sys.executable, "-m", "dagrl.cli", *arguments]
+        command = [sys.executable, "-m", "dagrl", *arguments]
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
 
     return call

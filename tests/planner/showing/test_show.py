@@ -9,7 +9,7 @@ import pytest
 
 from dagrl.backends.planning.memory import GIB, KINDS
 from dagrl.planner.showing.report import Report, report
-from dagrl.planner.showing.show import ReportSection, as_json, as_text, memory_sections, problems_in_words
+from dagrl.planner.showing.show import ReportSection, as_text, as_values, memory_sections, problems_in_words
 
 TEMPLATES = Path(__file__).parents[3] / "dag_templates"
 EIGHT_B, MIXTURE, TINY = (
@@ -88,7 +88,7 @@ def test_a_missing_remedy_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_json_has_the_same_in_bytes() -> None:
     found = report(EIGHT_B, [], gpu="A100-40GB")
-    told = json.loads(as_json(found, memory_sections(found)))
+    told = as_values(found, memory_sections(found))
     assert list(told) == ["pipeline", "fits", "model", "problems", "change", "groups"]
     assert told["fits"] is False and told["model"]["parameters"] == found.fit.shape.parameters
     (problem,) = told["problems"]
@@ -108,7 +108,7 @@ def test_others_add_sections() -> None:
     found = report(TINY, [])
     sections = [*memory_sections(found), ReportSection(["a step takes 3 s"], "seconds", {"step": 3.0})]
     assert as_text(found, sections).endswith("\n\na step takes 3 s\n")
-    told = json.loads(as_json(found, sections))
+    told = as_values(found, sections)
     assert told["seconds"] == [{"step": 3.0}] and len(told["groups"]) == 2
 
 
