@@ -43,7 +43,7 @@ class Trackers:
     ) -> None:
         """`samples` is the folder of the steps' samples; `shown` rows of each validation go to trackers.
 
-        `hide` takes the secrets out of notes.
+        `hide` removes the secrets from notes.
         """
         self._hide = hide
         self._trackers = trackers
@@ -56,12 +56,8 @@ class Trackers:
         """Record a step in all trackers, in metrics.jsonl first. Raises OSError if a file cannot be written."""
         for tracker in self._trackers:
             tracker.log(step, metrics)
-        if any(name.startswith("val/") for name in metrics):
-            self._show_samples(step)
-
-    def _show_samples(self, step: int) -> None:
         showing = [tracker for tracker in self._trackers if isinstance(tracker, SampleTracker)]
-        if not showing:
+        if not showing or not any(name.startswith("val/") for name in metrics):
             return
         try:
             table = read_samples(self._samples / f"step_{step}_val.parquet", self._shown)
@@ -150,15 +146,15 @@ def open_trackers(
 
 def _made(spec: TrackerSpec, run_name: str, note: Callable[[str], None], folder: Path | None) -> Tracker:
     """A tracker that is not started yet."""
-    name, place = spec.name or run_name, {"project": spec.project, "entity": spec.entity, "group": spec.group}
+    name = spec.name or run_name
     match spec.tracker:
         case "tensorboard":
             return TensorBoard()
         case "wandb":
-            return Wandb(name, note, **place)
+            return Wandb(name, note, spec)
         case "mlflow":
-            return BackgroundTracker("mlflow", Mlflow(name, note, experiment=spec.project), note)
+            return BackgroundTracker("mlflow", Mlflow(name, note, spec), note)
         case "swanlab":
-            return BackgroundTracker("swanlab", SwanLab(name, note, **place), note)
+            return BackgroundTracker("swanlab", SwanLab(name, note, spec), note)
         case own:
             return BackgroundTracker(own, OwnTracker(own, spec.args, folder), note)

@@ -75,16 +75,13 @@ class BackgroundTracker:
         self._bug: Exception | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Start in the background."""
         self._thread.start()
         self._ask(partial(self._tracker.start, run_dir, config, resumed_step))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Queue a step's metrics."""
         self._ask(partial(self._tracker.log, step, dict(metrics)))
 
     def samples(self, step: int, table: SampleTable) -> None:
-        """Queue a table."""
         self._ask(partial(self._tracker.samples, step, table))
 
     def close(self, ok: bool) -> None:

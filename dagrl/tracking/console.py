@@ -215,7 +215,6 @@ class Console:
             self._line(f"step {progress.step}/{self._total_steps}  {done}  {rate}")
 
     def note(self, message: str) -> None:
-        """Print a line."""
         self._line(message)
 
     def close(self, ok: bool) -> None:

@@ -19,6 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import yaml
 
+from dagrl.config.schema import TrackerSpec
 from dagrl.tracking.base import SampleTable
 
 if TYPE_CHECKING:
@@ -47,15 +48,16 @@ class Mlflow:
     metric's history twice, the later value last. Metric names replace ``@``: ``mean@4`` is ``mean_at_4``.
     """
 
-    def __init__(self, name: str, note: Callable[[str], None], *, experiment: str | None = None) -> None:
-        """`name` of the run; `note` prints a message. `experiment`: by default ``MLFLOW_EXPERIMENT_NAME``."""
-        self._name, self._note, self._experiment_name = name, note, experiment
+    def __init__(self, name: str, note: Callable[[str], None], spec: TrackerSpec) -> None:
+        """`name` of the run; `note` prints a message. The project is the experiment."""
+        self._name, self._note, self._project = name, note, spec.project
         self._client: MlflowClient | None = None
         self._run_id = ""
         self._tables: list[dict[str, str]] = []
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
         """Begin or resume a run."""
+        from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         # Their log lines would disturb the live table.
@@ -74,15 +76,14 @@ class Mlflow:
         else:
             self._run_id = self._client.create_run(self._experiment(remote, folder), run_name=self._name).info.run_id
             known.write_text(self._run_id + "\n")
-            parameters = list(_parameters(config))
+            parameters = [Param(name, value) for name, value in _parameters(config)]
             for some in batched(parameters, _PARAMETERS_AT_ONCE):
-                self._log_parameters(some)
+                self._client.log_batch(self._run_id, params=some)
         self._client.log_text(self._run_id, yaml.safe_dump(dict(config), sort_keys=False), "pipeline.yaml")
         look = f"look at it with: mlflow ui --backend-store-uri sqlite:///{folder / 'mlflow.db'}"
         self._note(f"mlflow: run {self._run_id} " + (f"at {remote}" if remote else f"in {folder}; {look}"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a step's metrics."""
         from mlflow.entities import Metric
 
         assert self._client is not None, "log before start"
@@ -108,7 +109,7 @@ class Mlflow:
 
     def _experiment(self, remote: str | None, folder: Path) -> str:
         assert self._client is not None
-        name = self._experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        name = self._project or os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         if (experiment := self._client.get_experiment_by_name(name)) is not None:
             return experiment.experiment_id
         artifacts = None if remote else str(folder / "artifacts")
@@ -129,12 +130,6 @@ class Mlflow:
                 self._tables = json.loads(run.data.tags.get(_TABLES, "[]"))
                 return True
         return False
-
-    def _log_parameters(self, parameters: tuple[tuple[str, str], ...]) -> None:
-        from mlflow.entities import Param
-
-        assert self._client is not None
-        self._client.log_batch(self._run_id, params=[Param(name, value) for name, value in parameters])
 
 
 def _check_reachable(address: str) -> None:

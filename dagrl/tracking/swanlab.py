@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagrl.config.schema import TrackerSpec
 from dagrl.redact import hide_in_arguments, hide_secrets
 from dagrl.tracking.background_tracker import TrackerFailedError, failures_of, stable_id
 from dagrl.tracking.base import SampleTable
@@ -25,21 +26,9 @@ class SwanLab:
     resumed run keeps its SwanLab run, by an id in the run folder.
     """
 
-    def __init__(
-        self,
-        name: str,
-        note: Callable[[str], None],
-        *,
-        project: str | None = None,
-        entity: str | None = None,
-        group: str | None = None,
-    ) -> None:
-        """`name` of the run; `note` prints a message. `entity` is the workspace.
-
-        Without `project`, `entity` or `group`, SwanLab's variables hold.
-        """
-        self._name, self._note = name, note
-        self._project, self._entity, self._group = project, entity, group
+    def __init__(self, name: str, note: Callable[[str], None], spec: TrackerSpec) -> None:
+        """`name` of the run; `note` prints a message. What `spec` leaves open is set by SwanLab's variables."""
+        self._name, self._note, self._spec = name, note, spec
         self._run: swanlab.Run | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
@@ -55,9 +44,9 @@ class SwanLab:
         )
         begin = partial(
             swanlab.init,
-            project=self._project or settings.project.name or "dagrl",
-            workspace=self._entity,
-            group=self._group,
+            project=self._spec.project or settings.project.name or "dagrl",
+            workspace=self._spec.entity,
+            group=self._spec.group,
             name=self._name,
             id=stable_id(folder / "run_id"),
             resume="allow",
@@ -78,12 +67,10 @@ class SwanLab:
             self._note(f"swanlab: {self._run.mode}; upload with: swanlab sync {self._run.dir}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a step's metrics."""
         assert self._run is not None, "log before start"
         self._run.log({name: float(value) for name, value in metrics.items()}, step=step)
 
     def samples(self, step: int, table: SampleTable) -> None:
-        """Show a table."""
         import swanlab
 
         assert self._run is not None, "samples before start"

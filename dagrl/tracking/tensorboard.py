@@ -43,7 +43,6 @@ class TensorBoard:
             self._writer.flush()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the scalars and flush."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         assert self._writer is not None, "log before start"
@@ -53,14 +52,12 @@ class TensorBoard:
             self._writer.flush()
 
     def samples(self, step: int, table: SampleTable) -> None:
-        """Write a table as text."""
         assert self._writer is not None, "samples before start"
         with naming(self._folder):
             self._add(step, summary=_text("val/samples", _markdown(table)))
             self._writer.flush()
 
     def close(self, ok: bool) -> None:
-        """Close the event file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             with naming(self._folder):

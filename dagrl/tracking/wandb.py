@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagrl.config.schema import TrackerSpec
 from dagrl.redact import hide_in_arguments
 from dagrl.tracking.background_tracker import TrackerFailedError, failures_of, stable_id
 from dagrl.tracking.base import SampleTable
@@ -30,21 +31,9 @@ class Wandb:
     ``step``, and repeated steps appear twice.
     """
 
-    def __init__(
-        self,
-        name: str,
-        note: Callable[[str], None],
-        *,
-        project: str | None = None,
-        entity: str | None = None,
-        group: str | None = None,
-    ) -> None:
-        """`name` of the run; `note` prints a message.
-
-        Without `project`, `entity` or `group`, wandb's variables hold.
-        """
-        self._name, self._project, self._entity, self._group = name, project, entity, group
-        self._note = note
+    def __init__(self, name: str, note: Callable[[str], None], spec: TrackerSpec) -> None:
+        """`name` of the run; `note` prints a message. What `spec` leaves open is set by wandb's variables."""
+        self._name, self._note, self._spec = name, note, spec
         self._run: wandb.Run | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
@@ -68,13 +57,11 @@ class Wandb:
             self._note(f"wandb: {self._run.url}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send a step's metrics to wandb's process."""
         if self._run is not None:
             with self._forgiven():
                 self._run.log({"step": step, **metrics})
 
     def samples(self, step: int, table: SampleTable) -> None:
-        """Show a table."""
         if self._run is not None:
             import wandb
 
@@ -105,9 +92,9 @@ class Wandb:
         )
         with _hidden_arguments():
             run = wandb.init(
-                project=self._project or os.environ.get("WANDB_PROJECT", "dagrl"),
-                entity=self._entity,
-                group=self._group,
+                project=self._spec.project or os.environ.get("WANDB_PROJECT", "dagrl"),
+                entity=self._spec.entity,
+                group=self._spec.group,
                 name=self._name,
                 id=run_id,
                 resume="allow",

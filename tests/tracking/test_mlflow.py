@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.config.schema import TrackerSpec
 from dagrl.tracking.background_tracker import BackgroundTracker
 from dagrl.tracking.base import SampleTable
 from dagrl.tracking.mlflow import Mlflow, metric_name
@@ -42,7 +43,7 @@ def run_id(run_dir: Path) -> str:
 
 def track(run_dir: Path, steps: list[int], resumed_step: int | None, *, ok: bool = True) -> list[str]:
     notes: list[str] = []
-    tracker = Mlflow("tiny", notes.append)
+    tracker = Mlflow("tiny", notes.append, TrackerSpec(tracker="mlflow"))
     tracker.start(run_dir, CONFIG, resumed_step)
     for step in steps:
         tracker.log(step, {"val/aime/mean@4": step / 10, "kl/ref": float("nan"), "grad_norm": float("inf")})
@@ -120,7 +121,7 @@ def test_a_server_that_is_not_there_does_not_end_the_run(tmp_path: Path, monkeyp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setattr("dagrl.tracking.mlflow.PATIENCE_S", 0.0)
     notes: list[str] = []
-    tracker = BackgroundTracker("mlflow", Mlflow("tiny", notes.append), notes.append)
+    tracker = BackgroundTracker("mlflow", Mlflow("tiny", notes.append, TrackerSpec(tracker="mlflow")), notes.append)
     tracker.start(tmp_path, CONFIG, None)
     tracker.log(1, {"reward/mean": 0.5})
     tracker.close(ok=True)
@@ -145,7 +146,7 @@ def test_the_experiment_of_the_file_comes_before_that_of_the_environment(
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of the machine")
-    tracker = Mlflow("tiny", lambda note: None, experiment="of the file")
+    tracker = Mlflow("tiny", lambda note: None, TrackerSpec(tracker="mlflow", project="of the file"))
     tracker.start(run_dir, CONFIG, None)
     tracker.close(ok=True)
     client = MlflowClient(tracking_uri=f"sqlite:///{run_dir / 'mlflow' / 'mlflow.db'}")

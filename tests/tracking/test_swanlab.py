@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.config.schema import TrackerSpec
 from dagrl.tracking.background_tracker import BackgroundTracker
 from dagrl.tracking.base import SampleTable
 from dagrl.tracking.swanlab import SwanLab, _unprobed
@@ -30,7 +31,9 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def track(run_dir: Path, steps: list[int], resumed_step: int | None = None) -> list[str]:
     notes: list[str] = []
-    named = SwanLab("tiny", notes.append, project="long_sums", entity="our_team", group="first_try")
+    named = SwanLab(
+        "tiny", notes.append, TrackerSpec(tracker="swanlab", project="long_sums", entity="our_team", group="first_try")
+    )
     tracker = BackgroundTracker("swanlab", named, notes.append)
     tracker.start(run_dir, CONFIG, resumed_step)
     for step in steps:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.config.schema import TrackerSpec
 from dagrl.tracking.base import SampleTable
 from dagrl.tracking.wandb import Wandb
 
@@ -45,7 +46,9 @@ def offline_files(run_dir: Path) -> list[Path]:
 
 def test_without_a_key_it_logs_offline_under_the_run_folder_and_leaves_no_process(tmp_path):
     notes = []
-    tracker = Wandb("tiny", notes.append, project="long sums", entity="our team", group="first try")
+    tracker = Wandb(
+        "tiny", notes.append, TrackerSpec(tracker="wandb", project="long sums", entity="our team", group="first try")
+    )
     tracker.start(tmp_path, CONFIG, None)
     assert service(), "the test must see wandb's process, to see it go"
     tracker.log(1, {"reward/mean": 0.123456789})
@@ -61,7 +64,7 @@ def test_without_a_key_it_logs_offline_under_the_run_folder_and_leaves_no_proces
 
 
 def test_samples_are_a_table(tmp_path):
-    tracker = Wandb("tiny", lambda note: None)
+    tracker = Wandb("tiny", lambda note: None, TrackerSpec(tracker="wandb"))
     tracker.start(tmp_path, CONFIG, None)
     tracker.samples(1, SampleTable(("prompt", "reward"), (("1+1=", 1.0),)))
     tracker.close(ok=True)
@@ -71,7 +74,7 @@ def test_samples_are_a_table(tmp_path):
 
 def test_a_resumed_run_is_the_same_run(tmp_path):
     for resumed_step in (None, 1):
-        tracker = Wandb("tiny", lambda note: None)
+        tracker = Wandb("tiny", lambda note: None, TrackerSpec(tracker="wandb"))
         tracker.start(tmp_path, CONFIG, resumed_step)
         tracker.log(2, {"reward/mean": 0.5})
         tracker.close(ok=True)
@@ -82,7 +85,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
 
 def test_wandb_breaking_in_mid_run_is_one_note(tmp_path):
     notes = []
-    tracker = Wandb("tiny", notes.append)
+    tracker = Wandb("tiny", notes.append, TrackerSpec(tracker="wandb"))
     tracker.start(tmp_path, CONFIG, None)
     (pid,) = service()
     os.kill(pid, signal.SIGKILL)
@@ -99,7 +102,7 @@ def test_a_server_that_is_not_there_means_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("dagrl.tracking.wandb.START_TIMEOUT_S", 1.0)
     notes = []
-    tracker = Wandb("tiny", notes.append)
+    tracker = Wandb("tiny", notes.append, TrackerSpec(tracker="wandb"))
     tracker.start(tmp_path, CONFIG, None)
     tracker.log(1, {"reward/mean": 0.5})
     tracker.close(ok=True)
@@ -111,12 +114,12 @@ def test_a_server_that_is_not_there_means_offline(tmp_path, monkeypatch):
 
 def test_closing_what_never_started_is_harmless():
     notes = []
-    Wandb("tiny", notes.append).close(ok=False)
+    Wandb("tiny", notes.append, TrackerSpec(tracker="wandb")).close(ok=False)
     assert notes == []
 
 
 def test_an_error_that_is_not_wandbs_is_not_swallowed(tmp_path):
-    tracker = Wandb("tiny", lambda note: None)
+    tracker = Wandb("tiny", lambda note: None, TrackerSpec(tracker="wandb"))
     with pytest.raises(TypeError):
         tracker.start(tmp_path, None, None)
     tracker.close(ok=False)
@@ -126,7 +129,7 @@ def test_an_error_that_is_not_wandbs_is_not_swallowed(tmp_path):
 def test_secrets_among_the_arguments_of_the_command_are_not_stored(tmp_path, monkeypatch):
     given = ["dagrl", "run", "p.yaml", "nodes.rollout.agent.env.A=xyzzy"]
     monkeypatch.setattr(sys, "argv", given)
-    tracker = Wandb("tiny", lambda note: None)
+    tracker = Wandb("tiny", lambda note: None, TrackerSpec(tracker="wandb"))
     tracker.start(tmp_path, CONFIG, None)
     assert sys.argv is given
     tracker.close(ok=True)

@@ -37,7 +37,7 @@ from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import HOST, Plan, Rows
 from dagrl.validation import CheckedPipeline, check_file
 
-_ASSUMED = Assumed()
+_ASSUMED, _UNCALIBRATED = Assumed(), Calibration()
 _KEPT_TRAINERS = 5
 _KEPT_SERVERS = 2
 """Layouts of trainers and of generators that are simulated for each placing."""
@@ -69,7 +69,7 @@ def search(
     *,
     gpu: str = DEFAULT_GPU,
     assumed: Assumed = _ASSUMED,
-    calibration: Calibration | None = None,
+    calibration: Calibration = _UNCALIBRATED,
     top: int = 5,
 ) -> list[Proposal]:
     """Return the `top` proposals for a pipeline on a cluster, fastest step first; none if nothing fits.
@@ -80,21 +80,21 @@ def search(
     pipeline = checked.loaded.pipeline
     _refuse(pipeline)
     seeker = _Seeker(checked, model_shape(pipeline.model), gpu, assumed, calibration)
-    found: list[Proposal] = []
+    chosen: list[Proposal] = []
     others: list[Proposal] = []
     for proposal in sorted(seeker.proposals(cluster), key=_seconds_per_token):
-        if len(found) == top:
+        if len(chosen) == top:
             break
-        alike = [each for each in found if each.placing == proposal.placing]
-        told = [*alike, *(each for each in others if each.placing == proposal.placing)]
-        if any(_kind(each) == _kind(proposal) for each in told):
+        alike = [other for other in chosen if other.placing == proposal.placing]
+        rivals = [*alike, *(other for other in others if other.placing == proposal.placing)]
+        if any(_kind(rival) == _kind(proposal) for rival in rivals):
             continue
         if len(alike) == _OF_ONE_PLACING:
             others.append(proposal)
         elif _passes(checked.loaded, proposal):
-            found.append(proposal)
+            chosen.append(proposal)
     spare = (proposal for proposal in others if _passes(checked.loaded, proposal))
-    return sorted([*found, *islice(spare, top - len(found))], key=_seconds_per_token)
+    return sorted([*chosen, *islice(spare, top - len(chosen))], key=_seconds_per_token)
 
 
 def _kind(proposal: Proposal) -> tuple[LayoutChoice, Hashable]:
@@ -142,7 +142,7 @@ class _Seeker:
     shape: ModelShape
     gpu: str
     assumed: Assumed
-    calibration: Calibration | None
+    calibration: Calibration
 
     def proposals(self, cluster: Cluster) -> Iterator[Proposal]:
         """Yield the best combinations for every placing."""
@@ -266,4 +266,4 @@ class _Seeker:
         return total
 
     def _costs(self, pipeline: Pipeline, plan: Plan) -> PipelineCosts:
-        return PipelineCosts(pipeline, plan, self.shape, self.gpu, self.assumed, self.calibration or Calibration())
+        return PipelineCosts(pipeline, plan, self.shape, self.gpu, self.assumed, self.calibration)

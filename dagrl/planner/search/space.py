@@ -61,7 +61,7 @@ class Cluster:
         return self.nodes * self.gpus_per_node
 
     def group(self, gpus: int) -> GroupSpec:
-        """Return a group of so many: a part of a machine, or whole ones."""
+        """A group of that many GPUs: a part of a machine, or whole ones."""
         if gpus < self.gpus_per_node:
             return GroupSpec(nodes=1, gpus_per_node=gpus, gpu=self.gpu)
         assert gpus % self.gpus_per_node == 0, f"{gpus} GPUs are parts of machines"
@@ -76,39 +76,33 @@ def cluster_of(
     gpus_per_node: int | None = None,
     gpu: str | None = None,
 ) -> Cluster:
-    """Return the cluster that a call asks for: so many `gpus`, on machines of 8, or so many `nodes`.
+    """The cluster that a call asks for: `gpus` on machines of 8, or `nodes` of `gpus_per_node`.
 
-    The default are all GPUs of the pipeline; `gpu` is their name, if the call has it. ValueError for numbers that are
-    no cluster, or a larger one than a search ends on.
+    By default all GPUs of the pipeline; `gpu` is their name, if the call has it. ValueError for numbers that are no
+    cluster, or too large a one.
     """
-    found = _cluster_of(pipeline, gpus, nodes, gpus_per_node, gpu)
-    if found.gpus > _MOST_GPUS:
-        raise ValueError(f"{found.gpus:,} GPUs are more than a search looks at, {_MOST_GPUS:,}; say fewer")
-    return found
-
-
-def _cluster_of(
-    pipeline: Pipeline, gpus: int | None, nodes: int | None, gpus_per_node: int | None, gpu: str | None
-) -> Cluster:
     groups = [group for group in pipeline.groups.values() if not group.is_cpu]
     named = {group.gpu for group in groups}
     gpu = named.pop() if len(named) == 1 and None not in named else gpu
     if nodes is not None or gpus_per_node is not None:
         if gpus is not None:
             raise ValueError("--gpus and --nodes with --gpus-per-node say the same twice; give one of them")
-        return Cluster(nodes or 1, gpus_per_node or GPUS_OF_MACHINE, gpu)
-    if gpus is not None:
+        cluster = Cluster(nodes or 1, gpus_per_node or GPUS_OF_MACHINE, gpu)
+    elif gpus is not None:
         if gpus > GPUS_OF_MACHINE and gpus % GPUS_OF_MACHINE:
             raise ValueError(f"{gpus} GPUs are no whole machines of {GPUS_OF_MACHINE}; say --nodes and --gpus-per-node")
-        return Cluster(max(1, gpus // GPUS_OF_MACHINE), min(gpus, GPUS_OF_MACHINE), gpu)
-    if not groups:
+        cluster = Cluster(max(1, gpus // GPUS_OF_MACHINE), min(gpus, GPUS_OF_MACHINE), gpu)
+    elif not groups:
         raise ValueError("the pipeline has no GPUs to lay out; say how many there are with --gpus")
-    total = sum(group.ranks for group in groups)
-    if total <= GPUS_OF_MACHINE and all(group.nodes == 1 for group in groups):
-        return Cluster(1, total, gpu)
-    # Parts of a machine share one, as far as they fit.
-    largest = max(group.gpus_per_node for group in groups)
-    return Cluster(-(-total // largest), largest, gpu)
+    else:
+        total = sum(group.ranks for group in groups)
+        fits_one = total <= GPUS_OF_MACHINE and all(group.nodes == 1 for group in groups)
+        # Parts of a machine share one, as far as they fit.
+        per_node = total if fits_one else max(group.gpus_per_node for group in groups)
+        cluster = Cluster(-(-total // per_node), per_node, gpu)
+    if cluster.gpus > _MOST_GPUS:
+        raise ValueError(f"{cluster.gpus:,} GPUs are more than a search looks at, {_MOST_GPUS:,}; say fewer")
+    return cluster
 
 
 def placings(cluster: Cluster, *, together: bool = False) -> Iterator[Placing]:

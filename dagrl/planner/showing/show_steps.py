@@ -103,13 +103,12 @@ def search_sections(
     """
     gpu = gpu_named(gpu).name if gpu is not None else None
     cluster = cluster_of(report.pipeline, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu)
-    by_run = None
+    sections, calibration = [], Calibration()
     if times is not None:
         there = dict.fromkeys(report.fit.plan.executors, cluster.gpu or report.gpu)
         by_run = applied(times, report.pipeline, report.fit.plan, there)
-    calibration = by_run.calibration if by_run else None
+        sections, calibration = [times_section(by_run, searched=True)], by_run.calibration
     proposals = search(report.checked, cluster, gpu=report.gpu, assumed=assumed, calibration=calibration, top=top)
-    sections = [times_section(by_run, searched=True)] if by_run else []
     return [*sections, *proposal_sections(proposals, cluster, report.gpu)]
 
 
