@@ -20,6 +20,7 @@ import numpy as np
 from dagrl.data.batch import Column
 from dagrl.data.demonstrations import prompt_before, reply_of, response_tokens, value_at, written_reply
 from dagrl.data.image_column import ImageColumn, check_markers
+from dagrl.data.parquet_schema import column_type, is_list
 from dagrl.model_files.chats import Message, chat_of, fields_beside_content
 from dagrl.model_files.images import MARKER, marked_parts
 from dagrl.model_files.tokenizer import begun_text, chat_text
@@ -251,7 +252,7 @@ def _read(path: Path, responses: Sequence[str], with_answers: bool) -> Table:
             schema = file.schema_arrow
             _check_columns(path, schema, responses, with_answers)
             known = [name for name in ("prompt", "data_source", "extra_info") if name in schema.names]
-            answer = [ANSWER] if _has(schema, ANSWER) else []
+            answer = [ANSWER] if column_type(schema, ANSWER) is not None else []
             columns = [*known, *answer, *responses]
             # Per row group, because Arrow cannot read structs of more than 2 GB at once.
             pieces = [file.read_row_group(group, columns) for group in range(file.num_row_groups)]
@@ -267,10 +268,10 @@ def _read(path: Path, responses: Sequence[str], with_answers: bool) -> Table:
 def _check_columns(path: Path, schema: Schema, responses: Sequence[str], with_answers: bool) -> None:
     """Raise ValueError if a required column is missing."""
     needed = [*responses, *(("data_source", ANSWER) if with_answers else ())]
-    chats = bool(responses) and all(_has(schema, name) and _is_list(_type(schema, name)) for name in responses)
+    chats = bool(responses) and all(is_list(column_type(schema, name)) for name in responses)
     if not chats:
         needed.insert(0, "prompt")
-    missing = [name for name in needed if not _has(schema, name)]
+    missing = [name for name in needed if column_type(schema, name) is None]
     if missing:
         whole = missing[0].partition(".")[0]
         told = missing[0] if whole in schema.names else whole
@@ -278,34 +279,6 @@ def _check_columns(path: Path, schema: Schema, responses: Sequence[str], with_an
             f"{path} has no column {told}; it needs {', '.join(needed[:-1])} and {needed[-1]}, and has: "
             + ", ".join(schema.names)
         )
-
-
-def _has(schema: Schema, column: str) -> bool:
-    try:
-        _type(schema, column)
-    except KeyError:
-        return False
-    return True
-
-
-def _is_list(kind: Any) -> bool:
-    """Whether a column holds lists; polars writes large lists."""
-    import pyarrow as pa
-
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
-
-
-def _type(schema: Schema, column: str) -> Any:
-    """Type of a column, or of a struct's field. Raises KeyError if it is missing."""
-    import pyarrow as pa
-
-    name, *fields = column.split(".")
-    found = schema.field(name).type
-    for field in fields:
-        if not pa.types.is_struct(found):
-            raise KeyError(column)
-        found = found.field(field).type
-    return found
 
 
 def _as_chat(prompt: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ tokenizer is loaded.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,8 +29,8 @@ _CONCATENATE = (
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     """The tokenizer of `model`: ``model.tokenizer``, or the one in the model's folder.
 
-    A missing padding token is set to the end token. Raises ValueError if no tokenizer is named, the folder has none
-    that can be read, or the description of a made one is invalid.
+    A missing padding token is set to the end token. Raises ValueError if no tokenizer is named, or the folder has none
+    that can be read.
     """
     source = model.tokenizer or model.path
     if source is None:
@@ -54,12 +53,11 @@ def make_tokenizer(spec: TokenizerSpec, *, finds_images: bool = False) -> PreTra
         from tokenizers.models import BPE
         from transformers import PreTrainedTokenizerFast
 
+    vocabulary = dict(token_ids(spec))
     if spec.kind == "bytes":
-        vocabulary = _byte_vocabulary(spec)
         backend = Tokenizer(BPE(vocabulary, merges=[], byte_fallback=True))
         backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     else:
-        vocabulary = _character_vocabulary(spec)
         backend = Tokenizer(BPE(vocabulary, merges=[], unk_token=UNKNOWN))
         backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -135,21 +133,6 @@ def render_chat(
             if (written := with_arguments_as_text(chat)) != chat:
                 return render(written)
         raise ValueError(str(error)) from error
-
-
-def _byte_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
-    if spec.alphabet:
-        raise ValueError("a tokenizer of kind 'bytes' has no alphabet; remove it, or set kind: characters")
-    return dict(token_ids(spec))
-
-
-def _character_vocabulary(spec: TokenizerSpec) -> dict[str, int]:
-    if not spec.alphabet:
-        raise ValueError("a tokenizer of kind 'characters' needs an alphabet; set model.tokenizer.alphabet")
-    doubled = [character for character, count in Counter(spec.alphabet).items() if count > 1]
-    if doubled:
-        raise ValueError(f"model.tokenizer.alphabet holds {doubled[0]!r} more than once; name each character once")
-    return dict(token_ids(spec))
 
 
 def _from_folder(source: Path) -> PreTrainedTokenizerBase:

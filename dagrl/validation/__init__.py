@@ -67,7 +67,7 @@ def _file_problems(loaded: LoadedPipeline) -> list[Problem]:
         try:
             folder_config(pipeline.model.path)
         except (OSError, ValueError) as error:
-            findings.error(("model", "path"), str(error))
+            findings.error(("model", "path"), str(error), "invalid-model-folder")
     check_data_files(pipeline, None, loaded.folder, findings)
     return findings.problems
 

@@ -14,13 +14,14 @@ from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode
+from dagrl.data.parquet_schema import column_type, is_list
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 from dagrl.model_files.chats import chat_of
 from dagrl.plugins.custom import parameters_of
 from dagrl.plugins.declarations import BATCHED_FIELDS_OF_VERL, FIELDS_OF_VERL
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.judging import fields_in, is_function
-from dagrl.validation.data_rows import BLANK_ANSWER, EMPTY_RESPONSE, NO_ANSWER, Columns, RowFaults, row_faults
+from dagrl.validation.data_rows import Columns, Flaw, RowFaults, row_faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +81,7 @@ def holds_chats(path: Path, responses: tuple[str, ...]) -> bool:
     except (OSError, pa.ArrowException):
         return False
     # Where there is a column of texts too, only the rows say which of the two is the prompt.
-    kinds = [_type_at(schema, name) for name in (("prompt",) if "prompt" in schema.names else responses)]
+    kinds = [column_type(schema, name) for name in (("prompt",) if "prompt" in schema.names else responses)]
     return any(map(_is_chat, kinds)) or (schema.names.count("prompt") == 1 and _begins_with_chat(path, "prompt"))
 
 
@@ -178,7 +179,7 @@ def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings
 
 def _row_problems(file: pq.ParquetFile, folder: Path, wanted: _Wanted) -> tuple[list[str], list[str]]:
     """Errors and warnings about the file's rows."""
-    chats = [name for name in wanted.responses if _is_chat(_type_at(file.schema_arrow, name))]
+    chats = [name for name in wanted.responses if _is_chat(column_type(file.schema_arrow, name))]
     readers = wanted.readers if wanted.answers else ()
     # Chats that end with responses begin with their prompts.
     alone = "prompt" not in file.schema_arrow.names
@@ -186,13 +187,13 @@ def _row_problems(file: pq.ParquetFile, folder: Path, wanted: _Wanted) -> tuple[
     found = row_faults(file, columns)
     problems, warnings = [], []
     for what in found.faults:
-        if what.startswith(EMPTY_RESPONSE):
+        if what.kind == "empty response":
             if found.everywhere(what):
-                message = f"has {what} in each of its first {found.scanned} rows"
+                message = f"has {what.text} in each of its first {found.scanned} rows"
                 problems.append(f"{message}; create the file again, or name another column in data.responses")
             else:
                 warnings.append(f"{found.sentence(what)}; the policy learns to end at once there")
-        elif what not in (NO_ANSWER, BLANK_ANSWER):
+        elif what.kind == "fatal":
             problems.append(f"{found.sentence(what)}; a run would end there, so remove such rows")
         else:
             _add_answer_problem(what, found, readers, problems, warnings)
@@ -200,17 +201,17 @@ def _row_problems(file: pq.ParquetFile, folder: Path, wanted: _Wanted) -> tuple[
 
 
 def _add_answer_problem(
-    what: str, found: RowFaults, readers: tuple[AnswerReader, ...], problems: list[str], warnings: list[str]
+    what: Flaw, found: RowFaults, readers: tuple[AnswerReader, ...], problems: list[str], warnings: list[str]
 ) -> None:
     """The effect of null or empty answers on the nodes that read them."""
-    strict = [each.name for each in readers if (each.needs_all if what == NO_ANSWER else each.refuses_blanks)]
+    strict = [each.name for each in readers if (each.needs_all if what.kind == "no answer" else each.refuses_blanks)]
     names = listed(strict or [each.name for each in readers])
     if strict:
         problems.append(f"{found.sentence(what)}, which {names} cannot score; remove such rows")
     elif found.everywhere(what):
-        none = f"has {what} in each of its first {found.scanned} rows"
+        none = f"has {what.text} in each of its first {found.scanned} rows"
         problems.append(f"{none}, and {names} reads it; create the file again with answers")
-    elif what == NO_ANSWER:
+    elif what.kind == "no answer":
         warnings.append(f"{found.sentence(what)}; {names} gets an empty text there")
 
 
@@ -218,7 +219,7 @@ def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     import pyarrow.types as kinds
 
     problems = []
-    if wanted.images and not _is_list(_type_at(schema, wanted.images)):
+    if wanted.images and not is_list(column_type(schema, wanted.images)):
         problems.append(
             f"has no list of images in `{wanted.images}` (data.image_key); {suggest(wanted.images, schema.names)}"
         )
@@ -228,7 +229,7 @@ def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     if problems:
         return problems
     # A chat that ends with a response begins with its prompt.
-    given = bool(wanted.responses) and all(_is_chat(_type_at(schema, name)) for name in wanted.responses)
+    given = bool(wanted.responses) and all(_is_chat(column_type(schema, name)) for name in wanted.responses)
     needed = {"prompt": not given, "data_source": wanted.answers, "reward_model": wanted.answers}
     for name in (name for name, must in needed.items() if must):
         if name not in schema.names:
@@ -253,7 +254,7 @@ def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
 def _response_problems(schema: pa.Schema, responses: tuple[str, ...]) -> list[str]:
     problems = []
     for name in responses:
-        kind = _type_at(schema, name)
+        kind = column_type(schema, name)
         if kind is None:
             known = [*schema.names, *_fields_beside(schema, name)]
             problems.append(f"has no column `{name}` with responses (data.responses); {suggest(name, known)}")
@@ -264,25 +265,12 @@ def _response_problems(schema: pa.Schema, responses: tuple[str, ...]) -> list[st
     return problems
 
 
-def _type_at(schema: pa.Schema, column: str) -> pa.DataType | None:
-    """The type of a column, or of a field of a struct; None if it does not exist."""
-    import pyarrow.types as kinds
-
-    name, *fields = column.split(".")
-    found = schema.field(name).type if name in schema.names else None
-    for field in fields:
-        if found is None or not kinds.is_struct(found) or found.get_field_index(field) < 0:
-            return None
-        found = found.field(field).type
-    return found
-
-
 def _fields_beside(schema: pa.Schema, column: str) -> list[str]:
     """Fields of the struct in which a column's field is looked for."""
     import pyarrow.types as kinds
 
     struct = column.rpartition(".")[0]
-    kind = _type_at(schema, struct) if struct else None
+    kind = column_type(schema, struct) if struct else None
     if kind is None or not kinds.is_struct(kind):
         return []
     return [f"{struct}.{kind.field(index).name}" for index in range(kind.num_fields)]
@@ -296,16 +284,10 @@ def _is_text(kind: pa.DataType) -> bool:
     return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
 
 
-def _is_list(kind: pa.DataType | None) -> bool:
-    import pyarrow.types as kinds
-
-    return kind is not None and (kinds.is_list(kind) or kinds.is_large_list(kind))
-
-
 def _is_chat(kind: pa.DataType | None) -> bool:
     import pyarrow.types as kinds
 
-    if kind is None or not _is_list(kind):
+    if kind is None or not is_list(kind):
         return False
     message = kind.value_type
     if kinds.is_map(message):

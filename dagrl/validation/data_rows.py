@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from dagrl.data.demonstrations import value_at
 from dagrl.model_files.chats import chat_of, fields_beside_content
 from dagrl.model_files.images import MARKER, check_proportions, open_image
 
@@ -27,12 +28,20 @@ _DECODED_ROWS = 32
 """Rows whose images are decoded; of others only the headers are read."""
 _ANSWER = "reward_model.ground_truth"
 
-NO_ANSWER = "a reference answer of null (reward_model.ground_truth)"
-BLANK_ANSWER = "an empty reference answer (reward_model.ground_truth)"
-NULL_PROMPT = "a prompt of null"
-EMPTY_PROMPT = "an empty prompt"
-EMPTY_RESPONSE = "an empty response"
-"""Followed by its column. Some empty responses may be intended."""
+
+class Flaw(NamedTuple):
+    """A kind of fault in a row."""
+
+    text: str
+    """The flaw as the object of a sentence."""
+    kind: Literal["fatal", "no answer", "blank answer", "empty response"] = "fatal"
+    """A run ends at a ``fatal`` flaw. Nodes decide about missing answers, and some empty responses may be intended."""
+
+
+NO_ANSWER = Flaw(f"a reference answer of null ({_ANSWER})", "no answer")
+BLANK_ANSWER = Flaw(f"an empty reference answer ({_ANSWER})", "blank answer")
+NULL_PROMPT = Flaw("a prompt of null")
+EMPTY_PROMPT = Flaw("an empty prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +78,23 @@ class RowFaults:
 
     scanned: int = 0
     """The number of rows that were read."""
-    faults: dict[str, RowFault] = field(default_factory=dict)
-    """By description, as the object of a sentence."""
+    faults: dict[Flaw, RowFault] = field(default_factory=dict)
 
-    def add(self, what: str, first: int, rows: int = 1, last: int | None = None) -> None:
+    def add(self, what: Flaw, first: int, rows: int = 1, last: int | None = None) -> None:
         """Count rows with a fault."""
         self.faults.setdefault(what, RowFault(first, 0, last)).rows += rows
 
-    def everywhere(self, what: str) -> bool:
+    def everywhere(self, what: Flaw) -> bool:
         """Whether all scanned rows have a fault."""
         return self.faults[what].last is None and self.faults[what].rows == self.scanned
 
-    def sentence(self, what: str) -> str:
+    def sentence(self, what: Flaw) -> str:
         """The rows with a fault, as the predicate of a sentence about the file."""
         fault = self.faults[what]
         if fault.last is not None:
-            return f"has {what} between row {fault.first} and row {fault.last} (the first is 0)"
+            return f"has {what.text} between row {fault.first} and row {fault.last} (the first is 0)"
         more = f", and {fault.rows - 1} more like it" if fault.rows > 1 else ""
-        return f"has {what} in row {fault.first} (the first is 0){more}"
+        return f"has {what.text} in row {fault.first} (the first is 0){more}"
 
 
 def row_faults(file: pq.ParquetFile, columns: Columns) -> RowFaults:
@@ -158,8 +166,8 @@ def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, found: RowFaults) 
         start = end
 
 
-def _null_in(path: str, columns: Columns, required: tuple[str, ...]) -> str | None:
-    """The fault of a null in a leaf of the file's schema; None if a null is allowed there.
+def _null_in(path: str, columns: Columns, required: tuple[str, ...]) -> Flaw | None:
+    """The flaw of a null in a leaf of the file's schema; None if a null is allowed there.
 
     `required` are the fields of a message that are never null.
     """
@@ -167,39 +175,43 @@ def _null_in(path: str, columns: Columns, required: tuple[str, ...]) -> str | No
     if columns.answers and path == _ANSWER:
         return NO_ANSWER
     if columns.prompt and name == "prompt" and (not fields or fields[-1] in required):
-        return "a prompt, or a message of one, that is null" if fields else NULL_PROMPT
-    return f"a response of null in `{path}`" if path in columns.responses else None
+        return Flaw("a prompt, or a message of one, that is null") if fields else NULL_PROMPT
+    return Flaw(f"a response of null in `{path}`") if path in columns.responses else None
 
 
-def _faults_of(row: Mapping[str, Any], columns: Columns, *, decode: bool) -> Iterator[str]:
+def _faults_of(row: Mapping[str, Any], columns: Columns, *, decode: bool) -> Iterator[Flaw]:
     prompt = chat_of(row["prompt"]) if columns.prompt else None
     if columns.prompt:
         yield from _of_prompt(prompt)
     if columns.images:
         images = row[columns.images] or []
         if columns.prompt and _markers(prompt) != len(images):
-            yield f"a prompt with another number of {MARKER} than of images"
+            yield Flaw(f"a prompt with another number of {MARKER} than of images")
         yield from _of_images(images, columns.folder, decode=decode)
     before = []
     for name in columns.responses:
-        response = chat_of(_value(row, name))
+        response = chat_of(value_at(row, name))
         if isinstance(response, list):
             before.append(response[:-1])
             yield from _of_chat(response, name, alone=columns.alone)
         elif response is None:
-            yield f"a response of null in `{name}`"
+            yield Flaw(f"a response of null in `{name}`")
         elif not response:
-            yield f"{EMPTY_RESPONSE} in `{name}`"
+            yield _empty_response(name)
     if any(other != before[0] for other in before[1:]):
-        yield "chats that differ before their responses"
+        yield Flaw("chats that differ before their responses")
     if columns.answers:
-        answer = _value(row, _ANSWER)
+        answer = value_at(row, _ANSWER)
         if answer is None or answer != answer:  # NaN
             yield NO_ANSWER
         elif isinstance(answer, bytes) and not _is_text(answer):
-            yield f"a reference answer of bytes that are no text in UTF-8 ({_ANSWER})"
+            yield Flaw(f"a reference answer of bytes that are no text in UTF-8 ({_ANSWER})")
         elif isinstance(answer, str | bytes) and not answer.strip():
             yield BLANK_ANSWER
+
+
+def _empty_response(column: str) -> Flaw:
+    return Flaw(f"an empty response in `{column}`", "empty response")
 
 
 def _is_text(content: bytes) -> bool:
@@ -210,12 +222,12 @@ def _is_text(content: bytes) -> bool:
     return True
 
 
-def _of_prompt(prompt: Any) -> Iterator[str]:
+def _of_prompt(prompt: Any) -> Iterator[Flaw]:
     if prompt is None:
         yield NULL_PROMPT
     elif isinstance(prompt, list):
         for key in _missing(prompt):
-            yield f"a message without {key} in its prompt"
+            yield Flaw(f"a message without {key} in its prompt")
         if not any(message is None or message.get("content") != "" for message in prompt):
             yield EMPTY_PROMPT
     elif not prompt:
@@ -228,31 +240,31 @@ def _markers(prompt: Any) -> int:
     return sum((text or "").count(MARKER) for text in texts)
 
 
-def _of_images(images: list[Any], folder: Path, *, decode: bool) -> Iterator[str]:
+def _of_images(images: list[Any], folder: Path, *, decode: bool) -> Iterator[Flaw]:
     for stored in images:
         try:
             image = open_image(stored, folder, decode=decode)
             check_proportions(image.height, image.width)
         except ValueError as error:
-            yield f"a wrong image ({error})"
+            yield Flaw(f"a wrong image ({error})")
 
 
-def _of_chat(chat: list[Any], name: str, *, alone: bool) -> Iterator[str]:
-    """Faults of a chat that ends with a response; `alone`: no column `prompt` can precede it."""
+def _of_chat(chat: list[Any], name: str, *, alone: bool) -> Iterator[Flaw]:
+    """Flaws of a chat that ends with a response; `alone`: no column `prompt` can precede it."""
     if not chat:
-        yield f"no response in `{name}`"
+        yield Flaw(f"no response in `{name}`")
         return
     *before, last = chat
     if last is None or last.get("role") != "assistant":
-        yield f"a chat in `{name}` whose last message is not the assistant's"
+        yield Flaw(f"a chat in `{name}` whose last message is not the assistant's")
     elif not isinstance(last.get("content"), str):
-        yield f"a response without text in `{name}`"
+        yield Flaw(f"a response without text in `{name}`")
     elif not last["content"] and not fields_beside_content(last):
-        yield f"{EMPTY_RESPONSE} in `{name}`"
+        yield _empty_response(name)
     for key in _missing(before):
-        yield f"a message without {key} in `{name}`"
+        yield Flaw(f"a message without {key} in `{name}`")
     if alone and not before:
-        yield f"a chat in `{name}` with nothing before its response"
+        yield Flaw(f"a chat in `{name}` with nothing before its response")
 
 
 def _missing(messages: list[Any]) -> Iterator[str]:
@@ -262,11 +274,3 @@ def _missing(messages: list[Any]) -> Iterator[str]:
             yield "role"
         elif not isinstance(message.get("content"), str):
             yield "content"
-
-
-def _value(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column, or of a field of a struct; None if a struct is missing."""
-    value: Any = row
-    for key in column.split("."):
-        value = None if value is None else value[key]
-    return value

@@ -6,7 +6,6 @@ Only small files and headers are read (`model_weights`, `tokenizer_files`): `dag
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,8 @@ from dagrl.validation.data_rows import row_with
 from dagrl.validation.model_config import check_config, check_family, check_scale
 from dagrl.validation.model_weights import check_weights, may_be_quantised, quantisation_problem, readers_of
 from dagrl.validation.tokenizer_files import VOCABULARIES, check_tokenizer, has_tokenizer
+
+_OWN_TOKENIZER = "take the model's own tokenizer"
 
 
 def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = True) -> dict[str, ModelSizes]:
@@ -72,16 +73,16 @@ class _Model:
         path, init, config = self.model.path, self.model.init, None
         if path is None and init is None:
             message = "says no model; add `path:` (a Hugging Face folder) or `init:` (random weights)"
-            self.findings.error(self.section, message)
+            self.findings.error(self.section, message, "missing-model")
         elif path is not None and init is not None:
             message = "has `path` and `init`; keep one, and set an inherited one to null"
-            self.findings.error((*self.section, "path"), message)
+            self.findings.error((*self.section, "path"), message, "two-models")
         elif path is not None:
             try:
                 config = self._check_folder(path)
             except OSError as error:
                 message = f"{path} cannot be read ({error.strerror}); check the path and its permissions"
-                self.findings.error(self.source, message)
+                self.findings.error(self.source, message, "invalid-model-folder")
         elif init is not None:
             config = self._check_init(init)
         self._check_tokenizer(config)
@@ -92,11 +93,10 @@ class _Model:
         try:
             config = folder_config(folder)
         except ValueError as error:
-            name = None if folder.exists() else published_name(folder.name)
-            fetched = (
-                f"{folder} does not exist; set the path to {name}, which fetches it, or give a Hugging Face folder"
-            )
-            self.findings.error(self.source, fetched if name else str(error))
+            message, name = str(error), None if folder.exists() else published_name(folder.name)
+            if name:
+                message = f"{folder} does not exist; set the path to {name} to fetch it, or give a Hugging Face folder"
+            self.findings.error(self.source, message, "invalid-model-folder")
             if not folder.is_dir():
                 return None
         path = folder / "config.json"
@@ -105,7 +105,7 @@ class _Model:
             config = None
         problem = quantisation_problem(path, config or {})
         if problem and not may_be_quantised(self.pipeline, self.engines):
-            self.findings.error(self.source, problem)
+            self.findings.error(self.source, problem, "quantised-weights")
         if self.with_files:
             self._check_files(folder, config)
         return config
@@ -120,7 +120,7 @@ class _Model:
             try:
                 check_weights(folder, config, readers_of(self.pipeline, self.engines))
             except ValueError as error:
-                self.findings.error(self.source, str(error))
+                self.findings.error(self.source, str(error), "invalid-weights")
         specs = [self.pipeline.engines[name] for name in self.engines]
         reads_text = len(self.section) == 1 or any(spec.generates or spec.reads_messages for spec in specs)
         if reads_text and self.model.tokenizer is None:
@@ -129,18 +129,20 @@ class _Model:
             if (path := folder / "generation_config.json").is_file():
                 read_json(path)
         except ValueError as error:
-            self.findings.error(self.source, str(error))
+            self.findings.error(self.source, str(error), "invalid-model-folder")
 
     def _check_tokenizer_folder(self, folder: Path, key: str, config: Mapping[str, Any] | None) -> None:
         place, rows = (*self.section, key), config.get("vocab_size") if config else None
         if not has_tokenizer(folder):
-            files = ", ".join(VOCABULARIES[:2])
-            self.findings.error(place, f"{folder} has no tokenizer ({files}); copy it there, or name another folder")
+            message = (
+                f"{folder} has no tokenizer ({', '.join(VOCABULARIES[:2])}); copy it there, or name another folder"
+            )
+            self.findings.error(place, message, "missing-tokenizer")
         elif self.with_files:
             try:
                 beyond = check_tokenizer(folder, rows if is_size(rows) else None)
             except ValueError as error:
-                self.findings.error(place, str(error))
+                self.findings.error(place, str(error), "invalid-tokenizer")
                 return
             if beyond and len(self.section) == 1:
                 self._check_prompts(place, beyond, rows)
@@ -150,30 +152,21 @@ class _Model:
         for key, path in self.pipeline.data.files.items():
             columns = self.pipeline.response_columns(validation=key != "train")
             if found := row_with(path, ["prompt", *columns], beyond):
-                message = (
-                    f"the tokenizer has a token {found[1]!r}, which {path} has in row {found[0]} (the first is 0), and "
-                    f"the model's embedding has only {rows} rows (vocab_size), too few for it; take the model's own "
-                    "tokenizer"
-                )
-                self.findings.error(place, message)
-
-    def _check_made_tokenizer(self, tokenizer: TokenizerSpec, rows: Any) -> None:
-        needed = len(token_ids(tokenizer))
-        if is_size(rows) and rows < needed and self.model.path is not None:
-            message = f"it has {needed} tokens, and the model's embedding has {rows} rows (vocab_size)"
-            self.findings.error((*self.section, "tokenizer"), f"{message}; take the model's own tokenizer")
+                row, token = found
+                fact = f"{path} has the token {token!r} in row {row} (the first is 0)"
+                message = f"{fact}, and the model's embedding has only {rows} rows (vocab_size); {_OWN_TOKENIZER}"
+                self.findings.error(place, message, "vocabulary-too-small")
 
     def _check_init(self, init: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if not isinstance(init.get("model_type"), str):
             message = "does not say which architecture; add `model_type:`, such as qwen3"
-            self.findings.error((*self.source, "model_type"), message)
+            self.findings.error((*self.source, "model_type"), message, "missing-model-type")
         if self.tokenizer is None:
-            message = (
-                "random weights bring no tokenizer; add `tokenizer:` (a folder, or `{kind: characters, alphabet: ...}`)"
-            )
-            self.findings.error(self.section, message, depends_on=[(*self.section, "tokenizer")])
-        self._check_vocabulary(flat_config(init).get("vocab_size"))
+            message = "random weights bring no tokenizer; add `tokenizer:`, such as `{kind: bytes}`"
+            depends: list[Place] = [(*self.section, "tokenizer")]
+            self.findings.error(self.section, message, "missing-tokenizer", depends_on=depends)
         config = flat_config(init)
+        self._check_vocabulary(config.get("vocab_size"))
         return config if check_config(self.source, config, None, self.findings) else None
 
     def _check_vocabulary(self, rows: Any) -> None:
@@ -181,13 +174,9 @@ class _Model:
         if not isinstance(tokenizer, TokenizerSpec) or not is_size(rows):
             return
         if rows < len(token_ids(tokenizer)):
-            needed = 256 if tokenizer.kind == "bytes" else len(tokenizer.alphabet)
-            message = (
-                f"{rows} rows cannot hold the tokenizer's {needed} {tokenizer.kind} and its special tokens; "
-                "remove vocab_size to use the tokenizer's"
-            )
+            message = removal(f"{rows} rows cannot hold the tokenizer's {len(token_ids(tokenizer))} tokens")
             depends: list[Place] = [("model", "tokenizer"), (*self.section, "tokenizer")]
-            self.findings.error((*self.source, "vocab_size"), message, depends_on=depends)
+            self.findings.error((*self.source, "vocab_size"), message, "vocabulary-too-small", depends_on=depends)
 
     def _check_tokenizer(self, config: Mapping[str, Any] | None) -> None:
         tokenizer, place = self.model.tokenizer, (*self.section, "tokenizer")
@@ -196,17 +185,11 @@ class _Model:
                 self._check_tokenizer_folder(tokenizer, "tokenizer", config)
             else:
                 message = f"{tokenizer} is not a folder that can be read; give one with a Hugging Face tokenizer"
-                self.findings.error(place, message)
-        elif tokenizer is not None:
-            doubled = [repr(character) for character, count in Counter(tokenizer.alphabet).items() if count > 1]
-            message = None
-            if tokenizer.kind == "bytes":
-                message = removal("a tokenizer of bytes has no alphabet") if tokenizer.alphabet else None
-            elif not tokenizer.alphabet:
-                message = "a tokenizer of characters needs to know which; add `alphabet:` with all of them"
-            elif doubled:
-                message = f"holds {', '.join(doubled)} more than once; write each character once"
-            if message:
-                self.findings.error((*place, "alphabet"), message)
-            elif config is not None:
-                self._check_made_tokenizer(tokenizer, config.get("vocab_size"))
+                self.findings.error(place, message, "missing-tokenizer")
+        elif tokenizer is not None and config is not None and self.model.path is not None:
+            rows, needed = config.get("vocab_size"), len(token_ids(tokenizer))
+            if is_size(rows) and rows < needed:
+                message = (
+                    f"it has {needed} tokens, and the model's embedding {rows} rows (vocab_size); {_OWN_TOKENIZER}"
+                )
+                self.findings.error(place, message, "vocabulary-too-small")

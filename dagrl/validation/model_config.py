@@ -38,7 +38,7 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
     if file is None and types:
         for name in config.keys() - types.keys() - {"model_type"}:
             remedy = suggest(name, types) if nearest(name, types) else "look the name up in transformers, or remove it"
-            findings.error((*section, name), f"{class_name} has no field `{name}`; {remedy}")
+            findings.error((*section, name), f"{class_name} has no field `{name}`; {remedy}", "unknown-field")
     known = family or UNKNOWN
     wrong = [
         (field, message)
@@ -48,15 +48,15 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
     for field, message in wrong:
         where = f"{file} has a wrong value of `{field}`: " if file else ""
         remedy = "copy the file again, or correct it" if file else "write it so, or remove it"
-        findings.error(_place_of(section, field), f"{where}{message}; {remedy}")
+        findings.error(_place_of(section, field), f"{where}{message}; {remedy}", "invalid-config")
     if wrong:
         return False
     if file and family and (left_out := family.sizes_left_out(config)):
         message = f"{file} does not say {left_out[0]}, a size of the model; copy the file again, or add it there"
-        findings.error(section, message)
+        findings.error(section, message, "invalid-config")
         return False
     for message in known.conflicts(known.fields(config)):
-        findings.error(section, f"{file}: {message}" if file else message)
+        findings.error(section, f"{file}: {message}" if file else message, "invalid-config")
     return True
 
 
@@ -73,13 +73,13 @@ def check_family(
         return
     family = find_family(model_type)
     if family is None:
-        findings.error(_place_of(section, "model_type"), unknown_family(model_type))
+        findings.error(_place_of(section, "model_type"), unknown_family(model_type), "unknown-family")
         return
     fields = family.fields(config)
     for field, message in family.unsupported(fields):
-        findings.error(_place_of(section, field), message)
+        findings.error(_place_of(section, field), message, "unsupported-model")
     for field, message in family.warnings(fields):
-        findings.warning(_place_of(section, field), message)
+        findings.warning(_place_of(section, field), message, "unsupported-model")
 
 
 def check_scale(pipeline: Pipeline, names: Sequence[str], section: Place, findings: Findings) -> None:
@@ -96,12 +96,13 @@ def check_scale(pipeline: Pipeline, names: Sequence[str], section: Place, findin
     remedy = "lower hidden_size, num_hidden_layers or its other sizes" if section[-1] == "init" else "copy it again"
     if parameters > _MOST_PARAMETERS:
         message = f"this model has {parameters:.2g} parameters, more than any machine can train; {remedy}"
-        findings.error(section, message)
+        findings.error(section, message, "model-too-large")
         return
     for name in names:
         if fault := _too_large_for(pipeline, name, parameters):
             depends: list[Place] = [("groups",), ("engines", name)]
-            findings.error(section, f"this model has {parameters:.3g} parameters, and {fault}", depends_on=depends)
+            message = f"this model has {parameters:.3g} parameters, and {fault}"
+            findings.error(section, message, "model-too-large", depends_on=depends)
             return
 
 

@@ -11,116 +11,129 @@ INIT = (
 )
 TOKENIZER = '  tokenizer: {kind: characters, alphabet: "0123456789+= "}'
 CASES = {
-    "nothing": (f"model:\n{INIT}\n{TOKENIZER}", f"model: #!\n{TOKENIZER}", "model", "says no model; add `path:`"),
-    "both": (INIT, f"{INIT}\n  path: somewhere #!", "model.path", "has `path` and `init`; keep one"),
+    "nothing": (f"model:\n{INIT}\n{TOKENIZER}", f"model: #!\n{TOKENIZER}", "model", "missing-model"),
+    "both": (INIT, f"{INIT}\n  path: somewhere #!", "model.path", "two-models"),
     "no folder": (
         INIT,
         "  path: ./Qwen/Qwen3-8B #!",
         "model.path",
-        "Qwen/Qwen3-8B does not exist; set the path to Qwen/Qwen3-8B, which fetches it, or give a Hugging Face folder",
+        "invalid-model-folder",
+        "set the path to Qwen/Qwen3-8B",
     ),
     "no folder of a model that is known": (
         INIT,
         "  path: /gone/Qwen9-8B #!",
         "model.path",
-        "Qwen9-8B does not exist; give a Hugging Face folder",
+        "invalid-model-folder",
+        "Qwen9-8B does not exist",
     ),
-    "a file": (INIT, "  path: train.parquet #!", "model.path", "train.parquet is a file, not a folder"),
-    "no model type": ("model_type: qwen3, ", "", "model.init.model_type", "does not say which architecture; add"),
+    "a file": (INIT, "  path: train.parquet #!", "model.path", "invalid-model-folder", "is a file"),
+    "no model type": ("model_type: qwen3, ", "", "model.init.model_type", "missing-model-type"),
     "no tokenizer": (
         f"model:\n{INIT}\n{TOKENIZER}",
         f"model: #!\n{INIT}",
         "model",
-        "random weights bring no tokenizer",
+        "missing-tokenizer",
     ),
     "size as text": (
         "hidden_size: 64",
         "hidden_size: '64'",
         "model.init.hidden_size",
-        "a whole number from 1 to 262144, got '64'; write it so, or remove it",
+        "invalid-config",
+        "from 1 to 262144, got '64'",
     ),
     "heads": (
         "model_type: qwen3, hidden_size: 64",
         "model_type: qwen2, hidden_size: 66",
         "model.init",
-        "num_attention_heads 4 does not divide hidden_size 66",
+        "invalid-config",
+        "num_attention_heads 4",
+        "hidden_size 66",
     ),
     "groups": (
         "num_key_value_heads: 2",
         "num_key_value_heads: 3",
         "model.init",
-        "num_key_value_heads 3 does not divide num_attention_heads 4",
+        "invalid-config",
+        "num_key_value_heads 3",
+        "num_attention_heads 4",
     ),
     "vocabulary": (
         "hidden_size: 64",
         "hidden_size: 64, vocab_size: 13",
         "model.init.vocab_size",
-        "13 rows cannot hold the tokenizer's 13 characters and its special tokens; remove vocab_size",
+        "vocabulary-too-small",
+        "13 rows",
     ),
     "vocabulary without the special tokens": (
         "hidden_size: 64",
         "hidden_size: 64, vocab_size: 15",
         "model.init.vocab_size",
-        "15 rows cannot hold the tokenizer's 13 characters and its special tokens; remove vocab_size",
+        "vocabulary-too-small",
+        "16 tokens",
     ),
     "no alphabet": (
         TOKENIZER,
         "  tokenizer: {kind: characters} #!",
         "model.tokenizer.alphabet",
-        "a tokenizer of characters needs to know which; add `alphabet:`",
+        "invalid-value",
     ),
     "doubled": (
         TOKENIZER,
         "  tokenizer: {kind: characters, alphabet: abcab} #!",
         "model.tokenizer.alphabet",
-        "holds 'a', 'b' more than once; write each character once",
+        "invalid-value",
+        "'a', 'b'",
     ),
     "bytes with alphabet": (
         TOKENIZER,
         "  tokenizer: {kind: bytes, alphabet: ab} #!",
         "model.tokenizer.alphabet",
-        "a tokenizer of bytes has no alphabet; remove it",
+        "invalid-value",
+        "bytes",
     ),
     "more experts than there are": (
         INIT,
         "  init: {model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 5} #!",
         "model.init",
-        "num_experts_per_tok 5 is more than num_experts 4; lower it",
+        "invalid-config",
+        "num_experts_per_tok 5",
     ),
     "a head of odd size": (
         INIT,
         "  init: {model_type: qwen3, head_dim: 15} #!",
         "model.init",
-        "head_dim 15 is odd, and the rotary embedding turns pairs; choose an even size",
+        "invalid-config",
+        "head_dim 15",
     ),
     "a head's size as text": (
         INIT,
         '  init: {model_type: qwen3, head_dim: "16"} #!',
         "model.init.head_dim",
-        "expected a whole number from 1 to 16384, got '16'",
+        "invalid-config",
+        "from 1 to 16384, got '16'",
     ),
-    "tokenizer nowhere": (TOKENIZER, "  tokenizer: tok #!", "model.tokenizer", "tok is not a folder that can be read"),
+    "tokenizer nowhere": (TOKENIZER, "  tokenizer: tok #!", "model.tokenizer", "missing-tokenizer", "tok"),
 }
 
 
-@pytest.mark.parametrize(("old", "new", "place", "fragment"), CASES.values(), ids=CASES.keys())
-def test_errors_of_the_model_are_reported(project, old, new, place, fragment):
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_errors_of_the_model_are_reported(project, case):
+    old, new, place, code, *named = case
     path = project.pipeline((old, new))
     if "#!" in new:
-        project.assert_problem(path, place, fragment)
+        project.assert_problem(path, place, code, *named)
     else:
         problem = project.only_problem(path)
-        assert (problem.line, problem.place) == (3, place)
-        assert fragment in problem.message
+        assert (problem.line, problem.place, problem.code) == (3, place, code)
+        assert all(word in problem.message for word in named)
 
 
 def test_an_architecture_that_the_engine_does_not_have(project):
     path = project.pipeline(("model_type: qwen3", "model_type: gpt2"))
     problem = project.only_problem(path)
-    assert problem.place == "model.init.model_type"
-    assert problem.message.startswith(
-        "the megatron engine has no model type 'gpt2'; choose from: deepseek_v3, gemma2, "
-    )
+    assert (problem.place, problem.code) == ("model.init.model_type", "unknown-family")
+    assert "'gpt2'; choose from: deepseek_v3, gemma2, " in problem.message
 
 
 def test_latent_attention_has_heads_of_a_size_of_their_own(project):
@@ -148,34 +161,33 @@ class TestFolder:
         assert "2 does not divide the model's num_attention_heads, 3" in problem.message
 
     @pytest.mark.parametrize(
-        ("name", "fragment"),
+        ("name", "code"),
         [
-            ("config.json", "has no config.json; give the folder"),
-            ("tokenizer.json", "has no tokenizer (tokenizer.json, tokenizer.model); copy it there"),
-            ("model.safetensors", "has no safetensors weights; save the model as safetensors"),
+            ("config.json", "invalid-model-folder"),
+            ("tokenizer.json", "missing-tokenizer"),
+            ("model.safetensors", "invalid-weights"),
         ],
     )
-    def test_a_missing_file(self, project, folder, path, name, fragment):
+    def test_a_missing_file(self, project, folder, path, name, code):
         (folder / name).unlink()
-        project.assert_problem(path, "model.path", fragment)
+        project.assert_problem(path, "model.path", code, str(folder))
 
     def test_broken_files(self, project, folder, path):
         (folder / "config.json").write_text("{")
         (folder / "model.safetensors").write_bytes(b"")
-        messages = [problem.message for problem in project.problems(path)]
-        assert messages == [
-            f"{folder / 'config.json'} is not a JSON object; copy the file again",
-            f"{folder / 'model.safetensors'} is empty; copy the file again",
-        ]
+        config, weights = project.problems(path)
+        assert (config.code, weights.code) == ("invalid-model-folder", "invalid-weights")
+        assert config.message.startswith(f"{folder / 'config.json'} ")
+        assert weights.message.startswith(f"{folder / 'model.safetensors'} is empty")
 
     def test_weight_files_that_the_index_names_must_be_there(self, project, folder, path):
         (folder / "model.safetensors").unlink()
         (folder / "pytorch_model.bin").write_bytes(b"x")
-        project.assert_problem(path, "model.path", "has no safetensors weights (only PyTorch's .bin files)")
+        project.assert_problem(path, "model.path", "invalid-weights", ".bin files")
         index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         write_tensors(folder / "two.safetensors", {"b": ("F32", (1,))})
-        project.assert_problem(path, "model.path", "lacks 1 of its weight files, one.safetensors among them; copy")
+        project.assert_problem(path, "model.path", "invalid-weights", "one.safetensors")
 
     @pytest.mark.parametrize(
         ("name", "content", "fragment"),
@@ -230,7 +242,7 @@ class TestFolder:
         empty = project.folder / "empty"
         empty.mkdir()
         problem = project.only_problem(path, f"model.tokenizer={empty}")
-        assert "has no tokenizer" in problem.message
+        assert problem.code == "missing-tokenizer"
 
 
 @pytest.mark.parametrize(

@@ -633,8 +633,9 @@ def test_a_token_beyond_the_rows_is_harmless_until_a_prompt_has_it(project, row,
     project.write_rows("train.parquet", [row | {"prompt": prompt} for prompt in [good] * 5 + rows])
     path = project.folder / "p.yaml"
     if rows:
-        fragments = ("'<tool>', which", "train.parquet has in row 5 (the first is 0)", "has only 24 rows (vocab_size)")
-        project.assert_problem(path, "model.path", *fragments)
+        project.assert_problem(
+            path, "model.path", "vocabulary-too-small", "'<tool>'", "train.parquet", "row 5", "24 rows"
+        )
     else:
         check_file(path)
 
@@ -643,7 +644,7 @@ def test_a_made_tokenizer_needs_rows_of_the_model(project, folder: Path) -> None
     path = project.folder / "p.yaml"
     text = path.read_text()
     path.write_text(text.replace("  path: model #!\n", "  path: model\n  tokenizer: {kind: bytes} #!\n"))
-    project.assert_problem(path, "model.tokenizer", "it has 258 tokens, and the model's embedding has 24 rows")
+    project.assert_problem(path, "model.tokenizer", "vocabulary-too-small", "258 tokens", "24 rows")
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -67,7 +67,10 @@ def _place_of(details: ErrorDetails, tree: dict[str, Any]) -> Place:
         else:
             continue
         place.append(key)
-    if details["type"] == "missing" and isinstance(value, dict):
+    absent = details["type"] == "missing" or (
+        details["type"] == "value_error" and not isinstance(details["input"], dict)  # of a default
+    )
+    if absent and isinstance(value, dict):
         place.append(details["loc"][-1])
     elif details["type"].startswith("union_tag") and isinstance(value, dict):
         place.append("backend" if place[:1] == ["engines"] else "op")

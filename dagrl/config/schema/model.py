@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, ValidationInfo, field_validator
 
 from dagrl.config.schema.sampling import SamplingSpec
 from dagrl.config.schema.section import Name, PositiveInt, Responses, Section, SlotsPerNode, Tokens
@@ -16,10 +17,22 @@ class TokenizerSpec(Section):
 
     kind: Literal["characters", "bytes"]
     """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8."""
-    alphabet: str = ""
+    alphabet: Annotated[str, Field(validate_default=True)] = ""
     """The characters that the model knows (``characters`` only)."""
     images: bool = False
     """Add a token that stands for a patch of an image, for models that see."""
+
+    @field_validator("alphabet")
+    @classmethod
+    def _check_alphabet(cls, alphabet: str, info: ValidationInfo) -> str:
+        doubled = [repr(character) for character, count in Counter(alphabet).items() if count > 1]
+        if info.data.get("kind") == "bytes" and alphabet:
+            raise ValueError("a tokenizer of bytes has no alphabet; remove it")
+        if info.data.get("kind") == "characters" and not alphabet:
+            raise ValueError("a tokenizer of characters needs an alphabet; write all its characters here")
+        if doubled:
+            raise ValueError(f"holds {', '.join(doubled)} more than once; write each character once")
+        return alphabet
 
 
 class ModelSpec(Section):
