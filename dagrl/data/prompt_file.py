@@ -35,6 +35,11 @@ class PromptRow:
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns, such as images; the same ones in every row."""
 
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The prompt as a chat."""
+        return [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
+
 
 def write_prompts(
     path: Path,
@@ -71,10 +76,9 @@ def write_prompts(
 
 
 def _record(row: PromptRow) -> dict[str, Any]:
-    chat = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
     return {
         "data_source": row.data_source,
-        "prompt": [dict(message) for message in chat],
+        "prompt": [dict(message) for message in row.messages],
         "ability": row.ability,
         "reward_model": {"style": "rule", "ground_truth": row.answer},
         "extra_info": dict(row.extra_info),

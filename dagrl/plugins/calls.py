@@ -25,7 +25,7 @@ class UserFunctionError(Exception):
     """A user's function has failed; the message says what it raised, and where. The cause is what it raised."""
 
 
-class _Record:
+class _CallRecord:
     """The calls in progress, and the file that lists them."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _Record:
             os.pwrite(self._file, told.ljust(_FILE_BYTES), 0)
 
 
-_record = _Record()
+_record = _CallRecord()
 
 
 def record_calls(run_dir: Path, host: str) -> None:

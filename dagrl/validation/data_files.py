@@ -21,7 +21,7 @@ from dagrl.plugins.custom import parameters_of
 from dagrl.plugins.declarations import BATCHED_FIELDS_OF_VERL, FIELDS_OF_VERL
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.judging import fields_in, is_function
-from dagrl.validation.data_rows import Columns, Flaw, RowFaults, row_faults
+from dagrl.validation.data_rows import CheckedColumns, Flaw, RowFaults, row_faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -183,7 +183,7 @@ def _row_problems(file: pq.ParquetFile, folder: Path, wanted: _Wanted) -> tuple[
     readers = wanted.readers if wanted.answers else ()
     # Chats that end with responses begin with their prompts.
     alone = "prompt" not in file.schema_arrow.names
-    columns = Columns(not chats, wanted.responses, bool(readers), alone, wanted.images, folder)
+    columns = CheckedColumns(not chats, wanted.responses, bool(readers), alone, wanted.images, folder)
     found = row_faults(file, columns)
     problems, warnings = [], []
     for what in found.faults:

@@ -45,7 +45,7 @@ EMPTY_PROMPT = Flaw("an empty prompt")
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class CheckedColumns:
     """The columns of a file to check."""
 
     prompt: bool
@@ -97,7 +97,7 @@ class RowFaults:
         return f"has {what.text} in row {fault.first} (the first is 0){more}"
 
 
-def row_faults(file: pq.ParquetFile, columns: Columns) -> RowFaults:
+def row_faults(file: pq.ParquetFile, columns: CheckedColumns) -> RowFaults:
     """Faults in the rows of a file. OSError and ArrowException if it is damaged."""
     found, size = RowFaults(), 0
     rows = file.metadata.num_rows
@@ -146,7 +146,7 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES * metadata.num_rows // max(size, 1)))
 
 
-def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, found: RowFaults) -> None:
+def _add_nulls_behind(file: pq.ParquetFile, columns: CheckedColumns, found: RowFaults) -> None:
     """Add nulls in rows that were not read, from the statistics of row groups."""
     metadata, start = file.metadata, 0
     # A message of calls has no content.
@@ -166,7 +166,7 @@ def _add_nulls_behind(file: pq.ParquetFile, columns: Columns, found: RowFaults) 
         start = end
 
 
-def _null_in(path: str, columns: Columns, required: tuple[str, ...]) -> Flaw | None:
+def _null_in(path: str, columns: CheckedColumns, required: tuple[str, ...]) -> Flaw | None:
     """The flaw of a null in a leaf of the file's schema; None if a null is allowed there.
 
     `required` are the fields of a message that are never null.
@@ -179,7 +179,7 @@ def _null_in(path: str, columns: Columns, required: tuple[str, ...]) -> Flaw | N
     return Flaw(f"a response of null in `{path}`") if path in columns.responses else None
 
 
-def _faults_of(row: Mapping[str, Any], columns: Columns, *, decode: bool) -> Iterator[Flaw]:
+def _faults_of(row: Mapping[str, Any], columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
     prompt = chat_of(row["prompt"]) if columns.prompt else None
     if columns.prompt:
         yield from _of_prompt(prompt)

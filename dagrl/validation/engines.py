@@ -41,8 +41,7 @@ def check_engines(pipeline: Pipeline, findings: Findings) -> None:
             message = f"`{name}` is the name of the workers without an engine; choose another name"
             findings.error(place, message, "reserved-name")
         if engine.group is not None and engine.group not in pipeline.groups:
-            message = f"there is no group `{engine.group}`; {suggest(engine.group, pipeline.groups)}"
-            findings.error((*place, "group"), message, "unknown-group")
+            findings.unknown((*place, "group"), "group", engine.group, pipeline.groups)
         _check_frozen_copy(pipeline, name, engine, findings)
         if engine.weights_from is not None:
             _check_weights_from(pipeline, name, engine, engine.weights_from, findings)
@@ -81,11 +80,9 @@ def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
         if group.ranks > _MOST_RANKS:
             message = f"the group has {group.ranks} slots, with a process on each; give {_MOST_RANKS} or fewer"
             findings.error(place, message, "group-too-large")
-        try:
-            if group.gpu is not None:
+        if group.gpu is not None:
+            with findings.reporting((*place, "gpu"), "unknown-gpu"):
                 gpu_named(group.gpu)
-        except ValueError as error:
-            findings.error((*place, "gpu"), str(error), "unknown-gpu")
 
 
 def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findings: Findings) -> None:
@@ -109,8 +106,7 @@ def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findin
         message = f"an engine cannot be a copy of itself; {suggest(name, candidates)}"
         findings.error(key, message, "no-frozen-copy")
     elif owner is None:
-        message = f"there is no engine `{original}`; {suggest(original, candidates)}"
-        findings.error(key, message, "unknown-engine")
+        findings.unknown(key, "engine", original, candidates)
     elif not owner.holds_frozen_copies or owner.backend != engine.backend:
         message = f"a {engine.backend} engine cannot be a copy of `{original}`, a {owner.backend} engine"
         remedy = f"name one of {listed(candidates)}" if candidates else "add `group:` instead"
@@ -137,8 +133,7 @@ def _check_weights_from(pipeline: Pipeline, name: str, engine: EngineSpec, sourc
     trained = _policies(pipeline)
     remedy = f"use {listed(trained)}" if trained else f"add a node `{{op: update, engine: {source}}}`"
     if source not in pipeline.engines:
-        message = f"there is no engine `{source}`; {suggest(source, trained or pipeline.engines)}"
-        findings.error(place, message, "unknown-engine")
+        findings.unknown(place, "engine", source, trained or pipeline.engines)
     elif Capability.TRAIN not in pipeline.engines[source].capabilities:
         backend = pipeline.engines[source].backend
         remedy = remedy if trained else "name an engine that an update node trains"
@@ -167,8 +162,7 @@ def _check_use(pipeline: Pipeline, findings: Findings) -> None:
         able = [other for other, spec in pipeline.engines.items() if need in spec.capabilities]
         engine = pipeline.engines.get(engine_name)
         if engine is None:
-            message = f"there is no engine `{engine_name}`; {suggest(engine_name, able or pipeline.engines)}"
-            findings.error(place, message, "unknown-engine")
+            findings.unknown(place, "engine", engine_name, able or pipeline.engines)
         elif engine_name not in able:
             backends = [key for key, section in engine_sections().items() if need in section.capabilities]
             remedy = f"use {' or '.join(f'`{other}`' for other in able)}" if able else "add such an engine"

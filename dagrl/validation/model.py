@@ -117,35 +117,26 @@ class _Model:
             return
         # `dagrl run` fetches the weights of a published model.
         if self.model.hub is None or any(folder.glob("*.safetensors")):
-            try:
+            with self.findings.reporting(self.source, "invalid-weights"):
                 check_weights(folder, config, readers_of(self.pipeline, self.engines))
-            except ValueError as error:
-                self.findings.error(self.source, str(error), "invalid-weights")
         specs = [self.pipeline.engines[name] for name in self.engines]
         reads_text = len(self.section) == 1 or any(spec.generates or spec.reads_messages for spec in specs)
         if reads_text and self.model.tokenizer is None:
             self._check_tokenizer_folder(folder, "path", config)
-        try:
-            if (path := folder / "generation_config.json").is_file():
+        if (path := folder / "generation_config.json").is_file():
+            with self.findings.reporting(self.source, "invalid-model-folder"):
                 read_json(path)
-        except ValueError as error:
-            self.findings.error(self.source, str(error), "invalid-model-folder")
 
     def _check_tokenizer_folder(self, folder: Path, key: str, config: Mapping[str, Any] | None) -> None:
         place, rows = (*self.section, key), config.get("vocab_size") if config else None
         if not has_tokenizer(folder):
-            message = (
-                f"{folder} has no tokenizer ({', '.join(VOCABULARIES[:2])}); copy it there, or name another folder"
-            )
+            message = f"{folder} has no tokenizer ({VOCABULARIES[0]}); copy it there, or name another folder"
             self.findings.error(place, message, "missing-tokenizer")
         elif self.with_files:
-            try:
+            with self.findings.reporting(place, "invalid-tokenizer"):
                 beyond = check_tokenizer(folder, rows if is_size(rows) else None)
-            except ValueError as error:
-                self.findings.error(place, str(error), "invalid-tokenizer")
-                return
-            if beyond and len(self.section) == 1:
-                self._check_prompts(place, beyond, rows)
+                if beyond and len(self.section) == 1:
+                    self._check_prompts(place, beyond, rows)
 
     def _check_prompts(self, place: Place, beyond: Sequence[str], rows: Any) -> None:
         """Report prompts and responses with tokens that the embedding has no rows for."""

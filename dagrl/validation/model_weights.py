@@ -28,12 +28,12 @@ _REMEDY = "give the config.json that belongs to the weights, or copy the folder 
 _DEQUANTISE = "save the model dequantised, in bfloat16 and without quantization_config"
 
 
-class _Stored(NamedTuple):
+class _StoredTensor(NamedTuple):
     file: Path
     entry: HeaderEntry
 
 
-_Tensors = Mapping[str, _Stored]
+_Tensors = Mapping[str, _StoredTensor]
 
 
 def readers_of(pipeline: Pipeline, engines: Iterable[str]) -> list[WeightReader]:
@@ -98,12 +98,12 @@ def check_weights(folder: Path, config: Mapping[str, Any] | None, readers: Seque
             raise ValueError(f"{what}; {_DEQUANTISE}")
 
 
-def _single(folder: Path) -> dict[str, _Stored]:
+def _single(folder: Path) -> dict[str, _StoredTensor]:
     path = folder / SINGLE_FILE
     if not path.is_file():
         old = " (only PyTorch's .bin files)" if any(folder.glob("*.bin")) else ""
         raise ValueError(f"{folder} has no safetensors weights{old}; save the model as safetensors")
-    return {name: _Stored(path, entry) for name, entry in _header(path).items()}
+    return {name: _StoredTensor(path, entry) for name, entry in _header(path).items()}
 
 
 def _header(path: Path) -> dict[str, HeaderEntry]:
@@ -113,7 +113,7 @@ def _header(path: Path) -> dict[str, HeaderEntry]:
         raise ValueError(f"{path} {error}; copy the file again") from error
 
 
-def _sharded(folder: Path, index: Path) -> tuple[dict[str, _Stored], dict[str, Path]]:
+def _sharded(folder: Path, index: Path) -> tuple[dict[str, _StoredTensor], dict[str, Path]]:
     """Return the tensors that the index names, and those of its files that it does not."""
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
@@ -127,7 +127,7 @@ def _sharded(folder: Path, index: Path) -> tuple[dict[str, _Stored], dict[str, P
     if absent := [name for name, file in files.items() if name not in headers[file]]:
         what = f"{index} says that {files[absent[0]]} holds tensor {absent[0]!r}, and it does not"
         raise ValueError(f"{what}{_more(absent)}; copy the index and its files again")
-    stored = {name: _Stored(paths[file], headers[file][name]) for name, file in files.items()}
+    stored = {name: _StoredTensor(paths[file], headers[file][name]) for name, file in files.items()}
     beside = {name: paths[file] for file, header in headers.items() for name in header if name not in files}
     return stored, beside
 

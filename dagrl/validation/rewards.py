@@ -1,4 +1,4 @@
-"""Rewards, judges, custom ops and sampling options: whether functions can be called, and options fit each other."""
+"""Rewards, judges and sampling options: whether functions can be called, and options fit each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dagrl.config.loading.error_messages import faults_of
 from dagrl.config.loading.positions import Findings
 from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import (
-    CustomNode,
     JudgeNode,
     LogprobNode,
     Pipeline,
@@ -28,8 +27,8 @@ from dagrl.config.schema import (
     TrainingNode,
 )
 from dagrl.model_files.hf_config import token_ids
-from dagrl.plugins.custom import check_call, load_function
-from dagrl.plugins.declarations import checked_traits, declaration_of, fields_of
+from dagrl.plugins.custom import load_function
+from dagrl.plugins.declarations import checked_traits, fields_of
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.judging import FIELDS, fields_in, is_function, parser_arguments
 
@@ -40,7 +39,7 @@ _OF_ENGINES = ("max_prompt_tokens", "chat_template_kwargs")
 
 
 def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    """Report wrong rewards, judges, custom ops, references and sampling options.
+    """Report wrong rewards, judges, references and sampling options.
 
     `folder` holds the user's modules, `sizes` are those of the engines' models.
     """
@@ -49,8 +48,6 @@ def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSiz
         match node:
             case RewardNode():
                 _check_reward(place, node, folder, findings)
-            case CustomNode():
-                _check_op(place, node, folder, findings)
             case LogprobNode():
                 _warn_of_moving_reference(pipeline, place, node, findings)
             case JudgeNode():
@@ -92,18 +89,6 @@ def _check_values(where: Place, name: str, args: dict[str, Any], findings: Findi
     except ValidationError as error:
         for fault in faults_of(error, args):
             findings.error((*where, *fault.place), fault.message, "invalid-reward")
-
-
-def _check_op(place: Place, node: CustomNode, folder: Path, findings: Findings) -> None:
-    try:
-        ask(node.op, declaration_of, node, folder=folder)
-    except ValueError:
-        return  # `infer_graph` reports it.
-    try:
-        remedy = "it gets the batch and the node's args, so fix `args`"
-        ask(node.op, check_call, node.op, remedy, (None,), node.args, folder=folder)
-    except ValueError as error:
-        findings.error((*place, "args") if node.args else (*place, "op"), str(error), "invalid-op")
 
 
 def _warn_of_moving_reference(pipeline: Pipeline, place: Place, node: LogprobNode, findings: Findings) -> None:

@@ -103,16 +103,13 @@ def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings,
             findings.error(where, message, "duplicate-tool")
         names.append(tool_name(tool))
         args = node.tool_args.get(tool_name(tool), {})
-        try:
+        with findings.reporting(where, "invalid-tool"):
             if ":" in tool:
                 ask(tool, check_tool, tool, args, folder=folder)
             else:
                 load_tool(tool, args)
-        except ValueError as error:
-            findings.error(where, str(error), "invalid-tool")
     for unknown in [key for key in node.tool_args if key not in names]:
-        message = f"there is no tool `{unknown}`; {suggest(unknown, names)}"
-        findings.error((*place, "tool_args", unknown), message, "unknown-tool")
+        findings.unknown((*place, "tool_args", unknown), "tool", unknown, names)
     _check_servers(place, node, folder, findings)
     if node.has_tools:
         _check_tool_format(name, node, folder, findings, known)
@@ -141,10 +138,8 @@ def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Fin
     where: Place = ("nodes", name, "tool_format")
     tool_format = node.tool_format
     if ":" in tool_format:
-        try:
+        with findings.reporting(where, "invalid-tool-format"):
             ask(tool_format, parameters_of, tool_format, folder=folder)
-        except ValueError as error:
-            findings.error(where, str(error), "invalid-tool-format")
     elif tool_format not in known:
         message = f"there is no format `{tool_format}` (write your own as `module:function`)"
         findings.error(where, f"{message}; {suggest(tool_format, known)}", "invalid-tool-format")
@@ -153,10 +148,8 @@ def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Fin
 def _check_environment(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
     place: Place = ("nodes", name)
     if node.environment is not None:
-        try:
+        with findings.reporting((*place, "environment"), "invalid-environment"):
             ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
-        except ValueError as error:
-            findings.error((*place, "environment"), str(error), "invalid-environment")
     _check_turns(pipeline, name, node, findings)
 
 

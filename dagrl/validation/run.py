@@ -66,10 +66,8 @@ def _check_trackers(pipeline: Pipeline, folder: Path, findings: Findings) -> Non
         name, place = spec.tracker, ("track", index)
         own = ":" in name
         if own:
-            try:
+            with findings.reporting(place, "invalid-tracker"):
                 ask(name, check_tracker, name, spec.args, folder=folder)
-            except ValueError as error:
-                findings.error(place, str(error), "invalid-tracker")
         elif name in seen:
             findings.error(place, f"`{name}` is named twice; keep one", "tracker-twice")
         elif name in _OPTIONAL_TRACKERS and find_spec(name) is None:
@@ -148,13 +146,12 @@ def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
 
 def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     vote = pipeline.data.val_vote
-    try:
-        if vote is not None and ":" in vote:
+    if vote is not None and ":" in vote:
+        with findings.reporting(_VOTE, "invalid-vote"):
             ask(vote, check_call, vote, "it gets the response alone", ("response",), {}, folder=folder)
-        elif vote is not None and vote not in VOTES:
-            raise ValueError(f"there is no vote `{vote}` (write your own as `module:function`); {suggest(vote, VOTES)}")
-    except ValueError as error:
-        findings.error(_VOTE, str(error), "invalid-vote")
+    elif vote is not None and vote not in VOTES:
+        message = f"there is no vote `{vote}` (write your own as `module:function`); {suggest(vote, VOTES)}"
+        findings.error(_VOTE, message, "invalid-vote")
 
 
 def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
@@ -202,8 +199,7 @@ def _check_record(pipeline: Pipeline, findings: Findings) -> None:
     record = pipeline.run.recorded
     for name in record.nodes if record else ():
         if name not in pipeline.nodes:
-            message = f"there is no node `{name}`; {suggest(name, pipeline.nodes)}"
-            findings.error(("run", "record"), message, "unknown-node")
+            findings.unknown(("run", "record"), "node", name, pipeline.nodes)
 
 
 def _check_profile(pipeline: Pipeline, profile: ProfileSpec, findings: Findings) -> None:

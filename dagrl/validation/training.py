@@ -12,6 +12,7 @@ from dagrl.config.schema import (
     AdvantageNode,
     CovarianceNode,
     CriticNode,
+    CustomNode,
     DpoNode,
     LossSpec,
     MixNode,
@@ -81,6 +82,8 @@ def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None
                 _check_update(pipeline, place, node, findings)
                 if node.rollout_correction is not None:
                     _check_correction(node.rollout_correction, (*place, "rollout_correction"), findings)
+            case CustomNode():
+                _check_own(place, node, folder, findings)
             case CovarianceNode(between=(lower, upper)) if lower >= upper:
                 message = f"no number is above {lower:g} and below {upper:g}; write the lower bound first"
                 findings.error((*place, "between"), message, "crossed-bounds")
@@ -128,7 +131,8 @@ def _check_options(
             findings.superfluous((*place, option), f"`{key}: {form}` has no such option", remedy)
 
 
-def _check_own(place: Place, node: AdvantageNode | UpdateNode, folder: Path, findings: Findings) -> None:
+def _check_own(place: Place, node: AdvantageNode | CustomNode | UpdateNode, folder: Path, findings: Findings) -> None:
+    """Report a function of the user that does not take the node's args."""
     if node.user_function is None:
         return
     key, name = node.user_function
@@ -138,11 +142,10 @@ def _check_own(place: Place, node: AdvantageNode | UpdateNode, folder: Path, fin
         return  # `infer_graph` reports it.
     where = (*place, *key)
     args, given = (node.loss.args, "tokens") if isinstance(node, UpdateNode) else (node.args, "batch")
-    try:
+    code = "invalid-op" if isinstance(node, CustomNode) else "invalid-formula"
+    with findings.reporting((*where[:-1], "args") if args else where, code):
         remedy = f"it gets the {given} and the node's args, so fix `args`"
         ask(name, check_call, name, remedy, (None,), args, folder=folder)
-    except ValueError as error:
-        findings.error((*where[:-1], "args") if args else where, str(error), "invalid-formula")
 
 
 def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings: Findings) -> None:

@@ -412,8 +412,8 @@ def test_files_without_faults_are_read_without_pandas(project):
     rows = [{"prompt": GOOD, "reward_model": {"ground_truth": "2"}, "a": ANSWERED, "b": ANSWERED}] * 9
     path = project.write_rows("train.parquet", rows)
     code = (
-        "import sys, pyarrow.parquet as pq\nfrom dagrl.validation.data_rows import Columns, row_faults\n"
-        f"found = row_faults(pq.ParquetFile({str(path)!r}), Columns(True, ('a', 'b'), True, True))\n"
+        "import sys, pyarrow.parquet as pq\nfrom dagrl.validation.data_rows import CheckedColumns, row_faults\n"
+        f"found = row_faults(pq.ParquetFile({str(path)!r}), CheckedColumns(True, ('a', 'b'), True, True))\n"
         "assert (found.scanned, found.faults) == (9, {}), found\nassert 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -423,7 +423,7 @@ def test_the_scan_is_bounded(project, row):
     big = [{**row, "prompt": f"{number:0100000}"} for number in range(500)]
     project.write_rows("train.parquet", big)
     with pq.ParquetFile(project.folder / "train.parquet") as file:
-        found = data_rows.row_faults(file, data_rows.Columns(prompt=True, answers=True))
+        found = data_rows.row_faults(file, data_rows.CheckedColumns(prompt=True, answers=True))
     assert 16 << 20 <= found.scanned * 100_000 <= 24 << 20
 
 

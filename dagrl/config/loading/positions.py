@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagrl.config.errors import PipelineError, Place, Problem, Removal, dotted, removal
+from dagrl.config.errors import PipelineError, Place, Problem, Removal, dotted, removal, suggest
 
 COMMAND_LINE = "command line"
 """Replaces the file name of a problem in an override; the line is the override's number."""
@@ -77,6 +78,18 @@ class Findings:
     def superfluous(self, place: Place, why: str, instead: str = "", *, depends_on: Iterable[Place] = ()) -> None:
         """Report an option that has no effect; `instead` is another remedy than to remove it."""
         self.error(place, removal(why, instead), "option-without-effect", depends_on=depends_on)
+
+    def unknown(self, place: Place, kind: str, name: str, known: Iterable[str]) -> None:
+        """Report a name of a group, engine, node or tool that is none of `known`."""
+        self.error(place, f"there is no {kind} `{name}`; {suggest(name, known)}", f"unknown-{kind}")
+
+    @contextmanager
+    def reporting(self, place: Place, code: str) -> Iterator[None]:
+        """Context that reports a ValueError as a problem."""
+        try:
+            yield
+        except ValueError as error:
+            self.error(place, str(error), code)
 
     def warning(self, place: Place, message: str, code: str = "", *, depends_on: Iterable[Place] = ()) -> None:
         """Report something suspicious that does not prevent a run."""

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,8 @@ from dagrl.data.prepare.dataset import DataSet, Drop, Record
 from dagrl.data.prepare.errors import exit_on_errors
 from dagrl.data.prepare.originals import HUBS, records
 from dagrl.data.prepare.output import all_or_nothing
-from dagrl.data.prepare.report import Progress, Report
-from dagrl.data.prompt_file import Message, PromptRow, write_prompts
+from dagrl.data.prepare.report import ProgressLines, SplitReport
+from dagrl.data.prompt_file import PromptRow, write_prompts
 
 Length = Callable[[PromptRow], int]
 
@@ -79,8 +79,8 @@ def _write(data_set: DataSet, options: argparse.Namespace) -> None:
     reports = {}
     with all_or_nothing(options.local_dir) as stage:
         for split in dict.fromkeys(options.splits):
-            report = reports[split] = Report(unit)
-            progress = Progress(split)
+            report = reports[split] = SplitReport(unit)
+            progress = ProgressLines(split)
             original = data_set.originals[split]
             if options.hub_split:
                 original = replace(original, hub_split=options.hub_split)
@@ -94,7 +94,7 @@ def _write(data_set: DataSet, options: argparse.Namespace) -> None:
         (stage / "report.json").write_text(text + "\n", encoding="utf-8")
 
 
-def _write_split(data_set: DataSet, prompts: Iterable[PromptRow], path: Path, report: Report) -> None:
+def _write_split(data_set: DataSet, prompts: Iterable[PromptRow], path: Path, report: SplitReport) -> None:
     import pyarrow as pa
 
     size = data_set.rows_per_group
@@ -113,7 +113,12 @@ def _write_split(data_set: DataSet, prompts: Iterable[PromptRow], path: Path, re
 
 
 def _prompts(
-    data_set: DataSet, rows: Iterable[Record], instruction: str, report: Report, progress: Progress, length: Length
+    data_set: DataSet,
+    rows: Iterable[Record],
+    instruction: str,
+    report: SplitReport,
+    progress: ProgressLines,
+    length: Length,
 ) -> Iterator[PromptRow]:
     """The prompts of a split; each row is entered in the report, and counted where it is dropped."""
     seen: dict[bytes, str] = {}
@@ -138,7 +143,7 @@ def _prompts(
 def _check_text(row: PromptRow, place: str) -> None:
     """ValueError naming the place where a text has half of a character, as a pair of escapes of JSON that was cut."""
     further = (value for value in row.extra_info.values() if isinstance(value, str))
-    for text in (row.answer, row.data_source, *further, *(message["content"] for message in _chat(row))):
+    for text in (row.answer, row.data_source, *further, *(message["content"] for message in row.messages)):
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -156,7 +161,7 @@ def _repeated(row: PromptRow, seen: dict[bytes, str]) -> str | None:
     return "asked before" if seen[digest] == row.answer else "asked before, with another answer"
 
 
-def _say(path: Path, report: Report, seconds: float) -> None:
+def _say(path: Path, report: SplitReport, seconds: float) -> None:
     print(f"{path}: {counted(report.kept, 'row')}{report.drops()}")
     for line in report.lines():
         print(line)
@@ -181,14 +186,10 @@ def _measure(tokenizer: str | None) -> tuple[Length, str]:
         )
 
     def tokens(row: PromptRow) -> int:
-        return len(loaded.encode(chat_text(loaded, _chat(row)), add_special_tokens=False))
+        return len(loaded.encode(chat_text(loaded, row.messages), add_special_tokens=False))
 
     return tokens, "tokens"
 
 
 def _characters(row: PromptRow) -> int:
-    return sum(len(message["content"]) for message in _chat(row))
-
-
-def _chat(row: PromptRow) -> Sequence[Message]:
-    return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+    return sum(len(message["content"]) for message in row.messages)

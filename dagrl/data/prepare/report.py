@@ -15,7 +15,7 @@ _BAR = 40
 
 
 @dataclass(slots=True)
-class Report:
+class SplitReport:
     """Counts of one split, filled in row by row."""
 
     unit: str
@@ -83,7 +83,7 @@ def _at(ordered: list[tuple[int, int]], rank: float) -> int:
     return ordered[-1][0]
 
 
-class Progress:
+class ProgressLines:
     """Says on stderr how far a split has come: now and then, so that logs stay short."""
 
     def __init__(self, split: str) -> None:
