@@ -76,7 +76,7 @@ CASES = {
         TOKENIZER,
         "  tokenizer: {kind: characters} #!",
         "model.tokenizer.alphabet",
-        "invalid-value",
+        "missing-key",
     ),
     "doubled": (
         TOKENIZER,

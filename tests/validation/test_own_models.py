@@ -83,6 +83,6 @@ def test_readers_of_text_require_a_tokenizer(project):
     path = project.pipeline(("rollout, weights_from: actor}", "rollout, model: {path: small}}"))
     problem = project.only_problem(path)
     assert problem.place == "engines.generator.model.path"
-    assert "has no tokenizer (tokenizer.json, tokenizer.model); copy it there" in problem.message
+    assert problem.code == "missing-tokenizer"
     write_tokenizer(folder, {"<pad>": 0, "<eos>": 2})
     assert "'<eos>' is token 1 of the pipeline's tokenizer, and 2 of its own" in project.only_problem(path).message

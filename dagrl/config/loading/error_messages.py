@@ -106,7 +106,8 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
             )
             return Fault(place, "invalid-name", message)
         case "value_error":
-            return Fault(place, "invalid-value", str(details["ctx"]["error"]))
+            # Of a default, where the value is missing.
+            return Fault(place, "missing-key" if value is None else "invalid-value", str(details["ctx"]["error"]))
     wanted = " or ".join(dict.fromkeys(_wanted(each) for each in several)).replace(" or be ", " or ")
     return Fault(place, "invalid-value", f"got {shown(value)}; it must {wanted}")
 
