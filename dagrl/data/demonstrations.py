@@ -32,13 +32,6 @@ class ResponseColumns:
     """Treatment of a prompt with a longer response; a response that is cut has no end token."""
 
 
-def value_at(row: Any, column: str) -> Any:
-    """The value of a column, or of a struct's field, in a row of Python objects; None if a struct is missing."""
-    for name in column.split("."):
-        row = row[name] if row is not None else None
-    return row
-
-
 def reply_of(value: Any) -> str | Message:
     """The response in a column's value: a text, or a chat's last message. Raises ValueError without one."""
     if isinstance(value, str):

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.data.batch import Column
-from dagrl.data.demonstrations import prompt_before, reply_of, response_tokens, value_at, written_reply
+from dagrl.data.demonstrations import prompt_before, reply_of, response_tokens, written_reply
 from dagrl.data.image_column import ImageColumn, check_markers
-from dagrl.data.parquet_schema import column_type, is_list
 from dagrl.model_files.chats import Message, chat_of, fields_beside_content
 from dagrl.model_files.images import MARKER, marked_parts
+from dagrl.model_files.nested_columns import column_type, is_list, value_at
 from dagrl.model_files.tokenizer import begun_text, chat_text
 from dagrl.plugins.tool import offered
 

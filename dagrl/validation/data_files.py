@@ -14,9 +14,9 @@ from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode
-from dagrl.data.parquet_schema import column_type, is_list
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 from dagrl.model_files.chats import chat_of
+from dagrl.model_files.nested_columns import column_type, is_list
 from dagrl.plugins.custom import parameters_of
 from dagrl.plugins.declarations import BATCHED_FIELDS_OF_VERL, FIELDS_OF_VERL
 from dagrl.plugins.isolation import ask

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dagrl.data.demonstrations import value_at
 from dagrl.model_files.chats import chat_of, fields_beside_content
 from dagrl.model_files.images import MARKER, check_proportions, open_image
+from dagrl.model_files.nested_columns import value_at
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

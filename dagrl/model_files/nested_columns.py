@@ -1,15 +1,15 @@
-"""Types of the columns of a prompt file, and of the fields of its structs."""
+"""Columns of a prompt file, and fields of its structs, such as ``extra_info.answer``: their types and values."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 def column_type(schema: pa.Schema, column: str) -> pa.DataType | None:
-    """The type of a column, or of a struct's field such as ``extra_info.answer``; None if it does not exist."""
+    """The type of a column, or of a struct's field; None if it does not exist."""
     import pyarrow.types as kinds
 
     name, *fields = column.split(".")
@@ -26,3 +26,10 @@ def is_list(kind: pa.DataType | None) -> bool:
     import pyarrow.types as kinds
 
     return kind is not None and (kinds.is_list(kind) or kinds.is_large_list(kind))
+
+
+def value_at(row: Any, column: str) -> Any:
+    """The value of a column, or of a struct's field, in a row of Python objects; None if a struct is missing."""
+    for name in column.split("."):
+        row = row[name] if row is not None else None
+    return row
