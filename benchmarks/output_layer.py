@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from dagrl.algorithms.losses import ppo_clip
+from dagrl.algorithms.losses import PolicyTokens, ppo_clip
 from dagrl.backends.megatron.engine.linear_loss import linear_loss
 from dagrl.backends.megatron.engine.logprob import CHUNK_ELEMENTS, linear_token_logprobs, token_logprobs
 
@@ -50,8 +50,8 @@ class Work:
 
     def loss(self, logprob: torch.Tensor, part: slice = slice(None)) -> torch.Tensor:
         """PPO's loss of some tokens; the parts add up to the mean."""
-        losses = ppo_clip(logprob, self.old_logprob[part], self.advantage[part], clip_low=0.2, clip_high=0.2)
-        return losses.loss.sum() / len(self.targets)
+        tokens = PolicyTokens(logprob, self.old_logprob[part], self.advantage[part])
+        return ppo_clip(tokens, clip_low=0.2, clip_high=0.2).loss.sum() / len(self.targets)
 
 
 _work: Work

@@ -42,21 +42,21 @@ def pass_at_k(right: np.ndarray, k: int) -> np.ndarray:
     return best_at_k(right.astype(np.float64), k)
 
 
-def majority_at_k(rewards: np.ndarray, votes: Sequence[Sequence[str | None]], k: int, *, seed: int = 0) -> np.ndarray:
+def majority_at_k(rewards: np.ndarray, votes: Sequence[Sequence[str | None]], k: int) -> np.ndarray:
     """Expected reward of the majority answer of k responses; float64 [prompts].
 
     `rewards`: [prompts, n]; `votes`: the answer of each response; None does not vote. This is self-consistency (Wang et
     al., arXiv 2203.11171): the answer with the most votes wins and scores the mean reward of the prompt's responses
     that give it. Ties are shared equally; without any votes, the score is the mean reward of the k. The mean is over
-    all choices of k, or over `MAJORITY_TRIALS` drawn from `seed`, the same ones for each prompt.
+    all choices of k, or over `MAJORITY_TRIALS` drawn at random, the same ones for each prompt.
     """
-    trials = _trials(rewards.shape[1], k, seed)
+    trials = _trials(rewards.shape[1], k)
     return np.array(
         [_majority(reward, vote, trials) for reward, vote in zip(rewards.astype(np.float64), votes, strict=True)]
     )
 
 
-def _trials(n: int, k: int, seed: int) -> np.ndarray:
+def _trials(n: int, k: int) -> np.ndarray:
     """Choices of k out of n: bool [trials, n]."""
     if not 1 <= k <= n:
         raise ValueError(f"cannot compute the majority of {k} from {n} responses")
@@ -64,7 +64,7 @@ def _trials(n: int, k: int, seed: int) -> np.ndarray:
     if comb(n, k) <= MAJORITY_TRIALS:
         chosen = list(combinations(range(n), k))
     else:
-        draws = np.random.default_rng(seed).random((MAJORITY_TRIALS, n))
+        draws = np.random.default_rng(0).random((MAJORITY_TRIALS, n))
         chosen = draws.argsort(axis=1)[:, :k]
     trials = np.zeros((len(chosen), n), dtype=bool)
     np.put_along_axis(trials, np.asarray(chosen), values=True, axis=1)

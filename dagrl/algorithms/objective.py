@@ -15,6 +15,7 @@ from dagrl.algorithms.aggregation import batch_parts, token_weights
 from dagrl.algorithms.kl import kl_clipped, kl_estimate
 from dagrl.algorithms.losses import (
     PolicyLoss,
+    PolicyTokens,
     cispo,
     clip_cov,
     cpgd,
@@ -197,33 +198,33 @@ class PolicyObjective:
     def _policy_loss(self, tokens: ResponseTokens, old: torch.Tensor, rows: RowReducer) -> PolicyLoss:
         spec = self.loss
         low, high = spec.clip_ratio, spec.clip_ratio if spec.clip_ratio_high is None else spec.clip_ratio_high
-        given = tokens.logprob, old, tokens.columns["advantage"]
+        given = PolicyTokens(tokens.logprob, old, tokens.columns["advantage"])
         match spec.policy:
             case "ppo_clip":
-                return ppo_clip(*given, clip_low=low, clip_high=high, dual_clip=spec.dual_clip)
+                return ppo_clip(given, clip_low=low, clip_high=high, dual_clip=spec.dual_clip)
             case "gspo":
-                return gspo(*given, rows=rows, clip_low=low, clip_high=high)
+                return gspo(given, rows=rows, clip_low=low, clip_high=high)
             case "clip_cov":
-                clipping = ppo_clip(*given, clip_low=low, clip_high=high)
+                clipping = ppo_clip(given, clip_low=low, clip_high=high)
                 return clip_cov(clipping, tokens.columns["clip_cov_mask"])
             case "kl_cov":
-                return kl_cov(*given, clip_cov_mask=tokens.columns["clip_cov_mask"], kl_coef=spec.kl_cov_coef)
+                return kl_cov(given, clip_cov_mask=tokens.columns["clip_cov_mask"], kl_coef=spec.kl_cov_coef)
             case "gmpo":
-                return gmpo(*given, rows=rows, clip_low=low, clip_high=high)
+                return gmpo(given, rows=rows, clip_low=low, clip_high=high)
             case "sapo":
-                return sapo(*given, tau_pos=spec.tau_pos, tau_neg=spec.tau_neg)
+                return sapo(given, tau_pos=spec.tau_pos, tau_neg=spec.tau_neg)
             case "topr":
-                return topr(*given, rows=rows)
+                return topr(given, rows=rows)
             case "cispo":
-                return cispo(*given, clip_high=high)
+                return cispo(given, clip_high=high)
             case "cpgd":
-                return cpgd(*given, clip_low=low, clip_high=high, drift_coef=spec.drift_coef)
+                return cpgd(given, clip_low=low, clip_high=high, drift_coef=spec.drift_coef)
             case "reinforce":
-                return reinforce(*given)
+                return reinforce(given)
             case "opmd":
-                return opmd(*given, tau=spec.tau)
+                return opmd(given, tau=spec.tau)
             case "opmd_kimi":
-                return opmd_kimi(*given, rows=rows, tau=spec.tau)
+                return opmd_kimi(given, rows=rows, tau=spec.tau)
             case "opmd_pairwise":
-                return opmd_pairwise(*given, rows=rows, group=tokens.columns["group_id"][tokens.row], tau=spec.tau)
+                return opmd_pairwise(given, rows=rows, group=tokens.columns["group_id"][tokens.row], tau=spec.tau)
         raise AssertionError(f"no loss {spec.policy!r}")

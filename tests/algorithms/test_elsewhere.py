@@ -14,7 +14,7 @@ from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinfor
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.dpo import preference_loss
 from dagrl.algorithms.gae import gae_advantages
-from dagrl.algorithms.losses import PolicyLoss, cispo, opmd_kimi, ppo_clip, topr
+from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, cispo, opmd_kimi, ppo_clip, topr
 from dagrl.algorithms.rows import RowReducer
 from dagrl.data.batch import Column
 
@@ -29,7 +29,7 @@ def weights_of(result: PolicyLoss, logprob: torch.Tensor, advantage: float) -> l
 
 def weights_of_cispo(advantage: float) -> list[float]:
     logprob = torch.tensor(RATIOS, dtype=torch.float64).log().requires_grad_()
-    result = cispo(logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage), clip_high=0.2)
+    result = cispo(PolicyTokens(logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage)), clip_high=0.2)
     return weights_of(result, logprob, advantage)
 
 
@@ -50,7 +50,7 @@ def test_cispo_of_trinity_lets_go_of_what_is_likely_enough(advantage, same):
 def test_topr_weighs_responses_where_roll_and_trinity_weigh_tokens(ratios, same):
     logprob = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
     rows = RowReducer(torch.zeros(len(ratios), dtype=torch.int64), torch.ones(len(ratios)).bool())
-    result = topr(logprob, torch.zeros_like(logprob), torch.full_like(logprob, -2.0), rows=rows)
+    result = topr(PolicyTokens(logprob, torch.zeros_like(logprob), torch.full_like(logprob, -2.0)), rows=rows)
     found = weights_of(result, logprob, -2.0)
     assert found == pytest.approx([min(math.prod(ratios), 1.0)] * len(ratios))
     assert (found == pytest.approx([min(ratio, 1.0) for ratio in ratios])) == same
@@ -60,7 +60,9 @@ def test_topr_weighs_responses_where_roll_and_trinity_weigh_tokens(ratios, same)
 def test_mirror_descent_squares_responses_where_roll_squares_tokens(ratios, same):
     logprob = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
     rows = RowReducer(torch.zeros(len(ratios), dtype=torch.int64), torch.ones(len(ratios)).bool())
-    result = opmd_kimi(logprob, torch.zeros_like(logprob), torch.full_like(logprob, 3.0), rows=rows, tau=0.1)
+    result = opmd_kimi(
+        PolicyTokens(logprob, torch.zeros_like(logprob), torch.full_like(logprob, 3.0)), rows=rows, tau=0.1
+    )
     result.loss.sum().backward()
     logs = [math.log(ratio) for ratio in ratios]
     here = (-3 * sum(logs) + 0.05 * sum(logs) ** 2, [-3 + 0.1 * sum(logs)] * len(ratios))
@@ -125,7 +127,7 @@ def test_a_dual_clip_is_in_the_clip_fraction_where_verl_has_two():
     # verl: pg_clipfrac of the bounds around 1, and pg_clipfrac_lower of the dual clip.
     ratio = torch.tensor([0.5, 0.9, 1.5, 4.0, 1.5, 4.0, 0.5], dtype=torch.float64)
     advantage = torch.tensor([-1.0, -1.0, -1.0, -1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
-    found = ppo_clip(ratio.log(), torch.zeros(7), advantage, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+    found = ppo_clip(PolicyTokens(ratio.log(), torch.zeros(7), advantage), clip_low=0.2, clip_high=0.2, dual_clip=3.0)
     free, bounded = -advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)
     two = bounded > free, (torch.maximum(free, bounded) > -advantage * 3.0) & (advantage < 0)
     assert found.clipped.sum() == two[0].sum() + two[1].sum() == 4

@@ -15,6 +15,7 @@ from dagrl.algorithms.dpo import preference_loss
 from dagrl.algorithms.kl import kl_estimate
 from dagrl.algorithms.losses import (
     PolicyLoss,
+    PolicyTokens,
     cispo,
     clip_cov,
     cpgd,
@@ -52,8 +53,8 @@ class Bounded:
     gradient: float
 
 
-def clip_cov_of(*given: torch.Tensor) -> PolicyLoss:
-    return clip_cov(ppo_clip(*given, **CLIP), torch.tensor([0, 1, 0]))
+def clip_cov_of(tokens: PolicyTokens) -> PolicyLoss:
+    return clip_cov(ppo_clip(tokens, **CLIP), torch.tensor([0, 1, 0]))
 
 
 POLICIES = {
@@ -104,7 +105,7 @@ def test_every_loss_is_here():
 def test_losses_and_gradients_are_bounded(name, dtype, now, old, advantage):
     bounded = POLICIES[name]
     logprob = torch.tensor(now, dtype=dtype, requires_grad=True)
-    result = bounded.loss(logprob, torch.tensor(old, dtype=dtype), torch.tensor(advantage, dtype=dtype))
+    result = bounded.loss(PolicyTokens(logprob, torch.tensor(old, dtype=dtype), torch.tensor(advantage, dtype=dtype)))
     result.loss.sum().backward()
     assert result.loss.abs().max() <= bounded.value * ROUNDING
     assert logprob.grad.abs().max() <= bounded.gradient * ROUNDING
@@ -115,7 +116,7 @@ def test_losses_and_gradients_are_bounded(name, dtype, now, old, advantage):
 def test_nan_is_never_trained_on(name):
     """A bound must not make a number of NaN: see `dagrl.algorithms.nonfinite`."""
     logprob = torch.tensor([math.nan, -1.0, -1.0], requires_grad=True)
-    result = POLICIES[name].loss(logprob, torch.full((3,), -1.0), torch.tensor([1.0, -1.0, -1.0]))
+    result = POLICIES[name].loss(PolicyTokens(logprob, torch.full((3,), -1.0), torch.tensor([1.0, -1.0, -1.0])))
     result.loss.sum().backward()
     assert not result.loss.isfinite().all()
 

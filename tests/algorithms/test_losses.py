@@ -10,6 +10,7 @@ import torch
 
 from dagrl.algorithms.losses import (
     PolicyLoss,
+    PolicyTokens,
     cispo,
     clip_cov,
     cpgd,
@@ -32,7 +33,9 @@ def clip_one(ratio: float, advantage: float, *, high: float = 0.2, dual: float |
     """Loss of one token, its gradient in the log-prob, and whether it counts as clipped; lower clip 0.2."""
     logprob = torch.tensor([ratio], dtype=torch.float64).log().requires_grad_()
     advantages = torch.tensor([advantage], dtype=torch.float64)
-    result = ppo_clip(logprob, torch.zeros_like(logprob), advantages, clip_low=0.2, clip_high=high, dual_clip=dual)
+    result = ppo_clip(
+        PolicyTokens(logprob, torch.zeros_like(logprob), advantages), clip_low=0.2, clip_high=high, dual_clip=dual
+    )
     result.loss.sum().backward()
     assert result.ratio.item() == pytest.approx(ratio, abs=1e-15)
     return result.loss.item(), logprob.grad.item(), result.clipped.item()
@@ -79,7 +82,7 @@ def test_the_upper_clip_may_be_higher(ratio, loss, gradient, clipped):
 def test_a_ratio_grows_to_e20_and_has_no_gradient_beyond(loss, log_ratio: float):
     # A = -2 and no clip on this side: 2 r, as in verl.
     logprob = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    result = loss(logprob, torch.full_like(logprob, -log_ratio), torch.full_like(logprob, -2.0))
+    result = loss(PolicyTokens(logprob, torch.full_like(logprob, -log_ratio), torch.full_like(logprob, -2.0)))
     result.loss.sum().backward()
     expected = 2 * math.exp(min(log_ratio, 20.0))
     assert result.loss.item() == pytest.approx(expected)
@@ -116,7 +119,7 @@ def test_at_the_very_edge_the_gradient_is_whole(edge):
     advantage = torch.tensor([1.0, -1.0], dtype=torch.float64)
     exact = torch.equal(torch.exp(-old), torch.tensor([edge, edge], dtype=torch.float64))
     assert exact, "the test needs a ratio that is exactly on the edge"
-    result = ppo_clip(logprob, old, advantage, clip_low=0.25, clip_high=0.25)
+    result = ppo_clip(PolicyTokens(logprob, old, advantage), clip_low=0.25, clip_high=0.25)
     result.loss.sum().backward()
     assert not result.clipped.any()
     assert logprob.grad.tolist() == [-edge, edge]
@@ -126,7 +129,7 @@ def one_token(loss: Callable[..., PolicyLoss], ratio: float, advantage: float, *
     """Loss of a token of log-prob log(ratio), old log-prob 0; its gradient, and whether it counts as clipped."""
     logprob = torch.tensor([ratio], dtype=torch.float64).log().requires_grad_()
     advantages = torch.tensor([advantage], dtype=torch.float64)
-    result = loss(logprob, torch.zeros_like(logprob), advantages, **options)
+    result = loss(PolicyTokens(logprob, torch.zeros_like(logprob), advantages), **options)
     result.loss.sum().backward()
     assert result.ratio.item() == pytest.approx(ratio, abs=1e-15)
     assert not result.ratio.requires_grad
@@ -176,7 +179,7 @@ def test_the_drift_of_cpgd_pulls_no_harder_than_siirls(log_ratio):
     # siiRL's gradient is r - 1, at most 2. The drift is r - 1 - log r up to log r = log 3, then a straight line.
     logprob = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
     nothing = torch.zeros(1, dtype=torch.float64)
-    result = cpgd(logprob, nothing, nothing, clip_low=0.2, clip_high=0.2, drift_coef=0.1)
+    result = cpgd(PolicyTokens(logprob, nothing, nothing), clip_low=0.2, clip_high=0.2, drift_coef=0.1)
     result.loss.sum().backward()
     near = min(log_ratio, math.log(3))
     drift = math.exp(near) - 1 - near + 2 * (log_ratio - near)
@@ -197,8 +200,8 @@ def test_reinforce_does_not_look_at_the_ratio():
     ],
 )
 def test_clip_cov_takes_marked_tokens_out_of_ppo(ratio, advantage, held, loss, gradient, clipped):
-    def marked(*given, held):
-        return clip_cov(ppo_clip(*given, clip_low=0.2, clip_high=0.2), torch.tensor([held]))
+    def marked(tokens, held):
+        return clip_cov(ppo_clip(tokens, clip_low=0.2, clip_high=0.2), torch.tensor([held]))
 
     result = one_token(marked, ratio, advantage, held=held)
     assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), clipped)
@@ -246,7 +249,7 @@ def test_topr_forgets_bad_responses_that_have_become_unlikely():
         (-2.0, [0.5, 0.5, 1, 1, 1], [False, False, True, True, True]),
     ):
         logprob = log_ratio.clone().requires_grad_()
-        result = topr(logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage), rows=rows)
+        result = topr(PolicyTokens(logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage)), rows=rows)
         result.loss[:5].sum().backward()
         assert logprob.grad.tolist()[:5] == pytest.approx([-advantage * weight for weight in weights])
         assert result.loss.tolist()[:4] == pytest.approx(
@@ -267,7 +270,7 @@ def test_mirror_descent_of_kimi_draws_whole_responses_back():
     logprob = torch.tensor([2.0, 4.0, 0.5, 9.0], dtype=torch.float64).log().requires_grad_()
     rows = RowReducer(torch.tensor([0, 0, 2, 2]), torch.tensor([True, True, True, False]))
     advantage = torch.tensor([1.0, 1.0, -2.0, -2.0], dtype=torch.float64)
-    result = opmd_kimi(logprob, torch.zeros(4, dtype=torch.float64), advantage, rows=rows, tau=0.5)
+    result = opmd_kimi(PolicyTokens(logprob, torch.zeros(4, dtype=torch.float64), advantage), rows=rows, tau=0.5)
     first, second = result.loss[:2].sum(), result.loss[2]
     # -A log pi + tau / 2 D^2 of each response: -log 8 + (log 8)^2 / 4 and -2 log 2 + (log 2)^2 / 4.
     assert first.item() == pytest.approx(-math.log(8) + math.log(8) ** 2 / 4)
@@ -285,7 +288,7 @@ def gspo_rows(ratios: list[list[float]], advantages: list[float], active: list[l
     logprob = torch.tensor([math.log(each) for each in chain(*ratios)], dtype=torch.float64, requires_grad=True)
     advantage = torch.tensor(advantages, dtype=torch.float64)[row // 2]
     counts = torch.tensor(list(chain(*active)))
-    result = gspo(logprob, torch.zeros_like(logprob), advantage, rows=RowReducer(row, counts), **clips)
+    result = gspo(PolicyTokens(logprob, torch.zeros_like(logprob), advantage), rows=RowReducer(row, counts), **clips)
     result.loss.sum().backward()
     return result.loss.tolist(), logprob.grad.tolist(), result.ratio.tolist(), result.clipped.tolist()
 
@@ -330,9 +333,8 @@ def test_gspo_is_verls_in_value_and_gradient_however_far(log_mean, advantage, lo
     # Two tokens of log-ratios log_mean + 3 and log_mean - 3, and one that does not count.
     logprob = torch.tensor([log_mean + 3, log_mean - 3, 900.0], dtype=torch.float64, requires_grad=True)
     rows = RowReducer(torch.zeros(3, dtype=torch.int64), torch.tensor([True, True, False]))
-    result = gspo(
-        logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage), rows=rows, clip_low=0.2, clip_high=0.2
-    )
+    tokens = PolicyTokens(logprob, torch.zeros_like(logprob), torch.full_like(logprob, advantage))
+    result = gspo(tokens, rows=rows, clip_low=0.2, clip_high=0.2)
     result.loss[:2].sum().backward()
     assert result.loss.tolist()[:2] == pytest.approx([loss, loss])
     assert logprob.grad.tolist() == pytest.approx([gradient, gradient, 0.0])
@@ -354,4 +356,4 @@ def test_gradients_are_those_of_the_value(loss, options):
     random = torch.Generator().manual_seed(0)
     old, advantage = torch.randn(2, 40, generator=random, dtype=torch.float64)
     logprob = (old + torch.randn(40, generator=random, dtype=torch.float64)).requires_grad_()
-    torch.autograd.gradcheck(lambda now: loss(now, old, advantage, **options).loss, logprob)
+    torch.autograd.gradcheck(lambda now: loss(PolicyTokens(now, old, advantage), **options).loss, logprob)
