@@ -38,10 +38,10 @@ class RunResult:
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Steps that have a metric, and its values. KeyError if no step has it."""
-        found = [(int(line["step"]), line[name]) for line in self.metrics if name in line]
-        if not found:
+        values = [(int(line["step"]), line[name]) for line in self.metrics if name in line]
+        if not values:
             raise KeyError(name)
-        return [step for step, _ in found], [value for _, value in found]
+        return [step for step, _ in values], [value for _, value in values]
 
     def __repr__(self) -> str:
         lines = f"{len(self.metrics)} line{'' if len(self.metrics) == 1 else 's'}"
@@ -53,8 +53,8 @@ class RunResult:
         from dagrl.tables import render
 
         run = RunRecord(self.folder, self.metrics, (), 0)
-        told = f"{'stopped after' if self.stopped else 'finished'} step {self.step}, in {self.folder}"
-        return render([told, *main_metrics(run)]).rstrip()
+        heading = f"{'stopped after' if self.stopped else 'finished'} step {self.step}, in {self.folder}"
+        return render([heading, *main_metrics(run)]).rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class PipelineHandle:
         from dagrl.planner.showing import report, show, show_steps
 
         overrides, _ = with_published_models(self.path, self.overrides)
-        found = report.report(self.path, overrides, gpu=gpu or DEFAULT_GPU)
-        return show.as_values(found, show_steps.plan_sections(found))
+        planned = report.report(self.path, overrides, gpu=gpu or DEFAULT_GPU)
+        return show.as_values(planned, show_steps.plan_sections(planned))
 
     def run(self, run_dir: Path | str | None = None, *, resume: bool = True, quiet: bool = False) -> RunResult:
         """Train, or go on from the newest checkpoint in the run folder.
@@ -129,10 +129,10 @@ class PipelineHandle:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             code = _run_to_its_end(command, errors)
             errors.seek(0)
-            told = errors.read().strip()
+            text = errors.read().strip()
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
-        lines = told.splitlines()
+        lines = text.splitlines()
         warnings = [line for line in lines if code in (0, _OUT_OF_TIME) or line.startswith(_WARNING)]
         for line in warnings:
             print(line, file=sys.stderr)
@@ -160,8 +160,8 @@ def load(pipeline: Path | str, overrides: Mapping[str, Any] | None = None) -> Pi
 
     path = pipeline_file(Path(pipeline).expanduser())
     written = tuple(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items())
-    found = load_pipeline(path, written).pipeline
-    return PipelineHandle(path, written, found.name, found.run.steps, found.run.epochs, found.run.only_validates)
+    loaded = load_pipeline(path, written).pipeline
+    return PipelineHandle(path, written, loaded.name, loaded.run.steps, loaded.run.epochs, loaded.run.only_validates)
 
 
 def _run_to_its_end(command: list[str], errors: IO[str]) -> int:

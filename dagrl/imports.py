@@ -70,8 +70,8 @@ class _Distributions(dict[str, list[str]]):
         try:
             importlib.metadata.version(module)
         except importlib.metadata.PackageNotFoundError:
-            if found := distributions_of(module):
-                return found
+            if distributions := distributions_of(module):
+                return distributions
             raise KeyError(module) from None
         return [module]
 
@@ -89,7 +89,9 @@ def distributions_of(module: str) -> list[str]:
         declared = (distribution.read_text("top_level.txt") or "").split()
         return module in declared if declared else bool(listed.search(distribution.read_text("RECORD") or ""))
 
-    return [each.metadata["Name"] for each in importlib.metadata.distributions() if has_it(each)]
+    return [
+        distribution.metadata["Name"] for distribution in importlib.metadata.distributions() if has_it(distribution)
+    ]
 
 
 @contextmanager

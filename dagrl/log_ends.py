@@ -70,7 +70,7 @@ def shortened(text: str) -> str:
 def keep_ends_of_output() -> None:
     """From now on, keep only the ends of what this process and its children print, if that goes to files."""
     # By their own paths: user code may put another file in the place of a descriptor for a while.
-    logs = [LogEnds(Path(f"/proc/self/fd/{each}").readlink()) for each in (1, 2) if _is_log(each)]
+    logs = [LogEnds(Path(f"/proc/self/fd/{descriptor}").readlink()) for descriptor in (1, 2) if _is_log(descriptor)]
 
     def watch() -> None:
         while True:

@@ -100,7 +100,7 @@ def hiding(config: Mapping[str, Any]) -> Callable[[str], str]:
     """Return a `hide_secrets` that also hides the secrets of this configuration, wherever they stand in a text."""
     hidden = _hidden_values(config, _cleaned_mapping(config, secret=False))
     known = sorted({value for value, _ in hidden}, key=len, reverse=True)
-    return lambda text: hide_secrets(reduce(lambda left, value: left.replace(value, HIDDEN), known, text))
+    return lambda text: hide_secrets(_replaced(known, text))
 
 
 def _hidden_values(before: Any, after: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -120,9 +120,11 @@ def _without(known: Sequence[str], config: Any) -> Any:
         return {key: _without(known, value) for key, value in config.items()}
     if isinstance(config, list):
         return [_without(known, value) for value in config]
-    if isinstance(config, str):
-        return reduce(lambda left, value: left.replace(value, HIDDEN), known, config)
-    return config
+    return _replaced(known, config) if isinstance(config, str) else config
+
+
+def _replaced(known: Sequence[str], text: str) -> str:
+    return reduce(lambda left, value: left.replace(value, HIDDEN), known, text)
 
 
 def _cleaned_mapping(config: Mapping[str, Any], *, secret: bool) -> dict[str, Any]:
@@ -179,10 +181,10 @@ def _is_secret(name: str) -> bool:
 def _without_assigned(text: str) -> Iterator[str]:
     """Yield the pieces of a text, with `HIDDEN` in place of the values of secrets."""
     written = begin = 0
-    while found := _NAME.search(text, begin):
-        begin = found.end()
-        section, _, name = found["name"].rpartition(".")
-        is_prose = ":" in found["between"] and name.lower() in _GENERIC
+    while match := _NAME.search(text, begin):
+        begin = match.end()
+        section, _, name = match["name"].rpartition(".")
+        is_prose = ":" in match["between"] and name.lower() in _GENERIC
         is_secret = _is_secret(name) or not _ENVIRONMENTS.isdisjoint(section.split("."))
         if is_secret and not is_prose and (value := _VALUE.match(text, begin)):
             yield f"{text[written:begin]}{value[1]}{HIDDEN}"
@@ -190,9 +192,9 @@ def _without_assigned(text: str) -> Iterator[str]:
     yield text[written:]
 
 
-def _cleaned_url(found: re.Match[str]) -> str:
+def _cleaned_url(match: re.Match[str]) -> str:
     try:
-        parts = urlsplit(found[0])
+        parts = urlsplit(match[0])
         user, at, host = parts.netloc.rpartition("@")
         netloc = f"{user.partition(':')[0]}:{HIDDEN}{at}{host}" if ":" in user else parts.netloc
         query = parts.query
@@ -201,7 +203,7 @@ def _cleaned_url(found: re.Match[str]) -> str:
             pairs = [(name, HIDDEN if name in secret else value) for name, value in parse_qsl(query)]
             query = urlencode(pairs, safe="*")
     except ValueError:
-        return found[0]
+        return match[0]
     if (netloc, query) == (parts.netloc, parts.query):
-        return found[0]  # Joining its parts again may change it: `sqlite:////path`.
+        return match[0]  # Joining its parts again may change it: `sqlite:////path`.
     return urlunsplit(parts._replace(netloc=netloc, query=query))

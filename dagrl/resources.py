@@ -86,8 +86,8 @@ def template_description(name: str) -> str:
 
 def template_parents(name: str) -> list[str]:
     """The templates that a template extends, in order."""
-    found = re.search(r"^extends: (.+?) *(?:#.*)?$", template_text(name), re.MULTILINE)
-    return re.findall(r"[\w-]+", found[1]) if found else []
+    match = re.search(r"^extends: (.+?) *(?:#.*)?$", template_text(name), re.MULTILINE)
+    return re.findall(r"[\w-]+", match[1]) if match else []
 
 
 def setup_commands(templates: Sequence[str]) -> list[str]:
@@ -96,8 +96,8 @@ def setup_commands(templates: Sequence[str]) -> list[str]:
     They are those of the last template whose comment has any, else those of the templates that they extend.
     """
     for name in reversed(templates):
-        if found := _SETUP.findall(template_text(name)) or setup_commands(template_parents(name)):
-            return found
+        if commands := _SETUP.findall(template_text(name)) or setup_commands(template_parents(name)):
+            return commands
     return []
 
 

@@ -43,28 +43,24 @@ def overrides(context: typer.Context, incomplete: str) -> list[str]:
         tree = read_with_parents(pipeline_file(Path(str(pipeline)).expanduser())).tree
     except (PipelineError, OSError):
         return []
-    found = _begun(_keys(tree, incomplete.rpartition(".")[0]), incomplete)
+    keys = _begun(_keys(tree, incomplete.rpartition(".")[0]), incomplete)
     # A shell adds a space behind a single proposal, so a section goes on with its keys.
-    while len(found) == 1 and found[0].endswith("."):
-        found = _keys(tree, found[0].rstrip("."))
-    return found
-
-
-def names_of(section: str, incomplete: str, folder: object) -> list[str]:
-    """Names in a section of a run's pipeline, such as ``nodes`` or ``engines``."""
-    from dagrl.config.loading.yaml_source import read_document
-
-    try:
-        tree = read_document(Path(str(folder)) / "pipeline.yaml").tree
-    except (PipelineError, OSError):
-        return []
-    return _begun(_mapping(tree.get(section)), incomplete)
+    while len(keys) == 1 and keys[0].endswith("."):
+        keys = _keys(tree, keys[0].rstrip("."))
+    return keys
 
 
 def engines(context: typer.Context, incomplete: str) -> list[str]:
     """Engines of the run that the call names."""
+    from dagrl.config.loading.yaml_source import read_document
+
     # Where the option is the last word, the run is not assigned to its parameter yet.
-    return names_of("engines", incomplete, context.params.get("run_dir") or next(iter(context.args), ""))
+    folder = context.params.get("run_dir") or next(iter(context.args), "")
+    try:
+        tree = read_document(Path(str(folder)) / "pipeline.yaml").tree
+    except (PipelineError, OSError):
+        return []
+    return _begun(_mapping(tree.get("engines")), incomplete)
 
 
 def gpus(incomplete: str) -> list[str]:

@@ -36,11 +36,11 @@ def data(
     """
     names = data_script_names()
     if name is None:
-        titles = {each: _title(each) for each in names}
+        titles = {script_name: _title(script_name) for script_name in names}
         if as_json:
-            print_json([{"name": each, "description": title} for each, title in titles.items()])
+            print_json([{"name": script_name, "description": title} for script_name, title in titles.items()])
         else:
-            print("\n".join(f"{each:<{max(map(len, names))}}  {title}" for each, title in titles.items()))
+            print("\n".join(f"{script_name:<{max(map(len, names))}}  {title}" for script_name, title in titles.items()))
         return 0
     if name not in names:
         raise typer.BadParameter(f"there is no script for the data set `{name}`; {suggest(name, names)}")

@@ -29,9 +29,9 @@ def diff(
     from dagrl.reporting.diff import as_dict, diff_runs, lines_of
 
     with exit_on("diff", ValueError, OSError):
-        found = diff_runs(left, right)
+        result = diff_runs(left, right)
     if as_json:
-        print_json(as_dict(found))
+        print_json(as_dict(result))
     else:
-        print(*lines_of(left, right, found), sep="\n")
-    return _EQUAL if found.parting is None else _PARTED
+        print(*lines_of(left, right, result), sep="\n")
+    return _EQUAL if result.parting is None else _PARTED

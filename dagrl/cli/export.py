@@ -51,9 +51,9 @@ def export(
 def print_result(command: str, output: Path, write: Callable[[], str], *, as_json: bool) -> int:
     """Call `write`, which writes weights to `output`, and print its summary, or why it failed."""
     with exit_on(command, OSError, code=1), exit_on(command, ValueError):
-        told = write()
+        summary = write()
         if as_json:
-            print_json({"output": str(output.absolute()), "summary": told})
+            print_json({"output": str(output.absolute()), "summary": summary})
         else:
-            print(told)
+            print(summary)
     return 0

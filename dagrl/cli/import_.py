@@ -70,26 +70,26 @@ def import_(
         except OSError as error:
             raise ValueError(f"{output} cannot be written ({error.strerror}); name another file with -o") from error
     with without_imports():
-        code, said = _checked(output)
+        code, checks = _checked(output)
     if as_json:
-        print_json({"pipeline": str(output), **report.as_object(imported.translation, imported.remarks), **said})
+        print_json({"pipeline": str(output), **report.as_object(imported.translation, imported.remarks), **checks})
     else:
         print(report.as_text(imported.translation, imported.remarks))
         print(f"Wrote {output}")
         # Both may name the same problems.
-        further = [line for line in said["plan"] if not code or line not in said["validate"]]
-        print("\n".join([*said["validate"], *further]))
+        further = [line for line in checks["plan"] if not code or line not in checks["validate"]]
+        print("\n".join([*checks["validate"], *further]))
     return code
 
 
 def _variables(texts: list[str]) -> dict[str, str]:
-    found = {}
+    variables = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise ValueError(f"--set takes NAME=VALUE, got {text!r}")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def _checked(path: Path) -> tuple[int, dict[str, Any]]:
@@ -98,19 +98,19 @@ def _checked(path: Path) -> tuple[int, dict[str, Any]]:
     from dagrl.validation import check_file
     from dagrl.validation.summary import summarize
 
-    code, said = 0, {}
+    code, texts = 0, {}
     try:
-        said["validate"] = summarize(check_file(path)).splitlines()
+        texts["validate"] = summarize(check_file(path)).splitlines()
     except PipelineError as error:
-        code, said["validate"] = _INVALID, str(error).splitlines()
+        code, texts["validate"] = _INVALID, str(error).splitlines()
     try:
         planned = report.report(path, [])
-        said["plan"] = show.as_text(planned, show_steps.plan_sections(planned)).splitlines()
+        texts["plan"] = show.as_text(planned, show_steps.plan_sections(planned)).splitlines()
         if not planned.fits:
-            said["plan"] += show.problems_in_words(planned)
+            texts["plan"] += show.problems_in_words(planned)
             code = code or _DOES_NOT_FIT
     except PipelineError as error:
-        code, said["plan"] = _INVALID, [] if said["validate"] == str(error).splitlines() else str(error).splitlines()
+        code, texts["plan"] = _INVALID, [] if texts["validate"] == str(error).splitlines() else str(error).splitlines()
     except ValueError as error:
-        said["plan"] = [f"dagrl plan: {error}"]
-    return code, said
+        texts["plan"] = [f"dagrl plan: {error}"]
+    return code, texts

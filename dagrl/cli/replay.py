@@ -75,17 +75,17 @@ def replay(
 
     with exit_on("replay", RecordError):
         target = find_target(run_dir, step, node, layout=layout or (), to_cpu=to == "cpu", debug=debug)
-    told = sys.stderr if as_json else sys.stdout
+    out = sys.stderr if as_json else sys.stdout
     for note in target.notes:
         print(f"dagrl replay: warning: {note}", file=sys.stderr)
-    nodes = ", ".join(dict.fromkeys(each.record.node for each in target.runs))
-    print(f"replaying {nodes} of step {step}", file=told, flush=True)
+    nodes = ", ".join(dict.fromkeys(run.record.node for run in target.runs))
+    print(f"replaying {nodes} of step {step}", file=out, flush=True)
     from dagrl.orchestrator.replay.replay import replay as replay_node
     from dagrl.workers.errors import RunError
 
     try:
         with exit_on("replay", RecordError), _post_mortem() if debug else nullcontext():
-            outcome = replay_node(target, run_dir, lambda text: print(f"  {text}", file=told, flush=True), debug=debug)
+            outcome = replay_node(target, run_dir, lambda text: print(f"  {text}", file=out, flush=True), debug=debug)
     except RunError as error:
         print("dagrl replay: failed", *error.lines(), sep="\n", file=sys.stderr)
         return _DIFFERS

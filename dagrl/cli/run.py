@@ -56,8 +56,8 @@ def run(
     if not quiet:
         # The next import takes seconds.
         run = prepared.loaded.pipeline.run
-        told = "a validation alone" if run.only_validates else counted(run.steps, "step")
-        print(f"starting {prepared.loaded.pipeline.name}, {told}", flush=True)
+        what = "a validation alone" if run.only_validates else counted(run.steps, "step")
+        print(f"starting {prepared.loaded.pipeline.name}, {what}", flush=True)
     from dagrl.orchestrator.run import run_pipeline
     from dagrl.tracking.console import Verbosity
     from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError
@@ -73,8 +73,8 @@ def run(
         print(f"dagrl run: failed{left}", *error.lines(), sep="\n", file=sys.stderr)
         return 1
     except (InterruptedRunError, KeyboardInterrupt):
-        told = "stopped at once; `dagrl run` goes on from the last checkpoint, if there is one,"
-        print(f"dagrl run: {told} in {folder}", file=sys.stderr)
+        what = "stopped at once; `dagrl run` goes on from the last checkpoint, if there is one,"
+        print(f"dagrl run: {what} in {folder}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         # Everything is cleaned up, and Ray's libraries can crash at exit if they were interrupted while they connected.

@@ -34,7 +34,7 @@ def templates(
     names = template_names()
     if name is None:
         if as_json:
-            print_json([_values(each) for each in names])
+            print_json([_values(template) for template in names])
         else:
             _print_list(names)
         return 0

@@ -25,7 +25,8 @@ def validate(pipeline: Pipeline, overrides: Overrides = None, as_json: AsJson = 
     except PipelineError as error:
         if not as_json:
             raise
-        print_json({"file": str(pipeline), "valid": False, "problems": [each.as_values() for each in error.problems]})
+        problems = [problem.as_values() for problem in error.problems]
+        print_json({"file": str(pipeline), "valid": False, "problems": problems})
         return 2
     if as_json:
         print_json(as_values(checked))

@@ -27,18 +27,18 @@ _MOST_MACHINES = 128
 
 
 def nearest_change(
-    graph: Graph, found: Fit, *, gpu: str, is_valid: Callable[[Change], bool] = lambda change: True
+    graph: Graph, fit: Fit, *, gpu: str, is_valid: Callable[[Change], bool] = lambda change: True
 ) -> Change | None:
     """Return the smallest change with which all engines fit; None if nothing that is tried does.
 
     `is_valid` says whether the file would still pass its checks.
     """
-    if not found.problems:
+    if not fit.problems:
         return None
     nearest = Change({})
     # Groups have no GPU in common, so each is helped by itself.
-    for group in sorted({problem.group for problem in found.problems}):
-        attempts = itertools.islice(_attempts(graph, found, group, gpu), _MOST_CHECKED)
+    for group in sorted({problem.group for problem in fit.problems}):
+        attempts = itertools.islice(_attempts(graph, fit, group, gpu), _MOST_CHECKED)
         valid = (both for change in attempts if is_valid(both := nearest | change))
         if (helped := next(valid, None)) is None:
             return None
@@ -46,17 +46,15 @@ def nearest_change(
     return nearest
 
 
-def _attempts(graph: Graph, found: Fit, name: str, gpu: str) -> Iterator[Change]:
+def _attempts(graph: Graph, fit: Fit, name: str, gpu: str) -> Iterator[Change]:
     """Yield changes with which the engines of a group fit, the nearest first."""
-    group, pipeline = next(each for each in found.groups if each.name == name), found.pipeline
+    group, pipeline = next(each for each in fit.groups if each.name == name), fit.pipeline
     spec = pipeline.groups[name]
     here = Room(spec.gpus_per_node, spec.ranks)
     anywhere = Room(max(spec.gpus_per_node, GPUS_OF_MACHINE), GPUS_OF_MACHINE * _MOST_MACHINES)
 
     def ladders(room: Room) -> list[Ladder]:
-        engines = (
-            PlannedEngine[Any](pipeline, found.plan, each.name, found.shape, group.gpu) for each in group.tenants
-        )
+        engines = (PlannedEngine[Any](pipeline, fit.plan, each.name, fit.shape, group.gpu) for each in group.tenants)
         ladders = [each for engine in engines for each in backend_of(engine.spec).changes(engine, room) if each.rungs]
         return sorted(ladders, key=lambda ladder: ladder.last_resort)
 
@@ -66,7 +64,7 @@ def _attempts(graph: Graph, found: Fit, name: str, gpu: str) -> Iterator[Change]
             wanted = changed(pipeline, change)
             if not _suits_machines(wanted):
                 return None
-            return group_fit(wanted, make_plan(wanted, graph), name, gpu, found.shape).over
+            return group_fit(wanted, make_plan(wanted, graph), name, gpu, fit.shape).over
         except (ValueError, AssertionError):
             return None
 
@@ -117,7 +115,7 @@ def _in_a_row(first: Change, ladders: list[Ladder], over: Callable[[Change], int
         if not better:
             return
         # The first of the best, as ladders are in the order of what they cost.
-        missing, index, rung = min(better, key=lambda found: found[0])
+        missing, index, rung = min(better, key=lambda attempt: attempt[0])
         steps.append((index, rung))
     if missing == 0:
         yield with_all(_less(steps, ladders, lambda fewer: over(with_all(fewer)) == 0))
@@ -153,6 +151,6 @@ def _more_gpus(pipeline: Pipeline, name: str) -> list[Change]:
     group = pipeline.groups[name]
     own: Place = ("groups", name, "gpus_per_node")
     per_node = sorted({*doubled(group.gpus_per_node, GPUS_OF_MACHINE), GPUS_OF_MACHINE})
-    fuller = [Change({own: each}) for each in per_node if each > group.gpus_per_node]
+    fuller = [Change({own: count}) for count in per_node if count > group.gpus_per_node]
     more = (Change({("groups", name, "nodes"): nodes}) for nodes in doubled(group.nodes, _MOST_MACHINES))
-    return [*fuller, *(reduce(or_, fuller[-1:], each) for each in more)]
+    return [*fuller, *(reduce(or_, fuller[-1:], count) for count in more)]

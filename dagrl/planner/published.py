@@ -19,13 +19,13 @@ def with_published_models(path: Path | str, overrides: Sequence[str]) -> tuple[l
     if the file cannot be loaded.
     """
     pipeline = load_pipeline(path, overrides).pipeline
-    found, told = list(overrides), []
+    published, notes = list(overrides), []
     for place, model in _models(pipeline):
         name = published_name(model.path.name) if model.path is not None and not model.path.exists() else None
         if name is not None:
-            found.append(f"{dotted((*place, 'path'))}={known_model(name)}")
-            told.append(f"{model.path} does not exist, so the plan is that of {name}")
-    return found, told
+            published.append(f"{dotted((*place, 'path'))}={known_model(name)}")
+            notes.append(f"{model.path} does not exist, so the plan is that of {name}")
+    return published, notes
 
 
 def _models(pipeline: Pipeline) -> Iterator[tuple[Place, ModelSpec]]:

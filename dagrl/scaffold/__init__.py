@@ -77,8 +77,8 @@ def _nodes(templates: Sequence[str]) -> dict[str, dict[str, object]]:
     whole = False
     for name in templates:
         tree = read_with_parents(OWN_TEMPLATES / f"{name}.yaml").tree
-        found = {node: options for node, options in tree.get("nodes", {}).items() if isinstance(options, dict)}
-        whole |= any("op" in options for options in found.values())
-        for node, options in found.items():
+        sections = {node: options for node, options in tree.get("nodes", {}).items() if isinstance(options, dict)}
+        whole |= any("op" in options for options in sections.values())
+        for node, options in sections.items():
             nodes[node] = nodes.get(node, {}) | options
     return nodes if whole else {}

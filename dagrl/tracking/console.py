@@ -99,7 +99,7 @@ def _values(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         if name is not None:
             yield heading, form(metrics[name])
         if heading in _OF_EVERY_POLICY:
-            others = (pair for each in names for pair in same_of_others(each, metrics))
+            others = (pair for name_of_first in names for pair in same_of_others(name_of_first, metrics))
             yield from ((f"{heading} {other}", form(metrics[metric])) for metric, other in others)
 
 
@@ -179,7 +179,7 @@ class Console:
         validation = [f"{head} {metrics[name]:.4g}" for name, head in VALIDATION if name in metrics]
         others = same_of_others("val/reward/mean", metrics)
         validation += [f"reward {other} {metrics[name]:.4g}" for name, other in others]
-        sets = [(found[1], value) for name, value in metrics.items() if (found := OF_A_SET.fullmatch(name))]
+        sets = [(match[1], value) for name, value in metrics.items() if (match := OF_A_SET.fullmatch(name))]
         validation += [f"{head} {value:.4g}" for head, value in sets[:VISIBLE_SETS]]
         if validation:
             of = f"/{self._total_steps}" if self._total_steps else ""

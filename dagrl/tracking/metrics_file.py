@@ -56,7 +56,7 @@ class MetricsFile:
         steps = {_step_of(line): json.loads(line) for line in kept_lines(self._path, self._last)}
         steps[step] = steps.get(step, {}) | record
         self.close(ok=True)
-        replace_text(self._path, "".join(f"{json.dumps(steps[each])}\n" for each in sorted(steps)))
+        replace_text(self._path, "".join(f"{json.dumps(steps[number])}\n" for number in sorted(steps)))
         self._file = self._path.open("a", encoding="utf-8")
 
     def close(self, ok: bool) -> None:

@@ -88,8 +88,8 @@ class Mlflow:
 
         assert self._client is not None, "log before start"
         now = int(time.time() * 1000)
-        found = [Metric(metric_name(name), _shown(value), now, step) for name, value in metrics.items()]
-        for some in batched(found, _METRICS_AT_ONCE):
+        values = [Metric(metric_name(name), _shown(value), now, step) for name, value in metrics.items()]
+        for some in batched(values, _METRICS_AT_ONCE):
             self._client.log_batch(self._run_id, metrics=some)
 
     def samples(self, step: int, table: SampleTable) -> None:
@@ -97,7 +97,7 @@ class Mlflow:
         assert self._client is not None, "samples before start"
         path = f"samples/step_{step}_val.json"
         self._client.log_dict(self._run_id, {"columns": list(table.columns), "data": [*map(list, table.rows)]}, path)
-        others = [each for each in self._tables if each["path"] != path]
+        others = [table_entry for table_entry in self._tables if table_entry["path"] != path]
         self._tables = [*others, {"path": path, "type": "table"}][-_NEWEST_TABLES:]
         self._client.set_tag(self._run_id, _TABLES, json.dumps(self._tables))
 

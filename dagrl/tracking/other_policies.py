@@ -19,7 +19,7 @@ def same_of_others(name: str, metrics: Iterable[str]) -> list[tuple[str, str]]:
     """The metric `name` of other policies in `metrics`: full name, and its node or reward."""
     where = "val/" if name.startswith("val/") else ""
     plain = name.removeprefix(where)
-    found = []
+    others = []
     for metric in metrics:
         if not metric.startswith(where):
             continue
@@ -31,5 +31,5 @@ def same_of_others(name: str, metrics: Iterable[str]) -> list[tuple[str, str]]:
             other = rest.removesuffix(f"/{plain}")
             is_other = other != rest and other != "val"
         if is_other and "/" not in other:
-            found.append((metric, other))
-    return found
+            others.append((metric, other))
+    return others

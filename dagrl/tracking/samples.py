@@ -26,7 +26,7 @@ def read_samples(path: Path, limit: int) -> SampleTable | None:
         by_set.setdefault(row[0], []).append(row)
     counts: dict[str, int] = {}
     # Smallest sets first, so that others can use what they leave.
-    for left, name in zip(range(len(by_set), 0, -1), sorted(by_set, key=lambda each: len(by_set[each])), strict=True):
+    for left, name in zip(range(len(by_set), 0, -1), sorted(by_set, key=lambda name: len(by_set[name])), strict=True):
         counts[name] = min(len(by_set[name]), (limit - sum(counts.values())) // left)
     chosen = [row for name, of_set in by_set.items() for row in _spread(of_set, counts[name])]
     return SampleTable(tuple(columns), tuple(chosen))

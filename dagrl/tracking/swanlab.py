@@ -87,12 +87,12 @@ class SwanLab:
 
 def _unprobed() -> dict[str, bool]:
     """Turn off what SwanLab would store of the machine, where a secret is in it: the command, or the address of git."""
-    found = {}
+    probes = {}
     if hide_in_arguments(sys.argv) != sys.argv:
-        found["runtime"] = False
+        probes["runtime"] = False
     with suppress(OSError, subprocess.SubprocessError):
         call = ["git", "config", "--get", "remote.origin.url"]
         address = subprocess.run(call, capture_output=True, text=True, timeout=5).stdout
         if hide_secrets(address) != address:
-            found["git"] = False
-    return found
+            probes["git"] = False
+    return probes

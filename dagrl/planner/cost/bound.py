@@ -54,17 +54,17 @@ def step_bound(costs: PipelineCosts, gpus: Iterable[Gpu]) -> StepBound | None:
     peak, memory = sum(gpu.tflops * 1e12 for gpu in machine), sum(gpu.memory_gb_per_s * 1e9 for gpu in machine)
     tasks = [task for task in plan.tasks if task.rows is Rows.TRAIN]
     work = {task.name: _work(costs, task) for task in tasks if task.executor != HOST}
-    operations, read = (sum(each[kind] for each in work.values()) for kind in (0, 1))
-    found = {"overlap": max(operations / peak, read / memory), "host": _host_seconds(costs, tasks)}
+    operations, read = (sum(own_work[kind] for own_work in work.values()) for kind in (0, 1))
+    bounds = {"overlap": max(operations / peak, read / memory), "host": _host_seconds(costs, tasks)}
     if not plan.max_staleness:
         ends: dict[str, float] = {}
         for task in tasks:
             own = work.get(task.name, _Work(0.0, 0.0))
             takes = _share_in_chain(task) * max(own.operations / peak, own.read / memory)
             ends[task.name] = takes + max((ends.get(name, 0.0) for name in plan.waits_for(task)), default=0.0)
-        found["chain"] = max(ends.values())
-    by = max(found, key=found.__getitem__)
-    return StepBound(found[by], by)
+        bounds["chain"] = max(ends.values())
+    by = max(bounds, key=bounds.__getitem__)
+    return StepBound(bounds[by], by)
 
 
 def _share_in_chain(task: PlannedTask) -> float:

@@ -66,15 +66,15 @@ def seconds_of_step(plan: Plan, activities: Iterable[Activity]) -> dict[Work, fl
     Shards of a task that streams run at the same time; those of others each have a worker for themselves.
     """
     streams = {task.name for task in plan.tasks if task.streams}
-    found: dict[Work, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))
-    for each in activities:
-        found[Work(each.name, each.executor)][each.step].append(Interval(each.start, each.end))
+    intervals: dict[Work, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))
+    for activity in activities:
+        intervals[Work(activity.name, activity.executor)][activity.step].append(Interval(activity.start, activity.end))
     return {
         work: median(
             busy_seconds(spans) if work.name in streams else sum(span.end - span.start for span in spans)
             for spans in steps.values()
         )
-        for work, steps in found.items()
+        for work, steps in intervals.items()
     }
 
 

@@ -101,13 +101,13 @@ class PipelineCosts:
     @cached_property
     def engines(self) -> dict[str, EngineCosts]:
         """Engine -> its seconds, by its backend."""
-        found = {}
+        costs = {}
         for name, executor in self.plan.executors.items():
             if executor.group is not None:
                 device = gpu_of_group(self.pipeline, executor.group, self.gpu)
                 engine: PlannedEngine[Any] = PlannedEngine(self.pipeline, self.plan, name, self.shape, device)
-                found[name] = backend_of(engine.spec).costs(engine)
-        return found
+                costs[name] = backend_of(engine.spec).costs(engine)
+        return costs
 
     def prompts(self, task: PlannedTask) -> int:
         """Return how many prompts of a step, or of a round, the task works on."""
@@ -198,8 +198,8 @@ class PipelineCosts:
         """Return what a task takes longer after a sleep: the first of the engine in a step, and its first update."""
         if not self._takes_turns(task.executor) or task.rows is not Rows.TRAIN:
             return 0.0
-        tasks = [each for each in self.plan.tasks if each.executor == task.executor and each.rows is Rows.TRAIN]
-        first_update = next((each for each in tasks if each.trains), None)
+        tasks = [other for other in self.plan.tasks if other.executor == task.executor and other.rows is Rows.TRAIN]
+        first_update = next((other for other in tasks if other.trains), None)
         return sum(
             self.engines[task.executor].reconnect_s(updates=updates)
             for updates, first in ((False, tasks[0]), (True, first_update))
@@ -249,7 +249,7 @@ class PipelineCosts:
     @staticmethod
     def _on_one_machine(*costs: EngineCosts) -> bool:
         """Whether the groups of both engines fit on one machine."""
-        groups = {each.engine.executor.group: each.engine.group for each in costs}.values()
+        groups = {side.engine.executor.group: side.engine.group for side in costs}.values()
         machine = max(GPUS_OF_MACHINE, *(group.gpus_per_node for group in groups))
         return all(group.nodes == 1 for group in groups) and sum(group.ranks for group in groups) <= machine
 

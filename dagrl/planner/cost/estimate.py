@@ -64,14 +64,14 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
     step_s = sum(simulated.step_seconds[step] for step in range(first + 1, last + 1)) / steady_steps
     begin, end = simulated.seconds - step_s * steady_steps, simulated.seconds
     named, by_group = defaultdict(list), defaultdict(list)
-    for each in simulated.activities:
-        if first < each.step <= last:
-            name = f"{each.name} {each.executor}" if each.category in _OF_ENGINES else each.name
-            named[name].append(Interval(each.start, each.end))
+    for activity in simulated.activities:
+        if first < activity.step <= last:
+            name = f"{activity.name} {activity.executor}" if activity.category in _OF_ENGINES else activity.name
+            named[name].append(Interval(activity.start, activity.end))
     # The work of a step overlaps with the end of the one before.
-    for each in (*simulated.activities, *simulated.under_way):
-        if each.end > begin:
-            by_group[each.group].append(Interval(max(each.start, begin), min(each.end, end)))
+    for activity in (*simulated.activities, *simulated.under_way):
+        if activity.end > begin:
+            by_group[activity.group].append(Interval(max(activity.start, begin), min(activity.end, end)))
     seconds = {name: busy_seconds(spans) / steady_steps for name, spans in named.items()}
     tasks = {task.name for task in plan.tasks}
     return StepEstimate(
@@ -92,7 +92,7 @@ def steady_activities(plan: Plan, costs: Costs) -> list[Activity]:
     """Simulate steps without validation and checkpoints, and return all of the steady ones."""
     simulated, steady = _simulated(plan, costs)
     last = max(simulated.step_seconds)
-    return [each for each in simulated.activities if last - steady < each.step <= last]
+    return [activity for activity in simulated.activities if last - steady < activity.step <= last]
 
 
 def _simulated(plan: Plan, costs: Costs) -> tuple[Simulated, int]:
@@ -119,44 +119,44 @@ def _alike(seconds: Sequence[float], least: int) -> int:
 
 def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
     tasks = {task.name: task for task in costs.plan.tasks}
-    found = {}
+    edges = {}
     for task in tasks.values():
         if task.rows is Rows.TRAIN:
             taken = _edge_bytes(tasks, task, costs.rows(task), costs.lengths(task), costs.shape)
             rounds = costs.plan.rounds_of(task)
-            found.update({(producer, task.name): rounds * nbytes for producer, nbytes in taken.items()})
-    return found
+            edges.update({(producer, task.name): rounds * nbytes for producer, nbytes in taken.items()})
+    return edges
 
 
 def _edge_bytes(
     tasks: Mapping[str, PlannedTask], task: PlannedTask, rows: int, lengths: Lengths, shape: ModelShape
 ) -> dict[str, float]:
     """Return each task that `task` reads from -> bytes of a step."""
-    found: dict[str, float] = {}
+    nbytes: dict[str, float] = {}
     for producer, column in dict.fromkeys(task.inputs.values()):
         # Contracts have the op's name of a column.
         names = {there: own for own, there in tasks[producer].outputs.items()}
-        each = _row_bytes(CORE_COLUMNS.get(names.get(column, column)), lengths, shape)
-        found[producer] = found.get(producer, 0.0) + rows * each
-    return found
+        row_bytes = _row_bytes(CORE_COLUMNS.get(names.get(column, column)), lengths, shape)
+        nbytes[producer] = nbytes.get(producer, 0.0) + rows * row_bytes
+    return nbytes
 
 
 def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape) -> float:
     if column is None:
         return _UNKNOWN_BYTES
-    each = np.dtype(column.dtype).itemsize
+    item_bytes = np.dtype(column.dtype).itemsize
     match column.shape:
         case Shape.SAMPLE:
-            return each
+            return item_bytes
         case Shape.PROMPT:
-            return each * lengths.prompt + _OFFSET_BYTES
+            return item_bytes * lengths.prompt + _OFFSET_BYTES
         case Shape.RESPONSE:
-            return each * lengths.response + _OFFSET_BYTES
+            return item_bytes * lengths.response + _OFFSET_BYTES
         case Shape.TEXT:
             return _TEXT_BYTES + _OFFSET_BYTES
         case Shape.ROUTES:
             chosen = shape.experts.chosen if shape.experts else 0
-            return each * (lengths.row - 1) * shape.layers * chosen + _OFFSET_BYTES
+            return item_bytes * (lengths.row - 1) * shape.layers * chosen + _OFFSET_BYTES
         case Shape.IMAGES:
             # At most: a prompt of images alone. Samples of a prompt that go to one rank share them.
             seen = shape.vision if column.name == IMAGE_COLUMNS[0] else None

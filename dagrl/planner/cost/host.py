@@ -29,16 +29,16 @@ def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeli
         return _NODE_S + prompts_per_round(pipeline) * _PROMPT_S
     if name == SAMPLES_NODE:
         return _NODE_S + min(rows, pipeline.run.samples_per_step) * _SAMPLE_S
-    each = _ROW_S
+    row_s = _ROW_S
     if isinstance(node, RewardNode) and node.expected_s is not None:
-        each = _ROW_S + node.expected_s / (node.concurrency or 1)
+        row_s = _ROW_S + node.expected_s / (node.concurrency or 1)
     elif isinstance(node, RewardNode) and node.fn == "math":
-        each = _MATH_ROW_S
+        row_s = _MATH_ROW_S
     elif isinstance(node, RewardNode) and node.fn == "code":
-        each = _CODE_ROW_S
+        row_s = _CODE_ROW_S
     elif isinstance(node, JudgeNode):
         answer = node.sampling.max_new_tokens * MEAN_RESPONSE * _REMOTE_TOKEN_S
-        each = (answer if node.expected_s is None else node.expected_s) / node.concurrency
+        row_s = (answer if node.expected_s is None else node.expected_s) / node.concurrency
     elif isinstance(node, AdvantageNode):
-        each = _ADVANTAGE_ROW_S
-    return _NODE_S + rows * each
+        row_s = _ADVANTAGE_ROW_S
+    return _NODE_S + rows * row_s

@@ -56,12 +56,12 @@ class Applied:
 
 def devices_of(pipeline: Pipeline, plan: Plan, gpu: str) -> dict[str, str]:
     """Executor -> the name of its GPUs, `gpu` where the file names none, or `CPU`; not of the host."""
-    found = {}
+    devices = {}
     for name, executor in plan.executors.items():
         if executor.group is not None:
             device = gpu_of_group(pipeline, executor.group, gpu)
-            found[name] = device.name if device else CPU
-    return found
+            devices[name] = device.name if device else CPU
+    return devices
 
 
 def applied(times: RunTimes, pipeline: Pipeline, plan: Plan, devices: Mapping[str, str]) -> Applied:

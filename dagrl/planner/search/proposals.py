@@ -215,16 +215,16 @@ class _Seeker:
 
         for choice in self._layouts(placed, placing, generates=False):
             consider(choice, fits=False)
-        found: dict[Hashable, LayoutChoice] = {}
-        while open_choices and len(found) < _KEPT_TRAINERS:
+        best: dict[Hashable, LayoutChoice] = {}
+        while open_choices and len(best) < _KEPT_TRAINERS:
             _, _, fits, choice = heapq.heappop(open_choices)
-            if choice.layout in found:
+            if choice.layout in best:
                 continue
             if fits:
-                found[choice.layout] = choice
+                best[choice.layout] = choice
             elif fitting := self._first_that_fits(placed, placing, plan, choice, room):
                 consider(fitting, fits=True)
-        return list(found.values())
+        return list(best.values())
 
     def _first_that_fits(
         self, placed: Pipeline, placing: Placing, plan: Plan, choice: LayoutChoice, room: float
@@ -248,8 +248,8 @@ class _Seeker:
             seconds = self._seconds(pipeline, make_plan(pipeline, self.checked.graph), generates=True)
             timed.setdefault(choice.layout, []).append((seconds, choice))
         kept: list[LayoutChoice] = []
-        for found in heapq.nsmallest(_KEPT_SERVERS, timed.values(), key=lambda each: each[0][0]):
-            enough = [choice for seconds, choice in found if seconds <= found[0][0] * _ABOUT_AS_FAST]
+        for timings in heapq.nsmallest(_KEPT_SERVERS, timed.values(), key=lambda each: each[0][0]):
+            enough = [choice for seconds, choice in timings if seconds <= timings[0][0] * _ABOUT_AS_FAST]
             kept += dict.fromkeys((enough[0], enough[-1]) if placing.together else enough[:1])
         return kept
 

@@ -53,7 +53,7 @@ def report_of(checked: CheckedPipeline, *, gpu: str = DEFAULT_GPU) -> Report:
     """Plan a checked pipeline. ValueError for an unknown GPU or model."""
     gpu, loaded = gpu_named(gpu).name, checked.loaded
     pipeline = loaded.pipeline
-    found = with_sleep_decided(fit(pipeline, make_plan(pipeline, checked.graph), gpu=gpu))
+    fitted = with_sleep_decided(fit(pipeline, make_plan(pipeline, checked.graph), gpu=gpu))
 
     def is_valid(change: Change) -> bool:
         try:
@@ -62,5 +62,5 @@ def report_of(checked: CheckedPipeline, *, gpu: str = DEFAULT_GPU) -> Report:
             return False
         return True
 
-    change = nearest_change(checked.graph, found, gpu=gpu, is_valid=is_valid)
-    return Report(checked, found, gpu, change)
+    change = nearest_change(checked.graph, fitted, gpu=gpu, is_valid=is_valid)
+    return Report(checked, fitted, gpu, change)

@@ -52,21 +52,21 @@ def as_text(report: Report, sections: Iterable[ReportSection]) -> str:
 def as_values(report: Report, sections: Iterable[ReportSection]) -> dict[str, Any]:
     """Plain values, which docs/plan.md describes."""
     shape = report.fit.shape
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "pipeline": report.pipeline.name,
         "fits": report.fits,
         "model": {"parameters": shape.parameters, "active_parameters": shape.active_parameters},
         "problems": [
-            {"group": each.group, "engine": each.engine, "over_bytes": each.over, "text": each.text}
-            for each in report.fit.problems
+            {"group": problem.group, "engine": problem.engine, "over_bytes": problem.over, "text": problem.text}
+            for problem in report.fit.problems
         ],
         "change": report.change and report.change.overrides(),
     }
     for section in sections:
-        values = found.setdefault(section.key, [])
+        items = values.setdefault(section.key, [])
         if section.value is not None:
-            values.append(section.value)
-    return found
+            items.append(section.value)
+    return values
 
 
 def problems_in_words(report: Report) -> list[str]:

@@ -118,12 +118,11 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
     if not proposals:
         return [ReportSection([f"layouts for {looked_for}: none that was tried fits"], "proposals", None)]
     rows = []
-    for number, each in enumerate(proposals, start=1):
-        groups = " + ".join(f"{group.ranks} {name}" for name, group in each.placing.groups.items())
-        idle = " + ".join(f"{share:.0%}" for share in each.estimate.idle.values())
-        rows.append(
-            [f"{number}", seconds_text(each.estimate.step_s), groups, each.trainer.told(), _servers(each) or "-", idle]
-        )
+    for number, proposal in enumerate(proposals, start=1):
+        groups = " + ".join(f"{group.ranks} {name}" for name, group in proposal.placing.groups.items())
+        idle = " + ".join(f"{share:.0%}" for share in proposal.estimate.idle.values())
+        seconds, trainer = seconds_text(proposal.estimate.step_s), proposal.trainer.told()
+        rows.append([f"{number}", seconds, groups, trainer, _servers(proposal) or "-", idle])
     content: list[RenderableType] = [f"layouts for {looked_for}, by the simulated step:", ""]
     content.append(table(rows, headings=["", "s a step", "groups", "trainer", "servers", "idle"]))
     best = proposals[0]
@@ -132,15 +131,17 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
     content += ["", "the first is this pipeline with", ""]
     content.append("  " + " \\\n  ".join(shlex.quote(override) for override in proposals[0].overrides))
     values = [
-        _value(each.estimate)
+        _value(proposal.estimate)
         | {
-            "groups": {name: group.model_dump(exclude_defaults=True) for name, group in each.placing.groups.items()},
-            "trainer": each.trainer.told(),
-            "servers": _servers(each),
-            "lower_bound_s": each.bound.seconds,
-            "overrides": list(each.overrides),
+            "groups": {
+                name: group.model_dump(exclude_defaults=True) for name, group in proposal.placing.groups.items()
+            },
+            "trainer": proposal.trainer.told(),
+            "servers": _servers(proposal),
+            "lower_bound_s": proposal.bound.seconds,
+            "overrides": list(proposal.overrides),
         }
-        for each in proposals
+        for proposal in proposals
     ]
     return [ReportSection(content if not number else [], "proposals", value) for number, value in enumerate(values)]
 

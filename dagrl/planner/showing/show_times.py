@@ -26,7 +26,7 @@ def times_section(applied: Applied, *, searched: bool = False) -> ReportSection:
     """
     times = applied.times
     rows = []
-    for work, measured in sorted(times.measured.items(), key=lambda each: -each[1]):
+    for work, measured in sorted(times.measured.items(), key=lambda item: -item[1]):
         estimated = times.estimated.get(work)
         factor = applied.calibration.work.get(work)
         rows.append(

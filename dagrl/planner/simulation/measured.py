@@ -40,17 +40,17 @@ def measured_costs(plan: Plan, activities: Iterable[Activity]) -> MeasuredCosts:
     tasks = {task.name: task for task in plan.tasks}
     steps: dict[str, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))
     others: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for each in activities:
-        if each.name in tasks:
-            steps[each.name][each.step].append(Interval(each.start, each.end))
+    for activity in activities:
+        if activity.name in tasks:
+            steps[activity.name][activity.step].append(Interval(activity.start, activity.end))
         else:
-            others[each.name, each.executor].append(each.end - each.start)
+            others[activity.name, activity.executor].append(activity.end - activity.start)
     shard = {
         name: median(
             busy_seconds(spans) if tasks[name].streams else sum(span.end - span.start for span in spans)
-            for spans in found.values()
+            for spans in by_step.values()
         )
         / (plan.shards * plan.rounds_of(tasks[name]))
-        for name, found in steps.items()
+        for name, by_step in steps.items()
     }
     return MeasuredCosts(CostTable(shard), {place: fmean(seconds) for place, seconds in others.items()})
