@@ -89,11 +89,9 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
         first is the normalizer, by which the engine divides the weights; the others are returned in
         `ResponseTokens.totals`. `batch` may have no rows.
         """
-        ...
 
     def __call__(self, tokens: Tokens) -> tuple[torch.Tensor, Tallies]:
         """The micro-batch's share of the loss (scalar), and metrics as tallies; see `dagrl.data.tally`."""
-        ...
 
     def token_loss(self) -> Callable[[Tokens], torch.Tensor] | None:
         """The share of the loss of any tokens (scalar), if a token's loss depends on no other token's outputs.
@@ -102,7 +100,6 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
         gradient of the micro-batch's share; parts are in row order, and may hold parts of rows. None if tokens depend
         on each other.
         """
-        ...
 
 
 class Engine(Protocol):
@@ -113,15 +110,12 @@ class Engine(Protocol):
 
     def sleep(self, residency: Residency) -> SleepReport:
         """Release device memory down to `residency`, and keep on the host what cannot be made again. Collective."""
-        ...
 
     def wake(self, residency: Residency) -> None:
         """Restore what `residency` needs. Collective."""
-        ...
 
     def close(self) -> None:
         """Free process groups, memory and files."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +136,6 @@ class TrainEngine(Engine, Protocol):
 
         `batch` holds prompt_tokens and response_tokens; it may be empty on some ranks.
         """
-        ...
 
     def update(
         self,
@@ -159,7 +152,6 @@ class TrainEngine(Engine, Protocol):
         FloatingPointError if a gradient is not finite. Counts one policy version per call, or per group of calls of
         which the first `begins` and the last `ends` the step.
         """
-        ...
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
         """Outputs of a critic's or reward model's head, float32; rows as in `logprobs`.
@@ -167,7 +159,6 @@ class TrainEngine(Engine, Protocol):
         A value head gives one value per response token, computed at the preceding token like log-probs; ragged as
         response_tokens. A reward head gives one score per row, computed at its last token; a flat column.
         """
-        ...
 
     def sleep(self, residency: Residency = Residency.ASLEEP) -> SleepReport:
         """Release device memory down to `residency`: gradients, optimizer and caches first, then weights and
@@ -175,15 +166,12 @@ class TrainEngine(Engine, Protocol):
 
         With weights only, just `export_weights` may be called; asleep, nothing.
         """
-        ...
 
     def wake(self, residency: Residency = Residency.AWAKE) -> None:
         """Restore what `sleep` released, up to `residency`, bit for bit."""
-        ...
 
     def start_weights(self) -> AbstractContextManager[None]:
         """Context in which the engine uses its frozen initial weights."""
-        ...
 
     def weight_exporter(self, bucket_bytes: int, *, by_owner: bool = False) -> WeightExporter:
         """An exporter of the weights for all syncs, in buckets of about `bucket_bytes`. Collective.
@@ -191,13 +179,11 @@ class TrainEngine(Engine, Protocol):
         Rank 0 owns all buckets. With `by_owner`, ranks that hold different layers or experts own buckets of these, if
         the backend can export them so.
         """
-        ...
 
     def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
         """The current weights by Hugging Face names, in buckets of about `bucket_bytes`. Collective; buckets are empty
         except on rank 0.
         """
-        ...
 
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:
         """Write model, optimizer, learning-rate schedule and RNG to `folder`, all ranks together.
@@ -205,7 +191,6 @@ class TrainEngine(Engine, Protocol):
         An asynchronous save copies the state to the host and writes it while the engine works; what changes the state
         waits for the copy. It is complete when `finish_save` returns True on every rank. A further save waits for it.
         """
-        ...
 
     def finish_save(self, *, wait: bool) -> bool:
         """Whether the last save, if any, is complete on disk.
@@ -213,11 +198,9 @@ class TrainEngine(Engine, Protocol):
         With `wait`, blocks until it is. Not collective and does not use the device, so it may be called on a sleeping
         engine. Raises OSError once if the state could not be written.
         """
-        ...
 
     def load(self, folder: Path) -> None:
         """Load what `save` wrote, in any parallel layout."""
-        ...
 
 
 type Conversation = Sequence[Mapping[str, Any]]
@@ -239,7 +222,6 @@ class ScoreEngine(Engine, Protocol):
 
     def scores(self, conversations: Sequence[Conversation], *, tokens_per_micro_batch: int) -> ModelScores:
         """Scores of conversations, rendered by the model's chat template. Raises ValueError if it rejects one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +261,8 @@ class Completion:
     tokens: np.ndarray
     """Tokens sampled in this call including an end token, int64; without those of a partial response."""
     logprobs: np.ndarray
-    """Log-prob of each token under logits / temperature, float32: before top-p, top-k and min-p, on vLLM after them."""
+    """Log-prob of each token under logits / temperature, float32: before top-p, top-k and min-p, or after
+    them where the backend says so."""
     finish_reason: str
     """``stop``, ``length``, or ``abort`` after `GenerateEngine.abort`."""
     policy_version: int
@@ -322,37 +305,30 @@ class GenerateEngine(Engine, Protocol):
         """Tokens sampled in all calls since the engine was built, up to date within a second; shows that the engine
         makes progress.
         """
-        ...
 
     def request_limits(self, longest: int) -> RequestLimits:
         """Limits for prompts with responses of up to `longest` tokens."""
-        ...
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Sample one response per request, yielded as they finish, in any order.
 
         Thread-safe.
         """
-        ...
 
     def abort(self) -> None:
         """End all running requests; `generate` yields their partial responses. Thread-safe."""
-        ...
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
         """Replace all weights. Raises ValueError for unknown, duplicate or missing names."""
-        ...
 
     def sleep(self, residency: Residency) -> SleepReport:
         """Release device memory down to `residency`. Nothing may be generating.
 
         Asleep, an engine with ``weights_from`` drops its weights; others keep them on the host.
         """
-        ...
 
     def wake(self, residency: Residency) -> None:
         """Restore what `residency` needs; dropped weights are undefined before the next update."""
-        ...
 
 
 class ReceivesWeights(GenerateEngine, Protocol):
@@ -360,7 +336,6 @@ class ReceivesWeights(GenerateEngine, Protocol):
 
     def update_weights(self, route: Route, version: int) -> None:
         """Replace all weights by those of the senders in `route`, which report failures."""
-        ...
 
 
 type AnyEngine = TrainEngine | GenerateEngine | ScoreEngine
@@ -378,4 +353,3 @@ class StartsGenerating(Protocol):
         `deliver` is called with each completion in a thread of the engine, which it must not hold up. The future ends
         after the last one, or with what `generate` would raise later on; cancelling it ends the requests.
         """
-        ...

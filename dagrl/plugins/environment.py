@@ -49,11 +49,9 @@ class Environment(Protocol):
 
     def reset(self, **fields: Any) -> None:
         """Start an episode. `fields` are those of `RESET_FIELDS` that it names; `seed` differs by response."""
-        ...
 
     def step(self, response: str) -> Observation:
         """Answer the policy's text of one turn, without the token that ended it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

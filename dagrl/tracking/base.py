@@ -35,15 +35,12 @@ class Tracker(Protocol):
 
         `config` is the resolved pipeline as plain YAML values.
         """
-        ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record a step's metrics durably."""
-        ...
 
     def close(self, ok: bool) -> None:
         """Finish; `ok` is False if the run failed. May be called twice, or without `start`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,6 @@ class SampleTracker(Tracker, Protocol):
 
     def samples(self, step: int, table: SampleTable) -> None:
         """Show samples of the validation after `step`; its metrics have been logged."""
-        ...
 
 
 def is_kept(step: int, resumed_step: int | None) -> bool:

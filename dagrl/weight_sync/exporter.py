@@ -23,7 +23,6 @@ class WeightExporter(Protocol):
 
     def exporting(self) -> AbstractContextManager[None]:
         """Context in which buckets can be filled; outside it, the exporter holds no extra memory. Collective."""
-        ...
 
     def fill(self, index: int, buffer: torch.Tensor | None) -> None:
         """Write a bucket into `buffer`, uint8 [its bytes or more] on `device`; only the owner's is used. Collective.
@@ -32,7 +31,6 @@ class WeightExporter(Protocol):
         Buckets are filled in order, each once per context; another round begins with bucket 0. On a GPU the work is
         queued on the current stream. Passing the same buffer for a bucket at every sync is fastest.
         """
-        ...
 
 
 def exported(exporter: WeightExporter, is_root: bool) -> Iterator[Bucket]:

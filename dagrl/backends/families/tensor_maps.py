@@ -62,22 +62,18 @@ class TensorMap(Protocol):
     @property
     def split(self) -> bool:
         """Whether tensor-parallel ranks hold parts of it; if not, each holds all of it."""
-        ...
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
         """Return the parameter of rank `part` of `parts`, made from the full Hugging Face tensors."""
-        ...
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
         """Pair parts of the full Hugging Face tensors with parts of the ranks' parameters (of one rank, if not split).
 
         Every element of `full` is in exactly one piece.
         """
-        ...
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
         """Return the shape of `shard`, computed from the shapes of the full tensors."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,12 @@ class WeightSource(Protocol):
 
     def names(self) -> list[str]:
         """All tensors; a tied output layer is not listed."""
-        ...
 
     def get(self, name: str) -> torch.Tensor:
         """The tensor on the CPU, in its stored dtype. Raises ValueError for an unknown name."""
-        ...
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Its shape, without reading it. Raises ValueError for an unknown name."""
-        ...
 
 
 def weight_source(model: ModelSpec, seed: int) -> WeightSource:

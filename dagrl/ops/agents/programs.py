@@ -67,7 +67,6 @@ class Program(Protocol):
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         """Run it to its end, on the endpoint's event loop. Raises ProgramError; ends it if cancelled."""
-        ...
 
 
 def program_result(returned: Any, output: str = "") -> ProgramResult:

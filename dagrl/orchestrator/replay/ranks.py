@@ -29,23 +29,18 @@ class Ranks(Protocol):
 
     async def load(self, executor: str, folder: Path) -> None:
         """Load an engine's state."""
-        ...
 
     async def run(self, executor: str, work: Sequence[TaskWork]) -> list[WorkerBlock]:
         """Run a task, one work for each rank."""
-        ...
 
     async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[WorkerBlock]:
         """Sample chunks, each on the server of that number; chunks of a server one after the other."""
-        ...
 
     async def digests(self, executor: str) -> WeightDigests:
         """The digests of an engine's weights."""
-        ...
 
     async def sync(self, source: str, follower: str, version: int) -> None:
         """Give a generator the weights of a trained engine."""
-        ...
 
 
 def columns_of(block: Block) -> Batch | None:

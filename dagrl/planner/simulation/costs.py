@@ -14,14 +14,12 @@ class Costs(Protocol):
 
     def seconds(self, command: Command) -> float:
         """Return the seconds of `command`; never negative."""
-        ...
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
         """Return the end of each of `run.shards` of a task that streams, in seconds after the start of the run.
 
         Ascending, in the order of `run.shards`; the last is ``seconds(run)``.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
