@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from pipelines import Load
 
+from dagrl.backends.backend import RankContext
+from dagrl.backends.serving.share import ServerShare
 from dagrl.backends.sglang.args import server_arguments
 from dagrl.backends.sglang.layout import FUSED, KEPT_BACK
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.backends.sglang.share import ServerShare
 
 
 class BareServer:
@@ -34,7 +35,7 @@ class BareServer:
         spec = SglangEngineSpec(backend="sglang", group="bare", server=server)
         # The context that SGLang gives the model by itself.
         positions = json.loads((model / "config.json").read_text())["max_position_embeddings"] - KEPT_BACK
-        arguments = server_arguments(spec, _share(), model, positions=positions, seed=0, sleeps=False)
+        arguments = server_arguments(spec, _share(), model, positions=positions)
         if arguments.get("sampling_backend") == FUSED:
             del arguments["sampling_backend"]
         self._engine = sglang.Engine(**(arguments | more))
@@ -93,8 +94,8 @@ def _share() -> ServerShare:
         node=0,
         nodes=1,
         gpus=("0",) if torch.cuda.is_available() else (),
-        address="127.0.0.1",
-        port=port,
+        ranks=RankContext(0, 1, "127.0.0.1", port, 60.0, 0),
         logs=Path(),
         start_timeout_s=0.0,
+        sleeps=False,
     )

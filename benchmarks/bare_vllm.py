@@ -22,12 +22,16 @@ class BareVllm:
     """One vLLM engine, in a process of the environment ``vllm``."""
 
     def __init__(self, model: Path, server: dict[str, Any]) -> None:
+        from dagrl.backends.backend import RankContext
         from dagrl.backends.environments import made_environments, python_in
+        from dagrl.backends.serving.share import ServerShare
         from dagrl.backends.vllm.engine import engine_arguments
         from dagrl.backends.vllm.section import VllmEngineSpec
 
         spec = VllmEngineSpec(backend="vllm", group="bare", server=server)
-        arguments = engine_arguments(spec, model, "bare/0", seed=0, on_gpus=_has_gpu(), sleeps=False)
+        ranks, gpus = RankContext(0, 1, "127.0.0.1", 0, 60.0, 0), ("0",) if _has_gpu() else ()
+        share = ServerShare("bare/0", 0, 0, 1, gpus, ranks, Path("logs"), 60.0, sleeps=False)
+        arguments = engine_arguments(spec, share, model)
         own = ("worker_extension_cls", "stream_interval")
         arguments = {name: value for name, value in arguments.items() if name not in own}
         self._process = subprocess.Popen(

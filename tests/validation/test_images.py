@@ -119,7 +119,7 @@ def test_the_template_is_right(problems) -> None:
                 "engines.generator": {"backend": "sglang", "group": "rollout", "weights_from": "actor"},
             },
             "engines.generator.backend",
-            "has not shown qwen3_vl images",
+            "images of qwen3_vl are not tested with SGLang",
         ),
         ({**DEEP, "model.init.rope_parameters.mrope_interleaved": False}, "model.init", "which servers read"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.backends.sglang.descriptor import section_to_start
+from dagrl.backends.serving.server_backend import section_to_start
 from dagrl.graph.dag import Wire
 from dagrl.scheduler.placement import make_plan
 from dagrl.validation import check_file
@@ -55,10 +55,13 @@ def test_the_server_is_set_to_return_routes(project):
         ),
         ([*RIGHT, f"engines.generator.server.{FLAG}=false"], ["`actor` routes tokens as they were routed here"]),
         ([*RIGHT, "engines.generator.extra={server: {enable_hierarchical_cache: true}}"], ["host's cache loses"]),
-        ([*RIGHT, "engines.generator.server.chunked_prefill_size=-1"], ["the routes of a long prompt", "would die"]),
+        (
+            [*RIGHT, "engines.generator.server.chunked_prefill_size=-1"],
+            ["prompt that is not chunked", "SGLang crashes"],
+        ),
         (
             [MIXTURE, SGLANG, f"engines.generator.server={{{FLAG}: true, chunked_prefill_size: -1}}"],
-            ["the routes of a long prompt"],
+            ["a long prompt that is not chunked"],
         ),
         ([*RIGHT, "engines.actor.extra={transformer: {moe_router_fusion: true}}"], ["chooses experts by itself"]),
         (

@@ -32,7 +32,7 @@ def sample_tokens(
     """Draw one token per row: tokens int64 [R], and their log-probs float32 [R].
 
     `logits` is [R, V], `uniforms` float64 [R]. Log-probs are those of ``logits / temperature`` before top-k, top-p and
-    min-p, as in SGLang; at temperature 0, which is greedy, those of the logits.
+    min-p; at temperature 0, which is greedy, those of the logits.
     """
     scores = logits.float()
     if sampling.temperature == 0:

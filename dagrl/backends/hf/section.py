@@ -10,7 +10,7 @@ from dagrl.config.schema.section import PositiveInt
 
 
 class HfEngineSpec(EngineSpec):
-    """A Hugging Face model inside its own process: a generator of small models, or where no GPU is; or a judge."""
+    """A Hugging Face model inside the worker: generates with small models or without a GPU, judges, or scores."""
 
     backend: Literal["hf"]
     """Transformers, inside the worker, with one replica for each rank."""

@@ -1,9 +1,8 @@
-"""The interface of an inference server for `ServerEngine`: its requests, and the process or thread that runs it."""
+"""The requests of `ServerEngine` to an inference server, and its errors."""
 
 from __future__ import annotations
 
-import concurrent.futures
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,16 +61,18 @@ class ServerClient(Protocol):
     """Requests to one server. All methods run on its event loop."""
 
     @property
+    def heard(self) -> float:
+        """When the server sent something last, as `time.time`; it does while it generates."""
+
+    @property
     def shares_prompts(self) -> bool:
         """Whether requests share the cache of a common prompt."""
-        ...
 
     def parameters(self, sampling: SamplingSpec, left: int, seed: int, begun: int, stops: Sequence[int]) -> Any:
         """Sampling parameters of a request for up to `left` tokens of a response that has `begun` tokens already.
 
         The random numbers of a `seed` must not repeat after these. `stops` end a response, too.
         """
-        ...
 
     async def generate(
         self,
@@ -87,75 +88,39 @@ class ServerClient(Protocol):
 
         `until` sees the tokens as they come. Once it returns True, the request is aborted; further tokens may follow.
         """
-        ...
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Images = ()) -> None:
         """Fill the cache with `tokens` and `images` for requests with that `cache_key`. An abort ends it early."""
-        ...
 
     def tokens_of(self, rid: str) -> int:
         """Tokens of a running request received so far."""
-        ...
 
     def abort(self, rid: str) -> None:
         """Abort a request."""
-        ...
 
     def abort_all(self) -> None:
         """Abort all requests."""
-        ...
 
     async def pause(self) -> None:
         """Pause generation in place."""
-        ...
 
     async def go_on(self) -> None:
         """End a pause."""
-        ...
 
     async def update(self, payload: bytes, version: int, *, flush: bool) -> None:
         """Have each process that holds a part of the model receive weights; with `flush`, drop the cache before.
 
         `payload` is a `dagrl.weight_sync.receiver.Route` as JSON.
         """
-        ...
 
     async def flush(self, timeout_s: float) -> None:
         """Drop the cache as soon as the server is idle."""
-        ...
 
     async def release(self, kinds: Sequence[str]) -> None:
         """Release memory of these kinds on all GPUs; it is free when this returns."""
-        ...
 
     async def resume(self, kinds: Sequence[str]) -> None:
         """Allocate released memory of these kinds again."""
-        ...
 
     async def capacity(self) -> Capacity:
         """The server's capacity."""
-        ...
-
-
-class RunningServer(Protocol):
-    """The thread with a server's event loop, and the server's processes."""
-
-    def run[Result](self, coroutine: Coroutine[Any, Any, Result], what: str, timeout_s: float) -> Result:
-        """Run a coroutine on the server's loop and wait for it. Raises ServerError on timeout."""
-        ...
-
-    def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
-        """Start a coroutine on the server's loop. It ends with ServerError if the server dies."""
-        ...
-
-    def check(self) -> None:
-        """Raise ServerError if the server has died."""
-        ...
-
-    def silent_s(self, since: float) -> float:
-        """Seconds without any message from the server; at most those `since`, a `time.time()`."""
-        ...
-
-    def close(self) -> None:
-        """Stop the server; may be called again."""
-        ...

@@ -8,17 +8,23 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
-from dagrl.backends.serving.client import RunningServer, ServerClient, ServerLostError
+from dagrl.backends.serving.client import ServerClient, ServerLostError
 from dagrl.backends.serving.gpu_memory import gpu_memory
 from dagrl.backends.serving.responses import ResponseReader
+from dagrl.backends.serving.running_server import RunningServer
+from dagrl.backends.serving.section import ServerSpec
+from dagrl.backends.serving.share import ServerShare
 from dagrl.config.residency import Residency
-from dagrl.config.schema import EngineSpec, SamplingSpec
+from dagrl.config.schema import ModelSpec, SamplingSpec
+from dagrl.model_files.end_tokens import end_tokens
+from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.weight_sync.channel import PeerError
 from dagrl.weight_sync.exporter import BucketExporter
 from dagrl.weight_sync.manifest import Bucket
@@ -26,13 +32,10 @@ from dagrl.weight_sync.protocol import refuse_unknown_names
 from dagrl.weight_sync.receiver import Route
 from dagrl.weight_sync.sender import WeightSender
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 _POLL_S = 5.0
 
 
-class ServerEngine:
+class ServerEngine[Spec: ServerSpec](ABC):
     """One server: float32 on a CPU, bfloat16 on GPUs, unless the pipeline sets another dtype.
 
     With ``weights_from`` it has no weights before the first update; otherwise it has the initial weights as version 0.
@@ -44,35 +47,28 @@ class ServerEngine:
     more_room: ClassVar[str]
     """How to give its cache more room, for messages."""
 
-    def __init__(
-        self,
-        spec: EngineSpec,
-        server: RunningServer,
-        client: ServerClient,
-        *,
-        waves: Sequence[int],
-        gpus: Sequence[str],
-        tokenizer: PreTrainedTokenizerBase,
-        ends: Iterable[int],
-        timeout_s: float,
-    ) -> None:
-        """`waves` are the processes that take an update together, wave after wave.
-
-        Each of the tokens `ends` ends a response.
-        """
+    def __init__(self, model: ModelSpec, spec: Spec, share: ServerShare) -> None:
+        """Start the server. Raises ValueError for an invalid model or argument, ServerError if it fails to start."""
+        tokenizer = load_tokenizer(model)
         self.pause = spec.weight_sync.pause
         """Treatment of running requests in an update."""
         self._passes = 2 if spec.weight_sync.checksum else 1
-        self._waves = list(waves)
+        self._waves = [spec.gpus_per_server // spec.stages] * spec.stages
+        """The processes that take an update together, wave after wave."""
         self._follows = spec.weights_from is not None
-        self._timeout_s = timeout_s
-        self._gpus = gpus
+        self._timeout_s = share.ranks.timeout_s
+        self._gpus = share.gpus
         self._gone: frozenset[str] = self.kinds[Residency.AWAKE]
         """Kinds of memory that are released."""
         self.policy_version = NO_WEIGHTS if spec.weights_from else 0
-        self._server, self._client = server, client
-        self._capacity = server.run(client.capacity(), "tell what it can hold", timeout_s)
-        self._responses = ResponseReader(client, lambda: self.policy_version, tokenizer, ends)
+        self._server, self._client = self._start(model, spec, share)
+        self._capacity = self._server.run(self._client.capacity(), "tell what it can hold", self._timeout_s)
+        ends = end_tokens(model, tokenizer)
+        self._responses = ResponseReader(self._client, lambda: self.policy_version, tokenizer, ends)
+
+    @abstractmethod
+    def _start(self, model: ModelSpec, spec: Spec, share: ServerShare) -> tuple[RunningServer, ServerClient]:
+        """Start the server, and connect to it."""
 
     # -- generation
 
@@ -94,9 +90,7 @@ class ServerEngine:
     ) -> Future[None]:
         """See `StartsGenerating`. Raises ValueError as `generate` does."""
         self._check(requests, sampling)
-        return self._server.submit(
-            self._unless_silent(self._responses.sample(requests, sampling, self._responses.born, deliver))
-        )
+        return self._server.submit(self._sample(requests, sampling, self._responses.born, deliver))
 
     def abort(self) -> None:
         self._server.run(_called(self._responses.abort), "abort", self._timeout_s)
@@ -105,49 +99,32 @@ class ServerEngine:
         self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, born: int
     ) -> Iterator[Completion]:
         finished: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
-        sampled = self._server.submit(self._responses.sample(requests, sampling, born, finished.put))
+        sampled = self._server.submit(self._sample(requests, sampling, born, finished.put))
         sampled.add_done_callback(lambda _: finished.put(None))
         try:
-            while (completion := self._next(finished)) is not None:
+            while (completion := finished.get()) is not None:
                 yield completion
             sampled.result()
         finally:
             sampled.cancel()
 
-    def _next(self, finished: queue.SimpleQueue[Completion | None]) -> Completion | None:
+    async def _sample(
+        self,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSpec,
+        born: int,
+        deliver: Callable[[Completion], None],
+    ) -> None:
+        """Sample responses. ServerLostError if the server is silent for the timeout."""
         begun = time.time()
-        while True:
-            try:
-                return finished.get(timeout=_POLL_S)
-            except queue.Empty:
-                if self._server.silent_s(begun) > self._timeout_s:
-                    raise self._lost() from None
-
-    async def _unless_silent(self, sampling: Coroutine[Any, Any, None]) -> None:
-        """Await `sampling`. ServerLostError if the server is silent for the timeout."""
-        loop, task, begun = asyncio.get_running_loop(), asyncio.current_task(), time.time()
-        assert task is not None
-        is_silent, timer = False, loop.call_later(_POLL_S, lambda: look())
-
-        def look() -> None:
-            nonlocal is_silent, timer
-            if self._server.silent_s(begun) > self._timeout_s:
-                is_silent = True
-                task.cancel()
-                return
-            timer = loop.call_later(_POLL_S, look)
-
+        sampled = asyncio.ensure_future(self._responses.sample(requests, sampling, born, deliver))
         try:
-            await sampling
-        except asyncio.CancelledError:
-            if is_silent:
-                raise self._lost() from None
-            raise
+            while not (await asyncio.wait([sampled], timeout=_POLL_S))[0]:
+                if time.time() - max(begun, self._client.heard) > self._timeout_s:
+                    raise ServerLostError(f"the server has not responded for {self._timeout_s:g} s")
+            await sampled
         finally:
-            timer.cancel()
-
-    def _lost(self) -> ServerLostError:
-        return ServerLostError(f"the server has not responded for {self._timeout_s:g} s")
+            sampled.cancel()
 
     def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
         """Raise ValueError for requests that a server would reject without a reason, or die of."""
@@ -254,7 +231,6 @@ class ServerEngine:
         self._gone -= coming
 
     def close(self) -> None:
-        """Stop the server and all its processes."""
         self._server.close()
 
 

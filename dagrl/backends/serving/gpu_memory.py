@@ -20,7 +20,6 @@ class GpuMemory:
 
     @property
     def used_gib(self) -> float:
-        """Used memory."""
         return self.total_gib - self.free_gib
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ def model_folder(
 ) -> Path:
     """``model.path``, or `scratch` with the config of ``model.init``, and its random initial weights if requested.
 
-    With `fp8`, `scratch` has the model's config as of weights in that format, and no weights. Raises ValueError for an
+    With `fp8`, `scratch` has a config for weights in that format, and no weights. Raises ValueError for an
     invalid model, OSError if `scratch` cannot be written.
     """
     assert fp8 is None or not with_weights, "weights in fp8 come from a trainer"

@@ -17,7 +17,7 @@ import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.backends.runtime.stop_strings import StopSearch, StopStrings
-from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Images, ServerClient, ServerError, ServerResponse
+from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, ServerClient, ServerError, ServerResponse
 from dagrl.config.schema import SamplingSpec
 
 if TYPE_CHECKING:
@@ -53,11 +53,6 @@ class _Response:
     def said(self) -> np.ndarray:
         """What the policy has said in its turn, int64."""
         return np.concatenate([self.request.begun[self.request.turn_start :], self.tokens])
-
-    @property
-    def images(self) -> Images:
-        """Images of the prompt."""
-        return self.request.images
 
 
 class ResponseReader:
@@ -156,7 +151,7 @@ class ResponseReader:
         try:
             if self._aborts == born:
                 with self._request() as rid:
-                    await self._client.remember(rid, tokens, str(self._version()), response.images)
+                    await self._client.remember(rid, tokens, str(self._version()), response.request.images)
         finally:
             there.set()
 
@@ -199,7 +194,7 @@ class ResponseReader:
         with self._request() as rid:
             # The version is the cache key, so that a cache of other weights is not used.
             until = search.see if search else None
-            answer = await self._client.generate(rid, prompt, parameters, str(version), response.images, until)
+            answer = await self._client.generate(rid, prompt, parameters, str(version), response.request.images, until)
         self._sampled += len(answer.tokens)
         if search is not None and search.length is not None:
             answer = _stopped(answer, len(prompt), search.length)

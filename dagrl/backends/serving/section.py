@@ -2,25 +2,97 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from dagrl.config.capability import Capability
+from dagrl.config.coordinates import Coordinates
 from dagrl.config.fp8_weights import Fp8Weights, Granularity
 from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.library_fields import add_extra
+from dagrl.config.schema.model import GroupSpec
+
+ROUTED_EXPERTS = "enable_return_routed_experts"
+"""The argument that has servers return the experts that tokens were routed to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSlot:
+    """Position of one slot of a group among its servers."""
+
+    server: int
+    """Number of its server."""
+    place: int
+    """Index among the server's slots. The worker of the first one runs the engine."""
+    node: int
+    """Index among the server's machines."""
+    starts: bool
+    """Whether it is the server's first slot on that machine, whose worker starts the processes of all of them."""
 
 
 class ServerSpec(EngineSpec):
     """Servers that generate, as many as fit on a group."""
 
+    head: Literal["lm"] = "lm"
+    """Servers have the language model's head."""
     server: dict[str, Any] = Field(default_factory=dict)
     """The server's own arguments, by their names."""
+    extra: dict[Literal["server"], dict[str, Any]] = Field(default_factory=dict)
+    """Further arguments of the server, which are not tested with dagrl: ``extra: {server: {...}}``."""
     quantization: Literal["fp8", "fp8_per_channel"] | None = None
     """Take the linear layers' weights in fp8, which the trainer's ranks quantise on the way, and multiply in fp8:
     ``fp8`` has a scale for each block of 128 x 128, ``fp8_per_channel`` one for each output channel. Needs
     ``weights_from``. The cache has an option for itself, ``server.kv_cache_dtype``."""
     modules_to_not_convert: tuple[str, ...] = ()
     """With ``quantization``: modules that stay in bfloat16, as ``model.layers.0`` or ``down_proj``."""
+
+    _add_extra = model_validator(mode="after")(add_extra)
+
+    capabilities: ClassVar = frozenset({Capability.GENERATE, Capability.REPLY})
+    transports: ClassVar = ("cuda_ipc", "broadcast", "object_store")
+    updates_in_flight: ClassVar = True
+    takes_adapters: ClassVar = True
+    replicas_are_servers: ClassVar = True
+    takes_images: ClassVar = True
+    reports_routed_experts: ClassVar = True
+
+    @property
+    @abstractmethod
+    def gpus_per_server(self) -> int:
+        """GPUs that one server takes, or CPU slots."""
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages of a server, which take new weights one after the other."""
+        return 1
+
+    def size(self, field: str) -> int:
+        """One of the sizes in ``server``, whose default is 1."""
+        return int(self.server.get(field, 1))
+
+    def slots(self, group: GroupSpec) -> list[ServerSlot]:
+        """The slots of a group in order, machine by machine; servers divide them."""
+        each, per_node = self.gpus_per_server, group.gpus_per_node or group.cpus_per_node
+        assert group.ranks % each == 0, f"servers of {each} slots do not divide {group.ranks}"
+        places = [divmod(rank, each) for rank in range(group.ranks)]
+        return [ServerSlot(server, place, place // per_node, place % per_node == 0) for server, place in places]
+
+    def nodes_per_server(self, group: GroupSpec) -> int:
+        """Machines that one server spans."""
+        return -(-self.gpus_per_server // (group.gpus_per_node or group.cpus_per_node))
+
+    def layout(self, group: GroupSpec) -> list[Coordinates]:
+        """One replica for each server, which itself splits the model over its slots."""
+        return [Coordinates(slot.place, 0, slot.server, 0, primary=slot.place == 0) for slot in self.slots(group)]
+
+    def layout_text(self, group: GroupSpec) -> str:
+        """For example ``4 servers of 2 GPUs``."""
+        each = self.gpus_per_server
+        servers = f"{group.ranks // each} server{'s' if group.ranks > each else ''}"
+        return servers + (f" of {each} GPUs" if each > 1 else "")
 
     @property
     def taken_fp8(self) -> Fp8Weights | None:

@@ -13,13 +13,13 @@ _PREFIX = re.compile(
     r"(?:\((?P<process>\S+ pid=\d+)\) )?"
     r"(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]+\] ?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^]]*\] )?"
 )
-"""What vLLM or SGLang puts before a line."""
+"""What the library of a server puts before a line."""
 _FRAME = re.compile(r' *File ".+", line \d+| +\[Previous line repeated ')
 _CODE = " " * 4
 """Indentation of the lines below a frame of a traceback."""
 _AROUND_TRACEBACKS = ("Traceback (most recent", "During handling of the above", "The above exception was the direct")
 _PROGRESS_BAR = re.compile(r"\d+%(?: Completed )?\|")
-"""A progress bar of tqdm or SGLang's loader."""
+"""A progress bar of tqdm or of a loader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ NAME = "policy"
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Layers that a server adapts, by their Hugging Face names."""
 _JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""SGLang's layers of several, in the order of their rows."""
+"""SGLang's joined layers, with their parts in the order of their rows."""
 _LAYER = re.compile(r"(.*\blayers\.(\d+)\..*)\.lora_A\.weight")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
+from dagrl.backends.serving.share import ServerShare
 from dagrl.backends.sglang.adapters import LAYERS
 from dagrl.backends.sglang.layout import CPU_CACHE_TOKENS, FUSED, KEPT_BACK, LARGEST_GRAPH, SLEEPER_FRACTION
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema.engine import SentAdapter
 
 WEIGHT_LOADER = "dagrl.backends.sglang.loader.update_weights"
@@ -47,15 +46,9 @@ def server_arguments(
     folder: Path,
     *,
     positions: int,
-    seed: int,
-    sleeps: bool,
-    adapter: SentAdapter | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments of ServerArgs for one machine's share of a server, for a model with so many positions.
-
-    With an `adapter` the server has the weights of `folder`, and takes adapters instead of weights.
-    """
-    on_gpus = bool(share.gpus)
+    """Keyword arguments of ServerArgs for one machine's share of a server, for a model with so many positions."""
+    on_gpus, sleeps, adapter = bool(share.gpus), share.sleeps, share.adapter
     own_weights = spec.weights_from is None or adapter is not None
     saves_memory = on_gpus and sleeps
     defaults = _DEFAULTS | (_GPU_DEFAULTS if on_gpus else _CPU_DEFAULTS) | (_SLEEPER_DEFAULTS if saves_memory else {})
@@ -72,7 +65,7 @@ def server_arguments(
         "skip_tokenizer_init": True,
         "custom_weight_loader": [WEIGHT_LOADER, ADAPTER_LOADER],
         "device": "cuda" if on_gpus else "cpu",
-        "random_seed": _seed(seed, share.server),
+        "random_seed": share.seed,
         "enable_memory_saver": saves_memory,
         # Weights that are not sent again must be backed up.
         "enable_weights_cpu_backup": saves_memory and own_weights,
@@ -93,13 +86,8 @@ def _adapter_arguments(adapter: SentAdapter, on_gpus: bool) -> dict[str, Any]:
 def _meeting_point(spec: SglangEngineSpec, share: ServerShare) -> dict[str, Any]:
     if share.nodes > 1 or spec.server.get("enable_dp_attention"):
         return {
-            "dist_init_addr": f"{share.address}:{share.port}",
+            "dist_init_addr": f"{share.ranks.master_addr}:{share.ranks.master_port}",
             "nnodes": share.nodes,
             "node_rank": share.node,
         }
-    return {"nccl_port": share.port}
-
-
-def _seed(seed: int, server: int) -> int:
-    """A different seed per server, in the 31 bits that SGLang accepts."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{server}".encode()).digest()[:4]) >> 1
+    return {"nccl_port": share.ranks.master_port}

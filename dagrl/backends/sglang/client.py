@@ -56,6 +56,10 @@ class Client:
         self._routing = routing
         self._adapter = adapter
 
+    @property
+    def heard(self) -> float:
+        return float(self._manager.last_receive_tstamp)
+
     # -- generation
 
     def parameters(
@@ -83,7 +87,6 @@ class Client:
         images: Images = (),
         until: Until | None = None,
     ) -> ServerResponse:
-        """See `ServerClient.generate`."""
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
         try:
@@ -117,13 +120,11 @@ class Client:
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether requests share the cache of a common prompt."""
         arguments = self._engine.server_args
         # Data-parallel replicas have separate caches, and requests alternate between them.
         return arguments.dp_size == 1 and not arguments.disable_radix_cache
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Images = ()) -> None:
-        """See `ServerClient.remember`."""
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
         with contextlib.suppress(RequestAbortedError):
@@ -169,7 +170,6 @@ class Client:
         self._manager.abort_request(rid=rid)
 
     def abort_all(self) -> None:
-        """Abort all requests."""
         self._manager.abort_request(abort_all=True)
 
     def tokens_of(self, rid: str) -> int:
@@ -189,19 +189,16 @@ class Client:
     # -- pauses
 
     async def pause(self) -> None:
-        """Pause generation in place."""
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
         await self._manager.pause_generation(PauseGenerationReqInput(mode="in_place"))
 
     async def go_on(self) -> None:
-        """End a pause."""
         from sglang.srt.managers.io_struct import ContinueGenerationReqInput
 
         await self._manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
 
     async def flush(self, timeout_s: float) -> None:
-        """Drop the cache as soon as the server is idle."""
         result = await self._manager.flush_cache(timeout_s=timeout_s)
         if not result.success:
             raise ServerError(f"SGLang could not flush its cache: {result.message or 'requests are running'}")
@@ -246,7 +243,6 @@ class Client:
             raise ServerError(f"SGLang could not load new weights: {message}")
 
     async def release(self, tags: Sequence[str]) -> None:
-        """Release memory of these kinds on all GPUs; it is free when this returns."""
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
         await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(tags)))
@@ -256,7 +252,6 @@ class Client:
             await self.meet()
 
     async def resume(self, tags: Sequence[str]) -> None:
-        """Allocate released memory of these kinds again."""
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
         await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(tags)))

@@ -7,7 +7,7 @@ from functools import cached_property
 from dagrl.backends.planning.costs import WEIGHT_BYTES, EngineCosts
 from dagrl.backends.planning.decoding import TORCH_PASSES, Server, cache_delay
 from dagrl.backends.planning.planned_engine import PlannedEngine, Workload
-from dagrl.backends.sglang.layout import FUSED, LARGEST_GRAPH, gpus_per_server
+from dagrl.backends.sglang.layout import FUSED, LARGEST_GRAPH
 from dagrl.backends.sglang.memory import cache_tokens, cache_value_bytes, server_memory
 from dagrl.backends.sglang.section import SglangEngineSpec
 
@@ -25,13 +25,12 @@ class SglangCosts(EngineCosts):
     def weight_bytes(self) -> float:
         spec, shape = self.engine.spec, self.engine.shape
         matrices = shape.matrices if spec.taken_fp8 else 0
-        return (self.parameters * WEIGHT_BYTES - matrices) / gpus_per_server(spec.server)
+        return (self.parameters * WEIGHT_BYTES - matrices) / spec.gpus_per_server
 
     @cached_property
     def server(self) -> Server:
         engine = self.engine
         fields, shape = engine.spec.server, engine.shape
-        stages = int(fields.get("pp_size", 1))
         running = fields.get("max_running_requests")
         graph = int(fields.get("cuda_graph_max_bs_decode") or min(running or LARGEST_GRAPH, LARGEST_GRAPH))
         own = engine.gpu is not None and fields.get("sampling_backend", FUSED) == FUSED
@@ -40,8 +39,8 @@ class SglangCosts(EngineCosts):
         return Server(
             shape,
             self.device,
-            tensor=gpus_per_server(fields) // stages,
-            stages=stages,
+            tensor=engine.spec.gpus_per_server // engine.spec.stages,
+            stages=engine.spec.stages,
             per_node=engine.per_node,
             running=int(running or _MOST_RUNNING),
             fp8=engine.spec.fp8_granularity,

@@ -4,8 +4,8 @@ On GPUs of the Ada and Hopper generations, SGLang computes with blockwise fp8 as
 be written in place. For Blackwell it rounds scales to powers of two and packs them when it has loaded a model
 (``requant_block_scale_ue8m0_for_deepgemm``), which such an update would miss.
 
-Weights with a scale for each channel it transposes without a copy, and replaces their parameters by plain ones, which
-its loaders do not recognise.
+SGLang transposes weights with a scale for each channel without a copy, and replaces their parameters by plain ones,
+which its loaders do not recognise.
 """
 
 from __future__ import annotations

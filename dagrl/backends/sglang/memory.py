@@ -7,7 +7,6 @@ may take (``KVCacheConfigurator._profile_available_bytes``); graphs and activati
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
@@ -38,14 +37,13 @@ def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, 
     """Return the memory of a server's fullest GPU, in the first pipeline stage; without a `gpu` that of the host."""
     fields = engine.server
     value = 4 if fields.get("dtype", "float32" if gpu is None else "bfloat16") in ("float32", "float") else 2
-    split = _Split.of(fields)
-    weights = _weights(shape, split, value, 1 if engine.taken_fp8 or _is_fp8(fields) else value)
+    weights = _weights(shape, engine, value, 1 if engine.taken_fp8 or _is_fp8(fields) else value)
     per_token = cache_bytes_per_token(shape, engine, on_gpu=gpu is not None)
     least = max(work.longest, _LEAST_CACHE_TOKENS) * per_token
     bound = fields.get("max_total_tokens") or (CPU_CACHE_TOKENS if gpu is None else None)
     if gpu is None:
         return EngineMemory({"weights": weights, "cache": int(bound or 0) * per_token}, "rollout", weights, 0)
-    begins = CONTEXT + (_NCCL if split.gpus > 1 else 0)
+    begins = CONTEXT + (_NCCL if engine.gpus_per_server > 1 else 0)
     stays = begins + _LIBRARIES
     runtime = stays + _WORKING
     fraction = fraction_of(engine, gpu, sleeps=work.sleeps)
@@ -55,7 +53,7 @@ def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, 
     notes = () if "mem_fraction_static" in fields else (f"mem_fraction_static is {fraction:.3g}, as it is not given",)
     if bound is not None:
         cache = min(cache, int(bound) * per_token)
-    graphs, passing = _graphs(fields), _activations(shape, fields, gpu, split, value)
+    graphs, passing = _graphs(fields), _activations(shape, engine, gpu, value)
     buffers = 0 if work.sleeps else 2 * work.bucket_bytes
     needed = weights + min(least, int(bound) * per_token if bound else least) + graphs + passing + buffers + runtime
     return EngineMemory(
@@ -90,7 +88,7 @@ def fraction_of(engine: SglangEngineSpec, gpu: Gpu, *, sleeps: bool) -> float:
         return SLEEPER_FRACTION
     total = gpu.memory_bytes / _MIB
     reserved = 512 + max(_prefill_tokens(fields, gpu), 2048) * _PREFILL_MIB + _graphs(fields) / _MIB
-    reserved += _Split.of(fields).ranks / 8 * 1024
+    reserved += engine.tensor_size * engine.stages / 8 * 1024
     if total > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     return round((total - reserved) / total, 3)
@@ -103,7 +101,6 @@ def cache_tokens(shape: ModelShape, engine: SglangEngineSpec, memory: EngineMemo
 
 
 def cache_value_bytes(engine: SglangEngineSpec, *, on_gpu: bool = True) -> int:
-    """Return the bytes of a value in the cache."""
     kind = str(engine.server.get("kv_cache_dtype", "auto"))
     if kind == "auto" and engine.server.get("dtype") in ("float32", "float"):
         return 4
@@ -112,76 +109,41 @@ def cache_value_bytes(engine: SglangEngineSpec, *, on_gpu: bool = True) -> int:
 
 def cache_bytes_per_token(shape: ModelShape, engine: SglangEngineSpec, *, on_gpu: bool = True) -> int:
     """Return the bytes on one GPU: keys and values of its heads, of which it has at least one, in its layers."""
-    fields = engine.server
-    split = _Split.of(fields)
     value = cache_value_bytes(engine, on_gpu=on_gpu)
-    layers = math.ceil(shape.layers / split.stages)
+    layers = math.ceil(shape.layers / engine.stages)
     if shape.latent:
         return shape.cache_values_per_token * value * layers
-    heads = math.ceil(shape.key_value_heads / split.attention)
+    heads = math.ceil(shape.key_value_heads / engine.attention_size)
     return 2 * heads * shape.head_dim * value * layers
-
-
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """How many ways the parts of a server are split."""
-
-    tensor: int
-    stages: int
-    attention: int
-    """Attention is split so many ways: with DP attention, tensor-parallel ranks hold whole copies of it."""
-    experts: int
-    copies: int
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of one server."""
-        return self.tensor * self.stages * self.copies
-
-    @property
-    def ranks(self) -> int:
-        """Tensor-parallel ranks of all stages."""
-        return self.tensor * self.stages
-
-    @staticmethod
-    def of(fields: dict[str, Any]) -> _Split:
-        tensor, copies = int(fields.get("tp_size", 1)), int(fields.get("dp_size", 1))
-        shared = bool(fields.get("enable_dp_attention"))
-        return _Split(
-            tensor=tensor,
-            stages=int(fields.get("pp_size", 1)),
-            attention=max(1, tensor // copies) if shared else tensor,
-            experts=tensor,
-            copies=1 if shared else copies,
-        )
 
 
 def _is_fp8(fields: dict[str, Any]) -> bool:
     return str(fields.get("quantization", "")).endswith("fp8")
 
 
-def _weights(shape: ModelShape, split: _Split, value: int, matrices: int) -> int:
+def _weights(shape: ModelShape, engine: SglangEngineSpec, value: int, matrices: int) -> int:
     """Return the weights of the first stage, with the embedding; the last stage has an output layer of that size.
 
     A value has `value` bytes, in the linear layers `matrices`.
     """
-    layers = math.ceil(shape.layers / split.stages)
+    layers = math.ceil(shape.layers / engine.stages)
+    split, tensor = engine.attention_size, engine.tensor_size
     total = 0
     for index in range(layers):
         layer = shape.layer(index)
         attention = layer.attention
         if shape.latent is None:
             # A key head that several ranks share is whole on each of them.
-            missing = math.ceil(shape.key_value_heads / split.attention) * split.attention - shape.key_value_heads
+            missing = math.ceil(shape.key_value_heads / split) * split - shape.key_value_heads
             attention += 2 * missing * shape.head_dim * shape.hidden
         else:
             # The matrices that expand keys and values are there once more, laid out for decoding.
             attention += shape.latent.key_rank * shape.heads * (shape.latent.plain_dim + shape.latent.value_dim)
-        total += matrices * (attention // split.attention + layer.mlp // split.tensor + layer.experts // split.experts)
+        total += matrices * (attention // split + layer.mlp // tensor + layer.experts // tensor)
         total += value * layer.whole
     # SGLang pads rows to a multiple of 64.
-    vocabulary = math.ceil(shape.vocabulary / 64) * 64 * shape.hidden // split.attention
-    outputs = 0 if shape.tied or split.stages > 1 else vocabulary
+    vocabulary = math.ceil(shape.vocabulary / 64) * 64 * shape.hidden // split
+    outputs = 0 if shape.tied or engine.stages > 1 else vocabulary
     return total + value * (vocabulary + outputs + shape.final_norm)
 
 
@@ -208,13 +170,13 @@ def _prefill_tokens(fields: dict[str, Any], gpu: Gpu) -> int:
     return next((tokens for gib, tokens in bounds if gpu.memory_gib < gib), 16384)
 
 
-def _activations(shape: ModelShape, fields: dict[str, Any], gpu: Gpu, split: _Split, value: int) -> int:
+def _activations(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu, value: int) -> int:
     """Return the bytes of a prefill's widest layer, or of the float32 logits of a batch and a copy of them."""
-    widest = 2 * shape.dense_width / split.tensor
+    widest = 2 * shape.dense_width / engine.tensor_size
     if shape.experts is not None:
         experts = shape.experts
-        routed = experts.chosen * (shape.hidden + 3 * experts.width / split.tensor)
+        routed = experts.chosen * (shape.hidden + 3 * experts.width / engine.tensor_size)
         widest = max(widest, routed)
-    prefill = _prefill_tokens(fields, gpu) * value * (3 * shape.hidden + 1.5 * widest)
-    logits = 3 * 4 * _largest_batch(fields) * shape.vocabulary
+    prefill = _prefill_tokens(engine.server, gpu) * value * (3 * shape.hidden + 1.5 * widest)
+    logits = 3 * 4 * _largest_batch(engine.server) * shape.vocabulary
     return int(max(prefill, logits))

@@ -32,7 +32,6 @@ class FusedSampler(Sampler):
         token_ids_logprobs: Sequence[Any],
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """See `Sampler.forward`."""
         wants_more = any(top_logprobs_nums or ()) or any(ids is not None for ids in token_ids_logprobs or ())
         if wants_more or self.enable_deterministic or SGLANG_RETURN_ORIGINAL_LOGPROB or not _is_plain(sampling_info):
             return super().forward(

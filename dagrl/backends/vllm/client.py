@@ -50,7 +50,6 @@ class Client:
 
     @property
     def shares_prompts(self) -> bool:
-        """See `ServerClient.shares_prompts`."""
         # Copies have separate caches.
         return self._copies == 1 and bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
 
@@ -83,7 +82,6 @@ class Client:
         images: Images = (),
         until: Until | None = None,
     ) -> ServerResponse:
-        """See `ServerClient.generate`."""
         sampled: list[int] = []
         logprobs: list[float] = []
         reason, experts = "abort", None
@@ -132,15 +130,12 @@ class Client:
         await self.generate(rid, tokens, once, cache_key, images)
 
     def tokens_of(self, rid: str) -> int:
-        """See `ServerClient.tokens_of`."""
         return self._tokens.get(rid, 0)
 
     def abort(self, rid: str) -> None:
-        """See `ServerClient.abort`."""
         self._start(self._engine.abort(rid))
 
     def abort_all(self) -> None:
-        """See `ServerClient.abort_all`."""
         if self._tokens:
             self._start(self._engine.abort(list(self._tokens)))
 
@@ -152,17 +147,14 @@ class Client:
     # -- pauses, weights and memory
 
     async def pause(self) -> None:
-        """See `ServerClient.pause`."""
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         self._paused = True
 
     async def go_on(self) -> None:
-        """See `ServerClient.go_on`."""
         await self._engine.resume_generation()
         self._paused = False
 
     async def flush(self, timeout_s: float) -> None:
-        """See `ServerClient.flush`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not await self._engine.reset_prefix_cache():
@@ -171,7 +163,6 @@ class Client:
         raise ServerError(f"vLLM could not flush its cache within {timeout_s:g} s: requests are running")
 
     async def update(self, payload: bytes, version: int, *, flush: bool) -> None:
-        """See `ServerClient.update`."""
         if flush:
             await self._engine.reset_prefix_cache()
         # A copy that takes weights would wait for one that steps, and that one for it.
@@ -196,14 +187,12 @@ class Client:
             await self._engine.wake_up(["weights"])
 
     async def resume(self, kinds: Sequence[str]) -> None:
-        """See `ServerClient.resume`."""
         await self._engine.wake_up(sorted(kinds))
         if "kv_cache" in kinds:
             self._paused = False
             await self._engine.reset_prefix_cache()
 
     async def capacity(self) -> Capacity:
-        """See `ServerClient.capacity`."""
         config = self._engine.vllm_config
         cache, longest = config.cache_config, config.model_config.max_model_len
         # Blocks of all copies of attention.

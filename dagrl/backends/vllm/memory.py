@@ -44,7 +44,6 @@ def weights_on_a_gpu(engine: PlannedEngine[VllmEngineSpec]) -> int:
 
 
 def cache_value_bytes(engine: PlannedEngine[VllmEngineSpec]) -> int:
-    """Bytes of a value in the cache."""
     in_fp8 = str(engine.spec.server.get("kv_cache_dtype")).startswith("fp8")
     return 4 if engine.gpu is None else 1 if in_fp8 else 2
 

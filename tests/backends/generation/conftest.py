@@ -22,12 +22,14 @@ from dagrl.backends.backend import RankContext
 from dagrl.backends.base import GenerationRequest
 from dagrl.backends.hf.weights import replace_weights
 from dagrl.backends.runtime.initial_weights import weight_source
+from dagrl.backends.serving.share import ServerShare
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.model_files.library_model import load_hf_config
 from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.weight_sync.exporter import IteratedExporter
 from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.sender import TransportName, WeightSender
+from dagrl.workers.listener import listen
 
 MODEL = ModelSpec(
     init={
@@ -59,29 +61,26 @@ REQUESTS_AT_ONCE = 8
 def start_sglang(logs: Path, start_timeout_s: float = 600.0, **server: object) -> Any:
     from dagrl.backends.sglang.engine import SglangEngine
     from dagrl.backends.sglang.section import SglangEngineSpec
-    from dagrl.backends.sglang.share import ServerShare
-    from dagrl.workers.listener import listen
 
     spec = SglangEngineSpec(backend="sglang", group="rollout", server=server)
-    with listen("127.0.0.1") as free:
-        port = free.getsockname()[1]
-    share = ServerShare("generator/0", 0, 0, 1, (), "127.0.0.1", port, logs, start_timeout_s)
-    return SglangEngine(MODEL, spec, RANKS, share, sleeps=True)
+    return SglangEngine(MODEL, spec, share(logs, start_timeout_s))
 
 
 def start_vllm(logs: Path, start_timeout_s: float = 600.0, model: ModelSpec = MODEL, **server: object) -> Any:
     from dagrl.backends.vllm.engine import VllmEngine
     from dagrl.backends.vllm.fields import VllmFields
     from dagrl.backends.vllm.section import VllmEngineSpec
-    from dagrl.workers.listener import listen
 
     tested = {name: server.pop(name) for name in list(server) if name in VllmFields.model_fields}
     spec = VllmEngineSpec(backend="vllm", group="rollout", server=tested, extra={"server": server})
-    log = logs / "generator-0-tp0.log"
-    options = {"gpus": (), "log": log, "start_timeout_s": start_timeout_s, "sleeps": True}
+    return VllmEngine(model, spec, share(logs, start_timeout_s))
+
+
+def share(logs: Path, start_timeout_s: float) -> ServerShare:
+    """A whole server on the CPU."""
     with listen("127.0.0.1") as free:
         ranks = replace(RANKS, master_port=free.getsockname()[1])
-    return VllmEngine(model, spec, ranks, name="generator/0", **options)
+    return ServerShare("generator/0", 0, 0, 1, (), ranks, logs, start_timeout_s, sleeps=True)
 
 
 def start_hf(logs: Path) -> Any:
@@ -121,7 +120,7 @@ class Engines:
 
     def log(self, backend: str) -> str:
         """What the server of this backend has printed."""
-        return next(self._folders[backend].glob("*-tp0.log")).read_text()
+        return next(self._folders[backend].glob("generator-*[0-9].log")).read_text()
 
     def discard(self, backend: str) -> None:
         """Close the one of this backend."""

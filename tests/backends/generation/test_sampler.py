@@ -132,5 +132,5 @@ def test_a_server_has_it_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     monkeypatch.setattr(server, "_engine_class", refuse)
     with pytest.raises(ServerError, match="enough is known"):
-        server.ServerProcess("generator/0", {"sampling_backend": given, "tp_size": 1}, tmp_path / "log", 60)
+        server.SglangServer("generator/0", {"sampling_backend": given, "tp_size": 1}, tmp_path / "log", 60)
     assert made == [(is_fused, {"tp_size": 1} if is_fused else {"sampling_backend": given, "tp_size": 1})]

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.backends.backend import RankContext
+from dagrl.backends.serving.share import ServerShare
 from dagrl.backends.sglang.args import ADAPTER_LOADER, WEIGHT_LOADER, server_arguments
 from dagrl.backends.sglang.layout import KEPT_BACK
 from dagrl.backends.sglang.section import SglangEngineSpec
-from dagrl.backends.sglang.share import ServerShare
 from dagrl.config.schema.engine import SentAdapter
 
 
@@ -35,8 +36,10 @@ def told(
         server=server or {},
         extra={"server": extra or {}},
     )
-    share = ServerShare(f"generator/{index}", index, node, nodes, tuple(gpus), "10.0.0.1", 4000, Path("logs"), 60)
-    return server_arguments(spec, share, Path("model"), positions=64, seed=seed, sleeps=sleeps, adapter=adapter)
+    ranks = RankContext(0, 1, "10.0.0.1", 4000, 60, seed)
+    name = f"generator/{index}"
+    share = ServerShare(name, index, node, nodes, tuple(gpus), ranks, Path("logs"), 60, sleeps, adapter)
+    return server_arguments(spec, share, Path("model"), positions=64)
 
 
 def test_tokens_go_in_and_out_by_their_ids_and_weights_by_our_loader():

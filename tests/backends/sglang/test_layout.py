@@ -2,14 +2,12 @@
 
 import pytest
 
-from dagrl.backends.sglang.layout import gpus_per_server, nodes_per_server, server_slots
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.config.schema import GroupSpec
 
 
-def engine(**server: object) -> dict[str, object]:
-    """The fields of ServerArgs, as the section keeps them."""
-    return dict(SglangEngineSpec(backend="sglang", group="rollout", server=server).server)
+def engine(**server: object) -> SglangEngineSpec:
+    return SglangEngineSpec(backend="sglang", group="rollout", server=server)
 
 
 @pytest.mark.parametrize(
@@ -24,27 +22,27 @@ def engine(**server: object) -> dict[str, object]:
     ],
 )
 def test_gpus_of_a_server(server, gpus):
-    assert gpus_per_server(engine(**server)) == gpus
+    assert engine(**server).gpus_per_server == gpus
 
 
 def test_servers_lie_side_by_side_on_a_machine():
-    slots = server_slots(engine(tp_size=2), GroupSpec(gpus_per_node=4))
+    slots = engine(tp_size=2).slots(GroupSpec(gpus_per_node=4))
     assert [(slot.server, slot.place) for slot in slots] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [slot.leads for slot in slots] == [slot.starts for slot in slots] == [True, False, True, False]
+    assert [slot.place == 0 for slot in slots] == [slot.starts for slot in slots] == [True, False, True, False]
     assert {slot.node for slot in slots} == {0}
-    assert nodes_per_server(engine(tp_size=2), GroupSpec(gpus_per_node=4)) == 1
+    assert engine(tp_size=2).nodes_per_server(GroupSpec(gpus_per_node=4)) == 1
 
 
 def test_a_server_across_machines_has_a_starter_on_each():
     group = GroupSpec(nodes=4, gpus_per_node=2)
-    slots = server_slots(engine(tp_size=4), group)
+    slots = engine(tp_size=4).slots(group)
     assert [slot.server for slot in slots] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [slot.node for slot in slots] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert [rank for rank, slot in enumerate(slots) if slot.starts] == [0, 2, 4, 6]
-    assert [rank for rank, slot in enumerate(slots) if slot.leads] == [0, 4]
-    assert nodes_per_server(engine(tp_size=4), group) == 2
+    assert [rank for rank, slot in enumerate(slots) if slot.place == 0] == [0, 4]
+    assert engine(tp_size=4).nodes_per_server(group) == 2
 
 
 def test_a_server_on_each_cpu_slot():
-    slots = server_slots(engine(), GroupSpec(cpus_per_node=3))
-    assert [slot.server for slot in slots] == [0, 1, 2] and all(slot.leads for slot in slots)
+    slots = engine().slots(GroupSpec(cpus_per_node=3))
+    assert [slot.server for slot in slots] == [0, 1, 2] and all(slot.place == 0 for slot in slots)

@@ -111,7 +111,7 @@ def test_extra_fields_are_passed_on_with_one_warning(with_server):
         (
             "server: {tp_size: 4, dp_size: 2, enable_dp_attention: true, attn_cp_size: 4}",
             "server.attn_cp_size",
-            "2 copies of attention leave 2 GPUs each, which 4 does not divide",
+            "does not divide the 2 GPUs of each of 2 copies of attention",
         ),
         (
             "server: {tp_size: 2, pp_size: 2, attn_cp_size: 2, moe_dp_size: 2}",
@@ -123,7 +123,11 @@ def test_extra_fields_are_passed_on_with_one_warning(with_server):
             "server.moe_dp_size",
             "2 copies of experts over 4 GPUs each (ep_size) are not tp_size = 4; choose sizes whose product is 4",
         ),
-        ("server: {tp_size: 4, moe_dp_size: 2}", "server.moe_dp_size", "only where attn_cp_size is 2 too; set it"),
+        (
+            "server: {tp_size: 4, moe_dp_size: 2}",
+            "server.moe_dp_size",
+            "experts need attn_cp_size: 2; set that",
+        ),
         ("weight_sync: {route: cuda_ipc}", "weight_sync.route", "`actor` is on group `train`; choose broadcast"),
     ],
 )
@@ -298,7 +302,7 @@ def test_a_cpu_slots_cache_has_an_end(project, with_server):
             "{}",
             "{max_new_tokens: 8, ignore_eos: true, stop_token_ids: [3]} #!",
             "nodes.reward.sampling.ignore_eos",
-            "stop_token_ids names some; remove one of the two",
+            "SGLang ignores stop_token_ids, too; remove one of the two",
         ),
     ],
 )
@@ -315,15 +319,15 @@ def test_stops_that_sglang_would_not_see(project, with_server, key):
     other = "" if key == "sampling" else "sampling: {max_new_tokens: 8}, "
     nodes = ("sampling: {max_new_tokens: 8}}", f"{other}{key}: {sampling}}} #!")
     path = with_server("server: {}", "gpus_per_node: 4", nodes)
-    project.assert_problem(path, f"nodes.rollout.{key}.ignore_eos", "stop_token_ids names some; remove one of the two")
+    project.assert_problem(
+        path, f"nodes.rollout.{key}.ignore_eos", "SGLang ignores stop_token_ids, too; remove one of the two"
+    )
 
 
 def test_min_p_without_which_sglang_draws_by_seeds(project, with_server):
     nodes = ("sampling: {max_new_tokens: 8}}", "sampling: {max_new_tokens: 8, min_p: 0.1}} #!")
     path = with_server("server: {enable_deterministic_inference: true}", "gpus_per_node: 4", nodes)
-    project.assert_problem(
-        path, "nodes.rollout.sampling.min_p", "SGLang dies of it with `enable_deterministic_inference`"
-    )
+    project.assert_problem(path, "nodes.rollout.sampling.min_p", "SGLang crashes with `enable_deterministic_inference`")
     check_file(path, ["nodes.rollout.sampling.min_p=0"])
 
 
@@ -335,4 +339,4 @@ def test_samples_are_shorter_than_a_window_that_sglang_leaves_out(with_server, p
         check_file(mistral(window))
     (problem,) = project.problems(mistral("sliding_window: 4"))
     assert (problem.place, problem.code) == ("engines.generator.backend", "no-window")
-    assert "SGLang's mistral has no sliding window, and that of the model, 4, is shorter" in problem.message
+    assert "SGLang ignores the model's sliding window of 4 tokens, which is shorter" in problem.message

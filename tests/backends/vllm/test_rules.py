@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.backends.vllm.descriptor import section_to_start
+from dagrl.backends.serving.server_backend import section_to_start
 from dagrl.validation import check_file
 
 HF = "  generator: {backend: hf, group: rollout, weights_from: actor}"
@@ -57,6 +57,16 @@ def test_a_pipeline_that_does_not_fit_is_an_error(
     project, with_server, keys: str, group: str, place: str, code: str
 ) -> None:
     project.assert_problem(with_server(keys, group), f"engines.generator.server.{place}", code)
+
+
+@pytest.mark.parametrize(
+    ("route", "group"),
+    [("cuda_ipc", "gpus_per_node: 4"), ("broadcast", "gpus_per_node: 4"), ("cuda_ipc", "cpus_per_node: 1")],
+)
+def test_weights_that_cannot_take_the_route_are_an_error(project, with_server, route: str, group: str) -> None:
+    """The trainer is on CPU slots of another group."""
+    path = with_server(f"weight_sync: {{route: {route}}} #!", group)
+    project.assert_problem(path, "engines.generator.weight_sync.route", "route-apart")
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])

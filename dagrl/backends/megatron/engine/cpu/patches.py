@@ -150,7 +150,7 @@ def random_state_is_the_cpus() -> None:
 def import_megatron() -> None:
     """Import Megatron without what it only needs on GPUs, which takes seconds.
 
-    It leaves out flashinfer and flash-attn, which SGLang installs, torch's compiler, and trackers that
+    It leaves out flashinfer and flash-attn, which inference servers install, torch's compiler, and trackers that
     its timers could write to.
     """
     compiler, torch.compile = torch.compile, _uncompiled  # type: ignore[assignment]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+
+from dagrl.backends.backend import RankContext
+from dagrl.config.schema.engine import SentAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +23,20 @@ class ServerShare:
     nodes: int
     gpus: tuple[str, ...]
     """GPUs of the server's slots on this machine, as in CUDA_VISIBLE_DEVICES; none on a CPU."""
-    address: str
-    """Rendezvous address of the server's processes, on its first machine."""
-    port: int
+    ranks: RankContext
+    """The server's processes meet at its address, on the first machine."""
     logs: Path
     """Folder for logs."""
     start_timeout_s: float
+    sleeps: bool
+    adapter: SentAdapter | None = None
+    """The server has the model's weights, and takes such adapters instead of weights."""
 
     @property
     def log_prefix(self) -> Path:
-        """Prefix of its log files."""
         return self.logs / f"{self.name.replace('/', '-')}{f'-node{self.node}' if self.nodes > 1 else ''}"
+
+    @property
+    def seed(self) -> int:
+        """A different seed per server, in 31 bits."""
+        return int.from_bytes(hashlib.sha256(f"{self.ranks.seed}/{self.server}".encode()).digest()[:4]) >> 1

@@ -1,0 +1,108 @@
+"""Rules of servers of all backends: that samples fit into them, and that new weights can reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dagrl.backends.backend import EngineCheck
+from dagrl.backends.serving.section import ServerSpec
+from dagrl.config.errors import Place, dotted
+from dagrl.config.schema import JudgeNode, RolloutNode, SamplingSpec
+
+
+class ServerRules[Spec: ServerSpec]:
+    """The servers of one engine, and where to report."""
+
+    def __init__(self, check: EngineCheck[Spec]) -> None:
+        self.pipeline, self.name, self.findings, self.model = check.pipeline, check.name, check.findings, check.sizes
+        self.engine, self.given = check.engine, check.engine.server
+        self.place: Place = (*check.place, "server")
+        group = self.pipeline.groups.get(self.engine.group or "")
+        self.group = group if group is not None and group.ranks else None
+        self.replays_routes = self.pipeline.wants_routed_experts(self.name)
+
+    def nodes(self) -> Iterator[tuple[str, RolloutNode | JudgeNode]]:
+        """The nodes that sample on these servers."""
+        for name, node in self.pipeline.nodes.items():
+            if isinstance(node, RolloutNode | JudgeNode) and node.engine == self.name:
+                yield name, node
+
+    def samplings(self) -> Iterator[tuple[Place, SamplingSpec]]:
+        """The sampling options of these nodes, with their places."""
+        for name, node in self.nodes():
+            if isinstance(node, JudgeNode):
+                yield ("nodes", name, "sampling"), node.sampling
+            else:
+                yield from self.pipeline.samplings(name).items()
+
+    def longest(self) -> Iterator[tuple[int, str, list[Place]]]:
+        """The tokens that each node's longest sample has, what they consist of, and where that is said."""
+        for name, node in self.nodes():
+            if isinstance(node, JudgeNode):
+                longest, own = node.max_prompt_tokens + node.sampling.max_new_tokens, f"nodes.{name}"
+                what = f"{own}.max_prompt_tokens + {own}.sampling.max_new_tokens"
+                yield longest, what, [("nodes", name, "max_prompt_tokens"), ("nodes", name, "sampling")]
+                continue
+            by_key = self.pipeline.longest_rows(name, validated=self.pipeline.run.validates)
+            section = max(by_key, key=by_key.__getitem__)
+            what = f"data.max_prompt_tokens + {dotted(section)}.max_new_tokens"
+            yield by_key[section], what, [("data", "max_prompt_tokens"), section]
+
+    def check_room(self, field: str, room: int | None, wanted: int, sample: tuple[int, str, list[Place]]) -> None:
+        """Whether `field`, a number of tokens, has room for `wanted`: a sample with what a server adds."""
+        longest, what, depends = sample
+        if room is not None and room < wanted:
+            message = f"{room} tokens cannot hold the longest sample, {longest} ({what})"
+            self.error(field, f"{message}; set {field} to {wanted} or more", *depends, code="context-too-short")
+
+    def check_heads(self, field: str, gpus: int) -> None:
+        """Whether `gpus` share the heads of attention evenly."""
+        heads, keys = self.model.heads, self.model.key_value_heads
+        if heads and heads.value % gpus:
+            message = f"{gpus} GPUs do not share the model's {heads.name}, {heads.value}, evenly"
+            self.error(field, f"{message}; choose a divisor of it", ("model",), code="heads-do-not-divide")
+        if keys and keys.value % gpus and gpus % keys.value:
+            message = f"{gpus} GPUs do not share the model's {keys.name}, {keys.value}, evenly"
+            remedy = "choose a divisor or a multiple of it"
+            self.error(field, f"{message}; {remedy}", ("model",), code="heads-do-not-divide")
+
+    def check_sync(self, *sizes: str) -> None:
+        """Whether new weights can take the way that is asked for. `sizes`: fields that give a server its GPUs."""
+        engine, place = self.engine, ("engines", self.name, "weight_sync")
+        if engine.weights_from is None:
+            if "weight_sync" in engine.model_fields_set:
+                message = "has no effect, as the engine follows none; remove it, or say `weights_from:`"
+                self.findings.warning(place, message)
+            return
+        trainer = self.pipeline.engines.get(engine.weights_from)
+        source = self.pipeline.groups.get(trainer.group or "") if trainer else None
+        if self.group is None or source is None or trainer is None:
+            return
+        route, shared = engine.weight_sync.route, trainer.group == engine.group
+        message = ""
+        if route == "cuda_ipc" and not shared:
+            message = f"is from GPU to the same GPU, and `{engine.weights_from}` is on group `{trainer.group}`"
+            message += "; choose broadcast, or name one group for both engines"
+        elif route == "broadcast" and shared:
+            message = f"is to other GPUs than those of `{engine.weights_from}`, which shares the group; choose cuda_ipc"
+        elif route in ("cuda_ipc", "broadcast") and source.is_cpu != self.group.is_cpu:
+            message = "one of the two engines has GPUs and the other has not; choose object_store"
+        elif (route == "object_store" or (route == "auto" and source.is_cpu)) and engine.nodes_per_server(
+            self.group
+        ) > 1:
+            message = "goes through one machine's memory, and a server spans several machines; choose broadcast"
+        if message:
+            groups = [("engines", each, "group") for each in (engine.weights_from, self.name)]
+            depends = [("groups",), *groups, *((*self.place, size) for size in sizes)]
+            self.findings.error((*place, "route"), message, code="route-apart", depends_on=depends)
+
+    def largest(self, *fields: str) -> str:
+        """The size to blame: the largest that the file says."""
+        return max((field for field in fields if field in self.given), key=lambda each: self.given[each], default="")
+
+    def error(self, field: str, message: str, *depends_on: Place, code: str = "") -> None:
+        """Report a problem of a field of ``server``."""
+        own: Place = ("extra", "server") if field in self.engine.extra.get("server", {}) else ("server",)
+        place = ("engines", self.name, *own, *([field] if field else []))
+        # One mistake in a field is enough.
+        self.findings.error(place, message, code=code, depends_on=[place, *depends_on])

@@ -1,0 +1,76 @@
+"""What the descriptors of backends with servers have in common."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from dagrl.backends.backend import Backend, EngineStart, WeightReader
+from dagrl.backends.serving.section import ROUTED_EXPERTS, ServerSpec
+from dagrl.backends.serving.share import ServerShare
+from dagrl.config.schema import EngineSpec, ModelSpec, Pipeline
+
+if TYPE_CHECKING:
+    from dagrl.backends.base import GenerateEngine
+
+_DRIVER_PATIENCE = 0.95
+"""Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
+
+
+class ServerBackend[Spec: ServerSpec](Backend):
+    """A backend whose engines are servers."""
+
+    section: type[Spec]
+
+    @abstractmethod
+    def start(self, model: ModelSpec, spec: Spec, share: ServerShare) -> GenerateEngine:
+        """Start the processes of a server on this machine, and return the engine of the worker that starts them."""
+
+    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+        """Servers read their model's folder, quantised or not, unless ``server`` says how to read it."""
+        assert isinstance(engine, ServerSpec)
+        if engine.weights_from is not None:
+            return None
+        checked = not {"load_format", "quantization"} & engine.server.keys()
+        return WeightReader(strict=False, quantised=True, checked=checked)
+
+    def build(self, start: EngineStart) -> GenerateEngine:
+        """One slot of a server: its first worker speaks for it, the first on a further machine starts processes."""
+        pipeline, ranks = start.pipeline, start.ranks
+        spec = section_to_start(pipeline, start.name)
+        assert isinstance(spec, self.section)
+        group = pipeline.groups[str(spec.group)]
+        slot = spec.slots(group)[ranks.rank]
+        if ranks.listen_fd is not None:
+            # The server's processes listen on this port.
+            os.close(ranks.listen_fd)
+        if not slot.starts:
+            from dagrl.backends.serving.held_slot import HeldSlot
+
+            return HeldSlot()
+        if start.gpus:
+            # CUDA reads this when it starts: the processes need all devices of the server.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(start.gpus)
+        share = ServerShare(
+            name=f"{start.name}/{slot.server}",
+            server=slot.server,
+            node=slot.node,
+            nodes=spec.nodes_per_server(group),
+            gpus=start.gpus,
+            ranks=ranks,
+            logs=start.run_dir / "logs",
+            start_timeout_s=_DRIVER_PATIENCE * pipeline.run.start_timeout_s,
+            sleeps=pipeline.sleeps(start.name),
+            adapter=pipeline.engines[spec.weights_from].sent_adapter if spec.weights_from else None,
+        )
+        return self.start(start.model, spec, share)
+
+
+def section_to_start(pipeline: Pipeline, name: str) -> ServerSpec:
+    """The section, with ``enable_return_routed_experts`` where a trainer replays routes."""
+    spec = pipeline.engines[name]
+    assert isinstance(spec, ServerSpec)
+    if not pipeline.wants_routed_experts(name):
+        return spec
+    return spec.model_copy(update={"server": {**spec.server, ROUTED_EXPERTS: True}})
