@@ -63,7 +63,6 @@ class EngineStart:
 
     @property
     def model(self) -> ModelSpec:
-        """The engine's model."""
         return self.pipeline.model_of(self.name)
 
 
@@ -94,7 +93,6 @@ class EngineCheck[Spec: EngineSpec]:
 
     @property
     def place(self) -> Place:
-        """The engine's place in the file."""
         return ("engines", self.name)
 
 
@@ -110,6 +108,8 @@ class Backend(ABC):
     """Version of the first of `requires` that it is written for, whatever a build of it is called; None for any."""
     gpu_requires: tuple[str, ...] = ()
     """Further packages on a machine with GPUs."""
+    builds_families: bool = False
+    """Whether it builds models from `dagrl.backends.families`, and so can only have those."""
     any_layout: LayoutChoice | None = None
     """A layout that every group can have; None if a search cannot lay the engines out."""
 
@@ -126,10 +126,6 @@ class Backend(ABC):
     def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
         """How its ranks read the weights of the model's folder; None if they do not."""
         return WeightReader(engine.head) if engine.weights_from is None else None
-
-    def builds_family_itself(self, engine: EngineSpec) -> bool:
-        """Whether it builds the model from `dagrl.backends.families`, and so can only have those."""
-        return False
 
     def tool_formats(self) -> tuple[str, ...]:
         """Values of ``tool_format`` that `tool_parser` reads."""

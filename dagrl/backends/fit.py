@@ -103,7 +103,6 @@ class GroupFit:
         return self.slots_per_node * sum(tenant.memory.host for tenant in self.tenants)
 
     def problems(self) -> Iterator[FitProblem]:
-        """Yield the engines that do not fit."""
         if self.gpu is None:
             return
         full = self.fullest
@@ -161,7 +160,6 @@ class Fit:
 
     @property
     def problems(self) -> tuple[FitProblem, ...]:
-        """The engines that do not fit, the worst first."""
         found = (problem for group in self.groups for problem in group.problems())
         return tuple(sorted(found, key=lambda problem: -problem.over))
 
@@ -264,5 +262,4 @@ def _is_roomy(found: Fit, before: Fit, name: str) -> bool:
 
 
 def gib(nbytes: float) -> str:
-    """Return GiB with one decimal."""
     return f"{nbytes / GIB:.1f}"

@@ -19,7 +19,6 @@ def backends() -> Mapping[str, Backend]:
 
 
 def backend_of(engine: EngineSpec) -> Backend:
-    """The backend that an engine's section names."""
     return backends()[engine.backend]
 
 

@@ -43,7 +43,7 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
 def updates_with_dropout(pipeline: Pipeline, update: UpdateNode) -> bool:
     """Whether an update's own log-probs differ from those before it, because it drops out activations."""
     engine = pipeline.engines.get(update.engine)
-    return engine is not None and engine.updates_with_dropout
+    return engine is not None and bool(engine.adapter_dropout)
 
 
 def _takes_one_step(pipeline: Pipeline, update: UpdateNode) -> bool:

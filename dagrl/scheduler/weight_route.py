@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dagrl.config.coordinates import Coordinates
 from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema import GroupSpec, Pipeline
 from dagrl.config.schema.engine import Transport
@@ -41,11 +43,17 @@ def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
         chosen if chosen in engine.transports else engine.transports[-1],
         asked.bucket_mib << 20,
         2 if asked.checksum else 1,
-        engine.update_waves(group),
+        _waves(engine.layout(group)),
         # Only servers have memory that outlives an update.
         keep_buffers=engine.replicas_are_servers and not pipeline.sleeps(follower),
         fp8=engine.taken_fp8,
     )
+
+
+def _waves(layout: Sequence[Coordinates]) -> tuple[tuple[int, ...], ...]:
+    """Ranks by pipeline stage: a server passes an update on to a stage after the one before has taken it."""
+    stages = sorted({place.pp for place in layout})
+    return tuple(tuple(rank for rank, place in enumerate(layout) if place.pp == stage) for stage in stages)
 
 
 def chosen_way(servers: GroupSpec, trainer: GroupSpec, *, shared: bool) -> Transport:

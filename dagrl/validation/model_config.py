@@ -63,11 +63,11 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
 def check_family(
     pipeline: Pipeline, names: Sequence[str], section: Place, config: Mapping[str, Any], findings: Findings
 ) -> None:
-    """Report what those of the engines `names` that build families themselves cannot build.
+    """Report what those of the engines `names` cannot build whose backends build families.
 
     The config has no values that `check_config` reports.
     """
-    native = [name for name in names if backend_of(pipeline.engines[name]).builds_family_itself(pipeline.engines[name])]
+    native = any(backend_of(pipeline.engines[name]).builds_families for name in names)
     model_type = config.get("model_type")
     if not native or not isinstance(model_type, str):
         return

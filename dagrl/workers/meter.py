@@ -85,7 +85,7 @@ class Meter:
         for batch in batches:
             predictions = len(batch) if spec.head == "reward" else len(_responses(batch).values)
             if epochs:
-                total += epochs * cost.train(_row_lengths(batch), predictions, frozen=spec.trains_adapters)
+                total += epochs * cost.train(_row_lengths(batch), predictions, frozen=spec.adapter_dropout is not None)
             else:
                 total += cost.forward(_row_lengths(batch), predictions)
         return total

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from dagrl.backends.families.config_fields import COMMON_RANGES, EXPERT_RANGES, ConfigFields, Range, is_size
-from dagrl.backends.families.parts import Attention, GatedExperts, GatedMlp, GroupedQueryAttention
+from dagrl.backends.families.parts import Attention, GatedExperts, GatedMlp, GroupedQueryAttention, LatentAttention
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.vision import VisionTower
 from dagrl.config.errors import shown
@@ -86,12 +86,26 @@ class Family:
         """Return the attention of a layer."""
         return self.grouped_query_attention(config)
 
-    def grouped_query_attention(self, config: ConfigFields, **options: Any) -> GroupedQueryAttention:
+    def grouped_query_attention(
+        self, config: ConfigFields, kind: type[GroupedQueryAttention] = GroupedQueryAttention, **options: Any
+    ) -> GroupedQueryAttention:
         """Return grouped-query attention under the usual names of its sizes, with `options` such as ``qkv_bias``."""
         hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
         head_dim = config.optional("head_dim") or hidden // heads
         groups = config.optional("num_key_value_heads") or heads
-        return GroupedQueryAttention(hidden, heads, groups, head_dim, **options)
+        return kind(hidden, heads, groups, head_dim, **options)
+
+    def latent_attention(self, config: ConfigFields) -> LatentAttention:
+        """Return latent attention under the usual names of its sizes."""
+        return LatentAttention(
+            hidden=config.size("hidden_size"),
+            heads=config.size("num_attention_heads"),
+            query_rank=config.optional("q_lora_rank"),
+            key_rank=config.size("kv_lora_rank"),
+            plain_dim=config.size("qk_nope_head_dim"),
+            rotary_dim=config.size("qk_rope_head_dim"),
+            value_dim=config.size("v_head_dim"),
+        )
 
     def mlp(self, config: ConfigFields) -> GatedMlp:
         """Return the MLP of a layer without experts."""
@@ -99,7 +113,19 @@ class Family:
 
     def experts(self, config: ConfigFields) -> GatedExperts | None:
         """Return the experts of a mixture; None for dense models."""
-        return None
+        return self.gated_experts(config) if self.expert_count else None
+
+    def gated_experts(
+        self, config: ConfigFields, kind: type[GatedExperts] = GatedExperts, **options: Any
+    ) -> GatedExperts:
+        """Return experts under the usual names of their sizes, with `options` such as ``shared_width``."""
+        return kind(
+            hidden=config.size("hidden_size"),
+            count=config.size(*self.expert_count),
+            chosen=config.size("num_experts_per_tok"),
+            width=config.size(self.expert_width),
+            **options,
+        )
 
     def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
         """Say of each layer of a mixture whether it has experts."""

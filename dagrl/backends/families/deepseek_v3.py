@@ -63,36 +63,17 @@ class DeepseekV3(Family):
     }
 
     def attention(self, config: ConfigFields) -> LatentAttention:
-        """Return latent attention."""
-        return LatentAttention(
-            hidden=config.size("hidden_size"),
-            heads=config.size("num_attention_heads"),
-            query_rank=config.optional("q_lora_rank"),
-            key_rank=config.size("kv_lora_rank"),
-            plain_dim=config.size("qk_nope_head_dim"),
-            rotary_dim=config.size("qk_rope_head_dim"),
-            value_dim=config.size("v_head_dim"),
-        )
+        return self.latent_attention(config)
 
     def experts(self, config: ConfigFields) -> GatedExperts:
-        """Return routed and shared experts behind a router with a bias."""
-        width = config.size(self.expert_width)
-        return GatedExperts(
-            hidden=config.size("hidden_size"),
-            count=config.size(*self.expert_count),
-            chosen=config.size("num_experts_per_tok"),
-            width=width,
-            shared_width=(config.optional("n_shared_experts") or 0) * width,
-            biased=True,
-        )
+        shared_width = (config.optional("n_shared_experts") or 0) * config.size(self.expert_width)
+        return self.gated_experts(config, shared_width=shared_width, biased=True)
 
     def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
-        """The first `first_k_dense_replace` layers have no experts."""
         first = config.optional("first_k_dense_replace") or 0
         return tuple(layer >= first for layer in range(config.size("num_hidden_layers")))
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the fields of the router and of the rotary embedding, which is a part of latent attention's config."""
         groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
         return {
             "moe_router_score_function": "sigmoid",
@@ -112,7 +93,6 @@ class DeepseekV3(Family):
         yield from odd_width(config, "qk_rope_head_dim")
 
     def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yield contradictions between groups and experts, beside the common ones."""
         yield from super().conflicts(config)
         chosen, groups, taken = (config.get(name) for name in ("num_experts_per_tok", "n_group", "topk_group"))
         name = next((name for name in self.expert_count if is_size(config.get(name))), None)
@@ -131,7 +111,6 @@ class DeepseekV3(Family):
             )
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield routers that Megatron computes otherwise, and a mixture without experts, beside the common rules."""
         yield from super().unsupported(config)
         groups, taken, chosen = (config.get(name) or 1 for name in ("n_group", "topk_group", "num_experts_per_tok"))
         if taken < groups and chosen // taken != 2:
@@ -156,7 +135,6 @@ class DeepseekV3(Family):
             )
 
     def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:
-        """Yield parameters of yarn that Megatron reads otherwise, beside the common rules."""
         yield from super().unsupported_rope(config, rope)
         if rope.get("rope_type", rope.get("type")) == "yarn":
             if rope.get("attention_factor") is not None or rope.get("truncate", True) is not True:

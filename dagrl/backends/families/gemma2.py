@@ -29,11 +29,9 @@ class Gemma2(Family):
     }
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return attention whose outputs are normed."""
         return self.grouped_query_attention(config, post_norm=POST_ATTENTION_NORM)
 
     def mlp(self, config: ConfigFields) -> GatedMlp:
-        """Return an MLP between two norms."""
         return GatedMlp(
             config.size("hidden_size"),
             config.size("intermediate_size"),
@@ -42,7 +40,6 @@ class Gemma2(Family):
         )
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the scale of scores, and which layers have windows."""
         return {
             "softmax_scale": config["query_pre_attn_scalar"] ** -0.5,
             "window_attn_skip_freq": sliding_layers(config),

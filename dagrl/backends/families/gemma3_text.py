@@ -22,15 +22,12 @@ class Gemma3Text(Gemma2):
     }
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return attention with norms of queries, keys and outputs."""
         return self.grouped_query_attention(config, qk_norm=True, post_norm=POST_ATTENTION_NORM)
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return which layers have windows."""
         return {"interleaved_attn_pattern": (_period(config) - 1, 1)}
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield an order of layers that megatron-bridge does not have, beside the common rules."""
         yield from super().unsupported(config)
         if not isinstance(config.get("layer_types"), list):
             return
@@ -40,7 +37,6 @@ class Gemma3Text(Gemma2):
             yield "layer_types", "megatron-bridge has full_attention in every n-th layer of gemma3_text only"
 
     def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:
-        """Yield kinds of rotary embedding of each kind of layer."""
         kinds = [rope[kind] for kind in self.layer_kinds if isinstance(rope.get(kind), Mapping)]
         for each in kinds or [rope]:
             yield from super().unsupported_rope(config, each)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.config_fields import ConfigFields, is_size
-from dagrl.backends.families.parts import MIXTURE_DEFAULTS, Attention, GatedExperts, LatentAttention
+from dagrl.backends.families.parts import MIXTURE_DEFAULTS, Attention, GatedExperts
 
 TESTED = frozenset({"gemma", "minimax_m2", "deepseek_v2", "exaone_moe", "glm4_moe_lite", "olmoe", "qwen3_5_text"})
 """Types whose log-probs and weights were compared with Hugging Face's."""
@@ -37,21 +37,11 @@ class Generic(Family):
         self.transformer_defaults = MIXTURE_DEFAULTS if expert_count else {}  # type: ignore[misc]
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return grouped-query attention, or latent attention if the config has its sizes."""
         if not is_size(config.get("kv_lora_rank")):
             return self.grouped_query_attention(config)
-        return LatentAttention(
-            hidden=config.size("hidden_size"),
-            heads=config.size("num_attention_heads"),
-            query_rank=config.optional("q_lora_rank"),
-            key_rank=config.size("kv_lora_rank"),
-            plain_dim=config.size("qk_nope_head_dim"),
-            rotary_dim=config.size("qk_rope_head_dim"),
-            value_dim=config.size("v_head_dim"),
-        )
+        return self.latent_attention(config)
 
     def experts(self, config: ConfigFields) -> GatedExperts | None:
-        """Return the experts under the usual names."""
         if not self.expert_count:
             return None
         width = config.optional("moe_intermediate_size") or config.size("intermediate_size")
@@ -65,17 +55,14 @@ class Generic(Family):
         )
 
     def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
-        """The first `first_k_dense_replace` layers have no experts."""
         first = config.optional("first_k_dense_replace") or 0
         return tuple(layer >= first for layer in range(config.size("num_hidden_layers")))
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield the reason why a type does not run."""
         if self.model_type in _FAULTY:
             yield "model_type", f"the megatron engine does not train {self.model_type}: {_FAULTY[self.model_type]}"
 
     def warnings(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield a warning that it was not compared with Hugging Face."""
         if self.model_type not in TESTED:
             message = "is built by megatron-bridge and was not tested with dagrl; compare its first log-probs"
             yield "model_type", f"{self.model_type} {message} (metrics mismatch/*)"

@@ -21,12 +21,10 @@ class Glm4Moe(DeepseekV3):
     rotates_parts = True
 
     def attention(self, config: ConfigFields) -> Attention:  # type: ignore[override]
-        """Return attention with or without biases and norms."""
         biased, normed = bool(config.get("attention_bias")), bool(config.get("use_qk_norm"))
         return self.grouped_query_attention(config, qkv_bias=biased, qk_norm=normed)
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the fields of the router, and the width of the shared experts together."""
         groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
         limited = chosen < groups
         return {

@@ -30,21 +30,12 @@ class GptOss(Family):
     transformer_defaults = {**MIXTURE_DEFAULTS, "apply_rope_fusion": False, "bias_activation_fusion": False}
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return attention with biases and sinks."""
-        plain = self.grouped_query_attention(config)
-        return SinkAttention(plain.hidden, plain.heads, plain.key_value_heads, plain.head_dim, qkv_bias=True)
+        return self.grouped_query_attention(config, SinkAttention, qkv_bias=True)
 
     def experts(self, config: ConfigFields) -> GatedExperts:
-        """Return experts with biases."""
-        return BiasedExperts(
-            hidden=config.size("hidden_size"),
-            count=config.size(*self.expert_count),
-            chosen=config.size("num_experts_per_tok"),
-            width=config.size(self.expert_width),
-        )
+        return self.gated_experts(config, BiasedExperts)
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return which layers have windows, and the rotary embedding, of which megatron-bridge takes the usual one."""
         rope = config["rope_parameters"]
         return {
             "window_attn_skip_freq": sliding_layers(config),
@@ -58,7 +49,6 @@ class GptOss(Family):
         }
 
     def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a parameter of yarn that Megatron does not have, beside the common rules."""
         if rope:
             yield from super().unsupported_rope(config, rope)
         if rope.get("attention_factor") is not None:
@@ -70,7 +60,6 @@ class SinkAttention(GroupedQueryAttention):
     """Attention with a bias of its outputs, and a logit of each head that takes a share of the softmax."""
 
     def tensors(self) -> Tensors:
-        """The tensors of grouped-query attention, the bias and the sinks."""
         return (
             *GroupedQueryAttention.tensors(self),
             MappedTensor(
@@ -87,7 +76,6 @@ class BiasedExperts(GatedExperts):
     """Experts and a router with biases."""
 
     def tensors(self) -> Tensors:
-        """The tensors of gated experts and the biases."""
         experts = f"{self.block}.experts.{{expert}}"
         up = tuple(f"{experts}.{name}.bias" for name in self.projections[:2])
         down = f"{experts}.{self.projections[2]}.bias"

@@ -22,22 +22,12 @@ class Mixtral(Family):
     reports_routed_experts = False
 
     def experts(self, config: ConfigFields) -> GatedExperts:
-        """Return the routed experts, under names that only Mixtral has."""
-        return GatedExperts(
-            hidden=config.size("hidden_size"),
-            count=config.size(*self.expert_count),
-            chosen=config.size("num_experts_per_tok"),
-            width=config.size(self.expert_width),
-            block="block_sparse_moe",
-            projections=("w1", "w3", "w2"),
-        )
+        return self.gated_experts(config, block="block_sparse_moe", projections=("w1", "w3", "w2"))
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the fields of the router: softmax over the chosen experts."""
         return {"moe_router_score_function": "softmax", "moe_router_pre_softmax": False}
 
     def warnings(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield the warning for a single expert, whose weight is always normalised."""
         yield from weight_of_one_expert(config)
 
 

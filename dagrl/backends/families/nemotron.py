@@ -22,16 +22,13 @@ class Nemotron(Family):
     required = {"attention_bias": (False,), "mlp_bias": (False,)}
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return attention behind a norm with a bias."""
         return self.grouped_query_attention(config, norm_bias=True)
 
     def mlp(self, config: ConfigFields) -> GatedMlp:
-        """Return an MLP without a gate."""
         sizes = config.size("hidden_size"), config.size("intermediate_size")
         return GatedMlp(*sizes, gated=False, norm_bias=True)
 
     def shape(self, config: ConfigFields) -> ModelShape:
-        """Return the shape, with a bias of the last norm."""
         return replace(super().shape(config), norm_bias=True)
 
 

@@ -48,7 +48,6 @@ class GroupedQueryAttention:
         return 2 * self.key_value_heads * self.head_dim
 
     def tensors(self) -> Tensors:
-        """The norm, the fused projections with their biases, the output projection, and norms of queries and keys."""
         queries, keys = self.heads * self.head_dim, self.key_value_heads * self.head_dim
         qkv, rows = GroupedQkv(self.key_value_heads, self.head_dim), (queries, keys, keys)
         block = "self_attention.linear_qkv"
@@ -75,7 +74,6 @@ class GroupedQueryAttention:
         return tuple(found)
 
     def transformer_fields(self) -> dict[str, Any]:
-        """Sizes of heads, and whether there are biases and norms."""
         return {
             "num_attention_heads": self.heads,
             "num_query_groups": self.key_value_heads,
@@ -104,17 +102,14 @@ class LatentAttention:
 
     @property
     def query_dim(self) -> int:
-        """Width of a head's query."""
         return self.plain_dim + self.rotary_dim
 
     @property
     def key_value_heads(self) -> int:
-        """As many as heads of queries."""
         return self.heads
 
     @property
     def head_dim(self) -> int:
-        """Width of a head's value."""
         return self.value_dim
 
     @property
@@ -128,7 +123,6 @@ class LatentAttention:
         return self.key_rank + self.rotary_dim
 
     def tensors(self) -> Tensors:
-        """The norm, the projections down to the latents, their norms, and the projections up from them."""
         ours, theirs = "self_attention", "self_attn"
         keys = _replicated(
             f"{ours}.linear_kv_down_proj.weight",
@@ -161,7 +155,6 @@ class LatentAttention:
         )
 
     def transformer_fields(self) -> dict[str, Any]:
-        """Sizes of heads and latents."""
         return {
             "multi_latent_attention": True,
             # The norms of the latents, which belong to any model with latents.
@@ -192,7 +185,6 @@ class LinearAttention:
     """Tokens that the convolution of queries, keys and values spans."""
 
     def tensors(self) -> Tensors:
-        """The norm, the projections, the convolution, the decay, and the norm of the outputs."""
         ours, theirs = "self_attention", "linear_attn"
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         rows = 2 * (keys + values + self.value_heads)
@@ -222,7 +214,6 @@ class GatedMlp:
     """The published name of a norm of the outputs; empty for none."""
 
     def tensors(self) -> Tensors:
-        """The norm, the projections, and the norm after them."""
         projections = _PROJECTIONS if self.gated else _PROJECTIONS[1:]
         found = _norm("mlp.linear_fc1.layer_norm_", self.norm, self.hidden, biased=self.norm_bias)
         found += _gated("mlp.linear_fc{}.weight", "mlp", projections, self.hidden, self.width)
@@ -256,7 +247,6 @@ class GatedExperts:
     """Names of an expert's gate, up and down projection there."""
 
     def tensors(self) -> Tensors:
-        """The norm, the router, and the projections of each expert."""
         gate, experts = f"{self.block}.gate", f"{self.block}.experts.{{expert}}"
         found = [
             *_norm("pre_mlp_layernorm.", _MLP_NORM, self.hidden),
@@ -275,7 +265,6 @@ class GatedExperts:
         return tuple(found)
 
     def transformer_fields(self, mixture_layers: Sequence[bool]) -> dict[str, Any]:
-        """Sizes of experts, and which layers have them."""
         return {
             "num_moe_experts": self.count,
             "moe_ffn_hidden_size": self.width,

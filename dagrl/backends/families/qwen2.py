@@ -14,7 +14,6 @@ class Qwen2(Family):
     required = {"use_sliding_window": (False,)}
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return attention with biases."""
         return self.grouped_query_attention(config, qkv_bias=True)
 
 

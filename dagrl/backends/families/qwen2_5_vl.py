@@ -20,20 +20,16 @@ class Qwen25Vl(Qwen2):
     transformer_defaults = {**Qwen2.transformer_defaults, "apply_rope_fusion": False}
 
     def vision(self, config: ConfigFields) -> VisionTower:
-        """Return the tower."""
         return VisionTower(**tower_sizes(tower_fields(self.model_type, config)))
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the sections of the rotary embedding."""
         rope = rope_fields(config)
         return {"mrope_section": list(rope["mrope_section"])} if "mrope_section" in rope else {}
 
     def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the kind of positions with their base."""
         return {**super().rope_arguments(config), "position_embedding_type": "mrope"}
 
     def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yield sections that are missing or do not fit a head, beside the common rules."""
         yield from super().conflicts(config)
         yield from mrope_faults(config, rope_fields(config).get("mrope_section"))
 

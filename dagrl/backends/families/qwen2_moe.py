@@ -17,20 +17,11 @@ class Qwen2Moe(Qwen3Moe):
     required = {"use_sliding_window": (False,)}
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return attention with or without biases."""
         return self.grouped_query_attention(config, qkv_bias=config.get("qkv_bias") is not False)
 
     def experts(self, config: ConfigFields) -> GatedExperts:
-        """Return the routed experts and the shared one."""
-        return GatedExperts(
-            hidden=config.size("hidden_size"),
-            count=config.size(*self.expert_count),
-            chosen=config.size("num_experts_per_tok"),
-            width=config.size(self.expert_width),
-            shared_width=config.size("shared_expert_intermediate_size"),
-            shared_block="shared_expert",
-            shared_gate=True,
-        )
+        width = config.size("shared_expert_intermediate_size")
+        return self.gated_experts(config, shared_width=width, shared_block="shared_expert", shared_gate=True)
 
 
 FAMILY = Qwen2Moe()

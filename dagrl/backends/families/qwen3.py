@@ -14,7 +14,6 @@ class Qwen3(Family):
     required = {"attention_bias": (False,), "use_sliding_window": (False,)}
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return attention with norms of queries and keys."""
         return self.grouped_query_attention(config, qk_norm=True)
 
 

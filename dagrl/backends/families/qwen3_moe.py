@@ -15,7 +15,7 @@ from dagrl.backends.families.config_fields import (
     ConfigFields,
     is_size,
 )
-from dagrl.backends.families.parts import MIXTURE_DEFAULTS, Attention, GatedExperts
+from dagrl.backends.families.parts import MIXTURE_DEFAULTS, Attention
 
 
 class Qwen3Moe(Family):
@@ -35,27 +35,15 @@ class Qwen3Moe(Family):
     serves_dense_layers = False
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return attention with norms of queries and keys."""
         return self.grouped_query_attention(config, qk_norm=True)
 
-    def experts(self, config: ConfigFields) -> GatedExperts:
-        """Return the routed experts; none is shared."""
-        return GatedExperts(
-            hidden=config.size("hidden_size"),
-            count=config.size(*self.expert_count),
-            chosen=config.size("num_experts_per_tok"),
-            width=config.size(self.expert_width),
-        )
-
     def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
-        """Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` names it."""
         dense, every = config.get("mlp_only_layers") or (), config.optional("decoder_sparse_step") or 1
         return tuple(
             layer not in dense and (layer + 1) % every == 0 for layer in range(config.size("num_hidden_layers"))
         )
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the fields of the router."""
         return {
             "moe_router_score_function": "softmax",
             # Softmax over all and then over the best k anew is softmax over the best k.
@@ -63,7 +51,6 @@ class Qwen3Moe(Family):
         }
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield a mixture without experts, beside the common rules."""
         yield from super().unsupported(config)
         if is_size(config.get("num_hidden_layers")) and not any(self.mixture_layers(config)):
             field = "decoder_sparse_step" if (config.get("decoder_sparse_step") or 1) > 1 else "mlp_only_layers"
@@ -71,7 +58,6 @@ class Qwen3Moe(Family):
             yield field, message
 
     def warnings(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield the warning for a single expert whose weight is normalised."""
         if config.get("norm_topk_prob"):
             yield from weight_of_one_expert(config)
 

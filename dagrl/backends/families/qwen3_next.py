@@ -42,12 +42,9 @@ class Qwen3Next(Qwen2Moe):
     }
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return attention whose outputs are gated."""
-        plain = self.grouped_query_attention(config)
-        return GatedAttention(plain.hidden, plain.heads, plain.key_value_heads, plain.head_dim, qk_norm=True)
+        return self.grouped_query_attention(config, GatedAttention, qk_norm=True)
 
     def shape(self, config: ConfigFields) -> ModelShape:
-        """Return the shape, with linear attention in some layers."""
         linear = LinearAttention(
             hidden=config.size("hidden_size"),
             key_heads=config.size("linear_num_key_heads"),
@@ -59,11 +56,9 @@ class Qwen3Next(Qwen2Moe):
         return replace(super().shape(config), linear=linear, linear_layers=_linear_layers(config))
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return which layers have linear attention."""
         return {"linear_attention_freq": [int(linear) for linear in _linear_layers(config)]}
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield a router that Megatron computes otherwise, beside the common rules."""
         yield from super().unsupported(config)
         if config.get("norm_topk_prob") is False:
             yield "norm_topk_prob", "megatron-bridge normalises the weights of chosen experts; set it to true"
@@ -82,7 +77,6 @@ class GatedAttention(GroupedQueryAttention):
     """Attention whose outputs are multiplied with the sigmoid of a gate, of the same width as the queries."""
 
     def tensors(self) -> Tensors:
-        """The tensors of grouped-query attention, and the gate's projection, published with that of the queries."""
         width = self.heads * self.head_dim
         gate = MappedTensor(
             "self_attention.linear_qkv.gate", ("self_attn.q_proj.gate",), ((width, self.hidden),), Parallel(0)

@@ -29,7 +29,6 @@ class Qwen3Vl(Qwen3):
     transformer_defaults = {**Qwen3.transformer_defaults, "apply_rope_fusion": False}
 
     def vision(self, config: ConfigFields) -> VisionTower:
-        """Return the tower."""
         fields = tower_fields(self.model_type, config)
         return DeepTower(
             **tower_sizes(fields),
@@ -39,20 +38,16 @@ class Qwen3Vl(Qwen3):
         )
 
     def shape(self, config: ConfigFields) -> ModelShape:
-        """Return the shape, with the names of published tensors."""
         return replace(super().shape(config), text_prefix="model.language_model.")
 
     def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the sections of the rotary embedding."""
         return {"mrope_section": list(_section(config))}
 
     def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
-        """Return the kind of positions with their base."""
         kind = {"position_embedding_type": "mrope", "interleaved_sections": True}
         return {**super().rope_arguments(config), **kind}
 
     def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yield sections that do not fit a head, or whose order servers would mistake, beside the common rules."""
         yield from super().conflicts(config)
         yield from mrope_faults(config, _section(config))
         if not rope_fields(config).get("mrope_interleaved"):
@@ -68,7 +63,6 @@ class DeepTower(VisionTower):
     """Rows of the embedding of positions."""
 
     def tensors(self) -> Iterator[MappedTensor]:
-        """Yield all tensors of tower and mergers; each rank of the first stage holds them whole."""
         width, merged = self.width, self.width * self.merge**2
         yield self._whole("patch_embed.proj.weight", (width, self.channels, self.frames, self.patch, self.patch))
         yield self._whole("patch_embed.proj.bias", (width,))
@@ -90,10 +84,6 @@ class DeepTower(VisionTower):
     def _norm(self, name: str, width: int) -> Iterator[MappedTensor]:
         for kind in ("weight", "bias"):
             yield self._whole(f"{name}.{kind}", (width,))
-
-    def _linear(self, name: str, outputs: int, inputs: int) -> Iterator[MappedTensor]:
-        yield self._whole(f"{name}.weight", (outputs, inputs))
-        yield self._whole(f"{name}.bias", (outputs,))
 
 
 def _section(config: Mapping[str, Any]) -> Any:

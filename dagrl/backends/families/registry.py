@@ -1,7 +1,7 @@
 """Find model families by the ``model_type`` of a config, and describe models with them.
 
-Families are the modules of this package that define ``FAMILY``, the entry points of installed packages in the group
-``dagrl.families`` (name: the model type; value: a `Family` instance), and what `register` is given.
+Families are the modules of this package that define ``FAMILY``, and the entry points of installed packages in the group
+``dagrl.families`` (name: the model type; value: a `Family` instance).
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from dagrl.model_files.library_classes import config_class
 
 ENTRY_POINTS = "dagrl.families"
 
-_registered: dict[str, Family] = {}
-
 
 class _Unknown(Family):
     """Models of other architectures, whose configs often have the usual names."""
@@ -40,17 +38,11 @@ UNKNOWN = _Unknown()
 """Stands for a family that there is not, in checks that go by the names of fields."""
 
 
-def register(family: Family) -> None:
-    """Add a family to this process, in place of another one with its model type."""
-    _registered[family.model_type] = family
-
-
 def find_family(model_type: object) -> Family | None:
     """Return the family with that model type; None where there is none, and megatron-bridge does not know it."""
     if not isinstance(model_type, str):
         return None
-    described = _registered.get(model_type) or _built_in().get(model_type) or installed_families().get(model_type)
-    return described or _generic(model_type)
+    return _built_in().get(model_type) or installed_families().get(model_type) or _generic(model_type)
 
 
 def family_named(model_type: object) -> Family:
@@ -67,8 +59,7 @@ def unknown_family(model_type: str) -> str:
 
 
 def family_names() -> list[str]:
-    """Return the model types of all families."""
-    return list(_built_in() | installed_families() | _registered)
+    return list(_built_in() | installed_families())
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:

@@ -33,7 +33,6 @@ class LayerParameters:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.attention + self.mlp + self.experts + self.whole
 
 
@@ -68,12 +67,10 @@ class ModelShape:
 
     @property
     def heads(self) -> int:
-        """Heads of the queries."""
         return self.attention.heads
 
     @property
     def key_value_heads(self) -> int:
-        """Heads of the keys and values."""
         return self.attention.key_value_heads
 
     @property
@@ -83,7 +80,6 @@ class ModelShape:
 
     @property
     def latent(self) -> LatentAttention | None:
-        """The attention, if it is latent."""
         return self.attention if isinstance(self.attention, LatentAttention) else None
 
     @property
@@ -98,15 +94,12 @@ class ModelShape:
 
     @property
     def positions(self) -> range:
-        """The layers, from the first to the last."""
         return range(self.layers)
 
     def is_mixture(self, layer: int) -> bool:
-        """Whether that layer has experts."""
         return self.experts is not None and self.mixture_layers[layer]
 
     def layer(self, index: int) -> LayerParameters:
-        """Parameters of that layer."""
         return _parameters(self._attention(index), self._mlp(index))
 
     def layer_tensors(self, index: int) -> Tensors:
@@ -115,7 +108,6 @@ class ModelShape:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding."""
         return self.vocabulary * self.hidden
 
     @property

@@ -83,15 +83,12 @@ class Replicated:
     split = False
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        """The tensor itself."""
         return full[0]
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
-        """The tensor itself."""
         yield full[0], shards[0]
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
-        """The tensor's own."""
         return full[0]
 
 
@@ -106,18 +103,15 @@ class Parallel:
     split = True
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        """Return the rank's part of each tensor."""
         slices = [_slice(tensor, self.dim, part, parts) for tensor in full]
         return _concatenated(slices, self.dim) if len(slices) > 1 else slices[0]
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
-        """Pair the parts of each tensor, rank by rank."""
         for part, shard in enumerate(shards):
             for tensor, piece in zip(full, shard.chunk(len(full), self.dim), strict=True):
                 yield _slice(tensor, self.dim, part, len(shards)), piece
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
-        """Return the shape of all parts together."""
         return _stacked(full, parts, self.dim)
 
 
@@ -129,20 +123,16 @@ class Repeated:
 
     @property
     def split(self) -> bool:
-        """As of one."""
         return self.one.split
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        """The part of the first."""
         return self.one.shard(full[:1], part, parts)
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
-        """Pair each tensor with the same shards."""
         for tensor in full:
             yield from self.one.pieces([tensor], shards)
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
-        """As of the first."""
         return self.one.shard_shape(full[:1], parts)
 
 
@@ -160,7 +150,6 @@ class GroupedQkv:
     split = True
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        """The rank's groups, or its part of one."""
         by_group = [tensor.unflatten(0, (self.groups, -1)) for tensor in full]
         return _slice(_concatenated(by_group, 1).flatten(0, 1), 0, part, parts)
 
@@ -178,7 +167,6 @@ class GroupedQkv:
                     done, row = done + length, row + length
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
-        """All three, one below the other."""
         return _stacked(full, parts)
 
 
@@ -191,19 +179,16 @@ class VocabParallel:
     split = True
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        """The rank's rows, those beyond the vocabulary being zero."""
         each = self.padded_rows // parts
         rows = full[0][part * each : (part + 1) * each]
         missing = rows.new_zeros(each - len(rows), *rows.shape[1:])
         return _concatenated([rows, missing], 0) if len(missing) else rows
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
-        """The vocabulary's own rows."""
         for place, shard in zip(full[0].split(self.padded_rows // len(shards)), shards, strict=False):
             yield place, shard[: len(place)]
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
-        """A share of the padded rows."""
         return (self.padded_rows // parts, *full[0][1:])
 
 
@@ -216,7 +201,6 @@ def join(tensor_map: TensorMap, shards: Sequence[Tensor], shapes: Sequence[Shape
 
 
 def _concatenated(tensors: Sequence[Tensor], dim: int) -> Tensor:
-    """Do what ``torch.cat`` does."""
     first, lengths = tensors[0], [tensor.shape[dim] for tensor in tensors]
     joined = first.new_empty((*first.shape[:dim], sum(lengths), *first.shape[dim + 1 :]))
     for place, tensor in zip(joined.split(lengths, dim), tensors, strict=True):

@@ -16,6 +16,17 @@ TOWER = "visual."
 """Prefix of the tower's tensors in Megatron: the tower is Hugging Face's module."""
 
 
+_SIZES = {
+    "width": "hidden_size",
+    "depth": "depth",
+    "mlp_width": "intermediate_size",
+    "patch": "patch_size",
+    "merge": "spatial_merge_size",
+    "frames": "temporal_patch_size",
+    "output": "out_hidden_size",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class VisionTower:
     """Sizes of a tower of Qwen2.5-VL's kind (https://arxiv.org/abs/2502.13923), and of the merger behind it."""
@@ -38,52 +49,31 @@ class VisionTower:
     (DeepStack, https://arxiv.org/abs/2406.04334)."""
 
     @property
-    def patch_values(self) -> int:
-        """Values of a patch."""
-        return self.channels * self.frames * self.patch * self.patch
-
-    @property
     def parameters(self) -> int:
-        """Parameters of tower and merger."""
         return sum(tensor.numel for tensor in self.tensors())
-
-    @property
-    def weights_per_patch(self) -> int:
-        """Weights of the layers that one patch is multiplied with."""
-        linear = [tensor for tensor in self.tensors() if tensor.is_linear]
-        of_blocks = sum(tensor.numel for tensor in linear if ".blocks." in tensor.megatron)
-        merger = sum(tensor.numel for tensor in linear if "merger" in tensor.megatron)
-        return of_blocks + self.width * self.patch_values + merger // self.merge**2
 
     def tensors(self) -> Iterator[MappedTensor]:
         """Yield all tensors of tower and merger; each rank of the first stage holds them whole."""
         width, merged = self.width, self.width * self.merge**2
         yield self._whole("patch_embed.proj.weight", (width, self.channels, self.frames, self.patch, self.patch))
         for block in range(self.depth):
-            for name, shape in _block(width, self.mlp_width):
-                yield self._whole(f"blocks.{block}.{name}", shape)
+            yield self._whole(f"blocks.{block}.norm1.weight", (width,))
+            yield self._whole(f"blocks.{block}.norm2.weight", (width,))
+            yield from self._linear(f"blocks.{block}.attn.qkv", 3 * width, width)
+            yield from self._linear(f"blocks.{block}.attn.proj", width, width)
+            yield from self._linear(f"blocks.{block}.mlp.gate_proj", self.mlp_width, width)
+            yield from self._linear(f"blocks.{block}.mlp.up_proj", self.mlp_width, width)
+            yield from self._linear(f"blocks.{block}.mlp.down_proj", width, self.mlp_width)
         yield self._whole("merger.ln_q.weight", (width,))
-        for layer, rows in ((0, merged), (2, self.output)):
-            yield self._whole(f"merger.mlp.{layer}.weight", (rows, merged))
-            yield self._whole(f"merger.mlp.{layer}.bias", (rows,))
+        yield from self._linear("merger.mlp.0", merged, merged)
+        yield from self._linear("merger.mlp.2", self.output, merged)
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> Iterator[MappedTensor]:
+        yield self._whole(f"{name}.weight", (outputs, inputs))
+        yield self._whole(f"{name}.bias", (outputs,))
 
     def _whole(self, name: str, shape: Shape) -> MappedTensor:
         return MappedTensor(f"{TOWER}{name}", (f"{self.prefix}{name}",), (shape,), Replicated())
-
-
-def _block(width: int, mlp_width: int) -> Iterator[tuple[str, Shape]]:
-    for norm in (1, 2):
-        yield f"norm{norm}.weight", (width,)
-    linear = (
-        ("attn.qkv", 3 * width, width),
-        ("attn.proj", width, width),
-        ("mlp.gate_proj", mlp_width, width),
-        ("mlp.up_proj", mlp_width, width),
-        ("mlp.down_proj", width, mlp_width),
-    )
-    for name, outputs, inputs in linear:
-        yield f"{name}.weight", (outputs, inputs)
-        yield f"{name}.bias", (outputs,)
 
 
 def mrope_positions(length: int, starts: np.ndarray, grids: np.ndarray) -> np.ndarray:
@@ -134,12 +124,4 @@ def tower_fields(model_type: str, config: ConfigFields) -> ConfigFields:
 
 def tower_sizes(fields: ConfigFields) -> dict[str, Any]:
     """The sizes of a `VisionTower`, by its names."""
-    return {
-        "width": fields.size("hidden_size"),
-        "depth": fields.size("depth"),
-        "mlp_width": fields.size("intermediate_size"),
-        "patch": fields.size("patch_size"),
-        "merge": fields.size("spatial_merge_size"),
-        "frames": fields.size("temporal_patch_size"),
-        "output": fields.size("out_hidden_size"),
-    }
+    return {name: fields.size(field) for name, field in _SIZES.items()}

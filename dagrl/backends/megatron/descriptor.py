@@ -40,6 +40,7 @@ class MegatronBackend(Backend):
     summary = "Megatron-core with TP, PP, CP, EP and DP: trains, computes log-probs and values"
     requires = ("megatron.core",)
     gpu_requires = ("transformer_engine",)
+    builds_families = True
     any_layout = ANY_LAYOUT
 
     def validate(self, check: EngineCheck[Any]) -> None:
@@ -64,10 +65,6 @@ class MegatronBackend(Backend):
             return None
         return WeightReader(engine.head)
 
-    def builds_family_itself(self, engine: EngineSpec) -> bool:
-        """True."""
-        return True
-
     def start_folder(self, engine: EngineSpec) -> str | None:
         """``dist_checkpointing_path`` and ``lora.path``."""
         assert isinstance(engine, MegatronEngineSpec)
@@ -81,14 +78,12 @@ class MegatronBackend(Backend):
     def write_hf(
         self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec | None = None, seed: int = 0
     ) -> None:
-        """Write a checkpoint as a Hugging Face folder, one tensor at a time; adapters are merged."""
         from dagrl.backends.megatron.stored.convert import write_hf
 
         assert engine is None or isinstance(engine, MegatronEngineSpec)
         write_hf(source, model, output, engine, seed)
 
     def write_adapter(self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec) -> None:
-        """Write the adapters of a checkpoint as a PEFT folder."""
         from dagrl.backends.megatron.stored.convert import write_adapter
 
         assert isinstance(engine, MegatronEngineSpec)
@@ -101,7 +96,6 @@ class MegatronBackend(Backend):
         write_adapter(source, model, output, engine.lora)
 
     def write_own(self, source: Path, output: Path) -> None:
-        """Write a Hugging Face folder in Megatron's distributed format, as Megatron-LM loads it."""
         from dagrl.backends.megatron.stored.convert import write_megatron
         from dagrl.backends.runtime.initial_weights import weight_source
         from dagrl.model_files.library_model import load_hf_config
@@ -114,7 +108,6 @@ class MegatronBackend(Backend):
         write_megatron(weight_source(model, seed=0), config, padded_vocab_size(config.vocab_size, 1), output)
 
     def build(self, start: EngineStart) -> TrainEngine:
-        """One rank of the model."""
         from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
 
         return MegatronEngine(
@@ -146,7 +139,7 @@ class MegatronBackend(Backend):
     def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
         assert isinstance(engine, MegatronEngineSpec)
         each = group.gpus_per_node or group.cpus_per_node
-        return each % engine.parallel.tensor_model_parallel_size == 0
+        return each % engine.parallel.tp == 0
 
     def layouts(self, pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterable[MegatronLayout]:
         return layouts(pipeline, shapes, group)

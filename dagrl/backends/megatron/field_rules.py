@@ -26,13 +26,12 @@ _OFFLOADED_OPTIMIZER = {
 
 
 def check_field_rules(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report combinations of fields that cannot work."""
     engine, place, findings = check.engine, check.place, check.findings
     _check_recompute(engine, (*place, "transformer"), findings)
     _check_optimizer(engine, (*place, "optimizer"), findings)
     _check_offload(engine, place, findings)
     _check_hardware(check.pipeline, engine, place, findings)
-    optimizer, stages = engine.optimizer, engine.parallel.pipeline_model_parallel_size
+    optimizer, stages = engine.optimizer, engine.parallel.pp
     if engine.ddp.get("overlap_param_gather") and not optimizer.get("use_distributed_optimizer", True):
         message = "only the distributed optimizer gathers parameters; set optimizer.use_distributed_optimizer to true"
         where: Place = (*place, "ddp", "overlap_param_gather")

@@ -72,13 +72,13 @@ def _of_model(check: EngineCheck[MegatronEngineSpec]) -> tuple[str, str] | None:
 
 def _sides(shape: ModelShape, parallel: ParallelSpec) -> Iterator[tuple[str, int, int]]:
     """Sizes by their names in config.json, each with the number of equal parts that must be multiples."""
-    tensor = parallel.tensor_model_parallel_size
+    tensor = parallel.tp
     yield "hidden_size", shape.hidden, 1
     yield "num_attention_heads * head_dim", shape.heads * shape.head_dim, tensor
     yield "num_key_value_heads * head_dim", shape.key_value_heads * shape.head_dim, 1
     if not all(map(shape.is_mixture, shape.positions)):
         yield "intermediate_size", shape.dense_width, tensor
     if shape.experts is not None:
-        yield "moe_intermediate_size", shape.experts.width, parallel.expert_tensor_parallel_size
+        yield "moe_intermediate_size", shape.experts.width, parallel.etp
         if shape.experts.shared_width:
             yield "shared_expert_intermediate_size", shape.experts.shared_width, tensor

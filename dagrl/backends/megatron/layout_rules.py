@@ -31,7 +31,6 @@ UNEVEN_FIELDS = (
 
 
 def check_layout(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report a parallel layout that does not fit the group or the model."""
     layout = _Layout(check.pipeline, check.name, check.engine, check.findings)
     layout.check_stages(check.sizes)
     layout.check_experts(check.sizes)
@@ -62,7 +61,7 @@ class _Layout:
 
     def check_sequence(self, model: ModelSizes) -> None:
         """Whether sequence parallelism is there where it must be, and only there where it can be."""
-        place, tensor = "sequence_parallel", self._sizes.tensor_model_parallel_size
+        place, tensor = "sequence_parallel", self._sizes.tp
         if self._sizes.sequence_parallel and tensor == 1:
             message = "splits along the sequence what tensor-parallel ranks hold"
             self._error(place, f"{message}; set {_TP} above 1, or this to false")
@@ -73,7 +72,7 @@ class _Layout:
 
     def check_stages(self, model: ModelSizes) -> None:
         """Whether layers, stages and chunks fit."""
-        stages, chunks = self._sizes.pipeline_model_parallel_size, self._sizes.virtual_pipeline_model_parallel_size
+        stages, chunks = self._sizes.pp, self._sizes.vpp
         if chunks is not None and stages == 1:
             self._error(_VPP, f"chunks are interleaved over pipeline stages; set {_PP} above 1, or remove this")
             return
@@ -112,7 +111,7 @@ class _Layout:
 
     def check_widths(self, model: ModelSizes) -> None:
         """Whether tensor-parallel ranks share every matrix evenly. (The vocabulary is padded by the engine.)"""
-        tensor, keys = self._sizes.tensor_model_parallel_size, model.key_value_heads
+        tensor, keys = self._sizes.tp, model.key_value_heads
         widths = [size for size in (model.heads, model.dense_width, model.shared_width, keys) if size is not None]
 
         def shares(ranks: int, size: Size) -> bool:
@@ -141,11 +140,10 @@ class _Layout:
 
 def rank_faults(sizes: ParallelSpec, group: GroupSpec, group_name: str) -> Iterator[tuple[str, str]]:
     """Yield a size, and the fault, where a group's ranks cannot be shared out."""
-    stages, each = sizes.pipeline_model_parallel_size, group.gpus_per_node or group.cpus_per_node
-    model_ranks = sizes.tensor_model_parallel_size * stages * sizes.context_parallel_size
-    if group.ranks % model_ranks:
+    each = group.gpus_per_node or group.cpus_per_node
+    if group.ranks % sizes.model_ranks:
         message = (
-            f"one model takes {model_ranks} ranks, which do not divide the {group.ranks} of group "
+            f"one model takes {sizes.model_ranks} ranks, which do not divide the {group.ranks} of group "
             f"`{group_name}`; choose sizes whose product divides {group.ranks}, or change the group"
         )
         yield _first_above_1(sizes, _TP, _PP, _CP), message
@@ -159,11 +157,10 @@ def rank_faults(sizes: ParallelSpec, group: GroupSpec, group_name: str) -> Itera
                 f"`{group_name}` has {each}; choose a divisor of {each}, and more stages for a large model"
             )
             yield name, message
-    stage_ranks = group.ranks // stages
-    expert_ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
-    if stage_ranks % expert_ranks:
+    stage_ranks = group.ranks // sizes.pp
+    if stage_ranks % sizes.expert_ranks:
         message = (
-            f"one set of experts takes {expert_ranks} ranks, which do not divide the {stage_ranks} of a pipeline "
+            f"one set of experts takes {sizes.expert_ranks} ranks, which do not divide the {stage_ranks} of a pipeline "
             f"stage; choose {_EP} and {_ETP} whose product divides {stage_ranks}"
         )
         yield _first_above_1(sizes, _EP, _ETP), message

@@ -68,7 +68,6 @@ class LoraSpec(Section):
 
     @property
     def scale(self) -> float:
-        """Factor of an adapter's output."""
         return self.alpha / self.rank
 
     def adapts(self, tensor: MappedTensor) -> bool:
@@ -89,7 +88,6 @@ class Adapter:
 
     @property
     def numel(self) -> int:
-        """Parameters of both."""
         return math.prod(self.a.shapes[0]) + self.b.numel
 
 

@@ -21,7 +21,6 @@ _BEFORE_NORMS = ("linear_proj", "linear_fc2")
 
 
 def check_lora(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report adapters that cannot be built."""
     engine, place, findings, sizes = check.engine, (*check.place, "lora"), check.findings, check.sizes
     lora, parallel = engine.lora, engine.parallel
     if lora is None:
@@ -29,11 +28,11 @@ def check_lora(check: EngineCheck[MegatronEngineSpec]) -> None:
     if not has_bridge():
         message = f"the adapters are megatron-bridge's, which is not installed; install it with `{BRIDGE_INSTALL}`"
         findings.error(place, message)
-    tensor = parallel.tensor_model_parallel_size
+    tensor = parallel.tp
     if lora.rank % tensor:
         message = f"{tensor} tensor-parallel ranks cannot share {lora.rank}; choose a multiple of {tensor}"
         findings.error((*place, "rank"), message, depends_on=[(*check.place, "parallel")])
-    if sizes.mixture and parallel.expert_tensor_parallel_size > 1:
+    if sizes.mixture and parallel.etp > 1:
         message = "megatron-bridge's adapters of experts do not run on experts that several ranks share; set it to 1"
         findings.error((*check.place, "parallel", "expert_tensor_parallel_size"), message, depends_on=[place])
     if sizes.mixture and engine.transformer.get("moe_grouped_gemm") is False:
@@ -76,5 +75,4 @@ def _check_folder(check: EngineCheck[MegatronEngineSpec], lora: LoraSpec) -> Non
 
 
 def has_bridge() -> bool:
-    """Whether megatron-bridge can be imported."""
     return is_installed() and all(importlib.util.find_spec(name) for name in _BRIDGE_PACKAGES)

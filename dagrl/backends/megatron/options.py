@@ -15,7 +15,6 @@ from dagrl.config.loading.positions import Findings
 
 
 def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report options that cannot work here."""
     engine, place, findings = check.engine, check.place, check.findings
     if check.sizes.family is not None and engine.frozen_copy_of is None:
         _check_bridge(check)
@@ -36,7 +35,6 @@ def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
 
 
 def check_learning_rate(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report a learning rate or a schedule that cannot train."""
     engine, place, findings = check.engine, check.place, check.findings
     if "lr" not in engine.optimizer:
         message = "a node trains the engine, and it has no learning rate; add `optimizer: {lr: 1e-6}`"

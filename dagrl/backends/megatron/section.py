@@ -36,18 +36,55 @@ class ParallelSpec(Section):
     sequence_parallel: bool = False
     """Split activations between tensor-parallel regions along the sequence."""
 
+    # The field's abbreviations, for rules and plans.
+
+    @property
+    def tp(self) -> int:
+        return self.tensor_model_parallel_size
+
+    @property
+    def pp(self) -> int:
+        return self.pipeline_model_parallel_size
+
+    @property
+    def vpp(self) -> int | None:
+        return self.virtual_pipeline_model_parallel_size
+
+    @property
+    def cp(self) -> int:
+        return self.context_parallel_size
+
+    @property
+    def ep(self) -> int:
+        return self.expert_model_parallel_size
+
+    @property
+    def etp(self) -> int:
+        return self.expert_tensor_parallel_size
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of layers on each stage."""
+        return self.vpp or 1
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks of one replica."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that share a layer's experts."""
+        return self.ep * self.etp
+
     @property
     def row_alignment(self) -> int:
         """Multiple that the length of each packed row is padded to, so that ranks split its tokens evenly."""
-        context = self.context_parallel_size
-        chunks = 2 * context if context > 1 else 1
-        return chunks * (self.tensor_model_parallel_size if self.sequence_parallel else 1)
+        return (2 * self.cp if self.cp > 1 else 1) * (self.tp if self.sequence_parallel else 1)
 
     def data_parallel_size(self, ranks: int) -> int:
         """Model replicas on `ranks` ranks; the sizes are checked to divide when the file is loaded."""
-        return ranks // (
-            self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
-        )
+        return ranks // self.model_ranks
 
 
 class LearningRateSpec(Section):
@@ -131,21 +168,13 @@ class MegatronEngineSpec(EngineSpec):
     capabilities: ClassVar = frozenset({Capability.SCORE, Capability.JUDGE, Capability.TRAIN})
     holds_frozen_copies: ClassVar = True
     takes_images: ClassVar = True
-    path_fields: ClassVar = (("dist_checkpointing_path",), ("lora", "path"))
 
     @property
-    def trains_adapters(self) -> bool:
-        """Whether there is ``lora``."""
-        return self.lora is not None
-
-    @property
-    def updates_with_dropout(self) -> bool:
-        """Whether ``lora.dropout`` is above 0."""
-        return self.lora is not None and self.lora.dropout > 0
+    def adapter_dropout(self) -> float | None:
+        return None if self.lora is None else self.lora.dropout
 
     @property
     def sent_adapter(self) -> SentAdapter | None:
-        """The adapters of ``lora``, unless they are merged."""
         return None if self.lora is None or self.lora.merge else SentAdapter(self.lora.rank, self.lora.alpha)
 
     @property
@@ -155,36 +184,27 @@ class MegatronEngineSpec(EngineSpec):
 
     @property
     def keeps_groups(self) -> bool:
-        """Whether ``prefix_sharing`` is on."""
         return self.prefix_sharing
 
     @property
     def replays_routes(self) -> bool:
-        """Whether ``router_replay`` is on."""
         return self.router_replay
 
     @property
     def row_alignment(self) -> int:
-        """Multiple that the length of each packed row is padded to."""
         return self.parallel.row_alignment
 
     def layout(self, group: GroupSpec) -> list[Coordinates]:
-        """Coordinates in Megatron's order; the sizes are known to divide the group's ranks."""
         return coordinates(self.parallel, group.ranks)
 
     def layout_text(self, group: GroupSpec) -> str:
         """For example ``tp 2 + sp, pp 4, dp 1``: sizes above 1, tensor and data parallel always."""
         layout = self.parallel
-        stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
-        others = {
-            "cp": layout.context_parallel_size,
-            "ep": layout.expert_model_parallel_size,
-            "etp": layout.expert_tensor_parallel_size,
-        }
+        chunks = f" x {layout.vpp}" if layout.vpp else ""
         sizes = [
-            f"tp {layout.tensor_model_parallel_size}" + (" + sp" if layout.sequence_parallel else ""),
-            f"pp {stages}" + (f" x {chunks}" if chunks else "") if stages > 1 else "",
-            *(f"{name} {size}" if size > 1 else "" for name, size in others.items()),
+            f"tp {layout.tp}" + (" + sp" if layout.sequence_parallel else ""),
+            f"pp {layout.pp}{chunks}" if layout.pp > 1 else "",
+            *(f"{name} {getattr(layout, name)}" for name in ("cp", "ep", "etp") if getattr(layout, name) > 1),
             f"dp {layout.data_parallel_size(group.ranks)}",
         ]
         return ", ".join(filter(None, sizes))
@@ -196,21 +216,17 @@ def coordinates(parallel: ParallelSpec, ranks: int) -> list[Coordinates]:
     Experts are laid out again over the ranks of each pipeline stage: etp fastest, then ep, expert dp. The primary of a
     data-parallel rank has tp 0, cp 0 and the last pp.
     """
-    tp_size = parallel.tensor_model_parallel_size
-    cp_size = parallel.context_parallel_size
-    pp_size = parallel.pipeline_model_parallel_size
     dp_size = parallel.data_parallel_size(ranks)
-    etp_size, ep_size = parallel.expert_tensor_parallel_size, parallel.expert_model_parallel_size
-    stage_size = tp_size * cp_size * dp_size
-    assert stage_size * pp_size == ranks, f"{parallel} does not divide {ranks} ranks"
-    assert stage_size % (etp_size * ep_size) == 0, f"the experts of {parallel} do not divide {stage_size} ranks"
+    stage_size = parallel.tp * parallel.cp * dp_size
+    assert stage_size * parallel.pp == ranks, f"{parallel} does not divide {ranks} ranks"
+    assert stage_size % parallel.expert_ranks == 0, f"the experts of {parallel} do not divide {stage_size} ranks"
     places = []
     for rank in range(ranks):
         pp, in_stage = divmod(rank, stage_size)
-        rest, tp = divmod(in_stage, tp_size)
-        dp, cp = divmod(rest, cp_size)
-        rest, etp = divmod(in_stage, etp_size)
-        expert_dp, ep = divmod(rest, ep_size)
-        primary = tp == 0 and cp == 0 and pp == pp_size - 1
+        rest, tp = divmod(in_stage, parallel.tp)
+        dp, cp = divmod(rest, parallel.cp)
+        rest, etp = divmod(in_stage, parallel.etp)
+        expert_dp, ep = divmod(rest, parallel.ep)
+        primary = tp == 0 and cp == 0 and pp == parallel.pp - 1
         places.append(Coordinates(tp, cp, dp, pp, primary, etp, ep, expert_dp))
     return places

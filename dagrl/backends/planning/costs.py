@@ -54,12 +54,10 @@ class EngineCosts:
 
     @cached_property
     def parameters(self) -> float:
-        """Parameters of the whole model."""
         return self.engine.shape.parameters
 
     @property
     def weight_bytes(self) -> float:
-        """Weights on one GPU."""
         return self.parameters * WEIGHT_BYTES
 
     @property
@@ -86,7 +84,6 @@ class EngineCosts:
 
     @cached_property
     def server(self) -> Server:
-        """One replica that generates."""
         return Server(self.engine.shape, self.device, per_node=self.engine.per_node)
 
     def forward(self, batch: PlannedBatch) -> float:

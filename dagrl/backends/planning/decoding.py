@@ -60,7 +60,6 @@ class Lengths:
 
     @property
     def row(self) -> float:
-        """Mean tokens of a prompt and its response."""
         return self.prompt + self.response
 
     @property
@@ -70,7 +69,6 @@ class Lengths:
 
     @property
     def varied(self) -> bool:
-        """Whether responses differ in length."""
         return self.response < self.longest
 
     def quantile(self, share: float) -> float:

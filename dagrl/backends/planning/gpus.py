@@ -42,7 +42,6 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
-        """`memory_gib` in bytes."""
         return int(self.memory_gib * 2**30)
 
     @property
@@ -124,7 +123,6 @@ def gpu_of_driver(driver_name: str) -> Gpu | None:
 
 
 def names() -> Iterable[str]:
-    """All names, the largest GPUs first."""
     return (gpu.name for gpu in GPUS)
 
 

@@ -63,22 +63,18 @@ class PlannedEngine[Spec: EngineSpec]:
 
     @property
     def executor(self) -> Executor:
-        """Its ranks."""
         return self.plan.executors[self.name]
 
     @property
     def spec(self) -> Spec:
-        """Its section of the file."""
         return cast("Spec", self.pipeline.engines[self.name])
 
     @property
     def group(self) -> GroupSpec:
-        """Its slots."""
         return self.pipeline.groups[str(self.spec.group)]
 
     @property
     def per_node(self) -> int:
-        """Ranks on a machine."""
         return self.group.ranks // self.group.nodes
 
     @cached_property

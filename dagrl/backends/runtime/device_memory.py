@@ -195,7 +195,6 @@ class OffloadableStorages:
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
-    """The distinct storages of tensors."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage._cdata: storage for storage in storages}
 

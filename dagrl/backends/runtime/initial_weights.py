@@ -64,7 +64,6 @@ class RandomWeights:
         self._zero_centred_norms = family is not None and family.zero_centred_norms
 
     def names(self) -> list[str]:
-        """All tensors of the Hugging Face model."""
         return list(self._shapes)
 
     def get(self, name: str) -> torch.Tensor:
@@ -79,7 +78,6 @@ class RandomWeights:
         return torch.empty(shape).normal_(0.0, deviation, generator=generator)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape in the Hugging Face model, which includes a score head if requested."""
         if name == SCORE:
             return 1, self._config.get_text_config().hidden_size
         if name not in self._shapes:

@@ -85,8 +85,10 @@ class ServerSpec(EngineSpec):
         return -(-self.gpus_per_server // (group.gpus_per_node or group.cpus_per_node))
 
     def layout(self, group: GroupSpec) -> list[Coordinates]:
-        """One replica for each server, which itself splits the model over its slots."""
-        return [Coordinates(slot.place, 0, slot.server, 0, primary=slot.place == 0) for slot in self.slots(group)]
+        """One replica for each server, which itself splits the model over its slots, stage by stage."""
+        of_stage = self.gpus_per_server // self.stages
+        places = ((slot, *divmod(slot.place, of_stage)) for slot in self.slots(group))
+        return [Coordinates(tp, 0, slot.server, pp, primary=slot.place == 0) for slot, pp, tp in places]
 
     def layout_text(self, group: GroupSpec) -> str:
         """For example ``4 servers of 2 GPUs``."""

@@ -10,7 +10,6 @@ from dagrl.backends.serving.section import ServerSpec
 from dagrl.backends.sglang.fields import ServerFields
 from dagrl.backends.sglang.layout import FP8_PAGE
 from dagrl.config.schema.library_fields import GivenFields
-from dagrl.config.schema.model import GroupSpec
 
 
 class SglangEngineSpec(ServerSpec):
@@ -50,11 +49,3 @@ class SglangEngineSpec(ServerSpec):
         """Tokens of a page of the cache. Models that cannot have larger ones are not served in fp8."""
         in_fp8 = self.taken_fp8 is not None and str(self.server.get("kv_cache_dtype")).startswith("fp8")
         return int(self.server.get("page_size", FP8_PAGE if in_fp8 else 1))
-
-    def update_waves(self, group: GroupSpec) -> tuple[tuple[int, ...], ...]:
-        """One wave for each pipeline stage: SGLang passes an update on to a stage after the one before has taken it."""
-        each, ranks_of_stage = self.gpus_per_server, self.gpus_per_server // self.stages
-        return tuple(
-            tuple(rank for rank in range(group.ranks) if rank % each // ranks_of_stage == stage)
-            for stage in range(self.stages)
-        )

@@ -4,7 +4,7 @@
 - ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the ``nodes`` of the largest trained group, as the
   file declares them: the same file trains with the same batch for each machine.
 - ``run.epochs`` becomes ``run.steps``, by the rows of the training file.
-- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, an engine's ``model`` and ``path_fields``)
+- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, fields of engines with a path)
   may begin with ``~``, and are relative to the folder of the file that contains them; in an override, to the working
   directory. Data outside of dagrl's own templates is that of the pipeline's folder: `dagrl.resources`.
 """
@@ -16,10 +16,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -41,10 +41,10 @@ from dagrl.config.loading.yaml_source import (
 from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.config.schema.backends import engine_sections
 from dagrl.config.schema.run import UNKNOWN_STEPS
+from dagrl.config.schema.section import Section
 from dagrl.resources import path_in_template, why_no_path
 
-_MODEL_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"))
-_PATHS: tuple[Place, ...] = (*_MODEL_PATHS, ("data", "train"), ("data", "val"))
+_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
 _NAMED = ("groups", "engines", "nodes")
 _MOST_EPOCHS = 1e6
 _TRAINING = ("update", "critic", "sft", "dpo")
@@ -305,12 +305,22 @@ def _sections(tree: Tree, kind: str) -> dict[str, Tree]:
     return {name: section for name, section in _mapping(tree.get(kind)).items() if isinstance(section, dict)}
 
 
+def _path_fields(section: type[Section]) -> Iterator[Place]:
+    """Yield the fields of a section, and of the sections in it, that hold a path."""
+    for name, field in section.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if kind is Path:
+                yield (name,)
+            elif isinstance(kind, type) and issubclass(kind, Section):
+                yield from ((name, *place) for place in _path_fields(kind))
+
+
 def _resolve_paths(document: Document, positions: Positions, pipeline: Path) -> None:
     tree = document.tree
     engines: list[Place] = []
     for name, engine in _sections(tree, "engines").items():
         spec = engine_sections().get(str(engine.get("backend")), EngineSpec)
-        engines += [("engines", name, *path) for path in (("environment",), *spec.path_fields, *_MODEL_PATHS)]
+        engines += [("engines", name, *place) for place in _path_fields(spec)]
     sets: list[Place] = []
     for name, value in _mapping(value_at(tree, ("data", "val"))).items():
         sets.append(("data", "val", name, *(("path",) if isinstance(value, dict) else ())))

@@ -91,8 +91,6 @@ class EngineSpec(Section):
     """Whether prompts can have images."""
     reports_routed_experts: ClassVar[bool] = False
     """Whether it can return the experts that tokens were routed to."""
-    path_fields: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Further fields that hold a path, relative to the file."""
 
     @property
     def generates(self) -> bool:
@@ -100,14 +98,9 @@ class EngineSpec(Section):
         return bool(self.capabilities & {Capability.GENERATE, Capability.REPLY})
 
     @property
-    def trains_adapters(self) -> bool:
-        """Whether updates change low-rank adapters, and leave the model's matrices as they are."""
-        return False
-
-    @property
-    def updates_with_dropout(self) -> bool:
-        """Whether an update zeroes some activations, so that its log-probs differ from those before it."""
-        return False
+    def adapter_dropout(self) -> float | None:
+        """Share of their inputs that low-rank adapters zero in an update; None if updates change the whole model."""
+        return None
 
     @property
     def sent_adapter(self) -> SentAdapter | None:
@@ -141,7 +134,3 @@ class EngineSpec(Section):
     def layout_text(self, group: GroupSpec) -> str:
         """The layout in words, for summaries."""
         return f"{group.ranks} replica{'s' if group.ranks > 1 else ''}"
-
-    def update_waves(self, group: GroupSpec) -> tuple[tuple[int, ...], ...]:
-        """Ranks that take new weights together, wave after wave."""
-        return (tuple(range(group.ranks)),)

@@ -10,7 +10,6 @@ import torch
 from packs import run_packed, sequences
 
 from dagrl.backends.families import registry
-from dagrl.backends.families.base import Family
 from dagrl.backends.families.flops import model_flops
 from dagrl.validation import check_file
 
@@ -114,14 +113,3 @@ class TestInstalled:
             alone = torch.cat([hf_smollm3(row[None]).logits[0] for row in rows]).log_softmax(-1)
         for logprobs in run_ranks(2, on_rank):
             torch.testing.assert_close(torch.from_numpy(logprobs), alone, atol=1e-5, rtol=0)
-
-
-def test_a_family_can_be_registered_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Variant(Family):
-        model_type = "llama_variant"
-
-    monkeypatch.setattr(registry, "_registered", {})
-    registry.register(Variant())
-    fields = {**FIELDS, "model_type": "llama_variant"}
-    assert registry.shape_of(fields).family == "llama_variant"
-    assert "llama_variant" in registry.family_names()

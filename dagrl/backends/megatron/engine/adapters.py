@@ -125,12 +125,10 @@ class ReplicatedAdapter(MegatronModule):
             layer.weight.sequence_parallel = self.config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """``alpha / rank * B A x``."""
         return self.linear_out(self.linear_in(self.dropout(x))) * self._scale
 
 
 def _wrappers(chunks: Sequence[torch.nn.Module]) -> list[Any]:
-    """The layers with an adapter."""
     return [module for chunk in chunks for module in chunk.modules() if hasattr(module, "disable_adapter_layers")]
 
 

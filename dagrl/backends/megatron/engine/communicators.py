@@ -96,7 +96,6 @@ class ReloadableProcessGroup(ProcessGroup):
             self._inner = None
 
     def shutdown(self) -> None:
-        """End the group permanently."""
         self.close()
         _groups.remove(self)
 

@@ -76,7 +76,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         config = _build(kind, arguments_of(kind, "transformer", spec.transformer, defaults=defaults, fixed=fixed))
     if shares_latents and config.apply_rope_fusion:
         raise ValueError("transformer.apply_rope_fusion: does not go with prefix_sharing of this model; remove it")
-    stages = spec.parallel.virtual_pipeline_model_parallel_size
+    stages = spec.parallel.vpp
     if config.virtual_pipeline_model_parallel_size != stages:
         raise ValueError(
             f"transformer.pipeline_model_parallel_layout: it has {config.virtual_pipeline_model_parallel_size} virtual "
@@ -120,11 +120,11 @@ def _build(kind: type[TransformerConfig], fields: dict[str, Any]) -> Transformer
 
 
 def _pipeline_fields(parallel: ParallelSpec) -> dict[str, Any]:
-    if parallel.pipeline_model_parallel_size == 1:
+    if parallel.pp == 1:
         return {}
     # Packed micro-batches have different lengths.
     fields: dict[str, Any] = {"variable_seq_lengths": True}
-    if parallel.virtual_pipeline_model_parallel_size is not None:
+    if parallel.vpp is not None:
         # With two stages and batched messages the interleaved schedule mixes up what it sends, without a word.
         fields |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     return fields

@@ -36,7 +36,7 @@ def tensors_of_checkpoint(folder: Path, hf_config: PretrainedConfig) -> Iterator
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         parallel_state.initialize_model_parallel()
-        model_parallel_cuda_manual_seed(engine.parallel.tensor_model_parallel_size)
+        model_parallel_cuda_manual_seed(engine.parallel.tp)
         chunks = build_model(hf_config, engine)
         load_start_weights(chunks, hf_config, folder)
         yield from exported_tensors(chunks, hf_config)

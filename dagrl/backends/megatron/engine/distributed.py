@@ -32,12 +32,7 @@ def start(ranks: RankContext, parallel: ParallelSpec) -> None:
         torch.cuda.set_device(ranks.rank % torch.cuda.device_count())
     _rendezvous(ranks, reloadable("nccl" if on_gpu else "gloo"))
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
-        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
-        context_parallel_size=parallel.context_parallel_size,
-        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline_model_parallel_size,
-        expert_model_parallel_size=parallel.expert_model_parallel_size,
-        expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
+        **parallel.model_dump(exclude={"sequence_parallel"}),
         order=RANK_ORDER,
         distributed_timeout_minutes=math.ceil(ranks.timeout_s / 60),
     )

@@ -163,7 +163,6 @@ def _undivided(planned: Sequence[PlannedTensor], dtype: torch.dtype) -> list[lis
 
 
 def _cut_alike(owned: Mapping[int, Sequence[PlannedTensor]], manifest: Manifest) -> list[list[PlannedTensor]]:
-    """The parameters of each bucket."""
     remaining, buckets = {owner: iter(tensors) for owner, tensors in owned.items()}, []
     for layout in manifest.buckets:
         bucket: list[PlannedTensor] = []

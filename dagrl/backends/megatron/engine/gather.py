@@ -65,12 +65,10 @@ class Gatherer:
         """For each bucket used so far, its exchanges with their buffers, and the gathered parts."""
 
     def allocate(self) -> None:
-        """Allocate the buffers of `gather`."""
         self._sent.allocate()
         self._received.allocate()
 
     def release(self) -> None:
-        """Release the buffers and gathered parts. Nothing may be in flight."""
         self._sent.release()
         self._received.release()
 
@@ -192,7 +190,6 @@ class _Exchange:
 
     @property
     def sent(self) -> int:
-        """Bytes that this rank sends."""
         return self.nbytes[self.team.rank]
 
     @property
@@ -202,7 +199,6 @@ class _Exchange:
 
     @property
     def received(self) -> int:
-        """Bytes that this rank receives."""
         return sum(self.taken)
 
 

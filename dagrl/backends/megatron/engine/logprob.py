@@ -174,7 +174,6 @@ class WeightGradient:
 
     @property
     def total(self) -> torch.Tensor:
-        """The sum, [columns, hidden size]."""
         if self._total is None:
             return torch.zeros_like(self._weight, dtype=torch.promote_types(self._weight.dtype, torch.float32))
         return self._total

@@ -77,11 +77,9 @@ class Merger:
             self._merges.append(merges)
 
     def allocate(self) -> None:
-        """Allocate the memory of a bucket."""
         self._buffer.allocate()
 
     def release(self) -> None:
-        """Release it."""
         self._buffer.release()
 
     def merge(self, index: int) -> None:

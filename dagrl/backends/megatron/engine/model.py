@@ -38,7 +38,7 @@ def build_model(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> list[G
     """
     config = transformer_config(hf_config, spec)
     _choose_modules()
-    stages = spec.parallel.virtual_pipeline_model_parallel_size
+    stages = spec.parallel.vpp
     return [_chunk(hf_config, spec, config, stage) for stage in (range(stages) if stages else [None])]
 
 

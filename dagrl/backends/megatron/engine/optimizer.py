@@ -114,7 +114,6 @@ def make_schedule(optimizer: MegatronOptimizer, spec: LearningRateSpec, *, train
 
 
 def clear_gradients(chunks: list[MegatronModule], optimizer: MegatronOptimizer) -> None:
-    """Clear the gradients."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()

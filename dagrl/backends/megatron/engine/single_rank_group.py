@@ -43,13 +43,11 @@ class SingleRankCollectives:
         return _copied([output], [mine], opts)
 
     def allgather(self, outputs: Sequence[Tensors], mine: Tensors, opts: Any = None) -> dist.Work:
-        """Copy, each into a list of one."""
         return _copied([output for (output,) in outputs], mine, opts)
 
     gather = allgather
 
     def reduce_scatter(self, outputs: Tensors, mine: Sequence[Tensors], opts: Any = None) -> dist.Work:
-        """Copy, each from a list of one."""
         return _copied(outputs, [tensor for (tensor,) in mine], opts)
 
     scatter = reduce_scatter

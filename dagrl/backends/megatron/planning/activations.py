@@ -62,7 +62,7 @@ def stage_activations(
 
     `copied_keys` is how many more keys than tokens attention reads, where rows share prefixes.
     """
-    own = tokens / engine.parallel.context_parallel_size
+    own = tokens / engine.parallel.cp
     copied = copied_keys * _key_bytes(shape, engine, on_gpu=on_gpu)
     layers = {index: _Layer.of(shape, engine, index, copied / own, on_gpu=on_gpu) for index in stage.layers}
     kept = sum(_kept_of_chunk(engine, [layers[index] for index in chunk]) for chunk in stage.chunks)
@@ -110,7 +110,7 @@ class _Layer:
     @staticmethod
     def of(shape: ModelShape, engine: MegatronEngineSpec, index: int, copied: float, *, on_gpu: bool) -> _Layer:
         sizes = engine.parallel
-        tensor = sizes.tensor_model_parallel_size
+        tensor = sizes.tp
         value = value_bytes(engine, on_gpu=on_gpu)
         # Tensors between tensor-parallel regions are split only with sequence parallelism.
         between = shape.hidden * value / (tensor if sizes.sequence_parallel else 1)
@@ -144,7 +144,7 @@ def _parts_computed_anew(engine: MegatronEngineSpec) -> Iterator[str]:
 
 def _key_bytes(shape: ModelShape, engine: MegatronEngineSpec, *, on_gpu: bool) -> float:
     """Return the bytes of the keys and values of one token on one rank."""
-    tensor = engine.parallel.tensor_model_parallel_size
+    tensor = engine.parallel.tp
     if shape.latent:
         values = shape.heads / tensor * (shape.latent.query_dim + shape.latent.value_dim)
     else:
@@ -181,7 +181,7 @@ def _latent_attention(shape: ModelShape, tensor: int) -> dict[str, float]:
 
 def _mlp(shape: ModelShape, engine: MegatronEngineSpec, index: int, value: int) -> Iterator[tuple[str, float]]:
     sizes = engine.parallel
-    tensor = sizes.tensor_model_parallel_size
+    tensor = sizes.tp
     if not shape.is_mixture(index):
         yield "mlp up", 2 * shape.dense_width / tensor * value
         yield "mlp act", shape.dense_width / tensor * value
@@ -194,7 +194,7 @@ def _mlp(shape: ModelShape, engine: MegatronEngineSpec, index: int, value: int) 
     # Scores, probabilities, and the choice of experts: float32 for every expert.
     yield "router", 4 * 4 * experts.count / tensor
     # A rank's share of the tokens, once for each chosen expert. Expert-tensor-parallel ranks have each other's too.
-    choices = experts.chosen / tensor * (_UNEVEN_EXPERTS if sizes.expert_model_parallel_size > 1 else 1)
-    yield "experts in", choices * sizes.expert_tensor_parallel_size * shape.hidden * value
+    choices = experts.chosen / tensor * (_UNEVEN_EXPERTS if sizes.ep > 1 else 1)
+    yield "experts in", choices * sizes.etp * shape.hidden * value
     yield "experts up", choices * 2 * experts.width * value
     yield "experts act", choices * experts.width * value

@@ -38,9 +38,9 @@ def communicator_bytes(
         # An optimizer gathers the states of all ranks once, when it is built.
         count += groups_of_update(shape, parallel, ranks) + (not closes)
     found = count * _COMMUNICATOR
-    found += _STAGES if parallel.pipeline_model_parallel_size > 1 else 0
-    found += _RING if parallel.context_parallel_size > 1 else 0
-    found += _GATHERED if sends and not closes and parallel.tensor_model_parallel_size > 1 else 0
+    found += _STAGES if parallel.pp > 1 else 0
+    found += _RING if parallel.cp > 1 else 0
+    found += _GATHERED if sends and not closes and parallel.tp > 1 else 0
     return int(found)
 
 
@@ -61,34 +61,27 @@ def gathering_seconds(ranks: int) -> float:
 
 def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
     """Count the groups of several ranks that meet in a pass."""
-    sizes = [
-        parallel.tensor_model_parallel_size,
-        parallel.pipeline_model_parallel_size,
-        parallel.context_parallel_size,
-    ]
+    sizes = [parallel.tp, parallel.pp, parallel.cp]
     if shape.experts is not None:
-        experts, whole = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size
         # Ranks of different experts, of parts of one, of either; and replicas, which compare their micro-batches.
-        sizes += [experts, whole, experts * whole, parallel.data_parallel_size(ranks)]
+        sizes += [parallel.ep, parallel.etp, parallel.expert_ranks, parallel.data_parallel_size(ranks)]
     return _shared(sizes)
 
 
 def groups_of_update(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
     """Count the further groups that meet in an update."""
-    replicas, stages = parallel.data_parallel_size(ranks), parallel.pipeline_model_parallel_size
+    replicas, stages = parallel.data_parallel_size(ranks), parallel.pp
     sizes = [
         ranks,  # The norm of the gradient.
-        replicas * parallel.context_parallel_size,  # Gradients, and the weights after the step.
+        replicas * parallel.cp,  # Gradients, and the weights after the step.
     ]
     if shape.tied:
         sizes.append(stages)  # The gradient of an embedding that is the output layer too.
     if shape.experts is None:
         sizes.append(replicas)  # The divisor of the loss. The replicas of a mixture have met in the pass.
-    else:
-        experts, tensor = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size
-        if tensor != parallel.tensor_model_parallel_size or experts > 1:
-            # Other ranks hold the same experts than hold the same of the rest, so Megatron has a group for each.
-            sizes.append(ranks // stages // (experts * tensor))
+    elif parallel.etp != parallel.tp or parallel.ep > 1:
+        # Other ranks hold the same experts than hold the same of the rest, so Megatron has a group for each.
+        sizes.append(ranks // stages // parallel.expert_ranks)
     return _shared(sizes)
 
 

@@ -96,13 +96,13 @@ class MegatronCosts(EngineCosts):
     @property
     def owned_share(self) -> float:
         """The first tensor-parallel rank of a stage, or of experts, has the parts of the others too."""
-        return min(1.0, (1 - self.gathered_share) * self.engine.spec.parallel.tensor_model_parallel_size)
+        return min(1.0, (1 - self.gathered_share) * self.engine.spec.parallel.tp)
 
     @property
     def gather_rate(self) -> float:
         """The rate to those ranks: pipeline stages are as far from each other as the group reaches."""
         engine = self.engine
-        staged = engine.spec.parallel.pipeline_model_parallel_size > 1
+        staged = engine.spec.parallel.pp > 1
         return self.device.link(engine.group.ranks if staged else self._weight_ranks, engine.per_node)
 
     @property
@@ -127,9 +127,7 @@ class MegatronCosts(EngineCosts):
     def _weight_ranks(self) -> int:
         """Ranks that hold one copy of the weights: experts go beyond replicas, and context does not count."""
         sizes = self.engine.spec.parallel
-        experts = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
-        split = max(sizes.tensor_model_parallel_size, 1 if self.engine.shape.experts is None else experts)
-        return sizes.pipeline_model_parallel_size * split
+        return sizes.pp * max(sizes.tp, 1 if self.engine.shape.experts is None else sizes.expert_ranks)
 
     @property
     def _moved(self) -> tuple[float, float]:

@@ -148,7 +148,7 @@ class LayerSeconds:
         With `again` the backward pass computes them a second time.
         """
         width = outputs or self.shape.vocabulary / self._tensor
-        positions = pack.predictions / self.parallel.context_parallel_size
+        positions = pack.predictions / self.parallel.cp
         products = self._product(positions, self.shape.hidden * width, self.shape.hidden)
         logits = positions * width * _BYTES * _LOGIT_PASSES / self.device.memory
         backward = products * self._backward_products + logits
@@ -174,17 +174,17 @@ class LayerSeconds:
         forward += each_way
         backward += each_way
         if mixture and self.shape.experts is not None:
-            held = self.shape.experts.count / self.parallel.expert_model_parallel_size
+            held = self.shape.experts.count / self.parallel.ep
             forward += held * _EXPERT_LAUNCHES_S[0]
             backward += held * _EXPERT_LAUNCHES_S[1]
         return forward, backward
 
     @property
     def _tensor(self) -> int:
-        return self.parallel.tensor_model_parallel_size
+        return self.parallel.tp
 
     def _tokens(self, pack: Pack) -> float:
-        return pack.tokens / self.parallel.context_parallel_size
+        return pack.tokens / self.parallel.cp
 
     def _product(self, rows: float, weights: float, width: float, *, fp8: str | None = None) -> float:
         """Return the seconds of `rows` times this rank's part of a matrix, whose narrower side is `width`."""
@@ -206,10 +206,10 @@ class LayerSeconds:
             width = self.shape.dense_width / self._tensor
             return self._product(tokens, mlp_weights(self.shape.mlp) / self._tensor, width, fp8=self.fp8)
         sizes = self.parallel
-        width = experts.width / sizes.expert_tensor_parallel_size
-        held = experts.count / sizes.expert_model_parallel_size
+        width = experts.width / sizes.etp
+        held = experts.count / sizes.ep
         # Tokens are spread evenly over experts, and experts over ranks.
-        sent = tokens / self._tensor * experts.chosen * sizes.expert_tensor_parallel_size
+        sent = tokens / self._tensor * experts.chosen * sizes.etp
         weights = GATED_MLP_MATRICES * hidden * width
         seconds = held * self._product(sent / held, weights, width, fp8=self.fp8)
         if experts.shared_width:
@@ -218,7 +218,7 @@ class LayerSeconds:
         return seconds
 
     def _attention(self, pack: Pack) -> float:
-        pairs = pack.squares / 2 / self.parallel.context_parallel_size
+        pairs = pack.squares / 2 / self.parallel.cp
         return 2 * self.shape.attention.pair_products / self._tensor * pairs / self.device.attention
 
     def _moved(self, pack: Pack, mixture: bool) -> float:
@@ -249,7 +249,7 @@ class LayerSeconds:
         return _COLLECTIVES * (size * (self._tensor - 1) / self._tensor / link + _COLLECTIVE_S)
 
     def _ring(self, pack: Pack) -> float:
-        ranks = self.parallel.context_parallel_size
+        ranks = self.parallel.cp
         if ranks == 1:
             return 0.0
         link = self.device.link(self._tensor * ranks, self.per_node)
@@ -259,7 +259,7 @@ class LayerSeconds:
     def _experts_exchange(self, pack: Pack) -> float:
         """Return the seconds in which tokens go to their experts and come back."""
         sizes, experts = self.parallel, self.shape.experts
-        ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
+        ranks = sizes.expert_ranks
         if ranks == 1 or experts is None:
             return 0.0
         link = self.device.link(ranks, self.per_node)

@@ -91,13 +91,7 @@ class MegatronLayout(LayoutChoice):
 
     def told(self) -> str:
         sizes = self.parallel
-        names = {
-            "TP": sizes.tensor_model_parallel_size,
-            "PP": sizes.pipeline_model_parallel_size,
-            "VPP": sizes.virtual_pipeline_model_parallel_size or 1,
-            "CP": sizes.context_parallel_size,
-            "EP": sizes.expert_model_parallel_size,
-        }
+        names = {"TP": sizes.tp, "PP": sizes.pp, "VPP": sizes.chunks, "CP": sizes.cp, "EP": sizes.ep}
         words = [f"{name}{size}" for name, size in names.items() if size > 1] or ["DP only"]
         if self.recompute != "none":
             words.append(f"recompute {self.recompute}")
@@ -143,7 +137,7 @@ def ladders(engine: PlannedEngine[Any], room: Room) -> Iterator[Ladder]:
     if not spec.fused_linear_cross_entropy and spec.head == "lm":
         yield Ladder([Change({("engines", engine.name, "fused_linear_cross_entropy"): True})])
     yield split("tensor_model_parallel_size", room.in_machine, sequence_parallel=True)
-    if sizes.tensor_model_parallel_size > 1 and not sizes.sequence_parallel:
+    if sizes.tp > 1 and not sizes.sequence_parallel:
         yield Ladder([change("parallel", sequence_parallel=True)])
     yield split("pipeline_model_parallel_size", room.ranks)
     if shape.experts is not None:

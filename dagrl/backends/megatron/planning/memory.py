@@ -122,12 +122,12 @@ class _Rank:
         if not self.stage.is_last:
             return 0
         sizes, value = self.engine.parallel, value_bytes(self.engine, on_gpu=self.on_gpu)
-        rows = tokens // sizes.context_parallel_size
+        rows = tokens // sizes.cp
         hidden = 2 * rows * self.shape.hidden * value
         if self.engine.head != "lm":
             # A value head reads hidden states in float32 at every token.
             return hidden + (rows * self.shape.hidden * 4 * (1 + trains) if self.engine.head == "value" else 0)
-        tensor = sizes.tensor_model_parallel_size
+        tensor = sizes.tp
         width = padded_vocab_size(self.shape.vocabulary, tensor) // tensor
         if self.engine.fused_linear_cross_entropy:
             chunk = max(1, _LOGIT_CHUNK // width)
@@ -142,7 +142,7 @@ class _Rank:
         # One bucket is filled while the one before is sent; they hold whole tensors of all ranks.
         sizes = self.engine.parallel
         weights = states.trained if self.engine.sent_adapter else states.weights
-        model = weights * sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size
+        model = weights * sizes.tp * sizes.pp
         return min(2 * self.work.bucket_bytes, model)
 
     def _sent(self, states: _States) -> int:

@@ -30,12 +30,10 @@ class OptimizerStates:
 
     @property
     def on_device(self) -> float:
-        """Bytes on the GPU."""
         return self.parameters * self.each * (1 - self.host_share)
 
     @property
     def on_host(self) -> float:
-        """Bytes on the host."""
         return self.parameters * self.each * self.host_share
 
 

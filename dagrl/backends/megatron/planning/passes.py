@@ -72,7 +72,6 @@ class Passes:
 
     @cached_property
     def states(self) -> OptimizerStates:
-        """States of the optimizer on that rank."""
         return optimizer_states(self.held, self.spec, self.ranks, WEIGHT_BYTES)
 
     def forward(self, batch: PlannedBatch) -> float:
@@ -110,7 +109,7 @@ class Passes:
             count = math.ceil(math.ceil(rows) / max(1, int(batch.budget // row)))
         if self._chunks > 1:
             stages = self.spec.transformer.get("microbatch_group_size_per_vp_stage")
-            stages = stages if isinstance(stages, int) else self.spec.parallel.pipeline_model_parallel_size
+            stages = stages if isinstance(stages, int) else self.spec.parallel.pp
             # The interleaved schedule takes them in rounds.
             count = math.ceil(count / stages) * stages
         each = rows / count
@@ -128,7 +127,7 @@ class Passes:
 
     def _collective(self, each: int) -> float:
         """Return the seconds to scatter or gather `each` bytes of every parameter among ranks that hold the same."""
-        link = self.device.link(self.ranks // self.spec.parallel.pipeline_model_parallel_size, self.per_node)
+        link = self.device.link(self.ranks // self.spec.parallel.pp, self.per_node)
         copies = replicas_of_parameters(self.spec.parallel, self.ranks)
         held = zip(self.held.trained, copies, strict=True)
         return sum(each * parameters * (count - 1) / count for parameters, count in held) / link
@@ -147,8 +146,7 @@ class Passes:
 
     @property
     def _chunks(self) -> int:
-        """Chunks of each stage."""
-        return self.spec.parallel.virtual_pipeline_model_parallel_size or 1
+        return self.spec.parallel.chunks
 
     @cached_property
     def _seconds(self) -> LayerSeconds:
@@ -187,9 +185,9 @@ class Passes:
     def _sent(self, pack: Pack) -> float:
         """Return the seconds of one micro-batch between two stages, in one direction: once for each chunk."""
         sizes = self.spec.parallel
-        if sizes.pipeline_model_parallel_size == 1:
+        if sizes.pp == 1:
             return 0.0
-        parts = sizes.context_parallel_size * (sizes.tensor_model_parallel_size if sizes.sequence_parallel else 1)
+        parts = sizes.cp * (sizes.tp if sizes.sequence_parallel else 1)
         size = pack.tokens * self.shape.hidden * WEIGHT_BYTES / parts
         return self._chunks * (size / self.device.link(self.ranks, self.per_node) + _STAGE_S)
 
@@ -199,8 +197,8 @@ def recompute_of(spec: MegatronEngineSpec, shape: ModelShape) -> Recompute:
     fields = spec.transformer
     match fields.get("recompute_granularity"):
         case "full" if fields.get("recompute_method") == "block":
-            stages = spec.parallel.pipeline_model_parallel_size
-            each = shape.layers / stages / (spec.parallel.virtual_pipeline_model_parallel_size or 1)
+            stages = spec.parallel.pp
+            each = shape.layers / stages / spec.parallel.chunks
             return Recompute(whole=min(1.0, (fields.get("recompute_num_layers") or 1) / each))
         case "full":
             return Recompute(whole=1.0)

@@ -31,7 +31,6 @@ class Stage:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """All layers on the stage."""
         return tuple(layer for chunk in self.chunks for layer in chunk)
 
     @property
@@ -57,7 +56,7 @@ class Stage:
 def stages_of(engine: MegatronEngineSpec, layers: int) -> list[Stage]:
     """Return the stages of a model. ValueError if its layers do not divide so."""
     sizes, fields = engine.parallel, engine.transformer
-    stages, chunks = sizes.pipeline_model_parallel_size, sizes.virtual_pipeline_model_parallel_size or 1
+    stages, chunks = sizes.pp, sizes.chunks
     counts = _counts(fields, stages, chunks, layers)
     if sum(map(sum, counts)) != layers:
         raise ValueError(
@@ -102,14 +101,11 @@ class RankParameters:
 
 def rank_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage) -> RankParameters:
     """Count the parameters of a rank of a stage; all its ranks hold equally many."""
-    sizes = engine.parallel
-    tensor = sizes.tensor_model_parallel_size
-    expert_ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
-    dense = experts = largest = 0
+    tensor, dense, experts, largest = engine.parallel.tp, 0, 0, 0
     for index in stage.layers:
         layer = shape.layer(index)
         dense += (layer.attention + layer.mlp) // tensor + layer.whole
-        experts += layer.experts // expert_ranks
+        experts += layer.experts // engine.parallel.expert_ranks
         largest = max(largest, layer.attention // 2 // tensor, 2 * layer.mlp // 3 // tensor)
     vocabulary = padded_vocab_size(shape.vocabulary, tensor) // tensor * shape.hidden
     # With a value or reward head the output layer is a vector, and nothing is tied to it.
@@ -140,23 +136,21 @@ def _adapter_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: St
     """Parameters of a rank's adapters: of layers that all tokens meet, and of routed experts."""
     assert engine.lora is not None
     sizes, dense, experts = engine.parallel, 0, 0
-    expert_ranks = sizes.expert_model_parallel_size * sizes.expert_tensor_parallel_size
     # Layers of a kind are alike.
     for layers in ([index for index in stage.layers if shape.is_mixture(index) == kind] for kind in (False, True)):
         for adapter in adapters(shape.layer_tensors(layers[0]), engine.lora) if layers else ():
             if adapter.base.per_expert and shape.experts is not None:
-                experts += len(layers) * shape.experts.count * adapter.numel // expert_ranks
+                experts += len(layers) * shape.experts.count * adapter.numel // sizes.expert_ranks
             else:
-                ranks = sizes.tensor_model_parallel_size if adapter.base.map.split else 1
+                ranks = sizes.tp if adapter.base.map.split else 1
                 dense += len(layers) * adapter.numel // ranks
     return dense, experts
 
 
 def replicas_of_parameters(parallel: ParallelSpec, ranks: int) -> tuple[int, int]:
     """Return how many ranks hold the same dense parameters, and how many the same experts."""
-    stage = ranks // parallel.pipeline_model_parallel_size
-    experts = parallel.expert_model_parallel_size * parallel.expert_tensor_parallel_size
-    return stage // parallel.tensor_model_parallel_size, stage // experts
+    stage = ranks // parallel.pp
+    return stage // parallel.tp, stage // parallel.expert_ranks
 
 
 def _counts(fields: dict[str, Any], stages: int, chunks: int, layers: int) -> list[list[int]]:

@@ -150,7 +150,6 @@ class StoredAdapters(_Stored):
                     yield name, torch.addmm(source[name]().to(b.dtype), b, a, alpha=self._lora.scale)
 
     def peft(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor of the adapters by PEFT's name."""
         for adapter in self._adapters.values():
             for part in (adapter.a, adapter.b):
                 yield from zip((f"{PREFIX}{name}" for name in part.hf), self.full(part), strict=True)

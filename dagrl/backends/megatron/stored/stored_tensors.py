@@ -66,7 +66,6 @@ class StoredTensors:
         self._reader = CheckedReader(folder, self.metadata)
 
     def weights(self) -> dict[str, StoredTensor]:
-        """The model's own tensors."""
         return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(_NOT_WEIGHTS)}
 
     @property

@@ -48,7 +48,6 @@ class TensorToWrite:
         return items
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """Make a part."""
         assert index.offset is not None
         axes = len(next(iter(self.parts)))
         part = tuple(index.offset)[:axes]

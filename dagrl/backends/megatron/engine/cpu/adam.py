@@ -33,7 +33,6 @@ class FusedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         assert closure is None, "megatron calls step without a closure"
         for group in self.param_groups:
             # A group whose parameters are all on other ranks must stay unchanged for the checkpoint format.

@@ -58,7 +58,6 @@ def _gated_delta_rule(
 
 
 def _sequences(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> list[torch.Tensor]:
-    """The sequences of a pack, without empty ones."""
     if cu_seqlens is None:
         return [x]
     lengths = cu_seqlens.diff().tolist()

@@ -59,7 +59,6 @@ class TENorm(torch.nn.Module):
         _add_norm(self, config, hidden_size, "")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise over the last axis."""
         return _normed(x, self.weight, self.bias, self.config, self.eps)
 
 
@@ -107,7 +106,6 @@ class TELinear(MegatronModule):
             setattr(self.weight, name, value)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Multiply; there is no bias to return."""
         return torch.nn.functional.linear(x, self.weight), None
 
 
@@ -247,7 +245,6 @@ class PlainSpecProvider(LocalSpecProvider):
     """Provides plain modules where Megatron asks for Transformer Engine's."""
 
     def linear(self) -> type:
-        """Replicated linear layers."""
         return TELinear
 
     def fuse_layernorm_and_linear(self) -> bool:
@@ -255,15 +252,12 @@ class PlainSpecProvider(LocalSpecProvider):
         return True
 
     def column_parallel_layer_norm_linear(self) -> type:
-        """The linear layers that read the residual stream."""
         return TELayerNormColumnParallelLinear
 
     def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> type:
-        """Separate norms: of queries and keys, and before experts."""
         return TENorm
 
     def core_attention(self) -> type:
-        """Attention over packed sequences."""
         return TEDotProductAttention
 
     def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> ExpertsBuilder:
