@@ -166,13 +166,14 @@ def load_chunks() -> Callable[..., list[Any]]:
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+        from dagrl.backends.megatron.engine.config import transformer_config
         from dagrl.backends.megatron.engine.megatron_engine import converter
         from dagrl.backends.megatron.engine.model import build_model
 
         sizes = spec.parallel.model_dump(exclude={"sequence_parallel"})
         parallel_state.initialize_model_parallel(**sizes)
         model_parallel_cuda_manual_seed(1)
-        chunks = build_model(hf_model.config, spec)
+        chunks = build_model(hf_model.config, spec, transformer_config(hf_model.config, spec))
         load_hf_weights, _ = converter(hf_model.config, spec)
         load_hf_weights(chunks, hf_model.config, ModelWeights(hf_model, **changes))
         return chunks

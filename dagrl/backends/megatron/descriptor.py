@@ -15,11 +15,10 @@ from dagrl.backends.megatron.field_rules import check_field_rules
 from dagrl.backends.megatron.fp8_rules import check_fp8
 from dagrl.backends.megatron.layout_rules import check_layout
 from dagrl.backends.megatron.lora_rules import check_lora
-from dagrl.backends.megatron.options import check_learning_rate, check_options
+from dagrl.backends.megatron.options import check_learning_rate, check_options, shared_prompts
 from dagrl.backends.megatron.planning.costs import MegatronCosts
 from dagrl.backends.megatron.planning.layouts import ANY_LAYOUT, MegatronLayout, ladders, layouts
 from dagrl.backends.megatron.planning.memory import trainer_memory
-from dagrl.backends.megatron.prefix_rules import shared_prompts
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import CONFIG, LATEST
 from dagrl.backends.megatron.vocabulary import padded_vocab_size

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dagrl.backends.backend import EngineCheck
-from dagrl.backends.families.sizes import ModelSizes, Size
+from dagrl.backends.families.sizes import Size
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.config.errors import Place
-from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import GroupSpec, Pipeline
+from dagrl.config.schema import GroupSpec
 
 _TP = "tensor_model_parallel_size"
 _PP = "pipeline_model_parallel_size"
@@ -31,111 +30,95 @@ UNEVEN_FIELDS = (
 
 
 def check_layout(check: EngineCheck[MegatronEngineSpec]) -> None:
-    layout = _Layout(check.pipeline, check.name, check.engine, check.findings)
-    layout.check_stages(check.sizes)
-    layout.check_experts(check.sizes)
-    layout.check_sequence(check.sizes)
-    layout.check_widths(check.sizes)
+    _check_stages(check)
+    _check_experts(check)
+    _check_sequence(check)
+    _check_widths(check)
     # Last, as a size that does not fit the model need not fit the ranks.
-    layout.check_ranks()
+    _check_ranks(check)
 
 
-class _Layout:
-    """The layout of one engine, and where to report."""
+def _check_ranks(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report sizes by which the group's ranks cannot be shared out."""
+    name = str(check.engine.group)
+    group = check.pipeline.groups.get(name)
+    if group is None or not group.ranks:
+        return
+    for field, message in rank_faults(check.engine.parallel, group, name):
+        _error(check, field, message, ("groups", name), (*check.place, "parallel"))
 
-    def __init__(self, pipeline: Pipeline, name: str, engine: MegatronEngineSpec, findings: Findings) -> None:
-        self._pipeline = pipeline
-        self._name = name
-        self._engine = engine
-        self._sizes = engine.parallel
-        self._findings = findings
-        self._place: Place = ("engines", name, "parallel")
 
-    def check_ranks(self) -> None:
-        """Whether the group's ranks can be shared out."""
-        sizes, group = self._sizes, self._pipeline.groups.get(self._engine.group or "")
-        if group is None or not group.ranks:
-            return
-        for name, message in rank_faults(sizes, group, str(self._engine.group)):
-            self._error(name, message, ("groups", str(self._engine.group)), self._place)
+def _check_sequence(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report sequence parallelism where it cannot be, and its absence where it must be."""
+    sizes, model = check.engine.parallel, check.sizes
+    if sizes.sequence_parallel and sizes.tp == 1:
+        message = "splits along the sequence what tensor-parallel ranks hold"
+        _error(check, "sequence_parallel", f"{message}; set {_TP} above 1, or this to false")
+    if not sizes.sequence_parallel and sizes.tp > 1 and (model.mixture or model.latent_attention):
+        kind = "experts" if model.mixture else "latent attention"
+        message = f"Megatron shares a model with {kind} out over tensor-parallel ranks only if this is true"
+        depends = ("model",), (*check.place, "parallel", _TP)
+        _error(check, "sequence_parallel", f"{message}; set it to true", *depends)
 
-    def check_sequence(self, model: ModelSizes) -> None:
-        """Whether sequence parallelism is there where it must be, and only there where it can be."""
-        place, tensor = "sequence_parallel", self._sizes.tp
-        if self._sizes.sequence_parallel and tensor == 1:
-            message = "splits along the sequence what tensor-parallel ranks hold"
-            self._error(place, f"{message}; set {_TP} above 1, or this to false")
-        if not self._sizes.sequence_parallel and tensor > 1 and (model.mixture or model.latent_attention):
-            kind = "experts" if model.mixture else "latent attention"
-            message = f"Megatron shares a model with {kind} out over tensor-parallel ranks only if this is true"
-            self._error(place, f"{message}; set it to true", ("model",), (*self._place, _TP))
 
-    def check_stages(self, model: ModelSizes) -> None:
-        """Whether layers, stages and chunks fit."""
-        stages, chunks = self._sizes.pp, self._sizes.vpp
-        if chunks is not None and stages == 1:
-            self._error(_VPP, f"chunks are interleaved over pipeline stages; set {_PP} above 1, or remove this")
-            return
-        if chunks == 1:
-            self._error(_VPP, "a single chunk on each stage is the default; remove it, or choose 2 or more")
-            return
-        if chunks is not None:
-            self._check_rounds(stages)
-        if model.layers is None or any(self._engine.transformer.get(field) for field in UNEVEN_FIELDS):
-            return
-        layers = model.layers
-        if layers.value % stages:
-            remedy = f"choose a divisor, or share them out with `transformer: {{{UNEVEN_FIELDS[0]}: ...}}`"
-            self._undivided(_PP, f"{stages} stages do", layers, remedy)
-        elif chunks is not None and layers.value % (stages * chunks):
-            remedy = f"choose a divisor of {layers.value // stages}"
-            self._undivided(_VPP, f"{stages} stages of {chunks} chunks do", layers, remedy)
+def _check_stages(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report layers, stages and chunks that do not fit."""
+    stages, chunks, layers = check.engine.parallel.pp, check.engine.parallel.vpp, check.sizes.layers
+    if chunks is not None and stages == 1:
+        _error(check, _VPP, f"chunks are interleaved over pipeline stages; set {_PP} above 1, or remove this")
+        return
+    if chunks == 1:
+        _error(check, _VPP, "a single chunk on each stage is the default; remove it, or choose 2 or more")
+        return
+    field = "microbatch_group_size_per_vp_stage"
+    each = check.engine.transformer.get(field)
+    if chunks is not None and each is not None and each < stages:
+        message = f"{each} micro-batches at a time leave some of {stages} stages idle, which Megatron refuses; "
+        check.findings.error((*check.place, "transformer", field), f"{message}choose {stages} or more")
+    if layers is None or any(check.engine.transformer.get(field) for field in UNEVEN_FIELDS):
+        return
+    if layers.value % stages:
+        remedy = f"choose a divisor, or share them out with `transformer: {{{UNEVEN_FIELDS[0]}: ...}}`"
+        _undivided(check, _PP, f"{stages} stages do", layers, remedy)
+    elif chunks is not None and layers.value % (stages * chunks):
+        remedy = f"choose a divisor of {layers.value // stages}"
+        _undivided(check, _VPP, f"{stages} stages of {chunks} chunks do", layers, remedy)
 
-    def _check_rounds(self, stages: int) -> None:
-        field = "microbatch_group_size_per_vp_stage"
-        each = self._engine.transformer.get(field)
-        if each is not None and each < stages:
-            message = f"{each} micro-batches at a time leave some of {stages} stages idle, which Megatron refuses; "
-            self._findings.error(("engines", self._name, "transformer", field), f"{message}choose {stages} or more")
 
-    def check_experts(self, model: ModelSizes) -> None:
-        """Whether there are experts, and ranks share them evenly."""
-        sizes = self._sizes
-        if model.mixture is False:
-            for name in (_EP, _ETP):
-                if getattr(sizes, name) > 1:
-                    self._error(name, "the model has no experts to share; leave it at 1", ("model",))
-            return
-        self._divides(_EP, model.experts)
-        self._divides(_ETP, model.expert_width)
+def _check_experts(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report ranks for experts that the model does not have, or that do not share them evenly."""
+    for field, size in ((_EP, check.sizes.experts), (_ETP, check.sizes.expert_width)):
+        parts = getattr(check.engine.parallel, field)
+        if check.sizes.mixture is False and parts > 1:
+            _error(check, field, "the model has no experts to share; leave it at 1", ("model",))
+        elif check.sizes.mixture is not False and size is not None and size.value % parts:
+            _undivided(check, field, f"{parts} does", size, "choose a divisor of it")
 
-    def check_widths(self, model: ModelSizes) -> None:
-        """Whether tensor-parallel ranks share every matrix evenly. (The vocabulary is padded by the engine.)"""
-        tensor, keys = self._sizes.tp, model.key_value_heads
-        widths = [size for size in (model.heads, model.dense_width, model.shared_width, keys) if size is not None]
 
-        def shares(ranks: int, size: Size) -> bool:
-            # With more ranks than key heads, several ranks hold the same head.
-            return size.value % ranks == 0 or (size is keys and ranks % size.value == 0)
+def _check_widths(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report matrices that ranks do not share evenly. (The engine pads the vocabulary.)"""
+    tensor, model, keys = check.engine.parallel.tp, check.sizes, check.sizes.key_value_heads
+    widths = [size for size in (model.heads, model.dense_width, model.shared_width, keys) if size is not None]
 
-        if wrong := [size for size in widths if not shares(tensor, size)]:
-            named = ", nor its ".join(f"{size.name}, {size.value}" for size in wrong)
-            most = model.heads.value if model.heads else min(size.value for size in wrong)
-            able = [ranks for ranks in range(1, min(most, 64) + 1) if all(shares(ranks, size) for size in widths)]
-            message = f"{tensor} does not divide the model's {named}; choose from: {', '.join(map(str, able))}"
-            self._error(_TP, message, ("model",))
+    def shares(ranks: int, size: Size) -> bool:
+        # With more ranks than key heads, several ranks hold the same head.
+        return size.value % ranks == 0 or (size is keys and ranks % size.value == 0)
 
-    def _divides(self, name: str, size: Size | None) -> None:
-        parts = getattr(self._sizes, name)
-        if size is not None and size.value % parts:
-            self._undivided(name, f"{parts} does", size, "choose a divisor of it")
+    if wrong := [size for size in widths if not shares(tensor, size)]:
+        named = ", nor its ".join(f"{size.name}, {size.value}" for size in wrong)
+        most = model.heads.value if model.heads else min(size.value for size in wrong)
+        able = [ranks for ranks in range(1, min(most, 64) + 1) if all(shares(ranks, size) for size in widths)]
+        message = f"{tensor} does not divide the model's {named}; choose from: {', '.join(map(str, able))}"
+        _error(check, _TP, message, ("model",))
 
-    def _undivided(self, name: str, parts: str, size: Size, remedy: str) -> None:
-        self._error(name, f"{parts} not divide the model's {size.name}, {size.value}; {remedy}", ("model",))
 
-    def _error(self, name: str, message: str, *depends_on: Place) -> None:
-        place = (*self._place, name) if name else self._place
-        self._findings.error(place, message, depends_on=depends_on)
+def _undivided(check: EngineCheck[MegatronEngineSpec], field: str, parts: str, size: Size, remedy: str) -> None:
+    _error(check, field, f"{parts} not divide the model's {size.name}, {size.value}; {remedy}", ("model",))
+
+
+def _error(check: EngineCheck[MegatronEngineSpec], field: str, message: str, *depends_on: Place) -> None:
+    place = (*check.place, "parallel", field) if field else (*check.place, "parallel")
+    check.findings.error(place, message, depends_on=depends_on)
 
 
 def rank_faults(sizes: ParallelSpec, group: GroupSpec, group_name: str) -> Iterator[tuple[str, str]]:

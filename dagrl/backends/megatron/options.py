@@ -1,17 +1,21 @@
-"""Options of a Megatron engine beside its layout and Megatron's fields: bridge, head, start weights, router replay."""
+"""Rules for options of a Megatron engine beside its layout and Megatron's fields, such as head and start weights."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from dagrl.backends.backend import EngineCheck
+from dagrl.backends.families.sizes import ModelSizes, sizes_of
 from dagrl.backends.megatron.lora_rules import BRIDGE_INSTALL, has_bridge
-from dagrl.backends.megatron.prefix_rules import check_prefix_sharing
+from dagrl.backends.megatron.planning.stages import stages_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import check_folder, newest_checkpoint
-from dagrl.backends.megatron.vision_rules import check_vision
+from dagrl.backends.planning.changes import Change
+from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.errors import Place, listed, removal
 from dagrl.config.loading.positions import Findings
+from dagrl.model_files.hf_config import read_config
 
 
 def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
@@ -30,8 +34,8 @@ def check_options(check: EngineCheck[MegatronEngineSpec]) -> None:
         _check_registered_buffers(check)
     if engine.router_replay:
         _check_router_replay(check)
-    check_prefix_sharing(check)
-    check_vision(check)
+    _check_prefix_sharing(check)
+    _check_vision(check)
 
 
 def check_learning_rate(check: EngineCheck[MegatronEngineSpec]) -> None:
@@ -129,3 +133,62 @@ def _check_start(folder: Path, place: Place, findings: Findings) -> None:
     except OSError as error:
         message = f"{folder} cannot be read ({error.strerror}); check the path and its permissions"
         findings.error(place, message)
+
+
+def _check_vision(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report options that need a tower, or that the tower's additions to layers do not allow."""
+    engine, sizes, findings = check.engine, check.sizes, check.findings
+    if engine.freeze and not sizes.sees:
+        message = removal("the model has no vision tower")
+        findings.error((*check.place, "freeze"), message, depends_on=[("model",)])
+    if not sizes.added_layers or sizes.layers is None:
+        return
+    if engine.transformer.get("recompute_granularity") == "full":
+        message = f"the tower of {sizes.family} adds to the outputs of layers, which cannot be computed again; "
+        findings.error(
+            (*check.place, "transformer", "recompute_granularity"),
+            f"{message}choose selective",
+            depends_on=[("model",)],
+        )
+    try:
+        first = len(stages_of(engine, sizes.layers.value)[0].chunks[0])
+    except ValueError:
+        return  # `layout_rules` reports it.
+    if first < sizes.added_layers:
+        message = (
+            f"the first stage, or its first chunk, has {first} layers, and the tower of {sizes.family} adds to the "
+            f"outputs of {sizes.added_layers}; choose fewer stages, or transformer.num_layers_in_first_pipeline_stage"
+        )
+        findings.error((*check.place, "parallel"), message, depends_on=[("model",)])
+
+
+def _check_prefix_sharing(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report ``prefix_sharing`` of an engine that cannot share prefixes."""
+    if check.engine.prefix_sharing and (found := _obstacle(check.engine, check.sizes, check.place)) is not None:
+        message, depends = found
+        check.findings.error((*check.place, "prefix_sharing"), message, depends_on=[depends])
+
+
+def shared_prompts(engine: PlannedEngine[MegatronEngineSpec]) -> Iterator[Change]:
+    """Yield ``prefix_sharing``, if rows share prompts and the engine can share prefixes."""
+    spec, place = engine.spec, ("engines", engine.name)
+    if spec.prefix_sharing or engine.plan.samples_per_prompt == 1:
+        return
+    sizes = sizes_of(read_config(engine.pipeline.model_of(engine.name)))
+    if _obstacle(spec, sizes, place) is None:
+        yield Change({(*place, "prefix_sharing"): True})
+
+
+def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tuple[str, Place] | None:
+    """Return why an engine cannot share prefixes, and the place of the cause; None if it can."""
+    if engine.frozen_copy_of is not None:
+        message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and remove it here"
+        return message, ("engines", engine.frozen_copy_of)
+    if sizes.bridged:
+        return removal(f"models of type {sizes.family} have attention that does not share prefixes"), ("model",)
+    if sizes.sees:
+        return removal("positions among images are three-dimensional, and not shared"), ("model",)
+    if engine.router_replay:
+        message = "router_replay sends the tokens of each row where its own routes say; remove one of the two"
+        return message, (*place, "router_replay")
+    return None

@@ -38,6 +38,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", BRIDGED)
 def test_layers_log_probs_gradients_and_weights(name: str, weights_of: Any, megatron_spec: Any) -> None:
+    from dagrl.backends.megatron.engine.config import transformer_config
     from dagrl.backends.megatron.engine.megatron_engine import converter
     from dagrl.backends.megatron.engine.model import build_model
     from dagrl.weight_sync.exporter import exported
@@ -59,7 +60,7 @@ def test_layers_log_probs_gradients_and_weights(name: str, weights_of: Any, mega
 
     spec = megatron_spec()
     load, make_exporter = converter(config, spec)
-    chunks = build_model(config, spec)
+    chunks = build_model(config, spec, transformer_config(config, spec))
     load(chunks, config, Source())
     logits, outputs = megatron_outputs(chunks[0], expected)
     logits.log_softmax(-1)[:, 0].sum().backward()

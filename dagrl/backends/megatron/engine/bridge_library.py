@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-from dagrl.backends.megatron.engine.quiet import Without
+from dagrl.backends.megatron.engine.quiet import drop_records
 
 _NOISE = (
     # Logs a traceback for each optional kernel library.
@@ -49,7 +49,7 @@ def import_peft() -> ModuleType:
 
 def _import(module: str) -> ModuleType:
     for logger, text in _NOISE:
-        logging.getLogger(logger).addFilter(Without(text))
+        drop_records(logger, text)
     if not torch.cuda.is_available():
         from dagrl.backends.megatron.engine.cpu.gated_delta import use_plain_kernels
         from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules

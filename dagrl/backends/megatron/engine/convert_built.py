@@ -13,6 +13,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from dagrl.backends.megatron.engine import distributed
 from dagrl.backends.megatron.engine.bridge import exported_tensors
+from dagrl.backends.megatron.engine.config import transformer_config
 from dagrl.backends.megatron.engine.model import build_model
 from dagrl.backends.megatron.engine.stored_weights import load_start_weights
 from dagrl.backends.megatron.section import MegatronEngineSpec
@@ -37,7 +38,7 @@ def tensors_of_checkpoint(folder: Path, hf_config: PretrainedConfig) -> Iterator
     try:
         parallel_state.initialize_model_parallel()
         model_parallel_cuda_manual_seed(engine.parallel.tp)
-        chunks = build_model(hf_config, engine)
+        chunks = build_model(hf_config, engine, transformer_config(hf_config, engine))
         load_start_weights(chunks, hf_config, folder)
         yield from exported_tensors(chunks, hf_config)
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core.optimizer import get_megatron_optimizer
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import Objective, SleepReport
@@ -25,7 +26,6 @@ from dagrl.backends.megatron.engine.optimizer import (
     clear_gradients,
     ddp_config,
     gather_parameters,
-    make_optimizer,
     make_schedule,
     optimizer_config,
     wrap_for_training,
@@ -76,14 +76,13 @@ class MegatronEngine:
         """
         self.policy_version = 0
         self._hf_config = load_hf_config(model)
-        dtype = transformer_config(self._hf_config, spec).params_dtype
-        optimizer_config(spec, dtype)
-        ddp_config(spec)
+        config = transformer_config(self._hf_config, spec)
+        training_configs = (ddp_config(spec), optimizer_config(spec, config.params_dtype)) if trainable else None
         load_hf_weights, self._make_exporter = converter(self._hf_config, spec)
         distributed.start(ranks, spec.parallel)
         self._timeout_s, self._gib_used_by_others = ranks.timeout_s, device_gib_used()
         self._keeps_no_cache, self._keeps_communicators = keeps_no_cache, spec.keep_communicators
-        chunks = build_model(self._hf_config, spec)
+        chunks = build_model(self._hf_config, spec, config)
         if spec.prefix_sharing:
             for chunk in chunks:
                 share_prefixes(chunk)
@@ -100,9 +99,10 @@ class MegatronEngine:
         self._writer = BackgroundWriter(ranks.timeout_s)
         if "vision" in spec.freeze:
             freeze_towers(chunks)
-        if trainable:
-            chunks = wrap_for_training(chunks, spec)
-            optimizer = make_optimizer(chunks, spec)
+        if training_configs is not None:
+            chunks = wrap_for_training(chunks, training_configs[0])
+            # It may copy weights to float32, so they must be loaded before.
+            optimizer = get_megatron_optimizer(training_configs[1], chunks)
             schedule = make_schedule(optimizer, spec.lr_schedule, train_steps=train_steps)
             self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel)
         self._memory = EngineOffloader(

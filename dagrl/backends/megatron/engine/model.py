@@ -16,7 +16,6 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from dagrl.backends.families.registry import buildable
-from dagrl.backends.megatron.engine.config import transformer_config
 from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
 from dagrl.backends.megatron.engine.latent_attention import use_latent_norms
 from dagrl.backends.megatron.engine.output import ScalarHead
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def build_model(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> list[GPTModel]:
+def build_model(hf_config: PretrainedConfig, spec: MegatronEngineSpec, config: TransformerConfig) -> list[GPTModel]:
     """Build the rank's model chunks (one, without virtual pipeline stages) on the rank's device.
 
     A chunk takes tokens [1, tokens] with PackedSeqParams. The last one returns logits [1, tokens, padded vocabulary /
     tp]; the columns beyond the vocabulary have logit 0, not minus infinity: leave them out of every softmax. With a
-    value or reward head its ``output_layer`` is a `ScalarHead`. ValueError for what the engine cannot build.
+    value or reward head its ``output_layer`` is a `ScalarHead`. `config` is the `transformer_config` of the engine.
+    ValueError for what the engine cannot build.
     """
-    config = transformer_config(hf_config, spec)
     _choose_modules()
     stages = spec.parallel.vpp
     return [_chunk(hf_config, spec, config, stage) for stage in (range(stages) if stages else [None])]

@@ -14,7 +14,7 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
@@ -66,7 +66,7 @@ def ddp_config(spec: MegatronEngineSpec) -> DistributedDataParallelConfig:
     return build_config(kind, "ddp", arguments_of(kind, "ddp", spec.ddp, defaults=DDP_DEFAULTS, fixed=fixed))
 
 
-def wrap_for_training(chunks: list[MegatronModule], spec: MegatronEngineSpec) -> list[MegatronModule]:
+def wrap_for_training(chunks: list[MegatronModule], ddp: DistributedDataParallelConfig) -> list[MegatronModule]:
     """Give the model's chunks gradient buffers that are reduced over data-parallel ranks.
 
     Gradients are summed, not averaged, because each rank computes its part of one global loss.
@@ -75,18 +75,12 @@ def wrap_for_training(chunks: list[MegatronModule], spec: MegatronEngineSpec) ->
     # Read when wrapping: with it, gradients are not divided by the number of replicas.
     assert config.calculate_per_token_loss, "gradients would be averaged over replicas"
     config.finalize_model_grads_func = _reduce_gradients
-    ddp = ddp_config(spec)
     # Only the first chunk's reduction is on the critical path: the others need no buckets.
     wrapped = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
     if ddp.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in wrapped]
         config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
     return wrapped
-
-
-def make_optimizer(chunks: list[MegatronModule], spec: MegatronEngineSpec) -> MegatronOptimizer:
-    """The optimizer of wrapped chunks. Weights must be loaded before, because it may copy them to float32."""
-    return get_megatron_optimizer(optimizer_config(spec, get_model_config(chunks[0]).params_dtype), chunks)
 
 
 def make_schedule(optimizer: MegatronOptimizer, spec: LearningRateSpec, *, train_steps: int) -> OptimizerParamScheduler:

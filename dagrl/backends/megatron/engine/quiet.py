@@ -38,16 +38,9 @@ def hush() -> None:
     for category, message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message, category=category)
     for logger, text in _LOG_RECORDS:
-        logging.getLogger(logger).addFilter(Without(text))
+        drop_records(logger, text)
 
 
-class Without(logging.Filter):
-    """Drops records that contain a text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is kept."""
-        return self._text not in record.getMessage()
+def drop_records(logger: str, text: str) -> None:
+    """Drop records of a logger that contain a text."""
+    logging.getLogger(logger).addFilter(lambda record: text not in record.getMessage())

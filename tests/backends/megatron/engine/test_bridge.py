@@ -123,9 +123,10 @@ def join(spec: MegatronEngineSpec) -> None:
 
 def unset_chunks(config: Any, spec: MegatronEngineSpec) -> list[Any]:
     """On a rank: the model, with weights that are not a number."""
+    from dagrl.backends.megatron.engine.config import transformer_config
     from dagrl.backends.megatron.engine.model import build_model
 
-    chunks = build_model(config, spec)
+    chunks = build_model(config, spec, transformer_config(config, spec))
     for chunk in chunks:
         for tensor in _tensors(chunk).values():
             tensor.fill_(float("nan"))

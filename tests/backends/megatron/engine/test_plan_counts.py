@@ -44,6 +44,7 @@ def built(model: Any, spec: MegatronEngineSpec, ranks: int) -> list[tuple[list[l
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from dagrl.backends.megatron.engine.config import transformer_config
     from dagrl.backends.megatron.engine.model import build_model
 
     found = []
@@ -55,7 +56,7 @@ def built(model: Any, spec: MegatronEngineSpec, ranks: int) -> list[tuple[list[l
             **spec.parallel.model_dump(exclude={"sequence_parallel"}), create_gloo_process_groups=False
         )
         model_parallel_cuda_manual_seed(1, force_reset_rng=True)
-        chunks = build_model(model.config, spec)
+        chunks = build_model(model.config, spec, transformer_config(model.config, spec))
         counts = [0, 0]
         for name, parameter in itertools.chain.from_iterable(chunk.named_parameters() for chunk in chunks):
             counts[".mlp.experts." in name] += parameter.numel()
