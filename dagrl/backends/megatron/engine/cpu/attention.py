@@ -111,10 +111,7 @@ class PackedAttention(MegatronModule):
         lengths, key_lengths = _lengths(packed_seq_params)
         context = None if packed_seq_params.local_cp_size == 1 else self._context
         rank, size = (0, 1) if context is None else (context.rank(), context.size())
-        if lengths == key_lengths:
-            layout = _layout(lengths, rank, size, self._window)
-        else:
-            layout = _end_aligned_layout(lengths, key_lengths, self._window)
+        layout = _layout(lengths, key_lengths, rank, size, self._window)
         expected = len(layout.inverse)
         assert expected == len(query), f"{len(query)} tokens where the pack has {expected} for rank {rank} of {size}"
         if context is not None:
@@ -185,34 +182,6 @@ def window_of(config: TransformerConfig, layer_number: int) -> int | None:
     return None if window[0] < 0 else int(window[0])
 
 
-@lru_cache(maxsize=64)
-def _layout(lengths: tuple[int, ...], rank: int, size: int, window: int | None = None) -> _Layout:
-    """Rectangles for sequences of these lengths, shared by layers with the same `window` and by recomputation.
-
-    The sequences are divided over `size` ranks as in `context_parallel`; queries are those of `rank`.
-    """
-    length = torch.tensor(lengths)
-    start = length.cumsum(0) - length
-    places = [torch.from_numpy(zigzag_index(np.array(lengths), other, size)) for other in range(size)]
-    gathered = torch.cat(places).argsort()
-    held_length, held_start = length // size, start // size
-    position = places[rank] - start.repeat_interleave(held_length)
-    inverse = torch.empty(len(position), dtype=torch.int64)
-    rectangles: list[_Rectangle] = []
-    placed = 0
-    for members in _similar(lengths):
-        keys, _ = _side_by_side(start[members], length[members])
-        queries, real = _side_by_side(held_start[members], held_length[members])
-        mask = None
-        if size > 1 or (window is not None and window < keys.shape[1] - 1):
-            key, query = torch.arange(keys.shape[1]), position[queries].unsqueeze(-1)
-            mask = ((key <= query) & (key >= query - (keys.shape[1] if window is None else window))).unsqueeze(1)
-        inverse[queries[real]] = placed + real.flatten().nonzero().squeeze(1)
-        rectangles.append(_Rectangle(queries.flatten(), gathered[keys].flatten(), len(members), mask))
-        placed += queries.numel()
-    return _Layout(tuple(rectangles), inverse)
-
-
 def _lengths(pack: PackedSeqParams) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Queries and keys of each sequence, with padding."""
     bounds = (
@@ -224,26 +193,36 @@ def _lengths(pack: PackedSeqParams) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @lru_cache(maxsize=64)
-def _end_aligned_layout(lengths: tuple[int, ...], key_lengths: tuple[int, ...], window: int | None) -> _Layout:
-    """Rectangles for sequences whose queries are the last `lengths` of `key_lengths` tokens."""
+def _layout(
+    lengths: tuple[int, ...], key_lengths: tuple[int, ...], rank: int, size: int, window: int | None = None
+) -> _Layout:
+    """Rectangles for sequences whose queries are the last `lengths` of `key_lengths` tokens.
+
+    Layers with the same `window`, and recomputation, share them. The sequences are divided over `size` ranks as in
+    `context_parallel`; queries are those of `rank`.
+    """
     length, key_length = torch.tensor(lengths), torch.tensor(key_lengths)
     start, key_start = length.cumsum(0) - length, key_length.cumsum(0) - key_length
-    inverse = torch.empty(sum(lengths), dtype=torch.int64)
+    places = [torch.from_numpy(zigzag_index(np.array(key_lengths), other, size)) for other in range(size)]
+    gathered = torch.cat(places).argsort()
+    held = torch.from_numpy(zigzag_index(np.array(lengths), rank, size))
+    held_length, held_start = length // size, start // size
+    # Of each query among the keys of its sequence.
+    position = held - (start + length - key_length).repeat_interleave(held_length)
+    inverse = torch.empty(len(position), dtype=torch.int64)
     rectangles: list[_Rectangle] = []
     placed = 0
     for alike in _similar(lengths):
         for chosen in _similar(tuple(key_lengths[index] for index in alike)):
             members = [alike[index] for index in chosen]
-            queries, real = _side_by_side(start[members], length[members])
             keys, _ = _side_by_side(key_start[members], key_length[members])
-            # The queries' positions among the keys of their sequences.
-            first = (key_length - length)[members].view(-1, 1, 1)
-            query, key = first + torch.arange(queries.shape[1]).unsqueeze(1), torch.arange(keys.shape[1])
-            mask = key <= query.minimum((key_length[members] - 1).view(-1, 1, 1))
-            if window is not None:
-                mask &= key >= query - window
+            queries, real = _side_by_side(held_start[members], held_length[members])
+            longest, mask = keys.shape[1], None
+            if size > 1 or lengths != key_lengths or (window is not None and window < longest - 1):
+                key, query = torch.arange(longest), position[queries].unsqueeze(-1)
+                mask = ((key <= query) & (key >= query - (longest if window is None else window))).unsqueeze(1)
             inverse[queries[real]] = placed + real.flatten().nonzero().squeeze(1)
-            rectangles.append(_Rectangle(queries.flatten(), keys.flatten(), len(members), mask.unsqueeze(1)))
+            rectangles.append(_Rectangle(queries.flatten(), gathered[keys].flatten(), len(members), mask))
             placed += queries.numel()
     return _Layout(tuple(rectangles), inverse)
 

@@ -87,7 +87,7 @@ def test_few_calls_and_little_padding(lengths):
 
 
 def test_all_layers_share_a_layout():
-    assert _layout((5, 9), 0, 1) is _layout((5, 9), 0, 1)
+    assert _layout((5, 9), (5, 9), 0, 1) is _layout((5, 9), (5, 9), 0, 1)
 
 
 def test_padding_within_the_pack_belongs_to_its_sequence():
