@@ -109,10 +109,18 @@ class Engine(Protocol):
     """Training steps behind the current weights."""
 
     def sleep(self, residency: Residency) -> SleepReport:
-        """Release device memory down to `residency`, and keep on the host what cannot be made again. Collective."""
+        """Release device memory down to `residency`: gradients, optimizer and caches first, then weights and
+        communicators. Collective; nothing may be generating.
+
+        The host keeps what no other engine sends again. With weights only, just `export_weights` may be called; asleep,
+        nothing.
+        """
 
     def wake(self, residency: Residency) -> None:
-        """Restore what `residency` needs. Collective."""
+        """Restore what `residency` needs, bit for bit; dropped weights are undefined before the next update.
+
+        Collective.
+        """
 
     def close(self) -> None:
         """Free process groups, memory and files."""
@@ -159,16 +167,6 @@ class TrainEngine(Engine, Protocol):
         A value head gives one value per response token, computed at the preceding token like log-probs; ragged as
         response_tokens. A reward head gives one score per row, computed at its last token; a flat column.
         """
-
-    def sleep(self, residency: Residency = Residency.ASLEEP) -> SleepReport:
-        """Release device memory down to `residency`: gradients, optimizer and caches first, then weights and
-        communicators. State is kept on the host.
-
-        With weights only, just `export_weights` may be called; asleep, nothing.
-        """
-
-    def wake(self, residency: Residency = Residency.AWAKE) -> None:
-        """Restore what `sleep` released, up to `residency`, bit for bit."""
 
     def start_weights(self) -> AbstractContextManager[None]:
         """Context in which the engine uses its frozen initial weights."""
@@ -320,15 +318,6 @@ class GenerateEngine(Engine, Protocol):
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
         """Replace all weights. Raises ValueError for unknown, duplicate or missing names."""
-
-    def sleep(self, residency: Residency) -> SleepReport:
-        """Release device memory down to `residency`. Nothing may be generating.
-
-        Asleep, an engine with ``weights_from`` drops its weights; others keep them on the host.
-        """
-
-    def wake(self, residency: Residency) -> None:
-        """Restore what `residency` needs; dropped weights are undefined before the next update."""
 
 
 class ReceivesWeights(GenerateEngine, Protocol):

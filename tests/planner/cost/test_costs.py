@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.backends.families.registry import model_shape
-from dagrl.backends.megatron.planning.communicators import gathering_seconds
+from dagrl.backends.megatron.planning.communicators import CONNECT_PAIRS_S
 from dagrl.backends.planning.decoding import Lengths
 from dagrl.backends.planning.device_rates import rates_of
 from dagrl.backends.planning.gpus import GPUS, gpu_named
@@ -241,7 +241,7 @@ def test_missing_parts_of_the_weights_are_gathered_for_a_sync(template: str, siz
     closing = "engines.actor.keep_communicators=false", "engines.actor.sleep=true"
     whole, split = (costs_of(template, (*closing, f"engines.actor.parallel={each}")) for each in ("{}", sizes))
     sync = Sync(1, "generator", "actor", 0)
-    more = lacking * 2 * whole.shape.parameters / H200.peers + gathering_seconds(2 if lacking else 1)
+    more = lacking * 2 * whole.shape.parameters / H200.peers + (CONNECT_PAIRS_S if lacking else 0.0)
     assert split.seconds(sync) - whole.seconds(sync) == pytest.approx(more, rel=0.03)
 
 

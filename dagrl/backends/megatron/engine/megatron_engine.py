@@ -185,7 +185,7 @@ class MegatronEngine:
         return join_replicas(merge(metrics)) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
 
     def sleep(self, residency: Residency = Residency.ASLEEP) -> SleepReport:
-        """See `TrainEngine.sleep`. Raises RuntimeError if it is already asleep; TimeoutError if other ranks do not
+        """See `Engine.sleep`. Raises RuntimeError if it is already asleep; TimeoutError if other ranks do not
         sleep.
 
         The figures are the driver's for the whole device: `held_gib` includes what other processes allocated since this
@@ -201,7 +201,7 @@ class MegatronEngine:
         return SleepReport(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
 
     def wake(self, residency: Residency = Residency.AWAKE) -> None:
-        """See `TrainEngine.wake`. Raises RuntimeError if it is already awake.
+        """See `Engine.wake`. Raises RuntimeError if it is already awake.
 
         Closed NCCL communicators connect again in the first task.
         """

@@ -19,12 +19,12 @@ _RING = 0.32 * GIB
 """The same for the ring of context parallelism: 0.85 GiB in all (H200s)."""
 _GATHERED = 0.4 * GIB
 """The same for tensor-parallel ranks that gather weights for a sync: 0.38 to 0.44 GiB (H200s)."""
-_CLOSE_S = 0.42
-"""To close all of them: 0.34 to 0.49 s with two ranks in any layout."""
-_CONNECT_S = 0.12
-"""To connect one: the first log-probs after a wake take 0.08 to 0.15 s longer, 1.7B and 8B, TP2 and PP2."""
-_CONNECT_PAIRS_S = 0.07
-"""To connect ranks in pairs, which gather the shards of a sync: 0.03 to 0.05 s with TP2, 0.1 s with PP2."""
+CLOSE_S = 0.42
+"""Seconds to close all of them: 0.34 to 0.49 s with two ranks in any layout."""
+CONNECT_S = 0.12
+"""Seconds to connect one: the first log-probs after a wake take 0.08 to 0.15 s longer, 1.7B and 8B, TP2 and PP2."""
+CONNECT_PAIRS_S = 0.07
+"""Seconds to connect ranks in pairs, which gather the shards of a sync: 0.03 to 0.05 s with TP2, 0.1 s with PP2."""
 
 
 def communicator_bytes(
@@ -42,21 +42,6 @@ def communicator_bytes(
     found += _RING if parallel.cp > 1 else 0
     found += _GATHERED if sends and not closes and parallel.tp > 1 else 0
     return int(found)
-
-
-def closing_seconds(ranks: int) -> float:
-    """Return the seconds in which ranks close their communicators before they sleep."""
-    return _CLOSE_S if ranks > 1 else 0.0
-
-
-def connecting_seconds(shape: ModelShape, parallel: ParallelSpec, ranks: int, *, updates: bool) -> float:
-    """Return what the first pass after a wake takes longer; with `updates`, what the first update adds to that."""
-    return _CONNECT_S * (groups_of_update if updates else groups_of_pass)(shape, parallel, ranks)
-
-
-def gathering_seconds(ranks: int) -> float:
-    """Return what the first sync after a wake takes longer, if `ranks` share the weights."""
-    return _CONNECT_PAIRS_S if ranks > 1 else 0.0
 
 
 def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:

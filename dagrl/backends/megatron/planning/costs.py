@@ -5,7 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 
 from dagrl.backends.megatron.lora import adapters
-from dagrl.backends.megatron.planning.communicators import closing_seconds, connecting_seconds, gathering_seconds
+from dagrl.backends.megatron.planning.communicators import (
+    CLOSE_S,
+    CONNECT_PAIRS_S,
+    CONNECT_S,
+    groups_of_pass,
+    groups_of_update,
+)
 from dagrl.backends.megatron.planning.passes import Passes
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.planning.costs import WEIGHT_BYTES, EngineCosts, PlannedBatch
@@ -87,7 +93,8 @@ class MegatronCosts(EngineCosts):
         engine = self.engine
         if not self._closes_communicators:
             return 0.0
-        return connecting_seconds(engine.shape, engine.spec.parallel, engine.group.ranks, updates=updates)
+        groups = groups_of_update if updates else groups_of_pass
+        return CONNECT_S * groups(engine.shape, engine.spec.parallel, engine.group.ranks)
 
     @property
     def gathered_share(self) -> float:
@@ -107,7 +114,7 @@ class MegatronCosts(EngineCosts):
 
     @property
     def reconnect_to_send_s(self) -> float:
-        return gathering_seconds(self._weight_ranks) if self._closes_communicators else 0.0
+        return CONNECT_PAIRS_S if self._closes_communicators and self._weight_ranks > 1 else 0.0
 
     def sleep(self, residency: Residency) -> float:
         weights, state = self._moved
@@ -159,7 +166,7 @@ def trainer_sleep_seconds(kept: float, device: DeviceRates, *, closing: int) -> 
     """Return the seconds in which a trainer leaves its GPUs; `closing` ranks close their communicators."""
     if not device.is_gpu:
         return kept / device.to_host
-    return _SLEEP_S + kept / device.to_host + closing_seconds(closing)
+    return _SLEEP_S + kept / device.to_host + (CLOSE_S if closing > 1 else 0.0)
 
 
 def trainer_wake_seconds(kept: float, device: DeviceRates, *, closed: int) -> float:

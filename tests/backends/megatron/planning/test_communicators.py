@@ -8,11 +8,10 @@ import pytest
 from published_shapes import QWEN3_8B, QWEN3_30B
 
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.megatron.planning.communicators import closing_seconds, connecting_seconds, gathering_seconds
+from dagrl.backends.megatron.planning.communicators import groups_of_pass, groups_of_update
 from dagrl.backends.megatron.section import ParallelSpec
 
 TIED = replace(QWEN3_8B, tied=True)
-ONE = connecting_seconds(QWEN3_8B, ParallelSpec(tensor_model_parallel_size=2), 2, updates=False)
 
 
 @pytest.mark.parametrize(
@@ -42,10 +41,5 @@ def test_each_group_that_ranks_meet_in_is_connected(
     model = ("tensor", "pipeline", "expert")
     fields = {f"{name}{'_model' if name in model else ''}_parallel_size": size for name, size in sizes.items()}
     parallel = ParallelSpec(sequence_parallel=sizes.get("tensor", 1) > 1, **fields)
-    assert connecting_seconds(shape, parallel, ranks, updates=False) == pytest.approx(of_a_pass * ONE)
-    assert connecting_seconds(shape, parallel, ranks, updates=True) == pytest.approx(of_an_update * ONE)
-
-
-def test_a_rank_alone_has_nothing_to_close_or_to_gather() -> None:
-    assert closing_seconds(1) == gathering_seconds(1) == 0
-    assert closing_seconds(2) > 0 < gathering_seconds(2)
+    assert groups_of_pass(shape, parallel, ranks) == of_a_pass
+    assert groups_of_update(shape, parallel, ranks) == of_an_update
