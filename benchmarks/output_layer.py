@@ -25,7 +25,7 @@ import torch
 
 from dagrl.algorithms.losses import PolicyTokens, ppo_clip
 from dagrl.backends.megatron.engine.linear_loss import linear_loss
-from dagrl.backends.megatron.engine.logprob import CHUNK_ELEMENTS, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import CHUNK_ELEMENTS, Columns, linear_token_logprobs, token_logprobs
 
 MIB = 2**20
 AIM = 0.98
@@ -60,12 +60,16 @@ _work: Work
 
 def whole(work: Work) -> torch.Tensor:
     """Logits [tokens, vocabulary], kept for the backward pass."""
-    return work.loss(token_logprobs(work.hidden @ work.weight.t(), work.targets, **work.how)[0])
+    return work.loss(
+        token_logprobs(work.hidden @ work.weight.t(), work.targets, Columns(len(work.weight), **work.how))[0]
+    )
 
 
 def recompute(work: Work) -> torch.Tensor:
     """Logits in chunks, and again in the backward pass."""
-    return work.loss(linear_token_logprobs(work.hidden, work.weight, work.targets, **work.how)[0])
+    return work.loss(
+        linear_token_logprobs(work.hidden, work.weight, work.targets, Columns(len(work.weight), **work.how))[0]
+    )
 
 
 def one_product(work: Work) -> torch.Tensor:
@@ -79,7 +83,9 @@ def one_product(work: Work) -> torch.Tensor:
             (slope,) = torch.autograd.grad(work.loss(logprob, part), logprob)
         return slope, None
 
-    logprob, _, carrier = linear_loss(work.hidden, work.weight, work.targets, slopes_of, **work.how)
+    logprob, _, carrier = linear_loss(
+        work.hidden, work.weight, work.targets, Columns(len(work.weight), **work.how), slopes_of
+    )
     return work.loss(logprob) + carrier
 
 

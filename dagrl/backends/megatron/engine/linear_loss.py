@@ -11,11 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from dagrl.backends.megatron.engine.logprob import (
-    CHUNK_ELEMENTS,
     Columns,
     Slopes,
     WeightGradient,
@@ -35,21 +33,15 @@ def linear_loss(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
+    columns: Columns,
     slopes_of: SlopesOf,
-    *,
-    temperature: float,
-    vocab_size: int,
-    group: dist.ProcessGroup | None = None,
-    with_entropy: bool = False,
-    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """`linear_token_logprobs` without gradient, and a scalar 0 that has the gradient of the loss.
 
     Add the scalar to the loss: scaled by the gradient that it receives, the gradients of `hidden` and `weight` are
     those of the loss whose slopes `slopes_of` returns. The gradient of `hidden` is this rank's part: the caller sums it
-    over `group`. Runs backward once.
+    over the columns' group. Runs backward once.
     """
-    columns = Columns(weight.shape[0], vocab_size, group, temperature, with_entropy, chunk_elements)
     logprob, entropy, carrier = _LinearLoss.apply(hidden, weight, targets, columns, slopes_of)
     return logprob, entropy, carrier
 

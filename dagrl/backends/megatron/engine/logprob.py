@@ -25,63 +25,48 @@ _AT_ONCE = 2
 
 
 def token_logprobs(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    temperature: float,
-    vocab_size: int,
-    group: dist.ProcessGroup | None = None,
-    with_entropy: bool = False,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    logits: torch.Tensor, targets: torch.Tensor, columns: Columns
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-prob of each target, and the entropy in nats of its distribution, softmax(logits / temperature).
 
-    `logits` [T, columns] are this rank's columns of the vocabulary, equally many on each rank of `group` and in rank
-    order; columns from `vocab_size` on, counted over all ranks, are padding. `targets` are token ids, int64 [T].
-    `group` is None if the vocabulary is not split. `chunk_elements` logits are processed at a time.
+    `logits` [T, width] are this rank's `columns` of the vocabulary, `targets` token ids, int64 [T].
 
     Returns two tensors [T], float32 (float64 for float64 logits), the same on every rank of the group; the entropy is
     None unless requested. As in Megatron, every rank is assumed to compute the same loss from it, so that the gradient
     of a rank's logits needs no communication.
     """
     assert logits.shape[:1] == targets.shape, "one row of logits for each target"
-    columns = Columns(logits.shape[1], vocab_size, group, temperature, with_entropy, chunk_elements)
     logprob, entropy = _OfLogits.apply(logits, targets, columns)
     return logprob, entropy
 
 
 def linear_token_logprobs(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    temperature: float,
-    vocab_size: int,
-    group: dist.ProcessGroup | None = None,
-    with_entropy: bool = False,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, columns: Columns
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`token_logprobs` of ``hidden @ weight.T``, whose logits never exist whole.
 
-    `hidden` is [T, hidden size], `weight` [columns, hidden size] this rank's rows of the output layer. Logits are
+    `hidden` is [T, hidden size], `weight` [width, hidden size] this rank's rows of the output layer. Logits are
     computed by chunk, and again in the backward pass. The gradient of `hidden` is this rank's part: the caller sums it
-    over `group`.
+    over the columns' group.
     """
-    columns = Columns(weight.shape[0], vocab_size, group, temperature, with_entropy, chunk_elements)
     logprob, entropy = _OfLinear.apply(hidden, weight, targets, columns)
     return logprob, entropy
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A rank's part of the vocabulary, and parameters as in `token_logprobs`."""
+    """A rank's part of the vocabulary, and what is computed of it."""
 
     width: int
+    """Columns of the rank, equally many on each rank of `group`, in rank order."""
     vocab_size: int
-    group: dist.ProcessGroup | None
+    """Tokens; columns from there on, counted over all ranks, are padding."""
     temperature: float
-    with_entropy: bool
-    chunk_elements: int
+    with_entropy: bool = False
+    group: dist.ProcessGroup | None = None
+    """Ranks that split the vocabulary; None for one."""
+    chunk_elements: int = CHUNK_ELEMENTS
+    """Logits processed at a time."""
 
     @property
     def first(self) -> int:

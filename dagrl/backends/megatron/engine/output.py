@@ -21,7 +21,7 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch.autograd.function import once_differentiable
 
 from dagrl.backends.megatron.engine.linear_loss import SlopesOf, linear_loss
-from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import Columns, linear_token_logprobs, token_logprobs
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch
 
 
@@ -102,19 +102,14 @@ def _logprobs(
     sums_gradient = dist.get_world_size(group) > 1 and not config.sequence_parallel
     # "Gemma 2" (arXiv 2408.00118), section 2.
     cap = getattr(config, "final_logit_softcapping", None)
-    asked = {
-        "temperature": reader.temperature,
-        "vocab_size": reader.vocab_size,
-        "group": group,
-        "with_entropy": reader.with_entropy,
-    }
+    columns = Columns(weight.shape[0], reader.vocab_size, reader.temperature, reader.with_entropy, group)
     if reader.fused:
         assert not cap, "logits that are computed by chunk are not capped"
         if sums_gradient:
             hidden = copy_to_tensor_model_parallel_region(hidden)
         if reader.slopes_of is not None:
-            return linear_loss(hidden, weight, targets, reader.slopes_of, **asked)
-        return *linear_token_logprobs(hidden, weight, targets, **asked), None
+            return linear_loss(hidden, weight, targets, columns, reader.slopes_of)
+        return *linear_token_logprobs(hidden, weight, targets, columns), None
     logits = linear_with_grad_accumulation_and_async_allreduce(
         hidden,
         weight,
@@ -124,7 +119,7 @@ def _logprobs(
         sequence_parallel=False,
         tp_group=group,
     )
-    return *token_logprobs(cap * torch.tanh(logits / cap) if cap else logits, targets, **asked), None
+    return *token_logprobs(cap * torch.tanh(logits / cap) if cap else logits, targets, columns), None
 
 
 def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
