@@ -16,20 +16,22 @@ _FOR_GPUS = {
     "optimizer": ("use_precision_aware_optimizer", "optimizer_cpu_offload"),
 }
 """Fields without an effect, or with a failure, on CPU slots."""
-_OFFLOADED_OPTIMIZER = {
-    "use_distributed_optimizer": (True, "whose parts of the weights it works on"),
-    "use_precision_aware_optimizer": (True, "which leaves the float32 weights to it"),
-    "optimizer": ("adam", "as the host has no other"),
-    "decoupled_weight_decay": (True, "as torch's AdamW on the host has it"),
+_NEEDS = {
+    "use_precision_aware_optimizer": {"use_distributed_optimizer": (True, ""), "optimizer": ("adam", "")},
+    "optimizer_cpu_offload": {
+        "use_distributed_optimizer": (True, ", whose parts of the weights it works on"),
+        "use_precision_aware_optimizer": (True, ", which leaves the float32 weights to it"),
+        "optimizer": ("adam", ", as the host has no other"),
+        "decoupled_weight_decay": (True, ", as torch's AdamW on the host has it"),
+    },
 }
-"""Values that ``optimizer_cpu_offload`` needs in other fields of ``optimizer:``, and why."""
+"""Fields of ``optimizer:`` with the values that they need in others, and why."""
 
 
 def check_field_rules(check: EngineCheck[MegatronEngineSpec]) -> None:
     engine, place, findings = check.engine, check.place, check.findings
     _check_recompute(engine, (*place, "transformer"), findings)
-    _check_optimizer(engine, (*place, "optimizer"), findings)
-    _check_offload(engine, place, findings)
+    _check_optimizer(engine, place, findings)
     _check_hardware(check.pipeline, engine, place, findings)
     optimizer, stages = engine.optimizer, engine.parallel.pp
     if engine.ddp.get("overlap_param_gather") and not optimizer.get("use_distributed_optimizer", True):
@@ -70,35 +72,24 @@ def _check_recompute(engine: MegatronEngineSpec, place: Place, findings: Finding
 
 
 def _check_optimizer(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
-    given = engine.optimizer
-    if given.get("use_precision_aware_optimizer"):
-        for field, needed in (("use_distributed_optimizer", True), ("optimizer", "adam")):
+    """Report fields that need others; the engine checks those of Megatron's hybrid optimizer again."""
+    given, section = engine.optimizer, (*place, "optimizer")
+    for option, needs in _NEEDS.items():
+        for field, (needed, why) in needs.items() if given.get(option) else ():
             if given.get(field, needed) != needed:
-                message = f"needs {field} to be {str(needed).lower()}; set it so, or remove this"
-                where: Place = (*place, "use_precision_aware_optimizer")
-                findings.error(where, message, code="conflicting-optimizer", depends_on=[(*place, field)])
+                message = f"needs {field} to be {shown(needed)}{why}; set it so, or remove this"
+                depends: list[Place] = [(*section, field)]
+                findings.error((*section, option), message, code="conflicting-optimizer", depends_on=depends)
+    if given.get("optimizer_cpu_offload") and engine.transformer.get("bf16") is False:
+        message = "needs weights in bfloat16; remove `bf16: false` from `transformer`, or remove this"
+        depends = [(*place, "transformer", "bf16")]
+        findings.error((*section, "optimizer_cpu_offload"), message, code="conflicting-optimizer", depends_on=depends)
+    if given.get("use_precision_aware_optimizer"):
         return
     for field in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         if given.get(field, "float32") not in ("float32", "fp32"):
             message = "less than float32 needs the precision-aware optimizer; add `use_precision_aware_optimizer: true`"
-            findings.error((*place, field), message, code="needs-precision-aware-optimizer")
-
-
-def _check_offload(engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
-    """Report fields that Megatron's hybrid optimizer fails with; the engine checks them again."""
-    given = engine.optimizer
-    if not given.get("optimizer_cpu_offload"):
-        return
-    where: Place = (*place, "optimizer", "optimizer_cpu_offload")
-    for field, (needed, why) in _OFFLOADED_OPTIMIZER.items():
-        if given.get(field, needed) != needed:
-            message = f"needs {field} to be {shown(needed)}, {why}; set it so, or remove this"
-            depends = [(*place, "optimizer", field)]
-            findings.error(where, message, code="conflicting-optimizer", depends_on=depends)
-    if engine.transformer.get("bf16") is False:
-        message = "needs weights in bfloat16; remove `bf16: false` from `transformer`, or remove this"
-        depends = [(*place, "transformer", "bf16")]
-        findings.error(where, message, code="conflicting-optimizer", depends_on=depends)
+            findings.error((*section, field), message, code="needs-precision-aware-optimizer")
 
 
 def _check_hardware(pipeline: Pipeline, engine: MegatronEngineSpec, place: Place, findings: Findings) -> None:
