@@ -96,8 +96,8 @@ class EngineCheck[Spec: EngineSpec]:
         return ("engines", self.name)
 
 
-class Backend(ABC):
-    """One backend. A subclass in `dagrl/backends/NAME/descriptor.py`, with one instance called ``BACKEND``."""
+class Backend[Spec: EngineSpec](ABC):
+    """One backend. A subclass for its section in `dagrl/backends/NAME/descriptor.py`, with one instance ``BACKEND``."""
 
     name: str
     summary: str
@@ -117,13 +117,13 @@ class Backend(ABC):
     def build(self, start: EngineStart) -> AnyEngine:
         """Build one rank, whose interface is one of `dagrl.backends.base`. Runs in a worker."""
 
-    def preload(self, engine: EngineSpec) -> None:  # noqa: B027 (a backend need not import much)
+    def preload(self, engine: Spec) -> None:  # noqa: B027 (a backend need not import much)
         """Import what `build` will import. Runs in a worker while other engines start on the same devices."""
 
-    def validate(self, check: EngineCheck[Any]) -> None:  # noqa: B027 (a backend need not have rules)
+    def validate(self, check: EngineCheck[Spec]) -> None:  # noqa: B027 (a backend need not have rules)
         """Report to `check.findings` what the backend cannot do. Runs in ``dagrl validate``, without torch."""
 
-    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+    def weight_reader(self, engine: Spec) -> WeightReader | None:
         """How its ranks read the weights of the model's folder; None if they do not."""
         return WeightReader(engine.head) if engine.weights_from is None else None
 
@@ -139,16 +139,14 @@ class Backend(ABC):
         """Whether `folder` holds weights in the backend's own format, for ``dagrl convert --to hf``."""
         return False
 
-    def write_hf(
-        self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec | None = None, seed: int = 0
-    ) -> None:
+    def write_hf(self, source: Path, model: ModelSpec, output: Path, engine: Spec | None = None, seed: int = 0) -> None:
         """Write weights in the backend's own format as a Hugging Face folder, with `model`'s config and tokenizer.
 
         `engine` is the section of the engine that saved them, and `seed` that of its run.
         """
         raise ValueError(f"weights of backend {self.name} cannot be converted; choose another engine")
 
-    def write_adapter(self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec) -> None:
+    def write_adapter(self, source: Path, model: ModelSpec, output: Path, engine: Spec) -> None:
         """Write the low-rank adapters that `engine` saved as a PEFT folder."""
         raise ValueError(f"backend {self.name} has no low-rank adapters; export whole weights, without --adapter")
 
@@ -156,30 +154,30 @@ class Backend(ABC):
         """Write a Hugging Face folder in the backend's own format."""
         raise ValueError(f"backend {self.name} has no format to convert to; choose another backend")
 
-    def start_folder(self, engine: EngineSpec) -> str | None:
+    def start_folder(self, engine: Spec) -> str | None:
         """A folder of start weights that the engine reads instead of the model's."""
         return None
 
     # -- planning: without torch, and without a device
 
-    def memory(self, engine: PlannedEngine[Any]) -> EngineMemory:
+    def memory(self, engine: PlannedEngine[Spec]) -> EngineMemory:
         """Estimate the memory of its fullest device. Default: the weights of a whole model in 16 bits."""
         weights, sleeps = 2 * engine.shape.parameters, engine.executor.sleeps
         return memory_in_worker(weights, {}, moment="work", on_gpu=engine.gpu is not None, sleeps=sleeps)
 
-    def costs(self, engine: PlannedEngine[Any]) -> EngineCosts:
+    def costs(self, engine: PlannedEngine[Spec]) -> EngineCosts:
         """Estimate the seconds of its work and moves. Default: those of ranks that hold whole models."""
         return EngineCosts(engine)
 
-    def changes(self, engine: PlannedEngine[Any], room: Room) -> Iterable[Ladder]:
+    def changes(self, engine: PlannedEngine[Spec], room: Room) -> Iterable[Ladder]:
         """Yield ways to make it take less memory, those that cost the least time first."""
         return general_ladders(engine)
 
-    def savings(self, engine: PlannedEngine[Any]) -> Iterable[Change]:
+    def savings(self, engine: PlannedEngine[Spec]) -> Iterable[Change]:
         """Yield changes that may save time and leave what is computed as it is."""
         return ()
 
-    def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
+    def suits_machines(self, engine: Spec, group: GroupSpec) -> bool:
         """Whether ranks that must share a machine do so on a group of several machines."""
         return True
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from dagrl.backends.backend import Backend
 from dagrl.config.errors import Place
@@ -29,13 +30,13 @@ def made_environments() -> dict[str, Path]:
     return {path.parents[1].name.removeprefix(f"{own.name}-"): path.parents[1] for path in found}
 
 
-def check_environment(environment: Path, backend: Backend, place: Place, findings: Findings) -> None:
+def check_environment(environment: Path, backend: Backend[Any], place: Place, findings: Findings) -> None:
     """Report an environment without Python, dagrl, Ray or the backend's packages, or with other versions."""
     for code, message in faults(environment, backend):
         findings.error(place, message, code=code)
 
 
-def faults(environment: Path, backend: Backend) -> Iterator[tuple[str, str]]:
+def faults(environment: Path, backend: Backend[Any]) -> Iterator[tuple[str, str]]:
     """Yield what an environment lacks for the workers of a backend: a code and a message."""
     remedy = "build it with Python {}.{}, as docs/vllm.md describes".format(*sys.version_info)
     if not python_in(environment).exists():
@@ -72,7 +73,7 @@ def faults(environment: Path, backend: Backend) -> Iterator[tuple[str, str]]:
                 yield "other-version", f"{has}; install that version there"
 
 
-def lacks_packages(environment: Path, backend: Backend) -> bool:
+def lacks_packages(environment: Path, backend: Backend[Any]) -> bool:
     """Whether a backend's packages are not all in an environment."""
     return any(code == "package-missing" for code, _ in faults(environment, backend))
 

@@ -11,13 +11,12 @@ from dagrl.backends.hf.memory import classifier_memory, generator_memory
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.planning.memory import EngineMemory
 from dagrl.backends.planning.planned_engine import PlannedEngine
-from dagrl.config.schema import EngineSpec
 
 if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine, ScoreEngine
 
 
-class HfBackend(Backend):
+class HfBackend(Backend[HfEngineSpec]):
     """Hugging Face models inside the worker."""
 
     name = "hf"
@@ -33,10 +32,10 @@ class HfBackend(Backend):
         kind = HfClassifier if spec.head == "reward" else HfEngine
         return kind(start.model, spec, start.ranks)
 
-    def preload(self, engine: EngineSpec) -> None:
+    def preload(self, engine: HfEngineSpec) -> None:
         import_module("dagrl.backends.hf.classifier" if engine.head == "reward" else "dagrl.backends.hf.engine")
 
-    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+    def weight_reader(self, engine: HfEngineSpec) -> WeightReader | None:
         """Transformers read quantised classifiers; generators with ``weights_from`` start empty."""
         if engine.weights_from is not None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
 from dagrl.backends.extra_fields import check_extra
@@ -25,14 +25,14 @@ from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.backends.planning.changes import Change, Ladder, Room
 from dagrl.backends.planning.memory import EngineMemory
 from dagrl.backends.planning.planned_engine import PlannedEngine
-from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline, TrainingNode
+from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, TrainingNode
 from dagrl.model_files.hf_config import read_config
 
 if TYPE_CHECKING:
     from dagrl.backends.base import TrainEngine
 
 
-class MegatronBackend(Backend):
+class MegatronBackend(Backend[MegatronEngineSpec]):
     """Megatron-core models."""
 
     name = "megatron"
@@ -42,7 +42,7 @@ class MegatronBackend(Backend):
     builds_families = True
     any_layout = ANY_LAYOUT
 
-    def validate(self, check: EngineCheck[Any]) -> None:
+    def validate(self, check: EngineCheck[MegatronEngineSpec]) -> None:
         """Layout, fields of Megatron's configs, options, and the learning rate of an engine that is trained."""
         nodes = check.pipeline.nodes.values()
         trained = any(isinstance(node, TrainingNode) and node.engine == check.name for node in nodes)
@@ -57,16 +57,14 @@ class MegatronBackend(Backend):
         check_field_rules(check)
         check_fp8(check)
 
-    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+    def weight_reader(self, engine: MegatronEngineSpec) -> WeightReader | None:
         """Ranks read the folder of the model, unless they start from a Megatron folder or are a frozen copy."""
-        assert isinstance(engine, MegatronEngineSpec)
         if engine.frozen_copy_of is not None or engine.dist_checkpointing_path is not None:
             return None
         return WeightReader(engine.head)
 
-    def start_folder(self, engine: EngineSpec) -> str | None:
+    def start_folder(self, engine: MegatronEngineSpec) -> str | None:
         """``dist_checkpointing_path`` and ``lora.path``."""
-        assert isinstance(engine, MegatronEngineSpec)
         folders = (engine.dist_checkpointing_path, engine.lora.path if engine.lora else None)
         return " with ".join(str(folder) for folder in folders if folder) or None
 
@@ -75,17 +73,15 @@ class MegatronBackend(Backend):
         return (folder / CONFIG).is_file() or (folder / LATEST).is_file()
 
     def write_hf(
-        self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec | None = None, seed: int = 0
+        self, source: Path, model: ModelSpec, output: Path, engine: MegatronEngineSpec | None = None, seed: int = 0
     ) -> None:
         from dagrl.backends.megatron.stored.convert import write_hf
 
-        assert engine is None or isinstance(engine, MegatronEngineSpec)
         write_hf(source, model, output, engine, seed)
 
-    def write_adapter(self, source: Path, model: ModelSpec, output: Path, engine: EngineSpec) -> None:
+    def write_adapter(self, source: Path, model: ModelSpec, output: Path, engine: MegatronEngineSpec) -> None:
         from dagrl.backends.megatron.stored.convert import write_adapter
 
-        assert isinstance(engine, MegatronEngineSpec)
         if engine.lora is None:
             raise ValueError("the engine has no `lora`; export whole weights, without --adapter")
         if engine.head != "lm":
@@ -119,7 +115,7 @@ class MegatronBackend(Backend):
             keeps_no_cache=start.pipeline.stays_beside_sleepers(start.name),
         )
 
-    def preload(self, engine: EngineSpec) -> None:
+    def preload(self, engine: MegatronEngineSpec) -> None:
         import_module("dagrl.backends.megatron.engine.megatron_engine")
 
     def memory(self, engine: PlannedEngine[MegatronEngineSpec]) -> EngineMemory:
@@ -135,8 +131,7 @@ class MegatronBackend(Backend):
     def savings(self, engine: PlannedEngine[MegatronEngineSpec]) -> Iterable[Change]:
         return shared_prompts(engine)
 
-    def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
-        assert isinstance(engine, MegatronEngineSpec)
+    def suits_machines(self, engine: MegatronEngineSpec, group: GroupSpec) -> bool:
         each = group.gpus_per_node or group.cpus_per_node
         return each % engine.parallel.tp == 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dagrl.backends.backend import Backend, EngineStart, WeightReader
 from dagrl.backends.serving.section import ROUTED_EXPERTS, ServerSpec
 from dagrl.backends.serving.share import ServerShare
-from dagrl.config.schema import EngineSpec, ModelSpec, Pipeline
+from dagrl.config.schema import ModelSpec, Pipeline
 
 if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine
@@ -18,7 +18,7 @@ _DRIVER_PATIENCE = 0.95
 """Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
 
 
-class ServerBackend[Spec: ServerSpec](Backend):
+class ServerBackend[Spec: ServerSpec](Backend[Spec]):
     """A backend whose engines are servers."""
 
     section: type[Spec]
@@ -27,9 +27,8 @@ class ServerBackend[Spec: ServerSpec](Backend):
     def start(self, model: ModelSpec, spec: Spec, share: ServerShare) -> GenerateEngine:
         """Start the processes of a server on this machine, and return the engine of the worker that starts them."""
 
-    def weight_reader(self, engine: EngineSpec) -> WeightReader | None:
+    def weight_reader(self, engine: Spec) -> WeightReader | None:
         """Servers read their model's folder, quantised or not, unless ``server`` says how to read it."""
-        assert isinstance(engine, ServerSpec)
         if engine.weights_from is not None:
             return None
         checked = not {"load_format", "quantization"} & engine.server.keys()

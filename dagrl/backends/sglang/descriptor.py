@@ -21,7 +21,7 @@ from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.server_rules import check_server
 from dagrl.backends.sglang.tool_parsers import parser_names, tool_parser
 from dagrl.backends.tool_calls import Parser
-from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline
+from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline
 
 if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine
@@ -63,8 +63,7 @@ class SglangBackend(ServerBackend[SglangEngineSpec]):
     def changes(self, engine: PlannedEngine[SglangEngineSpec], room: Room) -> Iterable[Ladder]:
         return ladders(engine, room)
 
-    def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
-        assert isinstance(engine, SglangEngineSpec)
+    def suits_machines(self, engine: SglangEngineSpec, group: GroupSpec) -> bool:
         each, size = group.gpus_per_node or group.cpus_per_node, engine.gpus_per_server
         return each % size == 0 or size % each == 0
 

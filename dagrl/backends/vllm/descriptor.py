@@ -15,7 +15,7 @@ from dagrl.backends.vllm.costs import VllmCosts
 from dagrl.backends.vllm.memory import server_memory
 from dagrl.backends.vllm.rules import check_servers
 from dagrl.backends.vllm.section import VLLM_VERSION, VllmEngineSpec
-from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec
+from dagrl.config.schema import GroupSpec, ModelSpec
 
 if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine
@@ -47,8 +47,7 @@ class VllmBackend(ServerBackend[VllmEngineSpec]):
     def costs(self, engine: PlannedEngine[VllmEngineSpec]) -> VllmCosts:
         return VllmCosts(engine)
 
-    def suits_machines(self, engine: EngineSpec, group: GroupSpec) -> bool:
-        assert isinstance(engine, VllmEngineSpec)
+    def suits_machines(self, engine: VllmEngineSpec, group: GroupSpec) -> bool:
         return (group.gpus_per_node or group.cpus_per_node) % engine.gpus_per_server == 0
 
 

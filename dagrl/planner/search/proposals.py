@@ -23,7 +23,7 @@ from dagrl.backends.registry import backend_of, backends
 from dagrl.config.capability import Capability
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
-from dagrl.config.schema import Pipeline, Scope, TrainingNode
+from dagrl.config.schema import EngineSpec, Pipeline, Scope, TrainingNode
 from dagrl.config.schema.backends import engine_sections
 from dagrl.planner.cost.bound import StepBound, step_bound
 from dagrl.planner.cost.calibration import Calibration
@@ -176,7 +176,7 @@ class _Seeker:
                     yield Proposal(placing, trainer, server, estimate_step(costs), bound, overrides)
 
     @cached_property
-    def _backends(self) -> dict[bool, Backend]:
+    def _backends(self) -> dict[bool, Backend[EngineSpec]]:
         """Whether engines generate -> their backend, whose engines get one layout."""
         return {engine.generates: backend_of(engine) for engine in self.checked.loaded.pipeline.engines.values()}
 

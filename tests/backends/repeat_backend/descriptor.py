@@ -9,11 +9,11 @@ from dagrl.backends.backend import Backend, EngineCheck, EngineStart
 from repeat_backend.section import RepeatEngineSpec
 
 
-class RepeatBackend(Backend):
+class RepeatBackend(Backend[RepeatEngineSpec]):
     name = "repeat"
     summary = "repeats the last token of the prompt"
 
-    def validate(self, check: EngineCheck[Any]) -> None:
+    def validate(self, check: EngineCheck[RepeatEngineSpec]) -> None:
         if check.engine.times < 1:
             check.findings.error((*check.place, "times"), "must be at least 1; choose 1 or more")
 
