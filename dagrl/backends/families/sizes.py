@@ -5,12 +5,11 @@ A config may leave sizes out, or belong to a family that is not known: such size
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dagrl.backends.families.base import Family
-from dagrl.backends.families.config_fields import is_size
+from dagrl.backends.families.config_fields import ConfigFields, is_size
 from dagrl.backends.families.registry import UNKNOWN, find_family
 
 
@@ -64,6 +63,8 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
     config = config or {}
     family = find_family(config.get("model_type"))
     names = family or UNKNOWN
+    fields = family.fields(config) if family else ConfigFields(dict(config))
+    tower, mlp = _if_known(lambda: names.vision(fields)), _if_known(lambda: names.mlp(fields))
 
     def size(name: str) -> Size | None:
         value = config.get(name)
@@ -71,6 +72,7 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
 
     experts = next((found for name in names.expert_count if (found := size(name))), None)
     mixture = bool(family.expert_count) if family else True if experts else None
+    mixture_layers = (_if_known(lambda: family.mixture_layers(fields)) if family and mixture else None) or ()
     latent = names.latent or is_size(config.get("kv_lora_rank"))
     shared, width = size("n_shared_experts"), size(names.expert_width)
     product = "n_shared_experts * moe_intermediate_size"
@@ -80,49 +82,29 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         layers=size("num_hidden_layers"),
         heads=size("num_attention_heads"),
         key_value_heads=None if latent else size("num_key_value_heads"),
-        dense_width=size("intermediate_size") if not mixture or _has_dense_layers(family, config) else None,
+        dense_width=size("intermediate_size") if not mixture or not all(mixture_layers) else None,
         expert_width=width if mixture is not False else None,
         shared_width=size("shared_expert_intermediate_size") or shared_width,
         experts=experts,
         positions=size("max_position_embeddings"),
-        window=_window(family, config),
+        window=Size("sliding_window", window) if is_size(window := fields.get("sliding_window")) else None,
         vocabulary=size("vocab_size"),
         mixture=mixture,
         latent_attention=latent,
         reports_routed_experts=names.reports_routed_experts,
         serves_dense_layers=names.serves_dense_layers,
         sees=names.sees if family else "vision_config" in config,
-        added_layers=_added_layers(family, config) if family is not None else 0,
+        added_layers=len(tower.extra_layers) if tower else 0,
         bridged=names.bridged,
         has_tables=names.has_tables,
-        norms_outputs=family is not None and _norms_outputs(family, config),
-        capped_logits=family is not None and bool(family.fields(config).get("final_logit_softcapping")),
+        norms_outputs=mlp is not None and bool(mlp.post_norm),
+        capped_logits=family is not None and bool(fields.get("final_logit_softcapping")),
     )
 
 
-def _added_layers(family: Family, config: Mapping[str, Any]) -> int:
+def _if_known[Answer](answer: Callable[[], Answer]) -> Answer | None:
+    """The answer, or None if the config lacks a size that it follows from."""
     try:
-        tower = family.vision(family.fields(config))
+        return answer()
     except ValueError:
-        return 0
-    return len(tower.extra_layers) if tower else 0
-
-
-def _window(family: Family | None, config: Mapping[str, Any]) -> Size | None:
-    value = (family.fields(config) if family else config).get("sliding_window")
-    return Size("sliding_window", value) if is_size(value) else None
-
-
-def _norms_outputs(family: Family, config: Mapping[str, Any]) -> bool:
-    try:
-        return bool(family.mlp(family.fields(config)).post_norm)
-    except ValueError:
-        return False
-
-
-def _has_dense_layers(family: Family | None, config: Mapping[str, Any]) -> bool:
-    """Whether a mixture is known to have layers without experts."""
-    try:
-        return family is not None and not all(family.mixture_layers(family.fields(config)))
-    except ValueError:
-        return False
+        return None
