@@ -130,6 +130,6 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         frozen=guest_of is not None,
         pieces=update_pieces(pipeline, node.spec) if isinstance(node.spec, UpdateNode) else (),
         sampled_by=sampled_by,
-        whole_groups=node.contract.whole_groups or (host is not None and host.keeps_groups),
+        whole_groups=node.contract.whole_groups or (host is not None and host.packing.whole_groups),
         metric_prefix=_metric_prefix(node, pipeline),
     )

@@ -149,7 +149,7 @@ def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
     spec = pipeline.engines.get(engine)
     if spec is not None and spec.frozen_copy_of is not None:
         engine, spec = spec.frozen_copy_of, pipeline.engines.get(spec.frozen_copy_of)
-    return (spec.row_alignment if spec else 1), engine
+    return (spec.packing.alignment if spec else 1), engine
 
 
 def _check_samples(pipeline: Pipeline, findings: Findings) -> None:

@@ -12,7 +12,7 @@ from dagrl.backends.megatron.fields import FP8_RECIPE, DdpFields, OptimizerField
 from dagrl.backends.megatron.lora import LoraSpec
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
-from dagrl.config.schema.engine import EngineSpec, SentAdapter
+from dagrl.config.schema.engine import EngineSpec, RowPacking, SentAdapter
 from dagrl.config.schema.library_fields import GivenFields, add_extra
 from dagrl.config.schema.model import GroupSpec
 from dagrl.config.schema.section import Coefficient, PositiveInt, Section
@@ -183,16 +183,12 @@ class MegatronEngineSpec(EngineSpec):
         return self.transformer.get("fp8_recipe", FP8_RECIPE) if self.transformer.get("fp8") else None
 
     @property
-    def keeps_groups(self) -> bool:
-        return self.prefix_sharing
-
-    @property
     def replays_routes(self) -> bool:
         return self.router_replay
 
     @property
-    def row_alignment(self) -> int:
-        return self.parallel.row_alignment
+    def packing(self) -> RowPacking:
+        return RowPacking(self.parallel.row_alignment, whole_groups=self.prefix_sharing)
 
     def layout(self, group: GroupSpec) -> list[Coordinates]:
         return coordinates(self.parallel, group.ranks)

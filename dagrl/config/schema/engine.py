@@ -44,6 +44,16 @@ class SentAdapter:
     alpha: float
 
 
+@dataclass(frozen=True, slots=True)
+class RowPacking:
+    """How an engine packs rows into micro-batches."""
+
+    alignment: int = 1
+    """Multiple that the length of each row is padded to."""
+    whole_groups: bool = False
+    """Whether the rows of a group go to one replica, which shares their prompt."""
+
+
 class EngineSpec(Section):
     """A model with a layout on a group.
 
@@ -113,19 +123,13 @@ class EngineSpec(Section):
         return None
 
     @property
-    def keeps_groups(self) -> bool:
-        """Whether the rows of a group go to one replica, which shares their prompt."""
-        return False
-
-    @property
     def replays_routes(self) -> bool:
         """Whether it sends tokens to the experts that the generator sent them to."""
         return False
 
     @property
-    def row_alignment(self) -> int:
-        """Multiple that the length of each packed row is padded to."""
-        return 1
+    def packing(self) -> RowPacking:
+        return RowPacking()
 
     def layout(self, group: GroupSpec) -> list[Coordinates]:
         """Coordinates of the ranks of `group`, in order. Default: one replica on each rank."""
