@@ -60,7 +60,7 @@ def _check_judges(pipeline: Pipeline, findings: Findings) -> None:
             family = find_family(read_config(pipeline.model_of(node.engine)).get("model_type"))
         except ValueError:
             continue  # `model` reports it.
-        if family is not None and not family.sees:
+        if family is not None and not family.has_vision:
             message = f"`{node.engine}` is a {family.model_type}, which reads text; use a judge that sees"
             findings.error(place, message, "model-without-vision", depends_on=[("engines", node.engine)])
 
@@ -75,8 +75,8 @@ def _check_model(pipeline: Pipeline, findings: Findings) -> None:
     if family is None:
         return  # `model_config` reports it.
     tokenizer = pipeline.model.tokenizer
-    if not family.sees:
-        able = listed(name for name in family_names() if family_named(name).sees)
+    if not family.has_vision:
+        able = listed(name for name in family_names() if family_named(name).has_vision)
         message = f"prompts have images, and a {family.model_type} reads text; use one that sees, as {able} do"
         findings.error(_PLACE, message, "model-without-vision", depends_on=[("model", "init"), ("model", "path")])
     elif isinstance(tokenizer, TokenizerSpec) and not tokenizer.images:

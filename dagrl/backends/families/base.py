@@ -53,7 +53,7 @@ class Family:
     heads_divide_hidden: ClassVar[bool] = False
     """Whether transformers demands it, whatever the head_dim."""
 
-    sees: ClassVar[bool] = False
+    has_vision: ClassVar[bool] = False
     """Whether it has a vision tower."""
 
     # -- what the Megatron backend computes as Hugging Face does

@@ -14,7 +14,7 @@ class Qwen25Vl(Qwen2):
     """Models of Qwen2.5-VL. The tower is Hugging Face's own module, on each rank of the first pipeline stage."""
 
     model_type = "qwen2_5_vl"
-    sees = True
+    has_vision = True
     rope_kinds = ("default", "mrope")
     # The fused kernel would count positions itself.
     transformer_defaults = {**Qwen2.transformer_defaults, "apply_rope_fusion": False}

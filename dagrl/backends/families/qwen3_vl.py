@@ -22,7 +22,7 @@ class Qwen3Vl(Qwen3):
     """Dense models of Qwen3-VL. The tower is Hugging Face's own module, on each rank of the first pipeline stage."""
 
     model_type = "qwen3_vl"
-    sees = True
+    has_vision = True
     required = {"attention_bias": (False,)}
     rope_kinds = ("default", "mrope")
     # The fused kernel would count positions itself.

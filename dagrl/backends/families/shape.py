@@ -61,7 +61,7 @@ class ModelShape:
     norm_bias: bool = False
     """Whether the norm after the last layer has a bias."""
     vision: VisionTower | None = None
-    """The tower of a model that sees."""
+    """The tower of a vision-language model."""
     text_prefix: str = "model."
     """Prefix of published tensors but those of the output layer and the tower."""
 

@@ -48,7 +48,7 @@ class ModelSizes:
     bridged: bool = False
     has_tables: bool = True
     """As in `Family`."""
-    sees: bool = True
+    has_vision: bool = True
     """Whether it has a vision tower, as far as that is known."""
     added_layers: int = 0
     """How many layers the tower adds to the outputs of."""
@@ -93,7 +93,7 @@ def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
         latent_attention=latent,
         reports_routed_experts=names.reports_routed_experts,
         serves_dense_layers=names.serves_dense_layers,
-        sees=names.sees if family else "vision_config" in config,
+        has_vision=names.has_vision if family else "vision_config" in config,
         added_layers=len(tower.extra_layers) if tower else 0,
         bridged=names.bridged,
         has_tables=names.has_tables,

@@ -1,4 +1,4 @@
-"""Models that see: the vision tower in front of a language model, and the positions of tokens and patches."""
+"""Vision-language models: the vision tower in front of a language model, and the positions of tokens and patches."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def adapter_faults(lora: LoraSpec, tensors: Sequence[MappedTensor] | None) -> It
         return
     for option, values in _PLAIN.items():
         if config.get(option) not in values:
-            told = f"{folder / CONFIG} says {option}: {config.get(option)!r}, which these adapters do not compute"
-            yield "path", f"{told}; merge such adapters into the model with PEFT, and start from that"
+            fault = f"{folder / CONFIG} says {option}: {config.get(option)!r}, which these adapters do not compute"
+            yield "path", f"{fault}; merge such adapters into the model with PEFT, and start from that"
             return
     numbers = (("rank", "r", lora.rank), ("alpha", "lora_alpha", lora.alpha))
     others = [(key, option) for key, option, own in numbers if config.get(option) != own]
@@ -93,8 +93,8 @@ def _other_names(
         layers.setdefault(layer, set()).update(name for name, _ in _published(each))
     theirs = [layer for layer, names in layers.items() if names <= header.keys()]
     if theirs and set().union(*(layers[layer] for layer in theirs)) == header.keys():
-        told = "all-linear" if len(theirs) == len(layers) else f"[{', '.join(theirs)}]"
-        return "target_modules", f"the adapters of {folder} are of other layers; write `target_modules: {told}`"
+        modules = "all-linear" if len(theirs) == len(layers) else f"[{', '.join(theirs)}]"
+        return "target_modules", f"the adapters of {folder} are of other layers; write `target_modules: {modules}`"
     known = set().union(*layers.values())
     strange = next((name for name in header if name not in known), None)
     if strange is not None:
@@ -112,6 +112,6 @@ def _different_sides(path: Path, found: Sequence[Adapter]) -> Iterator[tuple[str
     for names in fused:
         for one, other in pairwise(names):
             if content(one) != content(other):
-                told = f"{path}: {one!r} and {other!r} differ, and Megatron's fused layer has one `A` for both"
-                yield "path", f"{told}; merge the adapters into the model with PEFT, and start from that"
+                fault = f"{path}: {one!r} and {other!r} differ, and Megatron's fused layer has one `A` for both"
+                yield "path", f"{fault}; merge the adapters into the model with PEFT, and start from that"
                 return

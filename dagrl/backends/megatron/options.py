@@ -138,7 +138,7 @@ def _check_start(folder: Path, place: Place, findings: Findings) -> None:
 def _check_vision(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report options that need a tower, or that the tower's additions to layers do not allow."""
     engine, sizes, findings = check.engine, check.sizes, check.findings
-    if engine.freeze and not sizes.sees:
+    if engine.freeze and not sizes.has_vision:
         message = removal("the model has no vision tower")
         findings.error((*check.place, "freeze"), message, depends_on=[("model",)])
     if not sizes.added_layers or sizes.layers is None:
@@ -186,7 +186,7 @@ def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tu
         return message, ("engines", engine.frozen_copy_of)
     if sizes.bridged:
         return removal(f"models of type {sizes.family} have attention that does not share prefixes"), ("model",)
-    if sizes.sees:
+    if sizes.has_vision:
         return removal("positions among images are three-dimensional, and not shared"), ("model",)
     if engine.router_replay:
         message = "router_replay sends the tokens of each row where its own routes say; remove one of the two"

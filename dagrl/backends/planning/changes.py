@@ -59,7 +59,7 @@ class LayoutChoice(ABC):
         """Yield the same as overrides of the pipeline's file."""
 
     @abstractmethod
-    def told(self) -> str:
+    def label(self) -> str:
         """Return what differs from the defaults, for people."""
 
     def smaller(self) -> Iterator[LayoutChoice]:

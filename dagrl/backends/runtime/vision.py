@@ -1,4 +1,4 @@
-"""Images as inputs of a model that sees: patches of normalised pixels, and their places among a row's tokens."""
+"""Images as inputs of a vision-language model: patches of normalised pixels, and their places among a row's tokens."""
 
 from __future__ import annotations
 

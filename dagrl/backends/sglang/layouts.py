@@ -79,7 +79,7 @@ class SglangLayout(LayoutChoice):
                     if engine.server.get(key) != wanted.get(key):
                         yield f"engines.{name}.server.{key}={flow(wanted.get(key))}"
 
-    def told(self) -> str:
+    def label(self) -> str:
         return f"TP{self.tp_size} {self.mem_fraction_static:g}"
 
     def _server(self, engine: SglangEngineSpec) -> dict[str, Any]:

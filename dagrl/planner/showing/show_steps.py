@@ -121,7 +121,7 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
     for number, proposal in enumerate(proposals, start=1):
         groups = " + ".join(f"{group.ranks} {name}" for name, group in proposal.placing.groups.items())
         idle = " + ".join(f"{share:.0%}" for share in proposal.estimate.idle.values())
-        seconds, trainer = seconds_text(proposal.estimate.step_s), proposal.trainer.told()
+        seconds, trainer = seconds_text(proposal.estimate.step_s), proposal.trainer.label()
         rows.append([f"{number}", seconds, groups, trainer, _servers(proposal) or "-", idle])
     content: list[RenderableType] = [f"layouts for {looked_for}, by the simulated step:", ""]
     content.append(table(rows, headings=["", "s a step", "groups", "trainer", "servers", "idle"]))
@@ -136,7 +136,7 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
             "groups": {
                 name: group.model_dump(exclude_defaults=True) for name, group in proposal.placing.groups.items()
             },
-            "trainer": proposal.trainer.told(),
+            "trainer": proposal.trainer.label(),
             "servers": _servers(proposal),
             "lower_bound_s": proposal.bound.seconds,
             "overrides": list(proposal.overrides),
@@ -147,7 +147,7 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
 
 
 def _servers(proposal: Proposal) -> str | None:
-    return proposal.server.told() if proposal.server else None
+    return proposal.server.label() if proposal.server else None
 
 
 def _stages(costs: PipelineCosts, estimate: StepEstimate) -> RenderableType:

@@ -67,7 +67,7 @@ class MicroBatch:
     input_ids: torch.Tensor
     """Prompt, response and padding of each row, int64 [1, N]."""
     position_ids: torch.Tensor
-    """Position of each token in its row, int64 [1, N]; of a model that sees [3, 1, N]."""
+    """Position of each token in its row, int64 [1, N]; of a vision-language model [3, 1, N]."""
     sequences: PackedSeqParams
     """Bounds of the rows in the whole pack."""
     reading: torch.Tensor
@@ -85,7 +85,7 @@ class MicroBatch:
     routes: torch.Tensor | None = None
     """Experts of the rank's tokens, see `Routes`; None if its routers choose."""
     images: PackedImages | None = None
-    """The images of the rows, on the first pipeline stage of a model that sees."""
+    """The images of the rows, on the first pipeline stage of a vision-language model."""
 
     def positions(self, part: slice) -> tuple[slice | torch.Tensor, torch.Tensor | None]:
         """Which of the R positions have some of the outputs that the rank reads, in row order.
@@ -142,7 +142,7 @@ class Packing:
     routes: Routes | None = None
     """Set if the batch has ``routed_experts`` to replay."""
     vision: ImageSettings | None = None
-    """Set for a model that sees."""
+    """Set for a vision-language model."""
     embeds: bool = True
     """Whether the rank embeds tokens, and images among them."""
     shared_prefix: int | None = None
@@ -233,7 +233,7 @@ class Packing:
         return _PackLayout.of_rows(lengths, self._padded(lengths))
 
     def _positions(self, batch: Batch, rows: np.ndarray, layout: _PackLayout, padded: np.ndarray) -> np.ndarray:
-        """Position of each token of the pack in its row, int64 [tokens], or [3, tokens] for a model that sees."""
+        """Position of each token of the pack in its row, int64 [tokens], or [3, tokens] for a vision-language model."""
         if self.vision is None:
             first = np.append(layout.first, np.zeros(len(padded) - len(layout.first), dtype=np.int64))
             return counting(padded) + first.repeat(padded)

@@ -69,7 +69,7 @@ class PackedModel:
     replay: RouterReplay | None = None
     """Replays recorded routes, if the batch has ``routed_experts``."""
     vision: ImageSettings | None = None
-    """Set for a model that sees."""
+    """Set for a vision-language model."""
     shares_prefixes: bool = False
     """Compute prefixes that rows of a micro-batch have in common once; see `prefix_sharing`."""
 

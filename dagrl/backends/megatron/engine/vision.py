@@ -104,7 +104,7 @@ class VisionGPTModel(GPTModel):
         return tower_output(self._tower(), pixels, grids)
 
     def _tower(self) -> torch.nn.Module:
-        assert self.visual is not None, "only the first stage sees"
+        assert self.visual is not None, "only the first stage has a tower"
         return self.visual
 
 

@@ -89,7 +89,7 @@ class MegatronLayout(LayoutChoice):
             if isinstance(node, PackingNode) and node.tokens_per_micro_batch != self.tokens_per_micro_batch:
                 yield f"nodes.{name}.tokens_per_micro_batch={self.tokens_per_micro_batch}"
 
-    def told(self) -> str:
+    def label(self) -> str:
         sizes = self.parallel
         names = {"TP": sizes.tp, "PP": sizes.pp, "VPP": sizes.chunks, "CP": sizes.cp, "EP": sizes.ep}
         words = [f"{name}{size}" for name, size in names.items() if size > 1] or ["DP only"]
