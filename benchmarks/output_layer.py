@@ -25,7 +25,7 @@ import torch
 
 from dagrl.algorithms.losses import PolicyTokens, ppo_clip
 from dagrl.backends.megatron.engine.linear_loss import linear_loss
-from dagrl.backends.megatron.engine.logprob import CHUNK_ELEMENTS, Columns, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import CHUNK_ELEMENTS, VocabColumns, linear_token_logprobs, token_logprobs
 
 MIB = 2**20
 AIM = 0.98
@@ -61,14 +61,14 @@ _work: Work
 def whole(work: Work) -> torch.Tensor:
     """Logits [tokens, vocabulary], kept for the backward pass."""
     return work.loss(
-        token_logprobs(work.hidden @ work.weight.t(), work.targets, Columns(len(work.weight), **work.how))[0]
+        token_logprobs(work.hidden @ work.weight.t(), work.targets, VocabColumns(len(work.weight), **work.how))[0]
     )
 
 
 def recompute(work: Work) -> torch.Tensor:
     """Logits in chunks, and again in the backward pass."""
     return work.loss(
-        linear_token_logprobs(work.hidden, work.weight, work.targets, Columns(len(work.weight), **work.how))[0]
+        linear_token_logprobs(work.hidden, work.weight, work.targets, VocabColumns(len(work.weight), **work.how))[0]
     )
 
 
@@ -84,7 +84,7 @@ def one_product(work: Work) -> torch.Tensor:
         return slope, None
 
     logprob, _, carrier = linear_loss(
-        work.hidden, work.weight, work.targets, Columns(len(work.weight), **work.how), slopes_of
+        work.hidden, work.weight, work.targets, VocabColumns(len(work.weight), **work.how), slopes_of
     )
     return work.loss(logprob) + carrier
 

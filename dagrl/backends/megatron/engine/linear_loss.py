@@ -14,8 +14,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from dagrl.backends.megatron.engine.logprob import (
-    Columns,
     Slopes,
+    VocabColumns,
     WeightGradient,
     statistics,
 )
@@ -33,7 +33,7 @@ def linear_loss(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
-    columns: Columns,
+    columns: VocabColumns,
     slopes_of: SlopesOf,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """`linear_token_logprobs` without gradient, and a scalar 0 that has the gradient of the loss.
@@ -53,7 +53,7 @@ class _LinearLoss(torch.autograd.Function):
         hidden: torch.Tensor,
         weight: torch.Tensor,
         targets: torch.Tensor,
-        columns: Columns,
+        columns: VocabColumns,
         slopes_of: SlopesOf,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)

@@ -25,7 +25,7 @@ _AT_ONCE = 2
 
 
 def token_logprobs(
-    logits: torch.Tensor, targets: torch.Tensor, columns: Columns
+    logits: torch.Tensor, targets: torch.Tensor, columns: VocabColumns
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-prob of each target, and the entropy in nats of its distribution, softmax(logits / temperature).
 
@@ -41,7 +41,7 @@ def token_logprobs(
 
 
 def linear_token_logprobs(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, columns: Columns
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, columns: VocabColumns
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`token_logprobs` of ``hidden @ weight.T``, whose logits never exist whole.
 
@@ -54,7 +54,7 @@ def linear_token_logprobs(
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class VocabColumns:
     """A rank's part of the vocabulary, and what is computed of it."""
 
     width: int
@@ -98,7 +98,7 @@ class Columns:
 class _OfLogits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, columns: Columns
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, columns: VocabColumns
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         logprob, log_sum, entropy = statistics(lambda part: logits[part], logits, targets, columns)
         ctx.save_for_backward(logits, targets, log_sum, entropy)
@@ -121,7 +121,7 @@ class _OfLogits(torch.autograd.Function):
 class _OfLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, columns: Columns
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, columns: VocabColumns
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         logprob, log_sum, entropy = statistics(
             lambda part: hidden[part] @ weight.t(), hidden, targets, columns, at_once=_AT_ONCE
@@ -183,7 +183,7 @@ def statistics(
     logits_of: Callable[[slice], torch.Tensor],
     like: torch.Tensor,
     targets: torch.Tensor,
-    columns: Columns,
+    columns: VocabColumns,
     *,
     at_once: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -237,7 +237,7 @@ class Slopes:
     entropy: torch.Tensor | None
     grad_logprob: torch.Tensor
     grad_entropy: torch.Tensor | None
-    columns: Columns
+    columns: VocabColumns
 
     def write(self, out: torch.Tensor, logits: torch.Tensor, part: slice) -> None:
         """Write the gradient of one chunk's logits, [tokens, width], into `out`, which may be `logits`."""

@@ -21,7 +21,7 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch.autograd.function import once_differentiable
 
 from dagrl.backends.megatron.engine.linear_loss import SlopesOf, linear_loss
-from dagrl.backends.megatron.engine.logprob import Columns, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import VocabColumns, linear_token_logprobs, token_logprobs
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch
 
 
@@ -102,7 +102,7 @@ def _logprobs(
     sums_gradient = dist.get_world_size(group) > 1 and not config.sequence_parallel
     # "Gemma 2" (arXiv 2408.00118), section 2.
     cap = getattr(config, "final_logit_softcapping", None)
-    columns = Columns(weight.shape[0], reader.vocab_size, reader.temperature, reader.with_entropy, group)
+    columns = VocabColumns(weight.shape[0], reader.vocab_size, reader.temperature, reader.with_entropy, group)
     if reader.fused:
         assert not cap, "logits that are computed by chunk are not capped"
         if sums_gradient:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dagrl.backends.megatron.engine.linear_loss import linear_loss
-from dagrl.backends.megatron.engine.logprob import Columns, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import VocabColumns, linear_token_logprobs, token_logprobs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -33,11 +33,11 @@ def test_values_and_gradients_are_those_of_log_softmax(columns: int, with_entrop
         assert exact.grad is not None
         if way == "whole":
             given, slope = logits.requires_grad_(), exact.grad
-            logprob, entropy = token_logprobs(given, targets, Columns(given.shape[1], **how))
+            logprob, entropy = token_logprobs(given, targets, VocabColumns(given.shape[1], **how))
         elif way == "twice":
             given, slope = hidden.requires_grad_(), exact.grad @ weight.double()
             logprob, entropy = linear_token_logprobs(
-                given, weight.requires_grad_(), targets, Columns(len(weight), **how)
+                given, weight.requires_grad_(), targets, VocabColumns(len(weight), **how)
             )
         else:
             given, slope = hidden.requires_grad_(), exact.grad @ weight.double()
@@ -46,7 +46,7 @@ def test_values_and_gradients_are_those_of_log_softmax(columns: int, with_entrop
                 return up[0, part], None if outputs[1] is None else up[1, part]
 
             logprob, entropy, carrier = linear_loss(
-                given, weight.requires_grad_(), targets, Columns(len(weight), **how), slopes_of
+                given, weight.requires_grad_(), targets, VocabColumns(len(weight), **how), slopes_of
             )
             carrier.backward()
         if way != "once":

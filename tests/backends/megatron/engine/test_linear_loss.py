@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dagrl.backends.megatron.engine.linear_loss import linear_loss
-from dagrl.backends.megatron.engine.logprob import Columns, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import VocabColumns, linear_token_logprobs, token_logprobs
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -39,7 +39,7 @@ def in_one_pass(inputs: list[torch.Tensor], targets: torch.Tensor, factors: torc
             slopes = torch.autograd.grad(loss, outputs)
         return slopes if len(slopes) == 2 else (*slopes, None)
 
-    return linear_loss(*inputs, targets, Columns(len(inputs[1]), **how), slopes_of)
+    return linear_loss(*inputs, targets, VocabColumns(len(inputs[1]), **how), slopes_of)
 
 
 @settings(deadline=None)
@@ -61,7 +61,7 @@ def test_values_and_gradients_are_those_of_plain_logits(
     ours, theirs = ([each.clone().requires_grad_() for each in given] for _ in range(2))
     logprob, entropy, carrier = in_one_pass(ours, targets, factors, chunk_elements=chunk_elements, **how)
     (scale * carrier).backward()
-    expected, expected_entropy = token_logprobs(theirs[0] @ theirs[1].t(), targets, Columns(len(theirs[1]), **how))
+    expected, expected_entropy = token_logprobs(theirs[0] @ theirs[1].t(), targets, VocabColumns(len(theirs[1]), **how))
     (scale * loss_of(expected, expected_entropy, factors)).backward()
     assert carrier.item() == 0 and not logprob.requires_grad
     torch.testing.assert_close(logprob, expected.detach(), rtol=1e-12, atol=1e-12)
@@ -84,7 +84,7 @@ def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(run_ranks) 
         return logprob, entropy, *(each.grad for each in own)
 
     whole = [each.clone().requires_grad_() for each in (hidden, weight)]
-    logprob, entropy = token_logprobs(whole[0] @ whole[1].t(), targets, Columns(len(whole[1]), **how))
+    logprob, entropy = token_logprobs(whole[0] @ whole[1].t(), targets, VocabColumns(len(whole[1]), **how))
     loss_of(logprob, entropy, factors).backward()
     # The last rank's three columns are all padding.
     ranks = run_ranks(4, on_rank)
@@ -100,7 +100,7 @@ def test_half_precision_is_that_of_the_recomputing_path() -> None:
     ours, theirs = ([each.bfloat16().requires_grad_() for each in given] for _ in range(2))
     how = {"temperature": 1.0, "vocab_size": 12, "chunk_elements": 24}
     logprob, _, carrier = in_one_pass(ours, targets, factors.float(), **how)
-    expected, _ = linear_token_logprobs(*theirs, targets, Columns(len(theirs[1]), **how))
+    expected, _ = linear_token_logprobs(*theirs, targets, VocabColumns(len(theirs[1]), **how))
     carrier.backward()
     loss_of(expected, None, factors.float()).backward()
     assert logprob.dtype == torch.float32 and torch.equal(logprob, expected.detach())

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dagrl.backends.megatron.engine.logprob import Columns, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import VocabColumns, linear_token_logprobs, token_logprobs
 
 
 def plain(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,7 @@ def sample() -> tuple[torch.Tensor, torch.Tensor]:
 def test_two_equally_likely_tokens_have_log_half_and_entropy_log_two() -> None:
     logits = torch.tensor([[5.0, 5.0]])
     logprob, entropy = token_logprobs(
-        logits, torch.tensor([1]), Columns(logits.shape[1], temperature=0.7, vocab_size=2, with_entropy=True)
+        logits, torch.tensor([1]), VocabColumns(logits.shape[1], temperature=0.7, vocab_size=2, with_entropy=True)
     )
     assert logprob.tolist() == pytest.approx([-math.log(2)])
     assert entropy is not None and entropy.tolist() == pytest.approx([math.log(2)])
@@ -38,7 +38,7 @@ def test_values_and_gradients_are_those_of_log_softmax(sample, temperature: floa
     logprob, entropy = token_logprobs(
         ours,
         targets,
-        Columns(
+        VocabColumns(
             ours.shape[1], temperature=temperature, vocab_size=12, with_entropy=True, chunk_elements=chunk_elements
         ),
     )
@@ -54,7 +54,9 @@ def test_values_and_gradients_are_those_of_log_softmax(sample, temperature: floa
 def test_gradients_hold_against_finite_differences(sample) -> None:
     logits, targets = sample
     assert torch.autograd.gradcheck(
-        lambda x: token_logprobs(x, targets, Columns(x.shape[1], temperature=0.8, vocab_size=12, with_entropy=True)),
+        lambda x: token_logprobs(
+            x, targets, VocabColumns(x.shape[1], temperature=0.8, vocab_size=12, with_entropy=True)
+        ),
         logits.requires_grad_(),
     )
 
@@ -65,7 +67,7 @@ def test_padding_columns_have_no_probability_and_no_gradient(sample) -> None:
     padded = logits.clone()
     padded[:, 9:] = 100.0
     padded.requires_grad_()
-    logprob, _ = token_logprobs(padded, targets, Columns(padded.shape[1], temperature=1.0, vocab_size=9))
+    logprob, _ = token_logprobs(padded, targets, VocabColumns(padded.shape[1], temperature=1.0, vocab_size=9))
     torch.testing.assert_close(logprob, plain(logits[:, :9], targets, 1.0)[0], rtol=1e-12, atol=1e-12)
     logprob.sum().backward()
     assert padded.grad is not None and padded.grad[:, 9:].abs().max() == 0 and padded.grad[:, :9].abs().max() > 0
@@ -74,7 +76,7 @@ def test_padding_columns_have_no_probability_and_no_gradient(sample) -> None:
 def test_half_precision_logits_are_worked_on_in_float32(sample) -> None:
     logits, targets = sample
     half = logits.to(torch.bfloat16).requires_grad_()
-    logprob, _ = token_logprobs(half, targets, Columns(half.shape[1], temperature=1.0, vocab_size=12))
+    logprob, _ = token_logprobs(half, targets, VocabColumns(half.shape[1], temperature=1.0, vocab_size=12))
     assert logprob.dtype == torch.float32
     exact = plain(half.detach().double(), targets, 1.0)[0]
     torch.testing.assert_close(logprob.double(), exact, rtol=1e-6, atol=1e-6)
@@ -84,13 +86,13 @@ def test_half_precision_logits_are_worked_on_in_float32(sample) -> None:
 
 def test_entropy_is_left_out_unless_asked_for(sample) -> None:
     logits, targets = sample
-    assert token_logprobs(logits, targets, Columns(logits.shape[1], temperature=1.0, vocab_size=12))[1] is None
+    assert token_logprobs(logits, targets, VocabColumns(logits.shape[1], temperature=1.0, vocab_size=12))[1] is None
 
 
 def test_no_tokens_give_an_empty_result_with_a_gradient_of_zero(sample) -> None:
     logits = sample[0][:0].clone().requires_grad_()
     logprob, entropy = token_logprobs(
-        logits, sample[1][:0], Columns(logits.shape[1], temperature=1.0, vocab_size=12, with_entropy=True)
+        logits, sample[1][:0], VocabColumns(logits.shape[1], temperature=1.0, vocab_size=12, with_entropy=True)
     )
     assert entropy is not None and logprob.shape == entropy.shape == (0,)
     (logprob.sum() + entropy.sum()).backward()
@@ -106,7 +108,7 @@ def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(sample, run
         logprob, entropy = token_logprobs(
             own,
             targets,
-            Columns(
+            VocabColumns(
                 own.shape[1],
                 temperature=0.8,
                 vocab_size=9,
@@ -143,10 +145,10 @@ def test_logits_made_chunk_by_chunk_give_the_same_values_and_gradients(sample, c
         inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
         if fused:
             logprob, entropy = linear_token_logprobs(
-                *inputs, targets, Columns(len(inputs[1]), chunk_elements=chunk_elements, **how)
+                *inputs, targets, VocabColumns(len(inputs[1]), chunk_elements=chunk_elements, **how)
             )
         else:
-            logprob, entropy = token_logprobs(inputs[0] @ inputs[1].t(), targets, Columns(len(inputs[1]), **how))
+            logprob, entropy = token_logprobs(inputs[0] @ inputs[1].t(), targets, VocabColumns(len(inputs[1]), **how))
         (logprob.sum() + 0.5 * entropy.square().sum()).backward()
         results.append([logprob.detach(), entropy.detach(), *(tensor.grad for tensor in inputs)])
     for ours, theirs in zip(*results, strict=True):
@@ -166,7 +168,7 @@ def test_no_more_logits_are_made_at_once_than_asked_for(chunk_elements: int, row
     hidden, weight = torch.randn(7, 3, requires_grad=True), torch.randn(12, 3)
     with Products():
         how = {"temperature": 1.0, "vocab_size": 12, "chunk_elements": chunk_elements}
-        logprob, _ = linear_token_logprobs(hidden, weight, torch.arange(7), Columns(len(weight), **how))
+        logprob, _ = linear_token_logprobs(hidden, weight, torch.arange(7), VocabColumns(len(weight), **how))
         logprob.sum().backward()
     logits = [shape[0] for shape in made if shape[1] == 12]
     assert max(logits) == rows and sum(logits) == 2 * 7, "all rows, forward and backward"
@@ -179,7 +181,7 @@ def test_very_unlike_ranks_are_joined_without_overflow(run_ranks) -> None:
         return token_logprobs(
             logits.chunk(2, dim=1)[rank],
             torch.tensor([0, 3]),
-            Columns(2, temperature=1.0, vocab_size=4, group=torch.distributed.group.WORLD, with_entropy=True),
+            VocabColumns(2, temperature=1.0, vocab_size=4, group=torch.distributed.group.WORLD, with_entropy=True),
         )
 
     for logprob, entropy in run_ranks(2, on_rank):
@@ -192,7 +194,7 @@ def test_very_unlike_ranks_are_joined_without_overflow(run_ranks) -> None:
     [(151936, 5, [4096, 4096, 1808]), (151936, 1, [512] * 19 + [272]), (2**27, 1, [1] * 10_000), (0, 1, [10_000])],
 )
 def test_chunks_of_more_than_a_tile_have_a_power_of_two_of_rows(width: int, at_once: int, sizes: list[int]) -> None:
-    columns = Columns(width, width, 1.0)
+    columns = VocabColumns(width, width, 1.0)
     parts = list(columns.chunks(10_000, at_once=at_once))
     assert [part.stop - part.start for part in parts] == sizes
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
