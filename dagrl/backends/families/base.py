@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from dagrl.backends.families.config_fields import COMMON_RANGES, EXPERT_RANGES, ConfigFields, Range, is_size
+from dagrl.backends.families.config_fields import (
+    COMMON_RANGES,
+    EXPERT_RANGES,
+    ConfigFields,
+    HfConfig,
+    MegatronFields,
+    Range,
+    is_size,
+)
 from dagrl.backends.families.parts import Attention, GatedExperts, GatedMlp, GroupedQueryAttention, LatentAttention
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.vision import VisionTower
@@ -68,7 +76,7 @@ class Family:
     """Kinds of rotary embedding (``rope_type``)."""
     rotates_parts: ClassVar[bool] = False
     """Whether it can rotate a part of each head (``partial_rotary_factor``)."""
-    transformer_defaults: ClassVar[Mapping[str, Any]] = {}
+    transformer_defaults: ClassVar[MegatronFields] = {}
     """Fields of Megatron's TransformerConfig that suit the family, and that a pipeline file may change."""
 
     # -- what inference engines can do
@@ -78,7 +86,7 @@ class Family:
     serves_dense_layers: ClassVar[bool] = True
     """Whether they load a mixture some of whose layers have no experts."""
 
-    def fields(self, config: Mapping[str, Any]) -> ConfigFields:
+    def fields(self, config: HfConfig) -> ConfigFields:
         """Return the fields of a config, with the defaults of its class in the installed transformers."""
         return ConfigFields(dict(flat_config(config)), config_class(self.model_type).defaults)
 
@@ -151,11 +159,11 @@ class Family:
             vision=self.vision(config),
         )
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         """Return the fields of Megatron's TransformerConfig that do not follow from the `shape`."""
         return {}
 
-    def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
+    def rope_arguments(self, config: ConfigFields) -> MegatronFields:
         """Return GPTModel's keyword arguments for the rotary embedding."""
         rope = config["rope_parameters"]
         scaled = rope.get("rope_type", "default") != "default"
@@ -164,14 +172,14 @@ class Family:
             **({"rope_scaling": True, "rope_scaling_factor": rope["factor"]} if scaled else {}),
         }
 
-    def sizes_left_out(self, config: Mapping[str, Any]) -> list[str]:
+    def sizes_left_out(self, config: HfConfig) -> list[str]:
         """Return the sizes that a config.json must say and does not: its class has those of another model."""
         needed: list[tuple[str, ...]] = [(name,) for name in (*_COMMON_SIZES, *self.sizes)]
         if self.expert_count:
             needed += [self.expert_count, ("num_experts_per_tok",), (self.expert_width,)]
         return [names[0] for names in needed if all(config.get(name) is None for name in names)]
 
-    def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def conflicts(self, config: HfConfig) -> Iterator[str]:
         """Yield contradictions between fields, with remedies: its model would fail, or compute wrongly."""
         yield from self.conflicts_of_heads(config)
         chosen = config.get("num_experts_per_tok")
@@ -185,7 +193,7 @@ class Family:
         if isinstance(kinds, list) and is_size(layers) and len(kinds) != layers:
             yield f"layer_types names {len(kinds)} layers and num_hidden_layers is {layers}; make them equal"
 
-    def conflicts_of_heads(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def conflicts_of_heads(self, config: HfConfig) -> Iterator[str]:
         """Yield contradictions between the sizes of attention."""
         if is_size(config.get("kv_lora_rank")):
             return  # Latent attention in a family that is not known: the sizes of its heads are independent.
@@ -224,7 +232,7 @@ class Family:
         field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
         yield from ((field, message) for message in self.unsupported_rope(config, config.get(field) or {}))
 
-    def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:
+    def unsupported_rope(self, config: ConfigFields, rope: HfConfig) -> Iterator[str]:
         """Yield what the Megatron backend would compute otherwise of a rotary embedding."""
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in self.rope_kinds:
@@ -248,7 +256,7 @@ class Family:
         yield from ()
 
 
-def odd_width(config: Mapping[str, Any], name: str) -> Iterator[str]:
+def odd_width(config: HfConfig, name: str) -> Iterator[str]:
     """Yield the conflict of a head's width that is odd."""
     if is_size(config.get(name)) and config[name] % 2:
         yield f"{name} {config[name]} is odd, and the rotary embedding turns pairs; choose an even size"

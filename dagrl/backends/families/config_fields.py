@@ -17,6 +17,11 @@ from typing_extensions import TypeIs
 from dagrl.config.errors import shown
 from dagrl.model_files.library_classes import has_type, is_whole, words_of_type
 
+type HfConfig = Mapping[str, Any]
+"""A Hugging Face config, or a section of it, as read from JSON."""
+type MegatronFields = dict[str, Any]
+"""Fields of Megatron's configs, or arguments of its models."""
+
 
 class ConfigFields(ChainMap[str, Any]):
     """Fields of a config, with the defaults of its class behind them."""
@@ -130,9 +135,7 @@ _NEEDED_BY_ROPE = {
 """Kind of rotary embedding -> the other parameters that it needs."""
 
 
-def wrong_values(
-    config: Mapping[str, Any], types: Mapping[str, str], ranges: Mapping[str, Range]
-) -> Iterator[tuple[str, str]]:
+def wrong_values(config: HfConfig, types: Mapping[str, str], ranges: Mapping[str, Range]) -> Iterator[tuple[str, str]]:
     """Yield the fields of a config with a value that they cannot have, each with the expected values and its own.
 
     `types` maps fields of the config class to their types as written there; it is empty for an unknown class.
@@ -152,7 +155,7 @@ def wrong_values(
             yield from ((field, message) for message in _wrong_rope(value))
 
 
-def _wrong_rope(rope: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_rope(rope: HfConfig) -> Iterator[str]:
     for name, value in rope.items():
         known = _ROPE_RANGES.get(str(name))
         if known is not None and not (value is None and name in _NULL_IN_ROPE) and not known.holds(value):

@@ -5,8 +5,8 @@ Latent attention, shared experts beside routed ones, and a router by sigmoid wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import ClassVar
 
 from dagrl.backends.families.base import Family, odd_width
 from dagrl.backends.families.config_fields import (
@@ -18,6 +18,8 @@ from dagrl.backends.families.config_fields import (
     LAYERS,
     RANK,
     ConfigFields,
+    HfConfig,
+    MegatronFields,
     is_size,
     whole,
 )
@@ -73,7 +75,7 @@ class DeepseekV3(Family):
         first = config.optional("first_k_dense_replace") or 0
         return tuple(layer >= first for layer in range(config.size("num_hidden_layers")))
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
         return {
             "moe_router_score_function": "sigmoid",
@@ -84,15 +86,15 @@ class DeepseekV3(Family):
             **_rope_fields(config["rope_parameters"]),
         }
 
-    def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
+    def rope_arguments(self, config: ConfigFields) -> MegatronFields:
         """Return nothing: the rotary embedding is in `transformer_fields`."""
         return {}
 
-    def conflicts_of_heads(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def conflicts_of_heads(self, config: HfConfig) -> Iterator[str]:
         """Yield an odd width of the rotated part: the sizes of heads are independent of each other."""
         yield from odd_width(config, "qk_rope_head_dim")
 
-    def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def conflicts(self, config: HfConfig) -> Iterator[str]:
         yield from super().conflicts(config)
         chosen, groups, taken = (config.get(name) for name in ("num_experts_per_tok", "n_group", "topk_group"))
         name = next((name for name in self.expert_count if is_size(config.get(name))), None)
@@ -134,7 +136,7 @@ class DeepseekV3(Family):
                 f"this deepseek_v3 has no layer with experts: {first} of {layers} layers are dense; lower it",
             )
 
-    def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:
+    def unsupported_rope(self, config: ConfigFields, rope: HfConfig) -> Iterator[str]:
         yield from super().unsupported_rope(config, rope)
         if rope.get("rope_type", rope.get("type")) == "yarn":
             if rope.get("attention_factor") is not None or rope.get("truncate", True) is not True:
@@ -143,7 +145,7 @@ class DeepseekV3(Family):
                 yield "megatron's yarn reads mscale_all_dim together with mscale only; add mscale"
 
 
-def _rope_fields(rope: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_fields(rope: HfConfig) -> MegatronFields:
     if rope.get("rope_type", "default") == "default":
         return {"rope_type": "rope", "rotary_base": rope["rope_theta"]}
     # Hugging Face ignores `mscale` where `mscale_all_dim` is missing or 0; Megatron divides by a scale of 1 then.

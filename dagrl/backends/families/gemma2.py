@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dagrl.backends.families.base import Family
-from dagrl.backends.families.config_fields import ABOVE_ZERO, COMMON_RANGES, ConfigFields
+from dagrl.backends.families.config_fields import ABOVE_ZERO, COMMON_RANGES, ConfigFields, MegatronFields
 from dagrl.backends.families.parts import Attention, GatedMlp
 
 POST_ATTENTION_NORM = "post_attention_layernorm"
@@ -39,7 +39,7 @@ class Gemma2(Family):
             post_norm="post_feedforward_layernorm",
         )
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         return {
             "softmax_scale": config["query_pre_attn_scalar"] ** -0.5,
             "window_attn_skip_freq": sliding_layers(config),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.config_fields import ConfigFields, HfConfig, MegatronFields
 from dagrl.backends.families.gemma2 import POST_ATTENTION_NORM, Gemma2, sliding_layers
 from dagrl.backends.families.parts import Attention
 
@@ -24,7 +23,7 @@ class Gemma3Text(Gemma2):
     def attention(self, config: ConfigFields) -> Attention:
         return self.grouped_query_attention(config, qk_norm=True, post_norm=POST_ATTENTION_NORM)
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         return {"interleaved_attn_pattern": (_period(config) - 1, 1)}
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
@@ -36,7 +35,7 @@ class Gemma3Text(Gemma2):
         if kinds != sliding_layers(config):
             yield "layer_types", "megatron-bridge has full_attention in every n-th layer of gemma3_text only"
 
-    def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:
+    def unsupported_rope(self, config: ConfigFields, rope: HfConfig) -> Iterator[str]:
         kinds = [rope[kind] for kind in self.layer_kinds if isinstance(rope.get(kind), Mapping)]
         for each in kinds or [rope]:
             yield from super().unsupported_rope(config, each)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.config_fields import ConfigFields, MegatronFields
 from dagrl.backends.families.deepseek_v3 import DeepseekV3
 from dagrl.backends.families.parts import Attention
 
@@ -24,7 +22,7 @@ class Glm4Moe(DeepseekV3):
         biased, normed = bool(config.get("attention_bias")), bool(config.get("use_qk_norm"))
         return self.grouped_query_attention(config, qkv_bias=biased, qk_norm=normed)
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
         limited = chosen < groups
         return {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from dagrl.backends.families.base import Family
-from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.config_fields import ConfigFields, HfConfig, MegatronFields
 from dagrl.backends.families.gemma2 import sliding_layers
 from dagrl.backends.families.parts import MIXTURE_DEFAULTS, Attention, GatedExperts, GroupedQueryAttention, Tensors
 from dagrl.backends.families.tensor_maps import MappedTensor, Parallel, Replicated
@@ -35,7 +34,7 @@ class GptOss(Family):
     def experts(self, config: ConfigFields) -> GatedExperts:
         return self.gated_experts(config, BiasedExperts)
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         rope = config["rope_parameters"]
         return {
             "window_attn_skip_freq": sliding_layers(config),
@@ -48,7 +47,7 @@ class GptOss(Family):
             "yarn_mscale_all_dim": rope.get("mscale_all_dim"),
         }
 
-    def unsupported_rope(self, config: ConfigFields, rope: Mapping[str, Any]) -> Iterator[str]:
+    def unsupported_rope(self, config: ConfigFields, rope: HfConfig) -> Iterator[str]:
         if rope:
             yield from super().unsupported_rope(config, rope)
         if rope.get("attention_factor") is not None:

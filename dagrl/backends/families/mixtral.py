@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from dagrl.backends.families.base import Family, weight_of_one_expert
-from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.config_fields import ConfigFields, MegatronFields
 from dagrl.backends.families.parts import MIXTURE_DEFAULTS, GatedExperts
 
 
@@ -24,7 +23,7 @@ class Mixtral(Family):
     def experts(self, config: ConfigFields) -> GatedExperts:
         return self.gated_experts(config, block="block_sparse_moe", projections=("w1", "w3", "w2"))
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         return {"moe_router_score_function": "softmax", "moe_router_pre_softmax": False}
 
     def warnings(self, config: ConfigFields) -> Iterator[tuple[str, str]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from dagrl.backends.families.config_fields import MegatronFields
 from dagrl.backends.families.tensor_maps import GroupedQkv, MappedTensor, Parallel, Replicated
 
 Tensors = tuple[MappedTensor, ...]
@@ -73,7 +73,7 @@ class GroupedQueryAttention:
             found += _norm("self_attention.linear_proj.post_layernorm.", self.post_norm, self.hidden)
         return tuple(found)
 
-    def transformer_fields(self) -> dict[str, Any]:
+    def transformer_fields(self) -> MegatronFields:
         return {
             "num_attention_heads": self.heads,
             "num_query_groups": self.key_value_heads,
@@ -154,7 +154,7 @@ class LatentAttention:
             ),
         )
 
-    def transformer_fields(self) -> dict[str, Any]:
+    def transformer_fields(self) -> MegatronFields:
         return {
             "multi_latent_attention": True,
             # The norms of the latents, which belong to any model with latents.
@@ -264,7 +264,7 @@ class GatedExperts:
             found.append(_replicated(ours, theirs, (1, self.hidden)))
         return tuple(found)
 
-    def transformer_fields(self, mixture_layers: Sequence[bool]) -> dict[str, Any]:
+    def transformer_fields(self, mixture_layers: Sequence[bool]) -> MegatronFields:
         return {
             "num_moe_experts": self.count,
             "moe_ffn_hidden_size": self.width,
@@ -279,7 +279,7 @@ class GatedExperts:
 Attention = GroupedQueryAttention | LatentAttention
 Mlp = GatedMlp | GatedExperts
 
-MIXTURE_DEFAULTS: dict[str, Any] = {
+MIXTURE_DEFAULTS: MegatronFields = {
     "moe_grouped_gemm": True,
     # The only dispatcher besides `flex` for packs of uneven length.
     "moe_token_dispatcher_type": "alltoall",

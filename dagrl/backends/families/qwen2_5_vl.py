@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.config_fields import ConfigFields, HfConfig, MegatronFields
 from dagrl.backends.families.qwen2 import Qwen2
 from dagrl.backends.families.vision import VisionTower, mrope_faults, rope_fields, tower_fields, tower_sizes
 
@@ -22,14 +21,14 @@ class Qwen25Vl(Qwen2):
     def vision(self, config: ConfigFields) -> VisionTower:
         return VisionTower(**tower_sizes(tower_fields(self.model_type, config)))
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         rope = rope_fields(config)
         return {"mrope_section": list(rope["mrope_section"])} if "mrope_section" in rope else {}
 
-    def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
+    def rope_arguments(self, config: ConfigFields) -> MegatronFields:
         return {**super().rope_arguments(config), "position_embedding_type": "mrope"}
 
-    def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def conflicts(self, config: HfConfig) -> Iterator[str]:
         yield from super().conflicts(config)
         yield from mrope_faults(config, rope_fields(config).get("mrope_section"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from dagrl.backends.families.base import Family, weight_of_one_expert
 from dagrl.backends.families.config_fields import (
@@ -13,6 +12,7 @@ from dagrl.backends.families.config_fields import (
     LAYER_NUMBERS,
     WIDTH,
     ConfigFields,
+    MegatronFields,
     is_size,
 )
 from dagrl.backends.families.parts import MIXTURE_DEFAULTS, Attention
@@ -43,7 +43,7 @@ class Qwen3Moe(Family):
             layer not in dense and (layer + 1) % every == 0 for layer in range(config.size("num_hidden_layers"))
         )
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         return {
             "moe_router_score_function": "softmax",
             # Softmax over all and then over the best k anew is softmax over the best k.

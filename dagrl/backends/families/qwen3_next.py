@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from dagrl.backends.families.config_fields import COUNT, HEADS, ConfigFields
+from dagrl.backends.families.config_fields import COUNT, HEADS, ConfigFields, MegatronFields
 from dagrl.backends.families.parts import Attention, GroupedQueryAttention, LinearAttention, Tensors
 from dagrl.backends.families.qwen2_moe import Qwen2Moe
 from dagrl.backends.families.shape import ModelShape
@@ -55,7 +54,7 @@ class Qwen3Next(Qwen2Moe):
         )
         return replace(super().shape(config), linear=linear, linear_layers=_linear_layers(config))
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         return {"linear_attention_freq": [int(linear) for linear in _linear_layers(config)]}
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.config_fields import ConfigFields, HfConfig, MegatronFields
 from dagrl.backends.families.qwen3 import Qwen3
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.tensor_maps import MappedTensor
@@ -40,14 +40,14 @@ class Qwen3Vl(Qwen3):
     def shape(self, config: ConfigFields) -> ModelShape:
         return replace(super().shape(config), text_prefix="model.language_model.")
 
-    def transformer_fields(self, config: ConfigFields) -> dict[str, Any]:
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         return {"mrope_section": list(_section(config))}
 
-    def rope_arguments(self, config: ConfigFields) -> dict[str, Any]:
+    def rope_arguments(self, config: ConfigFields) -> MegatronFields:
         kind = {"position_embedding_type": "mrope", "interleaved_sections": True}
         return {**super().rope_arguments(config), **kind}
 
-    def conflicts(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def conflicts(self, config: HfConfig) -> Iterator[str]:
         yield from super().conflicts(config)
         yield from mrope_faults(config, _section(config))
         if not rope_fields(config).get("mrope_interleaved"):
@@ -86,7 +86,7 @@ class DeepTower(VisionTower):
             yield self._whole(f"{name}.{kind}", (width,))
 
 
-def _section(config: Mapping[str, Any]) -> Any:
+def _section(config: HfConfig) -> Any:
     return rope_fields(config).get("mrope_section", _SECTION)
 
 

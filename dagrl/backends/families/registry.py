@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
 
 import dagrl.backends.families as package
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.bridge_models import bridge_models
-from dagrl.backends.families.config_fields import ConfigFields
+from dagrl.backends.families.config_fields import ConfigFields, HfConfig
 from dagrl.backends.families.generic import Generic
 from dagrl.backends.families.shape import ModelShape
 from dagrl.config.errors import suggest
@@ -62,7 +60,7 @@ def family_names() -> list[str]:
     return list(_built_in() | installed_families())
 
 
-def shape_of(config: Mapping[str, Any]) -> ModelShape:
+def shape_of(config: HfConfig) -> ModelShape:
     """Return the shape that a Hugging Face config describes.
 
     ValueError for an unknown family, or a size that neither the config nor its class says.
@@ -81,7 +79,7 @@ def engine_shape(pipeline: Pipeline, engine: str, shape: ModelShape) -> ModelSha
     return shape if pipeline.model_section(engine) == ("model",) else model_shape(pipeline.model_of(engine))
 
 
-def buildable(config: Mapping[str, Any]) -> tuple[Family, ConfigFields]:
+def buildable(config: HfConfig) -> tuple[Family, ConfigFields]:
     """Return the family and the fields of a config that the Megatron backend builds.
 
     ValueError for an unknown family, and for a config that asks for more than the backend has.

@@ -5,11 +5,11 @@ A config may leave sizes out, or belong to a family that is not known: such size
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from dagrl.backends.families.config_fields import ConfigFields, is_size
+from dagrl.backends.families.config_fields import ConfigFields, HfConfig, is_size
 from dagrl.backends.families.registry import UNKNOWN, find_family
 
 
@@ -58,7 +58,7 @@ class ModelSizes:
     """Whether logits are capped."""
 
 
-def sizes_of(config: Mapping[str, Any] | None) -> ModelSizes:
+def sizes_of(config: HfConfig | None) -> ModelSizes:
     """Return the sizes that a config says; none for None, which stands for a config that cannot be read."""
     config = config or {}
     family = find_family(config.get("model_type"))

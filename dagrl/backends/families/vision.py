@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dagrl.backends.families.config_fields import ConfigFields, is_size
+from dagrl.backends.families.config_fields import ConfigFields, HfConfig, is_size
 from dagrl.backends.families.tensor_maps import MappedTensor, Replicated, Shape
 from dagrl.model_files.library_classes import config_class
 
@@ -99,7 +99,7 @@ def mrope_positions(length: int, starts: np.ndarray, grids: np.ndarray) -> np.nd
     return positions
 
 
-def mrope_faults(config: Mapping[str, Any], sections: Any) -> Iterator[str]:
+def mrope_faults(config: HfConfig, sections: Any) -> Iterator[str]:
     """Yield why `sections` have no frequencies for each of time, height and width of a position."""
     if not (isinstance(sections, list) and len(sections) == 3 and all(map(is_size, sections))):
         message = "rope_parameters has no mrope_section, three numbers of frequencies for time, height and width"
@@ -112,7 +112,7 @@ def mrope_faults(config: Mapping[str, Any], sections: Any) -> Iterator[str]:
         yield f"mrope_section adds up to {sum(sections)}, and half a head has {head_dim // 2}; make them equal"
 
 
-def rope_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def rope_fields(config: HfConfig) -> HfConfig:
     """The fields of the rotary embedding, by either name of their section."""
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
