@@ -27,16 +27,11 @@ _BOUNDS = ("metric", "lower", "upper", "min_std")
 
 def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     """Report options of rollouts and filters that contradict each other; `folder` holds the user's modules."""
-    found = pipeline.rollouts
-    for name, node in found.items():
-        _check_prompts_begun(pipeline, name, node, findings, alone=len(found) == 1)
-        if node.agent is not None:
-            check_agent_of(pipeline, name, node, folder, findings)
-            _check_tool_format(name, node, folder, findings, _tool_formats(pipeline, node))
-            _check_turns(pipeline, name, node, findings)
-        elif node.multi_turn:
-            _check_tools(name, node, folder, findings, _tool_formats(pipeline, node))
-            _check_environment(pipeline, name, node, folder, findings)
+    rollouts = pipeline.rollouts
+    for name, node in rollouts.items():
+        _check_prompts_begun(pipeline, name, node, findings, alone=len(rollouts) == 1)
+        if node.multi_turn:
+            _check_turns(pipeline, name, node, folder, findings)
         elif unused := [key for key in TurnOptions.model_fields if key in node.model_fields_set]:
             remedy = "set `tools`, `environment` or `agent`"
             message = f"nothing answers the policy, so {listed(unused)} has no effect; {remedy}"
@@ -46,20 +41,20 @@ def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None
 
 def check_rollouts_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
     """Report rollouts, filters and updates that read the wrong prompts or samples."""
-    found = pipeline.rollouts
-    for name, node in found.items():
+    rollouts = pipeline.rollouts
+    for name, node in rollouts.items():
         reads_source = graph.nodes[name].inputs["prompt_tokens"].node == PROMPTS_NODE
         if node.max_prompt_tokens is not None and reads_source:
             findings.superfluous(("nodes", name, "max_prompt_tokens"), "data.max_prompt_tokens bounds these prompts")
         _check_same_tools(pipeline, name, findings, reads_source=reads_source)
-        if node.over_sampling_batch_size is not None and len(found) == 1:
-            _check_others_wait(name, graph, findings)
-        if len(found) > 1:
+        if len(rollouts) > 1:
             _check_several(pipeline, name, node, graph, findings)
+        elif node.over_sampling_batch_size is not None:
+            _check_others_wait(name, graph, findings)
     for name, update in pipeline.nodes.items():
         if isinstance(update, UpdateNode):
             _warn_of_foreign_samples(pipeline, name, update, graph, findings)
-    if graph.filter and not (found and pipeline.leading_rollout in graph.in_rounds):
+    if graph.filter and not (rollouts and pipeline.leading_rollout in graph.in_rounds):
         message = "reads nothing that depends on responses; select prompts in the data set, or read such a column"
         key = "fn" if "fn" in pipeline.nodes[graph.filter].model_fields_set else "metric"
         findings.error(("nodes", graph.filter, key), message, "filter-without-responses")
@@ -89,11 +84,11 @@ def _tool_formats(pipeline: Pipeline, node: RolloutNode) -> list[str]:
     """The formats of tool calls that the workers of a rollout can read, which may run in another environment."""
     engine = pipeline.engines.get(node.engine)
     environment = engine.environment if engine else None
-    there = [each for each in backends().values() if environment is None or not lacks_packages(environment, each)]
-    return ["hermes", *(name for backend in there for name in backend.tool_formats())]
+    usable = [kind for kind in backends().values() if environment is None or not lacks_packages(environment, kind)]
+    return ["hermes", *(name for backend in usable for name in backend.tool_formats())]
 
 
-def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings, known: Sequence[str]) -> None:
+def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
     place: Place = ("nodes", name)
     names: list[str] = []
     for number, tool in enumerate(node.tools):
@@ -111,8 +106,6 @@ def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings,
     for unknown in [key for key in node.tool_args if key not in names]:
         findings.unknown((*place, "tool_args", unknown), "tool", unknown, names)
     _check_servers(place, node, folder, findings)
-    if node.has_tools:
-        _check_tool_format(name, node, folder, findings, known)
 
 
 def _check_servers(place: Place, node: RolloutNode, folder: Path, findings: Findings) -> None:
@@ -145,17 +138,18 @@ def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Fin
         findings.error(where, f"{message}; {suggest(tool_format, known)}", "invalid-tool-format")
 
 
-def _check_environment(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
+def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
+    """Report tools, an environment or an agent that cannot be used, and options that contradict them."""
     place: Place = ("nodes", name)
-    if node.environment is not None:
-        with findings.reporting((*place, "environment"), "invalid-environment"):
-            ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
-    _check_turns(pipeline, name, node, findings)
-
-
-def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, findings: Findings) -> None:
-    """Report options that a rollout of several turns cannot have."""
-    place: Place = ("nodes", name)
+    if node.agent is not None:
+        check_agent_of(pipeline, name, node, folder, findings)
+    else:
+        _check_tools(name, node, folder, findings)
+        if node.environment is not None:
+            with findings.reporting((*place, "environment"), "invalid-environment"):
+                ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
+    if node.agent is not None or node.has_tools:
+        _check_tool_format(name, node, folder, findings, _tool_formats(pipeline, node))
     if node.expected_turns is not None and node.expected_turns > node.max_turns:
         message = f"{node.expected_turns:g} turns are more than max_turns, {node.max_turns}; lower it"
         findings.error((*place, "expected_turns"), message, "too-many-turns")
@@ -169,9 +163,10 @@ def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, findings: Fin
 
 def _check_same_tools(pipeline: Pipeline, name: str, findings: Findings, *, reads_source: bool) -> None:
     """The data set's prompts describe the tools of one rollout."""
-    found, leading = pipeline.rollouts, pipeline.leading_rollout
-    described = (*found[leading].tools, *found[leading].mcp_servers)
-    if reads_source and {*found[name].tools, *found[name].mcp_servers} != set(described):
+    leading = pipeline.leading_rollout
+    tools_of = {rollout: (*node.tools, *node.mcp_servers) for rollout, node in pipeline.rollouts.items()}
+    described = tools_of[leading]
+    if reads_source and set(tools_of[name]) != set(described):
         tools = listed(described) if described else "no tools"
         message = f"it reads the same prompts as `{leading}`, which describe {tools}; give both rollouts the same tools"
         findings.error(("nodes", name, "tools"), message, "different-tools")

@@ -50,12 +50,15 @@ _DPO = ("loss/dpo", "loss/sft", "dpo/chosen_reward", "dpo/rejected_reward", "dpo
 
 def check_run(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     """Report wrong validations, checkpoints, profiles and trackers; `folder` holds the user's modules."""
+    run = pipeline.run
     _check_validation(pipeline, findings)
     _check_vote(pipeline, folder, findings)
     _check_val_n(pipeline, findings)
     _check_checkpoints(pipeline, findings)
-    _check_record(pipeline, findings)
-    if pipeline.profile is not None and not pipeline.run.only_validates:
+    for name in run.recorded.nodes if run.recorded else ():
+        if name not in pipeline.nodes:
+            findings.unknown(("run", "record"), "node", name, pipeline.nodes)
+    if pipeline.profile is not None and not run.only_validates:
         _check_profile(pipeline, pipeline.profile, findings)
     _check_trackers(pipeline, folder, findings)
 
@@ -193,13 +196,6 @@ def _check_checkpoints(pipeline: Pipeline, findings: Findings) -> None:
     if not together and run.steps % run.validate_every:
         message = f"no step is both saved and validated; set `run.save_every` to a multiple of {run.validate_every}"
         findings.error(("run", "keep_best"), message, "unmeasured-metric")
-
-
-def _check_record(pipeline: Pipeline, findings: Findings) -> None:
-    record = pipeline.run.recorded
-    for name in record.nodes if record else ():
-        if name not in pipeline.nodes:
-            findings.unknown(("run", "record"), "node", name, pipeline.nodes)
 
 
 def _check_profile(pipeline: Pipeline, profile: ProfileSpec, findings: Findings) -> None:
