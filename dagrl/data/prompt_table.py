@@ -181,11 +181,11 @@ class PromptTable:
 
     def _prompt(self, row: int) -> str | list[dict[str, Any]]:
         try:
-            said = prompt_before([self._value(column, row) for column in self._responses])
+            before = prompt_before([self._value(column, row) for column in self._responses])
         except ValueError as error:
             raise ValueError(f"{self.place(row)}: {error}") from error
         # If responses are chats, a column `prompt` repeats their beginning, often as plain text.
-        return said or (self._value("prompt", row) if "prompt" in self._table.column_names else [])
+        return before or (self._value("prompt", row) if "prompt" in self._table.column_names else [])
 
     def _value(self, column: str, row: int) -> Any:
         name, _, rest = column.partition(".")
@@ -234,12 +234,12 @@ class PromptTable:
         unknown = self._tokenizer.unk_token_id
         if unknown is None or unknown not in tokens:
             return
-        told = f"a word of the {what}"
+        part = f"a word of the {what}"
         for character in text:
             if unknown in self._tokenizer.encode(character, add_special_tokens=False):
-                told = f"the character {character!r} of the {what}"
+                part = f"the character {character!r} of the {what}"
                 break
-        raise ValueError(f"{place}the tokenizer does not know {told} {text[:80]!r}; change the {what} or the tokenizer")
+        raise ValueError(f"{place}the tokenizer does not know {part} {text[:80]!r}; change the {what} or the tokenizer")
 
 
 def _read(path: Path, responses: Sequence[str], with_answers: bool) -> Table:
@@ -274,9 +274,9 @@ def _check_columns(path: Path, schema: Schema, responses: Sequence[str], with_an
     missing = [name for name in needed if column_type(schema, name) is None]
     if missing:
         whole = missing[0].partition(".")[0]
-        told = missing[0] if whole in schema.names else whole
+        absent = missing[0] if whole in schema.names else whole
         raise ValueError(
-            f"{path} has no column {told}; it needs {', '.join(needed[:-1])} and {needed[-1]}, and has: "
+            f"{path} has no column {absent}; it needs {', '.join(needed[:-1])} and {needed[-1]}, and has: "
             + ", ".join(schema.names)
         )
 

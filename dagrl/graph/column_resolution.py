@@ -102,8 +102,8 @@ class ColumnResolver:
                     named.add(source)
                 elif op_column == "finish_reason" and op_column not in contract.reads:
                     # It belongs to the responses that the node reads, and is not worth a question.
-                    said = (each for each in found if (each.reader, each.op_column) == (reader, "response_tokens"))
-                    if (response := next(said, None)) and response.writer in self._writers.get(source, ()):
+                    read = (each for each in found if (each.reader, each.op_column) == (reader, "response_tokens"))
+                    if (response := next(read, None)) and response.writer in self._writers.get(source, ()):
                         found.append(Reading(reader, op_column, response.writer, source))
                 elif source in self._writers and not self._replaces_its_own(reader, op_column, source):
                     bare.setdefault(source, []).append(reader)

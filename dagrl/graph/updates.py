@@ -16,7 +16,7 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
     same, at the same temperature, and the ratio is 1. (How far older samples are from these weights is for
     `rollout_correction`.) Where updates drop out activations, their own log-probs differ.
     """
-    found = {}
+    redundant = {}
     for name, node in nodes.items():
         if not isinstance(node.spec, LogprobNode):
             continue
@@ -36,8 +36,8 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
             for reader, column, _ in readers
         ):
             updates = " and ".join(f"`{reader}`" for *_, reader in readers)
-            found[name] = f"{updates} takes one optimizer step for each batch, so the ratio is 1"
-    return found
+            redundant[name] = f"{updates} takes one optimizer step for each batch, so the ratio is 1"
+    return redundant
 
 
 def updates_with_dropout(pipeline: Pipeline, update: UpdateNode) -> bool:

@@ -34,5 +34,5 @@ def _configs(folder: Path) -> Iterator[object]:
 
 def _named(configs: Iterable[object]) -> Iterator[object]:
     for config in configs:
-        told = config.get("eos_token_id") if isinstance(config, Mapping) else None
-        yield from told if isinstance(told, list) else [told]
+        named = config.get("eos_token_id") if isinstance(config, Mapping) else None
+        yield from named if isinstance(named, list) else [named]

@@ -94,8 +94,8 @@ def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
         make_tokenizer(model.tokenizer, finds_images=settings is not None).save_pretrained(folder)
         path = folder / "tokenizer_config.json"
         # The class has another name in transformers 4, which both know.
-        told = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-        path.write_text(json.dumps(told, indent=2) + "\n")
+        fields = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+        path.write_text(json.dumps(fields, indent=2) + "\n")
         if settings is not None:
             write_processor(folder, settings)
     elif source := model.tokenizer or model.path:

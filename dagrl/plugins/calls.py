@@ -51,8 +51,8 @@ class _CallRecord:
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             named = [*self._running.values()]
             others = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-            told = ("; ".join(named[:_MOST_NAMED]) + others).encode("utf-8", "replace")[:_FILE_BYTES]
-            os.pwrite(self._file, told.ljust(_FILE_BYTES), 0)
+            shown = ("; ".join(named[:_MOST_NAMED]) + others).encode("utf-8", "replace")[:_FILE_BYTES]
+            os.pwrite(self._file, shown.ljust(_FILE_BYTES), 0)
 
 
 _record = _CallRecord()
@@ -117,7 +117,7 @@ def ending_children(function: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         if os.getpid() != process:
-            told = f"{name_of(function)} has forked this process, which returned from the call and ends here\n"
+            message = f"{name_of(function)} has forked this process, which returned from the call and ends here\n"
             with suppress(OSError):
-                os.write(2, told.encode("utf-8", "replace"))
+                os.write(2, message.encode("utf-8", "replace"))
             os._exit(1)

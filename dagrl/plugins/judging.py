@@ -55,15 +55,15 @@ def parse(reply: str, pattern: re.Pattern[str], scores: Mapping[str, float] | No
     matches = list(pattern.finditer(reply))
     if not matches:
         raise ValueError(f"nothing in it matches {pattern.pattern!r}")
-    found = (matches[-1][1 if pattern.groups else 0] or "").strip()
+    score = (matches[-1][1 if pattern.groups else 0] or "").strip()
     if scores is not None:
-        if found not in scores:
-            raise ValueError(f"it contains {found!r}, which is none of {', '.join(scores)}")
-        return scores[found]
+        if score not in scores:
+            raise ValueError(f"it contains {score!r}, which is none of {', '.join(scores)}")
+        return scores[score]
     try:
-        return finite(float(found))
+        return finite(float(score))
     except ValueError as error:
-        raise ValueError(f"it contains {found!r}, which is no number") from error
+        raise ValueError(f"it contains {score!r}, which is no number") from error
 
 
 def finite(score: Any) -> float:

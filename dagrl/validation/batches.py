@@ -117,11 +117,11 @@ def _check_micro_batch(
 def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     for rollout, node in pipeline.rollouts.items():
         positions = sizes[node.engine].positions if node.engine in sizes else None
-        found = pipeline.samplings(rollout, validated=pipeline.run.validates)
+        samplings = pipeline.samplings(rollout, validated=pipeline.run.validates)
         for section, longest in pipeline.longest_rows(rollout, validated=pipeline.run.validates).items():
             if positions is None or longest <= positions.value:
                 continue
-            new, place = found[section].max_new_tokens, (*section, "max_new_tokens")
+            new, place = samplings[section].max_new_tokens, (*section, "max_new_tokens")
             most = f"the model's {positions.name}, {positions.value}"
             engine = pipeline.engines.get(node.engine)
             if engine is not None and not engine.replicas_are_servers and new >= positions.value:

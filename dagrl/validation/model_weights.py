@@ -170,8 +170,8 @@ def _check_tensors(
         raise ValueError(f"{what} {list(wanted[missing[0]])} among them; {_REMEDY}")
     wrong = [name for name, size in wanted.items() if stored[name].entry.shape != size]
     if wrong:
-        found, asked = list(stored[wrong[0]].entry.shape), list(wanted[wrong[0]])
-        what = f"{_of(stored, wrong[0])} is {found}, and config.json asks for {asked}"
+        stored_shape, wanted_shape = list(stored[wrong[0]].entry.shape), list(wanted[wrong[0]])
+        what = f"{_of(stored, wrong[0])} is {stored_shape}, and config.json asks for {wanted_shape}"
         raise ValueError(f"{what}{_more(wrong)}; {_REMEDY}")
     predicting = config.optional("num_nextn_predict_layers") or 0
     left_over = [

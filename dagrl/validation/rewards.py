@@ -180,11 +180,11 @@ def _check_engine(
 
 
 def _check_question(place: Place, node: JudgeNode, folder: Path, findings: Findings) -> None:
-    found = fields_in(node.prompt)
-    if "response" not in found:
+    fields = fields_in(node.prompt)
+    if "response" not in fields:
         message = "the question does not contain the response; write {response} where it goes"
         findings.error((*place, "prompt"), message, "judge-without-response")
-    for unknown in sorted(found - set(FIELDS)):
+    for unknown in sorted(fields - set(FIELDS)):
         message = f"there is no field {{{unknown}}}, so it stays as it is; {suggest(unknown, FIELDS)}"
         findings.warning((*place, "prompt"), message, "unknown-field")
     try:

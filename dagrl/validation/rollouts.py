@@ -184,13 +184,13 @@ def _check_others_wait(rollout: str, graph: Graph, findings: Findings) -> None:
 
 def _check_several(pipeline: Pipeline, name: str, node: RolloutNode, graph: Graph, findings: Findings) -> None:
     """Rollouts share the rows of a batch: as many for each prompt as the leading one samples."""
-    leading, found = pipeline.leading_rollout, pipeline.rollouts
-    behind = next((other for other in found if other in graph.ancestors(name)), None)
+    leading, rollouts = pipeline.leading_rollout, pipeline.rollouts
+    behind = next((other for other in rollouts if other in graph.ancestors(name)), None)
     if behind and node.n > 1:
         message = f"it answers each row of `{behind}` once; remove `n`"
         findings.error(("nodes", name, "n"), message, "different-rows")
-    elif not behind and node.n != found[leading].n:
-        rows = found[leading].n
+    elif not behind and node.n != rollouts[leading].n:
+        rows = rollouts[leading].n
         message = f"all columns of a step have the same rows, and `{leading}` samples {rows} a prompt; set `n: {rows}`"
         findings.error(("nodes", name, "n"), message, "different-rows")
 
@@ -237,8 +237,8 @@ def _check_bounds(pipeline: Pipeline, place: Place, node: FilterNode, findings: 
     if node.lower is not None and node.upper is not None and node.lower >= node.upper:
         message = f"no mean is above {node.lower} and below {node.upper}; lower `lower`, or raise `upper`"
         findings.error((*place, "lower"), message, "crossed-bounds")
-    found = pipeline.rollouts
-    if node.least_std is not None and found and found[pipeline.leading_rollout].n == 1:
+    rollouts = pipeline.rollouts
+    if node.least_std is not None and rollouts and rollouts[pipeline.leading_rollout].n == 1:
         message = "the standard deviation of one response is 0, so no group passes; raise the rollout's `n`"
         where: Place = place if node.min_std is None else (*place, "min_std")
         findings.error(where, message, "group-too-small")

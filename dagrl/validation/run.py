@@ -158,23 +158,23 @@ def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
 
 
 def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
-    found = pipeline.rollouts
-    leading = pipeline.leading_rollout if found else ""
-    for name, node in found.items():
+    rollouts = pipeline.rollouts
+    leading = pipeline.leading_rollout if rollouts else ""
+    for name, node in rollouts.items():
         place: Place = ("nodes", name, "val_n")
-        if name != leading and node.val_n not in (1, found[leading].val_n):
-            message = removal(f"`{leading}` samples {found[leading].val_n} responses to a validation prompt")
+        if name != leading and node.val_n not in (1, rollouts[leading].val_n):
+            message = removal(f"`{leading}` samples {rollouts[leading].val_n} responses to a validation prompt")
             findings.error(place, message, "different-rows")
         if name == leading and node.val_n > 1 and (node.val_sampling is None or node.val_sampling.temperature == 0):
             message = f"{node.val_n} responses with temperature 0 are equal; add `val_sampling` with a temperature"
             findings.error(place, message, "greedy-samples")
-    for key, each in pipeline.data.val_sets.items():
+    for key, spec in pipeline.data.val_sets.items():
         place = ("data", "val", key, "n")
-        if not found and (each.n or each.sampling):
+        if not rollouts and (spec.n or spec.sampling):
             message = "no node samples responses to its prompts; name the file alone"
             findings.error(place[:-1], message, "option-without-effect")
-        elif found and (each.n or 1) > 1 and pipeline.val_sampling(leading, key).temperature == 0:
-            message = f"{each.n} responses with temperature 0 are equal; add `sampling` with a temperature"
+        elif rollouts and (spec.n or 1) > 1 and pipeline.val_sampling(leading, key).temperature == 0:
+            message = f"{spec.n} responses with temperature 0 are equal; add `sampling` with a temperature"
             findings.error(place, message, "greedy-samples")
 
 

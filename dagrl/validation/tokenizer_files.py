@@ -126,11 +126,11 @@ def _templates(folder: Path) -> dict[str, str]:
         files |= {path.stem: path for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
     if files:
         return {name: path.read_text(encoding="utf-8", errors="replace") for name, path in files.items()}
-    told = _object_or_empty(folder / _CONFIG).get("chat_template")
-    if isinstance(told, list):
-        pairs = [(each.get("name"), each.get("template")) for each in told if isinstance(each, dict)]
+    template = _object_or_empty(folder / _CONFIG).get("chat_template")
+    if isinstance(template, list):
+        pairs = [(each.get("name"), each.get("template")) for each in template if isinstance(each, dict)]
         return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
-    return {"default": told} if isinstance(told, str) else {}
+    return {"default": template} if isinstance(template, str) else {}
 
 
 def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:

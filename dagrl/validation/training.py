@@ -158,21 +158,21 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
         if kl.target_kl is not None and kl.coef == 0:
             message = "the weight is adapted by factors, so 0 stays 0; start with for example 0.001"
             findings.error((*place, "kl_in_reward", "coef"), message, "coefficient-of-zero")
-    found = pipeline.rollouts
-    if not found:
+    rollouts = pipeline.rollouts
+    if not rollouts:
         return
     leading = pipeline.leading_rollout
-    if found[leading].rows_per_sample > 1:
+    if rollouts[leading].rows_per_sample > 1:
         _check_rows_of_trajectory(place, node, findings)
     compares = (
         node.user_function is None and "group_id" in node.model_copy(update={"length_reward": None}).contract().reads
     )
-    if (compares or node.length_reward) and found[leading].n < 2:
+    if (compares or node.length_reward) and rollouts[leading].n < 2:
         what = node.estimator if compares else "length_reward"
         message = f"`{name}` compares the responses to a prompt ({what}), and there is only 1; set `n: 2` or more"
         findings.error(("nodes", leading, "n"), message, "group-too-small")
-    longest = max(found, key=lambda each: found[each].sampling.max_new_tokens)
-    limit = found[longest].sampling.max_new_tokens
+    longest = max(rollouts, key=lambda each: rollouts[each].sampling.max_new_tokens)
+    limit = rollouts[longest].sampling.max_new_tokens
     if node.overlong_buffer and node.overlong_buffer.len > limit:
         message = (
             f"{node.overlong_buffer.len} tokens exceed nodes.{longest}.sampling.max_new_tokens = {limit}; lower it"
@@ -344,12 +344,12 @@ def _check_pairs(pipeline: Pipeline, name: str, node: DpoNode, findings: Finding
 
 def _check_mix(pipeline: Pipeline, name: str, node: MixNode, findings: Findings) -> None:
     place: Place = ("nodes", name)
-    found = pipeline.rollouts
-    if pipeline.is_offline or len(found) != 1:
+    rollouts = pipeline.rollouts
+    if pipeline.is_offline or len(rollouts) != 1:
         message = "needs one rollout whose samples are trained on; use `op: sft` for responses of the data set alone"
         findings.error(place, message, "mix-without-rollout")
         return
-    ((leading, rollout),) = found.items()
+    ((leading, rollout),) = rollouts.items()
     least = 2 if any(isinstance(other, AdvantageNode) for other in pipeline.nodes.values()) else 1
     given, longest = len(pipeline.data.responses), pipeline.data.max_response_tokens
     if rollout.n - node.per_prompt < least:

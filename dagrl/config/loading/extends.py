@@ -110,19 +110,18 @@ def _parents(document: Document) -> list[tuple[Place, Any]]:
     """Remove ``extends`` from a document; its entries and their places."""
     if "extends" not in document.tree:
         return []
-    said = document.tree.pop("extends")
+    extended = document.tree.pop("extends")
     if ("extends",) in document.broken:
         document.broken.add(())
         return []
-    if not isinstance(said, list) or not said:
-        return [(("extends",), said)]
-    if len(said) > MOST_FILES:
+    if not isinstance(extended, list) or not extended:
+        return [(("extends",), extended)]
+    if len(extended) > MOST_FILES:
         position = document.positions["extends",]
-        message = f"extends {len(said):,} files, of which {MOST_FILES} are the most; put some of them into one"
+        message = f"extends {len(extended):,} files, of which {MOST_FILES} are the most; put some of them into one"
         raise PipelineError([Problem(position.file, position.line, "extends", message, "too-large")])
-    return [
-        (("extends", index), parent) for index, parent in enumerate(said) if ("extends", index) not in document.broken
-    ]
+    entries: list[tuple[Place, Any]] = [(("extends", index), parent) for index, parent in enumerate(extended)]
+    return [(place, parent) for place, parent in entries if place not in document.broken]
 
 
 def _find_parent(parent: Any, path: Path) -> Path:
