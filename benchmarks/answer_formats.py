@@ -1,15 +1,17 @@
-r"""Model outputs whose verdict is known by construction: a reference answer written in many formats, and near misses.
+r"""Model outputs whose verdict is known by construction: a reference answer in many formats, and near misses.
 
-What is known about an answer comes from exact rules here (`Reference`), never from the grader that is measured. A near
-miss that could equal the reference by chance is left out.
+The value of an answer comes from exact rules (`Reference`), never from the grader under test. A near miss that could
+equal the reference by chance is left out. `answer_templates` has the formats.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+
+import answer_templates as templates
 
 _UNIT = r"(?:\s|\\[ ,;]|~)*(?:\\(?:text|mathrm|mbox|textrm)\s*\{(?P<unit>[^{}]*)\}(?:\^\{?\d\}?)?|\^\{?\\circ\}?|\\%)"
 _MEASURED = re.compile(rf"(?P<number>.*?){_UNIT}\.?", re.DOTALL)
@@ -120,65 +122,15 @@ def value_of(text: str) -> Fraction | None:
     return Fraction(sign * above, below) if below else None
 
 
-# Right answers: the reference as it is, within other words and marks.
-
-_THOUGHT = r"<think>Maybe \boxed{17}? Or <answer>3, 5</answer>? No.</think>" + "\n"
-_MARKS: dict[str, str] = {
-    r"\boxed{X}": r"We get $2+2=4$, so it is \boxed{@}.",
-    r"$\boxed{X}$": r"Therefore $\boxed{@}$.",
-    r"\[\boxed{X}\]": "So\n\\[\n\\boxed{@}\n\\]\n",
-    r"\boxed {X}": r"So it is $\boxed {@}$",
-    r"\fbox{X}": r"So it is $\fbox{@}$.",
-    r"\boxed{X.}": r"\boxed{@.}",
-    r"\boxed{ X }": "\\boxed{ @ }",
-    r"\boxed{\boxed{X}}": r"\boxed{\boxed{@}}",
-    r"\boxed{$X$}": r"\boxed{$@$}",
-    r"\boxed{\displaystyle X}": r"\boxed{\displaystyle @}",
-    r"\boxed{X\,}": r"\boxed{\,@\,}",
-    r"first \boxed{7}, then \boxed{X}": r"First \boxed{7}, but that was wrong, as I see on a second look: \boxed{@}.",
-    r"think, \boxed{X}": _THOUGHT + r"It is \boxed{@}",
-    "think, <answer>X": _THOUGHT + "<answer>@</answer>",
-    "think, the answer is $X$": _THOUGHT + "The answer is $@$.",
-    "<answer>X": "We have 2 of them. <answer>@</answer>",
-    "<answer> X": "<answer> @ </answer>",
-    r"<answer>\nX.": "<answer>\n@.\n</answer>",
-    "<answer>$X$": "<answer>$@$</answer>",
-    r"<answer>\(X\)": r"<answer>\(@\)</answer>",
-    r"<answer>\boxed{X}": r"<answer>\boxed{@}</answer>",
-    "<answer>The answer is $X$.": "<answer>The answer is $@$.</answer>",
-    "The answer is $X$.": "As 2+2=4, the answer is $@$.",
-    r"The answer is: \(X\)": r"There are 7. The answer is: \(@\)",
-    "the final answer is: $X$": "There are 7. Therefore, the final answer is: $@$. I hope it is correct.",
-    "**Final Answer:** $X$": "There are 7.\n\n**Final Answer:** $@$",
-    "Answer: $X$": "There are 7.\nAnswer: $@$",
-    r"The answer is \[X\]": "The answer is\n\\[ @ \\]\n",
-}
-_PLAIN_MARKS: dict[str, str] = {
-    "The answer is X.": "As 2+2=4, the answer is @.",
-    "the answer is: **X**": "There are 7, so the answer is: **@**.",
-    "Answer: X": "There are 7.\nAnswer: @",
-    "The answer is X, because": "The answer is @, because I checked it twice.",
-    "#### X": "7 + 2 = 9\n#### @",
-    "#### **X**.": "7 + 2 = 9\n#### **@**.",
-    r"\boxed{**X**}": r"\boxed{**@**}",
-    r"\boxed{\mathbf{X}}": r"\boxed{\mathbf{@}}",
-    r"\boxed{\text{X}}": r"\boxed{\text{@}}",
-    r"\boxed{\left(X\right)}": r"\boxed{\left(@\right)}",
-    r"\boxed{x=X}": r"\boxed{x=@}",
-    r"\boxed{x = X}": r"<answer>x = @</answer>",
-}
-"""For numbers as digits."""
-
-
 def right_outputs(reference: Reference) -> Iterator[Output]:
     """Right responses in every format that the reference can have, each once."""
-    for name, around in _MARKS.items():
+    for name, around in templates.MARKS.items():
         yield Output(name, around.replace("@", reference.text), right=True)
     digits = _digits(reference)
-    for name, around in _PLAIN_MARKS.items() if digits else ():
+    for name, around in templates.PLAIN_MARKS.items() if digits else ():
         yield Output(name, around.replace("@", digits), right=True)
     carriers = (r"It is \boxed{@}.", "<answer>@</answer>", "Therefore, the final answer is: $@$.")
-    for index, (name, written) in enumerate(_writings(reference)):
+    for index, (name, written) in enumerate(_notations(reference)):
         # A dollar sign or words between dollars are no formula.
         count = 2 if re.search(r"(?<!\\)\$|(?<![\\{a-z])[a-z]{2,}|%$", written) else 3
         around = carriers[(index + len(reference.text)) % count]
@@ -186,7 +138,7 @@ def right_outputs(reference: Reference) -> Iterator[Output]:
 
 
 def _digits(reference: Reference) -> str:
-    """A number in digits, a point and a slash alone; empty for what is none or has no such writing."""
+    """A number in digits, a point and a slash alone; empty for other kinds, and without such a notation."""
     if reference.kind not in ("whole", "decimal", "fraction") or reference.value is None:
         return ""
     return _decimal(reference.value) if reference.kind == "decimal" else str(reference.value)
@@ -208,159 +160,102 @@ def _decimal(value: Fraction) -> str:
     return ("-" if value < 0 else "") + point
 
 
-def _writings(reference: Reference) -> Iterator[tuple[str, str]]:
+def _filled(table: Mapping[str, str], **parts: object) -> Iterator[tuple[str, str]]:
+    """The notations of a table, with the parts of the answer in place of ``@`` and their letter."""
+    for name, template in table.items():
+        yield name, re.sub(r"@([a-z])", lambda found: str(parts[found[1]]), template)
+
+
+def _notations(reference: Reference) -> Iterator[tuple[str, str]]:
     """Other LaTeX for the same answer."""
-    yield from _WRITINGS.get(reference.kind, _formula_writings)(reference)
+    yield from _NOTATIONS.get(reference.kind, _formula_notations)(reference)
     if reference.kind in ("whole", "decimal", "fraction"):
         yield from _with_units(reference)
 
 
-def _number_writings(reference: Reference) -> Iterator[tuple[str, str]]:
+def _number_notations(reference: Reference) -> Iterator[tuple[str, str]]:
     value = reference.value
     assert value is not None
     digits = _digits(reference)
-    yield "5", digits
-    if value < 0:
-        yield "−5", digits.replace("-", "−")
-        yield "- 5", digits.replace("-", "- ")
-    else:
-        yield "+5", "+" + digits
+    tables = [templates.NUMBER, templates.NEGATIVE if value < 0 else templates.POSITIVE]
     if reference.kind == "whole":
-        yield "5.0", f"{value}.0"
-        yield "5.00", f"{value}.00"
-        yield r"\frac{10}{2}", rf"\frac{{{2 * value}}}{{2}}"
-        yield "(5)", f"({value})"
+        tables.append(templates.WHOLE)
     if reference.kind == "decimal" and "." in digits:
-        yield "0.50", digits + "0"
-        yield r"0.5 as \frac", rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+        tables.append(templates.DECIMAL)
         if abs(value) < 1:
-            yield ".5", digits.replace("0.", ".", 1)
-    if abs(value) >= 1000 and reference.kind != "fraction":
-        yield from _thousands(digits)
-        mantissa = _decimal(value / 1000)
-        for name, times in {
-            r"\times": r"\times 10^3",
-            r"\times {}": r" \times 10^{3}",
-            r"\cdot": r"\cdot 10^{3}",
-        }.items():
-            yield f"1.2{name} 10^3", mantissa + times
-        yield "1.2e3", mantissa + "e3"
+            tables.append(templates.BELOW_ONE)
+    parts = {"d": digits, "a": digits.removeprefix("-"), "f": digits.replace("0.", ".", 1), "v": value, "w": 2 * value}
+    parts |= {"n": value.numerator, "m": value.denominator}
+    for table in tables:
+        yield from _filled(table, **parts)
+    if abs(value) >= 1000:
+        whole, point, rest = digits.partition(".")
+        for name, separator in templates.THOUSANDS_SEPARATORS.items():
+            yield f"1{name}000", f"{int(whole):,}".replace(",", separator) + point + rest
+        yield from _filled(templates.SCIENTIFIC, k=_decimal(value / 1000))
 
 
-def _thousands(digits: str) -> Iterator[tuple[str, str]]:
-    whole, point, rest = digits.partition(".")
-    separators = {
-        ",": ",", "{,}": "{,}", r"\,": r"\,", r",\!": r",\!", "space": " ", r"\ ": r"\ ", "~": "~",
-        "thin space": "\u2009", "narrow space": "\u202f", "no-break space": "\u00a0", r"\;": r"\;",
-    }  # fmt: skip
-    for name, separator in separators.items():
-        yield f"1{name}000", f"{int(whole):,}".replace(",", separator) + point + rest
-
-
-def _fraction_writings(reference: Reference) -> Iterator[tuple[str, str]]:
+def _fraction_notations(reference: Reference) -> Iterator[tuple[str, str]]:
     value = reference.value
     assert value is not None
     sign, above, below = "-" if value < 0 else "", abs(value.numerator), value.denominator
-    yield r"\frac", rf"{sign}\frac{{{above}}}{{{below}}}"
-    yield r"\dfrac", rf"{sign}\dfrac{{{above}}}{{{below}}}"
-    yield r"\tfrac", rf"{sign}\tfrac{{{above}}}{{{below}}}"
-    yield r"\cfrac", rf"{sign}\cfrac{{{above}}}{{{below}}}"
-    yield "a/b", f"{sign}{above}/{below}"
-    yield "a / b", f"{sign}{above} / {below}"
-    yield r"\frac{ a }{ b }", rf"{sign}\frac{{ {above} }}{{ {below} }}"
-    yield "unreduced", rf"{sign}\frac{{{2 * above}}}{{{2 * below}}}"
-    yield r"\left(\frac\right)", rf"{sign}\left(\frac{{{above}}}{{{below}}}\right)"
+    whole, rest = divmod(above, below)
+    parts = {"s": sign, "n": above, "m": below, "i": 2 * above, "j": 2 * below, "q": whole, "r": rest}
+    yield from _filled(templates.FRACTION, **parts)
     if sign:
-        yield r"\frac{-a}{b}", rf"\frac{{-{above}}}{{{below}}}"
+        yield from _filled(templates.NEGATIVE_FRACTION, **parts)
     if above < 10 and below < 10:
-        yield r"\frac ab", rf"{sign}\frac {above}{below}"
-        yield r"\frac12", rf"{sign}\frac{above}{below}"
+        yield from _filled(templates.ONE_DIGIT_FRACTION, **parts)
     if len(decimal := _decimal(value)) in range(1, 8):
         yield "decimal", decimal
     if below > 1 and above > below:
-        whole, rest = divmod(above, below)
-        yield "3 1/2", f"{sign}{whole} {rest}/{below}"
-        yield r"3\frac12", rf"{sign}{whole}\frac{{{rest}}}{{{below}}}"
-        yield r"3 \frac12", rf"{sign}{whole} \frac{{{rest}}}{{{below}}}"
-        yield r"3\,\tfrac12", rf"{sign}{whole}\,\tfrac{{{rest}}}{{{below}}}"
-        yield r"3\ 1/2", rf"{sign}{whole}\ {rest}/{below}"
+        yield from _filled(templates.MIXED, **parts)
 
 
 def _with_units(reference: Reference) -> Iterator[tuple[str, str]]:
     digits, text = _digits(reference), reference.text
-    yield r"5~\mathrm{cm}", rf"{digits}~\mathrm{{cm}}"
-    yield r"5\,\mathrm{cm}", rf"{text}\,\mathrm{{cm}}"
-    yield r"5\text{ cm}", rf"{text}\text{{ cm}}"
-    yield r"5 \text{cm}^2", rf"{text} \text{{cm}}^2"
-    yield r"5\ \text{cm}^{2}", rf"{digits}\ \text{{cm}}^{{2}}"
-    yield r"5\text{ square units}", rf"{text}\text{{ square units}}"
-    yield r"5\mbox{ inches}", rf"{digits} \mbox{{ inches}}"
-    yield r"5\ \mathrm{m/s}", rf"{digits}\ \mathrm{{m/s}}"
-    yield r"5^\circ", rf"{text}^\circ"
-    yield r"5^{\circ}", rf"{digits}^{{\circ}}"
-    yield "5°", f"{digits}°"
-    yield r"5\text{ dollars}", rf"{text}\text{{ dollars}}"
-    yield r"\$5", rf"\${text}"
+    yield from _filled(templates.UNITS, d=digits, t=text)
     if "." in digits or "/" not in digits:
         yield "$5", f"${digits}" if not digits.startswith("-") else rf"\${digits}"
-        yield "5 cm", f"{digits} cm"
-        yield "5 dollars", f"{digits} dollars"
-        yield "5 apples", f"{digits} apples"
-        yield "5 degrees", f"{digits} degrees"
-        yield r"5\%", rf"{digits}\%"
-        yield "5%", f"{digits}%"
+        yield from _filled(templates.PLAIN_UNITS, d=digits)
 
 
-def _measured_writings(reference: Reference) -> Iterator[tuple[str, str]]:
+def _measured_notations(reference: Reference) -> Iterator[tuple[str, str]]:
     found = _MEASURED.fullmatch(reference.text)
     assert found
-    number = found["number"].strip()
-    yield "5 for 5 cm", number
-    yield "spaced unit", f"{number} {reference.text[len(found['number']) :].strip()}"
+    unit = (found["unit"] or "").strip()
+    parts = {"d": found["number"].strip(), "e": reference.text[len(found["number"]) :].strip(), "u": unit}
+    yield from _filled(templates.MEASURED, **parts)
     if "circ" in reference.text:
-        yield "5°", f"{number}°"
-        yield r"5^{\circ}", rf"{number}^{{\circ}}"
-        yield "5 degrees", f"{number} degrees"
-        yield r"5\text{ degrees}", rf"{number}\text{{ degrees}}"
-    if found["unit"] and found["unit"].strip() and reference.text.endswith("}"):
-        unit = found["unit"].strip()
-        yield r"5~\mathrm{unit}", rf"{number}~\mathrm{{{unit}}}"
-        yield r"5\,\text{unit}", rf"{number}\,\text{{{unit}}}"
+        yield from _filled(templates.DEGREES, **parts)
+    if unit and reference.text.endswith("}"):
+        yield from _filled(templates.NAMED_UNIT, **parts)
         if re.fullmatch("[A-Za-z ]+", unit):
-            yield "5 unit", f"{number} {unit}"
+            yield from _filled(templates.WORD_UNIT, **parts)
 
 
-def _letter_writings(reference: Reference) -> Iterator[tuple[str, str]]:
-    letter = _MARKUP.sub(r"\1", reference.text).strip(" ()")
-    yield "(A)", f"({letter})"
-    yield "A", letter
-    yield r"\text{(A)}", rf"\text{{({letter})}}"
-    yield r"\text{A}", rf"\text{{{letter}}}"
-    yield r"\textbf{(A)}", rf"\textbf{{({letter})}}"
-    yield r"\textbf{(A) }", rf"\textbf{{({letter}) }}"
-    yield r"\mathrm{A}", rf"\mathrm{{{letter}}}"
-    yield r"\mathbf{(A)}", rf"\mathbf{{({letter})}}"
+def _letter_notations(reference: Reference) -> Iterator[tuple[str, str]]:
+    yield from _filled(templates.LETTER, x=_letter(reference))
 
 
-def _words_writings(reference: Reference) -> Iterator[tuple[str, str]]:
-    said = _MARKUP.sub(r"\1", reference.text).strip()
-    yield "words", said
-    yield r"\text{words}", rf"\text{{{said}}}"
-    yield r"\text{ words }", rf"\text{{ {said} }}"
-    yield r"\textbf{words}", rf"\textbf{{{said}}}"
-    yield r"\mathrm{words}", rf"\mathrm{{{said}}}"
-    yield r"\text{Words}", rf"\text{{{said[0].upper()}{said[1:]}}}"
+def _letter(reference: Reference) -> str:
+    return _MARKUP.sub(r"\1", reference.text).strip(" ()")
 
 
-def _tuple_writings(reference: Reference) -> Iterator[tuple[str, str]]:
-    parts = reference.parts
-    yield "(a,b)", f"({','.join(parts)})"
-    yield "( a , b )", f"( {' , '.join(parts)} )"
-    yield r"\left( a, b \right)", rf"\left( {', '.join(parts)} \right)"
-    yield r"\left(a,\ b\right)", r"\left(" + r",\ ".join(parts) + r"\right)"
-    yield r"\big(a, b\big)", r"\big(" + ", ".join(parts) + r"\big)"
-    yield "a/b within", f"({', '.join(_slashed(part) for part in parts)})"
-    yield r"\dfrac within", f"({', '.join(part.replace(r'\frac', r'\dfrac') for part in parts)})"
+def _words_notations(reference: Reference) -> Iterator[tuple[str, str]]:
+    words = _MARKUP.sub(r"\1", reference.text).strip()
+    yield from _filled(templates.WORDS, x=words, c=words[0].upper() + words[1:])
+
+
+def _joined(table: Mapping[str, tuple[str, str, str]], parts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for name, (opening, separator, closing) in table.items():
+        yield name, opening + separator.join(parts) + closing
+
+
+def _tuple_notations(reference: Reference) -> Iterator[tuple[str, str]]:
+    yield from _joined(templates.TUPLE, reference.parts)
+    yield "a/b within", f"({', '.join(map(_slashed, reference.parts))})"
+    yield r"\dfrac within", f"({', '.join(part.replace(r'\frac', r'\dfrac') for part in reference.parts)})"
 
 
 def _slashed(part: str) -> str:
@@ -368,28 +263,23 @@ def _slashed(part: str) -> str:
     return part if value is None or r"\frac" not in part else str(value)
 
 
-def _set_writings(reference: Reference) -> Iterator[tuple[str, str]]:
+def _set_notations(reference: Reference) -> Iterator[tuple[str, str]]:
     parts = reference.parts
     if reference.kind == "list":
-        yield "a,b", ",".join(parts)
-        yield "a, b", ", ".join(parts)
+        yield from _joined(templates.LIST, parts)
         if any(part[0] in "([" for part in parts):
             return
         yield r"a \text{ and } b", r" \text{ and } ".join([", ".join(parts[:-1]), parts[-1]])
     yield "{b, a}", r"\{" + ", ".join(reversed(parts)) + r"\}"
-    yield "{a,b}", r"\{" + ",".join(parts) + r"\}"
-    yield r"\left\{ a, b \right\}", r"\left\{ " + ", ".join(parts) + r" \right\}"
-    yield r"\{\,a,\,b\,\}", r"\{\," + r",\,".join(parts) + r"\,\}"
-    yield "a/b within", r"\{" + ", ".join(_slashed(part) for part in parts) + r"\}"
+    yield from _joined(templates.SET, parts)
+    yield "a/b within", r"\{" + ", ".join(map(_slashed, parts)) + r"\}"
 
 
-def _interval_writings(reference: Reference) -> Iterator[tuple[str, str]]:
+def _interval_notations(reference: Reference) -> Iterator[tuple[str, str]]:
     opening, closing = _brackets(reference)
     low, high = reference.parts
-    yield "(a,b]", f"{opening}{low},{high}{closing}"
-    yield "( a, b ]", f"{opening} {low}, {high} {closing}"
-    yield r"\left(a, b\right]", rf"\left{opening}{low}, {high}\right{closing}"
-    yield "+\\infty", f"{opening}{low}, {'+' * (high == chr(92) + 'infty')}{high}{closing}"
+    plus = "+" if high == r"\infty" else ""
+    yield from _filled(templates.INTERVAL, o=opening, c=closing, l=low, h=high, p=plus)
     yield "∞", f"{opening}{low}, {high}{closing}".replace(r"\infty", "∞")
 
 
@@ -398,44 +288,23 @@ def _brackets(reference: Reference) -> tuple[str, str]:
     return bare[0], bare[-1]
 
 
-def _formula_writings(reference: Reference) -> Iterator[tuple[str, str]]:
-    text = reference.text
-    variants = {
-        r"\dfrac": re.sub(r"\\frac(?![a-z])", r"\\dfrac", text),
-        r"\sqrt{5}": re.sub(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", text),
-        r"2\cdot\sqrt5": re.sub(r"(?<=\d)\s*\\sqrt", r"\\cdot\\sqrt", text),
-        r"2 \sqrt 5": re.sub(r"(?<=\d)\s*\\sqrt", r" \\sqrt", text),
-        r"\left(": re.sub(r"(?<!left)\(([^()]*)(?<!right)\)", r"\\left(\1\\right)", text),
-        "spaced +": re.sub(r"(?<=[\w}])\s*([+=])\s*(?=[\w\\])", r" \1 ", text),
-        "tight +": re.sub(r"(?<=[\w}])\s*([+=])\s*(?=[\w\\])", r"\1", text),
-        "bmatrix": text.replace("pmatrix", "bmatrix"),
-        "^{2}": re.sub(r"\^(\d)(?!\d)", r"^{\1}", text),
-        "π": re.sub(r"\\pi(?![a-z])", "π", text),
-    }
-    yield from ((name, written) for name, written in variants.items() if written != text)
+def _formula_notations(reference: Reference) -> Iterator[tuple[str, str]]:
+    for name, (pattern, replacement) in templates.FORMULA.items():
+        if (written := re.sub(pattern, replacement, reference.text)) != reference.text:
+            yield name, written
 
 
-_WRITINGS: dict[str, Callable[[Reference], Iterator[tuple[str, str]]]] = {
-    "whole": _number_writings,
-    "decimal": _number_writings,
-    "fraction": _fraction_writings,
-    "measured": _measured_writings,
-    "letter": _letter_writings,
-    "words": _words_writings,
-    "tuple": _tuple_writings,
-    "set": _set_writings,
-    "list": _set_writings,
-    "interval": _interval_writings,
-}
-
-
-# Wrong answers: near misses of the reference, in the usual marks.
-
-_WRONG_MARKS = {
-    r"\boxed": r"It is \boxed{@}.",
-    "<answer>": "<answer>@</answer>",
-    "<answer>$": "<answer>$@$</answer>",
-    "stated": "Therefore, the final answer is: $@$.",
+_NOTATIONS: dict[str, Callable[[Reference], Iterator[tuple[str, str]]]] = {
+    "whole": _number_notations,
+    "decimal": _number_notations,
+    "fraction": _fraction_notations,
+    "measured": _measured_notations,
+    "letter": _letter_notations,
+    "words": _words_notations,
+    "tuple": _tuple_notations,
+    "set": _set_notations,
+    "list": _set_notations,
+    "interval": _interval_notations,
 }
 
 
@@ -444,7 +313,7 @@ def wrong_outputs(reference: Reference, other: Reference | None) -> Iterator[Out
     misses = list(_near_misses(reference))
     if other is not None and _surely_different(reference, other):
         misses.append(("another reference", other.text))
-    marks = list(_WRONG_MARKS.values())
+    marks = templates.WRONG_MARKS
     for index, (name, written) in enumerate(misses):
         around = marks[(index + len(reference.text)) % len(marks)]
         yield Output(name, around.replace("@", written), right=False)
@@ -464,8 +333,7 @@ def _surely_different(reference: Reference, other: Reference) -> bool:
     if reference.value is not None and other.value is not None:
         return other.kind == reference.kind and _differs(reference, other.value)
     if reference.kind == other.kind == "letter":
-        letters = [_MARKUP.sub(r"\1", each.text).strip(" ()") for each in (reference, other)]
-        return letters[0] != letters[1]
+        return _letter(reference) != _letter(other)
     return (
         reference.value is None
         and other.value is not None
@@ -474,19 +342,19 @@ def _surely_different(reference: Reference, other: Reference) -> bool:
 
 
 def _differs(reference: Reference, value: Fraction) -> bool:
-    """Whether a number is another one than the reference, also where one of the two is read as a percentage."""
+    """Whether a number differs from the reference, even if one of the two is read as a percentage."""
     right = reference.value
     assert right is not None
     readings = (right, right * 100, right / 100)
     # Decimals may be compared to a few digits.
-    return all(abs(value - each) > min(abs(each), Fraction(1)) / 30_000 for each in readings)
+    return all(abs(value - reading) > min(abs(reading), Fraction(1)) / 30_000 for reading in readings)
 
 
 def _near_misses(reference: Reference) -> Iterator[tuple[str, str]]:
     if reference.value is not None:
         yield from _wrong_numbers(reference)
     elif reference.kind == "letter":
-        letter = _MARKUP.sub(r"\1", reference.text).strip(" ()")
+        letter = _letter(reference)
         another = "ABCDE"["ABCDE".find(letter) - 1]
         if another != letter:
             yield "another letter", rf"\text{{({another})}}"
@@ -534,13 +402,8 @@ def _wrong_numbers(reference: Reference) -> Iterator[tuple[str, str]]:
     longer = digits + "1" if "." in digits or "/" in digits else f"{digits}7"
     if value and _differs(reference, Fraction(longer)):
         yield "one digit more", longer
-    yield "(a, n)", f"(-3, {digits})"
-    yield "a, n", f"{_written(value - 2, reference.kind)}, {digits}"
-    yield "n, a", f"{digits}, {_written(value + 2, reference.kind)}"
-    yield r"\{a, n\}", rf"\{{{_written(value + 3, reference.kind)}, {digits}\}}"
-    yield "a or n", rf"{_written(value - 2, reference.kind)} \text{{ or }} {digits}"
-    yield r"n \pm 1", rf"{digits} \pm 1"
-    yield "x + n", f"x + {digits}"
+    nearby = {name: _written(value + step, reference.kind) for name, step in {"b": -2, "a": 2, "c": 3}.items()}
+    yield from _filled(templates.WRONG_NUMBER, d=digits, **nearby)
     yield r"n\sqrt{2}", rf"{'(' + digits + ')'}\sqrt{{2}}" if value else r"\sqrt{2}"
     if value:
         yield r"n\pi", rf"{digits}\pi" if "/" not in digits else rf"({digits})\pi"
