@@ -8,6 +8,6 @@ from openai import AsyncOpenAI
 
 
 async def solve(client: AsyncOpenAI, row: dict[str, Any]) -> float:
-    """The reward of one attempt at a sum."""
+    """Return the reward of one attempt at a sum."""
     answer = await client.chat.completions.create(model="policy", messages=row["messages"])
     return float(answer.choices[0].message.content == row["answer"])

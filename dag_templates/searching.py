@@ -1,4 +1,4 @@
-"""An MCP server for `agent_search.yaml`: finds solved problems that have many words in common with a query."""
+"""An MCP server for `agent_search.yaml`: finds solved problems with many words of a query."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ CHECK = "Check each step. If something is wrong, correct it. End with the final 
 
 
 def main() -> None:
-    """Solve the task on standard input, and write the reward where dagrl looks for it."""
+    """Solve the task on standard input, and write the reward to the file that dagrl names."""
     row = json.load(sys.stdin)
     client, messages = OpenAI(), list(row["messages"])
     for question in (None, CHECK):
