@@ -55,7 +55,7 @@ def opo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Col
 
     Arguments, result, errors and constant groups are as in `grpo_advantages`.
     """
-    return _per_token(_centred(rewards, groups, row_sums(_ones(mask)))[0], mask)
+    return _per_token(_centred(rewards, groups, trained_tokens(mask))[0], mask)
 
 
 def remax_advantages(
@@ -146,6 +146,11 @@ def row_sums(column: Column) -> np.ndarray:
     return np.bincount(row, column.values, minlength=len(column))
 
 
+def trained_tokens(mask: Column) -> np.ndarray:
+    """Number of each row's tokens in the mask, float64 [rows]."""
+    return row_sums(Column(mask.values > 0, mask.offsets))
+
+
 def _centred(rewards: np.ndarray, groups: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rewards minus their group's weighted mean, exactly 0 in constant groups; each row's group; group sizes.
 
@@ -192,10 +197,6 @@ def whitened(values: np.ndarray, mask: Column) -> Column:
     if chosen.size and np.ptp(chosen) > ROUNDING * np.abs(chosen).max():
         scaled[active] = (chosen - chosen.mean()) / chosen.std(ddof=1)
     return Column(scaled.astype(np.float32), mask.offsets)
-
-
-def _ones(mask: Column) -> Column:
-    return Column((mask.values > 0).astype(np.float64), mask.offsets)
 
 
 def _per_token(advantages: np.ndarray, mask: Column) -> Column:

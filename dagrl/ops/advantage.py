@@ -16,6 +16,7 @@ from dagrl.algorithms.advantages import (
     remax_advantages,
     rloo_advantages,
     row_sums,
+    trained_tokens,
     whitened,
 )
 from dagrl.algorithms.gae import gae_advantages, token_rewards
@@ -97,7 +98,7 @@ def _with_critic(node: AdvantageNode, batch: Batch, rewards: np.ndarray, charges
 
 def _steered(charges: Column, mask: Column, weight: float) -> dict[str, Stat]:
     """Statistics for the controller in `dagrl.orchestrator.steps.kl_control`."""
-    tokens = row_sums(Column((mask.values > 0).astype(np.float64), mask.offsets))
+    tokens = trained_tokens(mask)
     trained = tokens > 0
     divergence = row_sums(charges)[trained] / tokens[trained] / weight
     return {"kl/reward_divergence": Stat.of(divergence), "kl/reward_weight": Stat.of([weight])}

@@ -17,12 +17,12 @@ from dagrl.config.schema import RolloutNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at
 from dagrl.data.stats import Stat
-from dagrl.ops.agents.play import play
+from dagrl.ops.agents.play import AgentRollouts
 from dagrl.ops.agents.rows import agent_columns_of, agent_stats
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response import Response, columns_of, image_columns_of, stored, turn_columns_of
 from dagrl.ops.turns.dialogue import ERROR, TURNS
-from dagrl.ops.turns.loop import converse
+from dagrl.ops.turns.loop import Conversations
 
 
 def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
@@ -59,9 +59,9 @@ def _answered(batch: Batch, context: Context) -> Iterator[Output]:
         if not response.finished
     }
     if context.rollout.agent is not None:
-        grown = play(batch, requests, context)
+        grown = AgentRollouts(batch, requests, context).run()
     elif context.rollout.multi_turn:
-        grown = converse(batch, requests, responses, context)
+        grown = Conversations(batch, requests, responses, context).run()
     else:
         grown = _sampled(requests, responses, context)
     return _groups(batch, responses, requests, grown, context)

@@ -23,6 +23,10 @@ from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows, own_rows
 from dagrl.ops.turns.passages import passages
 from dagrl.ops.validation import by_prompt, validation_stats
+from dagrl.ops.view import view_of
+
+_UNCHANGED = ("policy_version", "token_version", "finish_reason")
+"""Columns that are written as they are."""
 
 
 def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
@@ -60,8 +64,7 @@ def _write(table: pa.Table, path: Path) -> None:
 def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
     """Metrics of the policy's samples, or of the data set's responses if nothing is sampled."""
     if "response_tokens" not in batch:
-        given = {"demonstration_tokens": batch["demonstration"]} if "demonstration" in batch else {}
-        return {name: Stat.of(column.lengths) for name, column in given.items()}
+        return {"demonstration_tokens": Stat.of(batch["demonstration"].lengths)} if "demonstration" in batch else {}
     # The reward is reported here, because several ops may contribute to it, and not in `rollout`, which may finish
     # more prompts than the step takes.
     stats = {"reward": Stat.of(batch["reward"].values), "response_tokens": Stat.of(batch["response_tokens"].lengths)}
@@ -123,12 +126,7 @@ def _table(batch: Batch, context: Context) -> pa.Table:
     if "advantage" in batch:
         means = [batch["advantage"][row] for row in rows]
         table["advantage"] = [float(values.mean()) if len(values) else 0.0 for values in means]
-    if "policy_version" in batch:
-        table["policy_version"] = batch["policy_version"].values.tolist()
-    if "token_version" in batch:
-        table["token_version"] = [batch["token_version"][row] for row in rows]
-    if "finish_reason" in batch:
-        table["finish_reason"] = batch["finish_reason"].strings()
+    table |= view_of(batch.select(name for name in _UNCHANGED if name in batch))
     if "agent_output" in batch:
         # Rows of a trajectory have the id of its first.
         table["trajectory"] = (batch.rows - batch.rows % context.sequences).tolist()
@@ -137,10 +135,8 @@ def _table(batch: Batch, context: Context) -> pa.Table:
     if "token_turn" in batch:
         table["turns"] = [_turns(batch, row, context) for row in rows]
     if logprobs := [name for name in LOGPROB_COLUMNS if name in batch]:
-        table |= {name: [batch[name][row] for row in rows] for name in logprobs}
+        table |= view_of(batch.select(name for name in (*logprobs, "token_turn") if name in batch))
         table["token_text"] = _token_texts(batch, context)
-        if "token_turn" in batch:
-            table["token_turn"] = [batch["token_turn"][row] for row in rows]
     return pa.table({name: pa.array(values, _type_of(name)) for name, values in table.items()})
 
 

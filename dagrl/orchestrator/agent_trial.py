@@ -24,7 +24,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import ImageColumn, images_at
 from dagrl.data.prompt_table import PromptTable
 from dagrl.model_files.images import image_settings, shortened
-from dagrl.ops.agents.play import play
+from dagrl.ops.agents.play import AgentRollouts
 from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.base import Context, Resources
 from dagrl.ops.response import Response
@@ -64,7 +64,7 @@ def _print_trial(pipeline: Pipeline, folder: Path, plan: Plan, row: int) -> None
         requests = {
             place: GenerationRequest(prompt, sample_seed(context, place), images=images) for place in range(len(batch))
         }
-        responses = [response for _, response in play(batch, requests, context)]
+        responses = [response for _, response in AgentRollouts(batch, requests, context).run()]
         for line in _report(responses, resources):
             print(line)
 

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate, product
 
-from dagrl.rewards.final_answer import ASSIGNED, GSM8K_MARK, LONGEST_ANSWER, THINK_END, marked_part, written_alike
+from dagrl.rewards.final_answer import (
+    ASSIGNED,
+    GSM8K_MARK,
+    LONGEST_ANSWER,
+    THINK_END,
+    marked_part,
+    without_name,
+    written_alike,
+)
 from dagrl.rewards.formulas import equal, parsed_formula, same_formula
 from dagrl.rewards.in_latex import in_latex, of_hundred
 from dagrl.rewards.markup import unwrapped, without_unit
@@ -70,8 +78,7 @@ def matches(response: str, answer: str, *, strict: bool = False, cut: bool = Fal
 
 def _is_computed(answer: str) -> bool:
     """Whether an answer is a number, and no division that is left to do."""
-    assigned = ASSIGNED.fullmatch(answer)
-    answer = unwrapped(assigned["value"]) if assigned else answer
+    answer = without_name(answer)
     number = plain_number(answer)
     return number is not None and not (number.value.denominator == 1 and re.search(r"/|\\frac", answer))
 
@@ -124,12 +131,10 @@ def _values(reference: str, said: str) -> tuple[str, str] | None:
     """Both without a leading name (``x = 5``), if the names are equal or only one has a name; None otherwise."""
     ours, theirs = ASSIGNED.fullmatch(reference), ASSIGNED.fullmatch(said)
     if ours and theirs:
-        return (unwrapped(ours["value"]), unwrapped(theirs["value"])) if ours["name"] == theirs["name"] else None
-    if ours and not _RELATION.search(said):
-        return unwrapped(ours["value"]), said
-    if theirs and not _RELATION.search(reference):
-        return reference, unwrapped(theirs["value"])
-    return None
+        comparable = ours["name"] == theirs["name"]
+    else:
+        comparable = bool((ours and not _RELATION.search(said)) or (theirs and not _RELATION.search(reference)))
+    return (without_name(reference), without_name(said)) if comparable else None
 
 
 def _same_regions(reference: str, said: str, ours: Region | None, theirs: Region | None) -> bool:

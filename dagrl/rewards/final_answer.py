@@ -117,13 +117,17 @@ def final_answer(response: str, *, strict: bool = False) -> str | None:
     if marked is None:
         numbers = [] if strict else _NUMBER.findall(response)
         marked = numbers[-1] if numbers else ""
-    answer = unwrapped(in_latex(unwrapped(marked[:LONGEST_ANSWER])))
-    assigned = ASSIGNED.fullmatch(answer)
-    answer = unwrapped(assigned["value"]) if assigned else answer
+    answer = without_name(unwrapped(in_latex(unwrapped(marked[:LONGEST_ANSWER]))))
     number = plain_number(answer)
     if number is None:
         return None if strict else written_alike(answer)
     return f"{number.value}%" if number.percent else str(number.value)
+
+
+def without_name(answer: str) -> str:
+    """The value of an answer such as ``x = 5``; any other answer as it is."""
+    assigned = ASSIGNED.fullmatch(answer)
+    return unwrapped(assigned["value"]) if assigned else answer
 
 
 def written_alike(answer: str) -> str | None:

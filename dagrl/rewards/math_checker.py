@@ -86,8 +86,8 @@ def _serve(replies: IO[str]) -> None:
 
 def _reply_to(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        how = {"strict": request.get("strict", False), "cut": request.get("cut", False)}
-        return {"matches": matches(request["response"], request["answer"], **how)}
+        strict, cut = request.get("strict", False), request.get("cut", False)
+        return {"matches": matches(request["response"], request["answer"], strict=strict, cut=cut)}
     except ValueError as error:
         return {"error": str(error)}
     except (RecursionError, MemoryError):

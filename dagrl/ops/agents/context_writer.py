@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,10 +112,8 @@ class ContextWriter:
         try:
             return chat_text(self.tokenizer, messages, tools)
         except ValueError:
-            try:
+            with suppress(ValueError):  # the ids may not be the reason
                 return chat_text(self.tokenizer, [_with_short_ids(message) for message in messages], tools)
-            except ValueError:
-                pass  # the ids were not the reason
             raise
 
     def _shown(self, message: Message) -> Message:

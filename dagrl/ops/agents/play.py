@@ -50,19 +50,15 @@ class _Ended:
     trajectory: Trajectory
 
 
-def play(batch: Batch, requests: Mapping[int, GenerationRequest], context: Context) -> Iterator[tuple[int, Response]]:
-    """Yield the row and the response of each row of the batch, all rows of a trajectory together.
-
-    `requests` are those that a rollout without an agent would begin with. After an abort, unfinished trajectories have
-    one unfinished response, the tokens sampled for them; with ``partial_rollout`` their agents wait for a later call.
-    Raises AgentFailedError.
-    """
-    return AgentRollouts(batch, requests, context).run()
-
-
 @dataclass(slots=True)
 class AgentRollouts:
-    """The trajectories of one call."""
+    """The trajectories of one call.
+
+    `run` yields the row and the response of each row of the batch, all rows of a trajectory together. `requests` are
+    those that a rollout without an agent would begin with. After an abort, unfinished trajectories have one unfinished
+    response, the tokens sampled for them; with ``partial_rollout`` their agents wait for a later call. Raises
+    AgentFailedError.
+    """
 
     batch: Batch
     requests: Mapping[int, GenerationRequest]

@@ -111,7 +111,8 @@ class Agent:
         self._call = None
         self._clock.pause()
         self._release()
-        new = self._tokens()[self.begun :]
+        tokens = [np.zeros(0, dtype=np.int64), *(each.tokens for each in self._completions())]
+        new = np.concatenate(tokens)[self.begun :]
         self.begun += len(new)
         return new
 
@@ -130,17 +131,12 @@ class Agent:
     @property
     def oldest(self) -> int | None:
         """Oldest policy version of its tokens; None without any."""
-        replies = [each.sampled for each in self._waiting if each.sampled is not None]
-        if self._session is not None:
-            replies += [each.reply for each in self._session.tree.exchanges if each.reply is not None]
-        return min((each.policy_version for each in replies if len(each.tokens)), default=None)
+        return min((each.policy_version for each in self._completions() if len(each.tokens)), default=None)
 
-    def _tokens(self) -> np.ndarray:
-        """All tokens sampled so far."""
-        done = self._session.tree.exchanges if self._session is not None else []
-        found = [each.reply.tokens for each in done if each.reply is not None]
-        found += [each.sampled.tokens for each in self._waiting if each.sampled is not None]
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+    def _completions(self) -> list[Completion]:
+        """Replies so far, complete ones first."""
+        replies = [each.reply for each in self._session.tree.exchanges] if self._session is not None else []
+        return [each for each in (*replies, *(waiting.sampled for waiting in self._waiting)) if each is not None]
 
     async def _admit(self) -> None:
         await self.setup.slots.acquire()

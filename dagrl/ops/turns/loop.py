@@ -33,17 +33,6 @@ _POLL_S = 0.1
 """How often an abort is looked for while tools and environments work: only an engine that samples reports it."""
 
 
-def converse(
-    batch: Batch, requests: Mapping[int, GenerationRequest], responses: Sequence[Response], context: Context
-) -> Iterator[tuple[int, Response]]:
-    """Yield the row and the finished response of each of `requests`, by row.
-
-    After an abort unfinished responses are yielded as they are; with ``partial_rollout`` they and their environments
-    wait for a later call. `responses` are empty, or say that one is outdated.
-    """
-    return Conversations(batch, requests, responses, context).run()
-
-
 @dataclass(frozen=True, slots=True)
 class _PausedResponse:
     """A response, possibly finished, and its tools and environment."""
@@ -53,7 +42,12 @@ class _PausedResponse:
 
 
 class Conversations:
-    """The multi-turn responses of one call."""
+    """The multi-turn responses of one call.
+
+    `run` yields the row and the finished response of each of `requests`, by row. After an abort it yields unfinished
+    responses as they are; with ``partial_rollout`` they and their environments wait for a later call. `responses` are
+    empty, or say that one is outdated.
+    """
 
     def __init__(
         self, batch: Batch, requests: Mapping[int, GenerationRequest], responses: Sequence[Response], context: Context
