@@ -86,7 +86,7 @@ class DpoObjective:
         chosen, rejected = ratio[::2], ratio[1::2]
         loss = preference_loss(chosen - rejected, self.form, beta=self.beta, label_smoothing=self.label_smoothing)
         imitation = -likelihood[::2]
-        told = {
+        metrics = {
             "loss/dpo": loss,
             "loss/sft": imitation,
             "dpo/chosen_reward": self.beta * chosen,
@@ -96,7 +96,7 @@ class DpoObjective:
         }
         pairs = tokens.totals[0]
         share = (loss + self.sft_coef * imitation).sum() / pairs
-        return refusable(share, tokens.logprob), tally(told, torch.ones_like(loss, dtype=torch.bool))
+        return refusable(share, tokens.logprob), tally(metrics, torch.ones_like(loss, dtype=torch.bool))
 
 
 def _row_sums(values: torch.Tensor, row: torch.Tensor, rows: int) -> torch.Tensor:

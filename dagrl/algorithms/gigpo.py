@@ -22,7 +22,7 @@ class Step:
     """Index of its first token among the tokens of all rows."""
     end: int
     state: bytes
-    """Tokens of what the policy was told before the turn: equal ones are the same state of a group."""
+    """Tokens between the policy's turn before and this one: equal ones are the same state of a group."""
 
 
 def gigpo_advantages(
@@ -44,11 +44,11 @@ def gigpo_advantages(
     A_episode are the advantages of `grpo_advantages`, as in the paper; or, with `mean_over` ``turns``, those where a
     response counts as often in its group as it has turns, as in verl-agent and ROLL. For A_step, the turns of a group
     that begin in the same state are compared with each other in the same way, by their returns
-    R_t = sum over k >= t of discount^(k - t) r_k. The state is what the policy was told since its turn before: the
+    R_t = sum over k >= t of discount^(k - t) r_k. The state is the tokens since the policy's turn before: the
     paper's anchor state. A state that occurs once has A_step 0.
 
-    `token_rewards` has the reward of a turn on any of its tokens; `prompts` is what the policy was told before its
-    first turn, which may differ within a group of agents; `turns` has the number of each token's turn from 1, and 0 for
+    `token_rewards` has the reward of a turn on any of its tokens; `prompts` has the tokens before the policy's first
+    turn, which may differ within a group of agents; `turns` has the number of each token's turn from 1, and 0 for
     tokens that others wrote; `step_coef` is w. All but `prompts` are ragged as `mask`. Other arguments, result and
     errors are as in `grpo_advantages`.
     """
@@ -77,12 +77,12 @@ def steps_of(prompts: Column, tokens: Column, turns: Column) -> list[Step]:
     for row, (first, last) in enumerate(zip(turns.offsets[:-1].tolist(), turns.offsets[1:].tolist(), strict=True)):
         numbers = turns.values[first:last]
         borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-        told, before = first, prompts[row]
+        since, before = first, prompts[row]
         for begin, end in pairwise(borders):
             if begin < end and numbers[begin]:
-                state = np.concatenate([before, tokens.values[told : first + begin]]).astype(np.int64).tobytes()
+                state = np.concatenate([before, tokens.values[since : first + begin]]).astype(np.int64).tobytes()
                 steps.append(Step(row, first + begin, first + end, state))
-                told, before = first + end, prompts[row][:0]
+                since, before = first + end, prompts[row][:0]
     return steps
 
 

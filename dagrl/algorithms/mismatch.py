@@ -51,8 +51,8 @@ def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowRedu
         "mismatch/ppl_ratio": _exp(-rows.means(difference)),
         "mismatch/chi2_sequence": _exp(rows.sums(difference)).square() - 1,
     }
-    told = tally({"mismatch/unknown_fraction": unknown}, every)
-    return told | tally(of_tokens, rows.active) | tally(of_responses, rows.once)
+    of_all = tally({"mismatch/unknown_fraction": unknown}, every)
+    return of_all | tally(of_tokens, rows.active) | tally(of_responses, rows.once)
 
 
 def _exp(log_value: torch.Tensor) -> torch.Tensor:

@@ -146,18 +146,18 @@ class PolicyObjective:
         parts = batch_parts(tokens.weight, rows, self.loss.weighting, self.longest_response, share)
         metrics["loss/policy"] = tally_mean(losses.of_policy, tokens.weight, parts)
         current = tokens.logprob.detach()
-        told = {
+        of_tokens = {
             "ratio/mean": policy.ratio,
             "ratio/clip_fraction": policy.clipped,
             "kl/old": kl_estimate(given["old_logprob"], current, "k3"),
         }
         if losses.divergence is not None:
-            told["kl/ref"] = losses.divergence
+            of_tokens["kl/ref"] = losses.divergence
             if self.loss.kl_estimator in ("k3", "k3+"):
-                told["kl/clip_fraction"] = kl_clipped(current, given["ref_logprob"])
+                of_tokens["kl/clip_fraction"] = kl_clipped(current, given["ref_logprob"])
         if tokens.entropy is not None:
-            told["entropy"] = tokens.entropy
-        return self._share(tokens, losses), metrics | tally(told, rows.active)
+            of_tokens["entropy"] = tokens.entropy
+        return self._share(tokens, losses), metrics | tally(of_tokens, rows.active)
 
     def token_loss(self) -> Callable[[ResponseTokens], torch.Tensor] | None:
         if not self.loss.is_sum_over_tokens or (self.correction and not self.correction.is_of_tokens):

@@ -80,8 +80,8 @@ class MixedObjective:
         """The micro-batch's share of both, and the metrics of both, each over its own rows."""
         sampled, imitated = self._parts(tokens)
         policy, metrics = self.policy(sampled)
-        expert, told = self._expert(imitated)
-        return (1 - self.mu) * policy + self.mu * expert, metrics | told
+        expert, expert_metrics = self._expert(imitated)
+        return (1 - self.mu) * policy + self.mu * expert, metrics | expert_metrics
 
     def token_loss(self) -> Callable[[ResponseTokens], torch.Tensor] | None:
         policy, expert = self.policy.token_loss(), self._expert.token_loss()

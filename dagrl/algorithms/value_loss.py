@@ -79,10 +79,10 @@ class ValueObjective:
         # Values of inactive tokens may be anything: 0 * inf would make the sum NaN.
         before, returns = (torch.where(counted, tokens.columns[name], value) for name in ("value", "return"))
         loss, clipped = value_loss(tokens.value, before, returns, cliprange=self.cliprange)
-        told = {"critic/clip_fraction": clipped, _RETURN: returns, _ERROR: returns - before}
+        of_tokens = {"critic/clip_fraction": clipped, _RETURN: returns, _ERROR: returns - before}
         share, rows = tokens.columns.get("trajectory_share"), RowReducer(tokens.row, counted)
         parts = batch_parts(tokens.weight, rows, self.aggregation, self.longest_response, share)
-        metrics = {"critic/loss": tally_mean(loss, tokens.weight, parts)} | tally(told, counted)
+        metrics = {"critic/loss": tally_mean(loss, tokens.weight, parts)} | tally(of_tokens, counted)
         return (tokens.weight * loss).sum(), metrics
 
 
@@ -92,10 +92,10 @@ def with_explained_variance(stats: Mapping[str, Stat]) -> dict[str, Stat]:
     It is 1 - Var[R - V] / Var[R] over active tokens, with V from before the update: 1 for a perfect critic, 0 for a
     constant one, negative for a harmful one. Left out if all returns are equal.
     """
-    told = {name: stat for name, stat in stats.items() if name not in (_RETURN, _ERROR)}
+    metrics = {name: stat for name, stat in stats.items() if name not in (_RETURN, _ERROR)}
     returns, errors = stats.get(_RETURN), stats.get(_ERROR)
     if returns is None or errors is None or not returns.count:
-        return told
+        return metrics
     if returns.std**2 > _AS_GOOD_AS_CONSTANT * returns.squares / returns.count:
-        told["critic/explained_variance"] = Stat.of([1 - (errors.std / returns.std) ** 2])
-    return told
+        metrics["critic/explained_variance"] = Stat.of([1 - (errors.std / returns.std) ** 2])
+    return metrics

@@ -144,7 +144,7 @@ class Context:
     val_set: str | None = None
     """Only for a rollout: the validation set of its rows. Default: sets without sampling of their own."""
     aborted: Callable[[], bool] = _never
-    """Only for a rollout: whether it was told to end early."""
+    """Only for a rollout: whether it has to end early."""
 
     # Validation has checked that the engine has the op's capability.
 

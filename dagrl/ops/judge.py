@@ -93,7 +93,7 @@ def _judged(batch: Batch, context: Context) -> list[Judged]:
     answers, sources = batch["answer"].strings(), batch["data_source"].strings()
     prompts = [_conversation_text(json.loads(text)) for text in batch["messages"].strings()]
     responses = [scored_text(batch, row, context) for row in range(len(batch))]
-    return [Judged(*told) for told in zip(prompts, responses, answers, sources, strict=True)]
+    return [Judged(*texts) for texts in zip(prompts, responses, answers, sources, strict=True)]
 
 
 def _conversation_text(messages: Sequence[Mapping[str, str]]) -> str:

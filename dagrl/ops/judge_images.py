@@ -1,4 +1,4 @@
-"""Questions to a judge that sees: the images of the sample's prompt at their places in the question."""
+"""Questions to a judge that takes images: the images of the sample's prompt at their places in the question."""
 
 from __future__ import annotations
 

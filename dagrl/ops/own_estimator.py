@@ -20,7 +20,7 @@ from dagrl.plugins.declarations import load_formula
 def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, context: Context) -> Column:
     """Advantages by the node's function, float32, ragged as the response mask and 0 outside it.
 
-    `rewards` is what the function sees as ``reward``, float64 [S]. Raises ValueError with the function's location if it
+    `rewards` is what the function gets as ``reward``, float64 [S]. Raises ValueError with the function's location if it
     fails or returns something else.
     """
     loaded = context.resources.once(f"estimator {node.estimator}", lambda: load_formula(node, context.resources.folder))

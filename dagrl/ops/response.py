@@ -181,7 +181,7 @@ def turn_columns_of(responses: Sequence[Response], *, rewarded: bool) -> dict[st
 
 
 def image_columns_of(responses: Sequence[Response]) -> dict[str, Column]:
-    """Columns that only a multi-turn rollout of a policy that sees writes."""
+    """Columns that only a multi-turn rollout of a policy that takes images writes."""
     columns = image_columns([each.images for each in responses])
     return {
         "response_pixel_values": columns["pixel_values"],

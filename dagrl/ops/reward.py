@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import NodeBase, RewardNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
@@ -16,7 +17,7 @@ from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows
 from dagrl.ops.turns.passages import passages
-from dagrl.rewards.registry import load_reward
+from dagrl.plugins.custom import load_function
 from dagrl.rewards.score import Samples, score
 
 
@@ -24,7 +25,9 @@ def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the rewards of each shard. Raises RewardError if the function fails and ``on_error`` is stop."""
     node = context.declared(RewardNode)
     resources = context.resources
-    function = resources.once(f"reward {node.fn}", lambda: load_reward(node.fn, resources.folder))
+    function = resources.once(
+        f"reward {node.fn}", lambda: load_function(BUILT_IN_REWARDS.get(node.fn, node.fn), resources.folder)
+    )
     for part in parts:
         scored = _samples(first_rows(part.batch, context), context)
         scores = score(function, scored, args=node.args, on_error=node.on_error, concurrency=node.concurrency)

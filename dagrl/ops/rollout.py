@@ -234,6 +234,6 @@ def _columns(responses: Sequence[Response], context: Context) -> dict[str, Colum
             columns |= image_columns_of(responses)
     if node.agent is not None:
         columns |= agent_columns_of(
-            responses, several=context.sequences > 1, sees=bool(context.pipeline.data.image_key)
+            responses, several=context.sequences > 1, has_images=bool(context.pipeline.data.image_key)
         )
     return columns

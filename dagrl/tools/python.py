@@ -16,13 +16,13 @@ def python(code: str, *, timeout_s: float = 10.0, memory_mib: int = 1024) -> str
         result = run(code, timeout_s=timeout_s, memory_mib=memory_mib)
     except OSError as error:
         raise ToolUnavailableError(f"the tool python cannot run programs here: {error}") from error
-    told = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
+    parts = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
     if result.outcome is Outcome.TIMED_OUT:
-        told.append(f"The program was stopped after {timeout_s:g} s.")
+        parts.append(f"The program was stopped after {timeout_s:g} s.")
     elif result.outcome is Outcome.TOO_MUCH:
-        told.append("The program was stopped: it wrote too much, or started too many threads.")
-    elif not any(told):
-        told.append(
+        parts.append("The program was stopped: it wrote too much, or started too many threads.")
+    elif not any(parts):
+        parts.append(
             "The program printed nothing." if result.finished else f"It exited with status {result.exit_status}."
         )
-    return "\n".join(part for part in told if part)
+    return "\n".join(part for part in parts if part)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 type Images = Sequence[np.ndarray]
-"""Images in order, uint8 [height, width, 3] each, as the policy sees them."""
+"""Images in order, uint8 [height, width, 3] each, resized for the policy."""
 _WRITERS = 64
 """Sets of tools that are remembered."""
 
@@ -30,7 +30,7 @@ class ContextWriter:
     """The chat template and tokenizer of the policy. Not thread-safe."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vision: ImageSettings | None = None) -> None:
-        """`vision` is set for a policy that sees."""
+        """`vision` is set for a policy that takes images."""
         self._vision = vision
         # A copy, because tokenizers have states, and other threads use this one.
         self.tokenizer = copy.deepcopy(tokenizer)

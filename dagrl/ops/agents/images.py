@@ -27,7 +27,7 @@ class ImageReader:
     """Decodes images of requests; one that a trajectory holds is not decoded again. Used on the endpoint's loop."""
 
     def __init__(self, vision: ImageSettings | None) -> None:
-        """`vision` is set for a policy that sees."""
+        """`vision` is set for a policy that takes images."""
         self._vision = vision
         self._known: WeakValueDictionary[str, SeenImage] = WeakValueDictionary()
         self._under_way: dict[str, asyncio.Future[SeenImage]] = {}

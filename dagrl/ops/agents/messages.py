@@ -106,8 +106,8 @@ def key_of(message: Message) -> bytes:
     """
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
     text = message["content"].strip() if message["role"] == "assistant" else message["content"]
-    told = [message["role"], text, calls, *message.get("images", ())]
-    return json.dumps(told, sort_keys=True).encode()
+    content = [message["role"], text, calls, *message.get("images", ())]
+    return json.dumps(content, sort_keys=True).encode()
 
 
 def with_names(messages: Sequence[Message]) -> list[Message]:

@@ -115,7 +115,7 @@ class CommandProgram:
             result, output, task = (Path(made, name) for name in ("result.json", "output", "task.json"))
             # A file, as a program may end before it has read a pipe.
             task.write_text(json.dumps(row))
-            told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": str(result)}
+            endpoint = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": str(result)}
             inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
             with output.open("ab") as file, task.open("rb") as stdin:
                 process = await asyncio.create_subprocess_exec(
@@ -125,7 +125,7 @@ class CommandProgram:
                     stdout=file,
                     stderr=file,
                     cwd=self._folder,
-                    env={**inherited, **self._env, **told},
+                    env={**inherited, **self._env, **endpoint},
                     start_new_session=True,
                 )
             try:
@@ -148,7 +148,7 @@ class SandboxedProgram:
         self._threads = ThreadPoolExecutor(spec.max_running, thread_name_prefix="sandboxed agent")
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
-        told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": _RESULT}
+        endpoint = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": _RESULT}
         run = partial(
             sandbox.run,
             self._code,
@@ -157,7 +157,7 @@ class SandboxedProgram:
             memory_mib=_MEMORY_MIB,
             connects_to=urlsplit(base_url).port,
             arguments=self._arguments,
-            environment={**self._env, **told},
+            environment={**self._env, **endpoint},
             kept=_RESULT,
         )
         ended = await asyncio.get_running_loop().run_in_executor(self._threads, run)

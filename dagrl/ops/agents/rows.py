@@ -135,10 +135,10 @@ def responses_of(
     return made
 
 
-def agent_columns_of(responses: Sequence[Response], *, several: bool, sees: bool) -> dict[str, Column]:
+def agent_columns_of(responses: Sequence[Response], *, several: bool, has_images: bool) -> dict[str, Column]:
     """Columns that only an agent rollout writes.
 
-    With `several` also that of trajectories with several rows, with `sees` those of the images of prompts.
+    With `several` also that of trajectories with several rows, with `has_images` those of the images of prompts.
     """
     rows = [_agent(each) for each in responses]
     columns = {
@@ -149,7 +149,7 @@ def agent_columns_of(responses: Sequence[Response], *, several: bool, sees: bool
     }
     if several:
         columns["trajectory_share"] = Column(np.array([row.share for row in rows], dtype=np.float32))
-    if sees:
+    if has_images:
         columns |= shared_image_columns([[image.pixels for image in row.images] for row in rows])
         columns["image_names"] = Column.text([json.dumps([image.name for image in row.images]) for row in rows])
         seen = {id(image): image for row in rows for image in row.images}

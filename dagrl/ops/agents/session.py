@@ -146,7 +146,7 @@ class Session:
             exchange, completion, text = await self._sample(parent, given, wish)
             if isinstance(prompt, str):
                 # Programs go on after the text alone, or write the stop string that ended it themselves.
-                self._texts += [(prompt + told, exchange) for told in {text, self._decode(completion.tokens)}]
+                self._texts += [(prompt + reply, exchange) for reply in {text, self._decode(completion.tokens)}]
             return self._reply(exchange, completion, text, None, wish)
 
         return await _all(reply() for _ in range(wish.replies))

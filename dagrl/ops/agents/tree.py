@@ -20,7 +20,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class SeenImage:
-    """An image as the policy sees it."""
+    """An image, resized for the policy."""
 
     name: str
     """Its path, or the SHA-256 of its bytes, for samples."""

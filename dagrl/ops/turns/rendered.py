@@ -26,7 +26,7 @@ class RenderedText:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vision: ImageSettings | None = None) -> None:
-        """`vision` is set for a model that sees."""
+        """`vision` is set for a model that takes images."""
         self._vision = vision
         self._tokenizer = tokenizer
         # A copy, because handling of special tokens is a state of the tokenizer, which other threads use.

@@ -33,7 +33,7 @@ class Answer:
     """``tool`` or ``user``"""
     text: str
     images: tuple[np.ndarray, ...] = ()
-    """Images, uint8 [height, width, 3], resized as the model sees them."""
+    """Images, uint8 [height, width, 3], resized for the model."""
     places: tuple[int, ...] | None = None
     """Index in the text where each of them stands. Default: all stand before the text."""
     name: str = ""
@@ -82,7 +82,7 @@ class _Frame:
     def end_of(self, sampled: str, *, is_added: bool) -> int:
         """Where the token that has ended the policy's turn stands in the head; -1 if the template ends it otherwise.
 
-        Only a token that was added to the vocabulary can be told from the end of a call.
+        Only a token that was added to the vocabulary differs from the end of a call.
         """
         if not sampled or (self.calls and not is_added):
             return -1
@@ -108,7 +108,7 @@ class MessageWriter:
     ) -> None:
         """`schemas` of the tools, for the template; the text of an answer is truncated to `max_tokens`.
 
-        `rendered` is one that no other thread uses. Default: a new one. `vision` is set for a model that sees.
+        `rendered` is one that no other thread uses. Default: a new one. `vision` is set for a model that takes images.
         """
         self._vision = vision
         self._tokenizer = tokenizer
