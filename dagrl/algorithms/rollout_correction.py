@@ -84,9 +84,11 @@ def importance_weights(
     """
     log_weight = log_ratio.double() if level == "token" else rows.sums(log_ratio)
     # Compared as logs, because the ratio of a response may overflow.
-    above, below = log_weight > math.log(upper), _below(log_weight, lower)
+    above = log_weight > math.log(upper)
     weight = log_weight.clamp(-_LARGEST_LOG, _LARGEST_LOG).exp().clamp(max=upper)
-    masked = log_weight.isnan() if lower is None else log_weight.isnan() | above | below
+    masked = log_weight.isnan()
+    if lower is not None:
+        masked = masked | above | (log_weight < math.log(lower))
     weight = torch.where(masked, 0.0, weight).to(log_ratio.dtype)
     return Importance(weight, above & ~masked, masked)
 
@@ -210,7 +212,3 @@ def _over(scope: str, values: torch.Tensor, rows: RowReducer) -> torch.Tensor:
         case "seq_max":
             return rows.largest(values)
     raise AssertionError(f"no scope {scope!r}")
-
-
-def _below(log_value: torch.Tensor, bound: float | None) -> torch.Tensor:
-    return torch.zeros_like(log_value, dtype=torch.bool) if bound is None else log_value < math.log(bound)

@@ -16,6 +16,7 @@ import numpy as np
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import JudgeNode
 from dagrl.data.batch import Batch, Column
+from dagrl.data.image_column import images_at
 from dagrl.data.stats import Stat
 from dagrl.model_files.images import ImageSettings
 from dagrl.ops.base import Context, OpInput, Output, Resources
@@ -26,7 +27,6 @@ from dagrl.ops.judge_images import (
     fitted,
     for_endpoint,
     judge_settings,
-    shown_images,
     without_tokens,
 )
 from dagrl.ops.reward import reward_stats, scored_text
@@ -173,7 +173,8 @@ def _on_engine(
 
 
 def _images(part: OpInput, node: JudgeNode) -> list[PromptImages]:
-    return [shown_images(part.batch, row, node) for row in range(len(part.batch))]
+    """The images of each row's prompt, if the judge is shown them."""
+    return [tuple(images_at(part.batch, row)) if node.images else () for row in range(len(part.batch))]
 
 
 def _seed(node: JudgeNode, row: int, context: Context) -> int:

@@ -8,17 +8,11 @@ from typing import Any
 import numpy as np
 
 from dagrl.config.schema import JudgeNode, Pipeline
-from dagrl.data.batch import Batch
-from dagrl.data.image_column import images_at
 from dagrl.model_files.images import MARKER, ImageSettings, fitting_size, image_settings, png_uri, resized
 from dagrl.plugins.judging import PROMPT_FIELD, Judged, filled
 
 type PromptImages = tuple[np.ndarray, ...]
 """PromptImages of a prompt, uint8 [height, width, 3]."""
-
-
-def shown_images(batch: Batch, row: int, node: JudgeNode) -> PromptImages:
-    return tuple(images_at(batch, row)) if node.images else ()
 
 
 def content(template: str, judged: Judged, images: PromptImages) -> str | list[dict[str, Any]]:

@@ -167,25 +167,18 @@ class Session:
         return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS, write, self.writer.of_another_thread)
 
     def _given(self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish, writer: ContextWriter) -> _Given:
-        return self._known(messages, said, wish, writer) or self._new(messages, wish, writer)
-
-    def _known(
-        self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish, writer: ContextWriter
-    ) -> _Given | None:
-        """The reply that the conversation follows, and what comes after it; None for a conversation that is new."""
+        """The reply that the conversation follows, and what comes after it; for a new conversation, all of it."""
         for count in range(len(messages) - 1, 0, -1):
             if ends := self._ends.get(said[count - 1]):
                 # Of replies that read the same, one that is not followed yet.
                 parent = next((each for each in ends if not each.followers), ends[-1])
                 assert parent.reply is not None
-                last = int(parent.reply.tokens[-1])
                 images = self._images_of(messages[count:])
                 pixels = [each.pixels for each in images]
-                given = writer.following(messages[count:], wish.tools, last, pixels)
-                return None if given is None else (parent, given, self._placed(given, images))
-        return None
-
-    def _new(self, messages: Sequence[Message], wish: Wish, writer: ContextWriter) -> _Given:
+                given = writer.following(messages[count:], wish.tools, int(parent.reply.tokens[-1]), pixels)
+                if given is not None:
+                    return parent, given, self._placed(given, images)
+                break
         images = self._images_of(messages)
         given = writer.conversation(messages, wish.tools, [each.pixels for each in images])
         return None, given, self._placed(given, images)
