@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.sizes import ModelSizes
-from dagrl.backends.planning.changes import Change, Ladder, LayoutChoice, Room, general_ladders
+from dagrl.backends.planning.changes import Edit, Ladder, LayoutChoice, Room, general_ladders
 from dagrl.backends.planning.costs import EngineCosts
 from dagrl.backends.planning.memory import EngineMemory, memory_in_worker
 from dagrl.backends.planning.planned_engine import PlannedEngine
@@ -173,7 +173,7 @@ class Backend[Spec: EngineSpec](ABC):
         """Yield ways to make it take less memory, those that cost the least time first."""
         return general_ladders(engine)
 
-    def savings(self, engine: PlannedEngine[Spec]) -> Iterable[Change]:
+    def savings(self, engine: PlannedEngine[Spec]) -> Iterable[Edit]:
         """Yield changes that may save time and leave what is computed as it is."""
         return ()
 

@@ -9,7 +9,7 @@ from operator import or_
 from typing import Any
 
 from dagrl.backends.fit import Fit, group_fit
-from dagrl.backends.planning.changes import Change, Ladder, Room, doubled
+from dagrl.backends.planning.changes import Edit, Ladder, Room, doubled
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Place
@@ -27,15 +27,15 @@ _MOST_MACHINES = 128
 
 
 def nearest_change(
-    graph: Graph, fit: Fit, *, gpu: str, is_valid: Callable[[Change], bool] = lambda change: True
-) -> Change | None:
+    graph: Graph, fit: Fit, *, gpu: str, is_valid: Callable[[Edit], bool] = lambda change: True
+) -> Edit | None:
     """Return the smallest change with which all engines fit; None if nothing that is tried does.
 
     `is_valid` says whether the file would still pass its checks.
     """
     if not fit.problems:
         return None
-    nearest = Change({})
+    nearest = Edit({})
     # Groups have no GPU in common, so each is helped by itself.
     for group in sorted({problem.group for problem in fit.problems}):
         attempts = itertools.islice(_attempts(graph, fit, group, gpu), _MOST_CHECKED)
@@ -46,7 +46,7 @@ def nearest_change(
     return nearest
 
 
-def _attempts(graph: Graph, fit: Fit, name: str, gpu: str) -> Iterator[Change]:
+def _attempts(graph: Graph, fit: Fit, name: str, gpu: str) -> Iterator[Edit]:
     """Yield changes with which the engines of a group fit, the nearest first."""
     group, pipeline = next(each for each in fit.groups if each.name == name), fit.pipeline
     spec = pipeline.groups[name]
@@ -58,7 +58,7 @@ def _attempts(graph: Graph, fit: Fit, name: str, gpu: str) -> Iterator[Change]:
         ladders = [each for engine in engines for each in backend_of(engine.spec).changes(engine, room) if each.rungs]
         return sorted(ladders, key=lambda ladder: ladder.last_resort)
 
-    def over(change: Change) -> int | None:
+    def over(change: Edit) -> int | None:
         """Return the missing bytes with the change; None if a layout does not divide ranks, machines or layers."""
         try:
             wanted = changed(pipeline, change)
@@ -72,12 +72,12 @@ def _attempts(graph: Graph, fit: Fit, name: str, gpu: str) -> Iterator[Change]:
     yield from (
         change for change in _together([ladder for ladder in near if not ladder.last_resort]) if over(change) == 0
     )
-    yield from _in_a_row(Change({}), near, over)
+    yield from _in_a_row(Edit({}), near, over)
     for more in _more_gpus(pipeline, name):
         yield from _in_a_row(more, wide, over)
 
 
-def changed(pipeline: Pipeline, change: Change) -> Pipeline:
+def changed(pipeline: Pipeline, change: Edit) -> Pipeline:
     """Return the pipeline with the change. ValueError (pydantic's) if it takes no such value."""
     tree = pipeline.model_dump(exclude_unset=True)
     for place, value in change.values.items():
@@ -97,11 +97,11 @@ def _suits_machines(pipeline: Pipeline) -> bool:
     )
 
 
-def _in_a_row(first: Change, ladders: list[Ladder], over: Callable[[Change], int | None]) -> Iterator[Change]:
+def _in_a_row(first: Edit, ladders: list[Ladder], over: Callable[[Edit], int | None]) -> Iterator[Edit]:
     """Add the rung that helps most to `first`, and so on, until all fits; then leave out what is not needed."""
-    steps: list[tuple[int, Change]] = []
+    steps: list[tuple[int, Edit]] = []
 
-    def with_all(chosen: list[tuple[int, Change]]) -> Change:
+    def with_all(chosen: list[tuple[int, Edit]]) -> Edit:
         return reduce(or_, (rung for _, rung in chosen), first)
 
     missing = over(first)
@@ -122,8 +122,8 @@ def _in_a_row(first: Change, ladders: list[Ladder], over: Callable[[Change], int
 
 
 def _less(
-    steps: list[tuple[int, Change]], ladders: list[Ladder], fits: Callable[[list[tuple[int, Change]]], bool]
-) -> list[tuple[int, Change]]:
+    steps: list[tuple[int, Edit]], ladders: list[Ladder], fits: Callable[[list[tuple[int, Edit]]], bool]
+) -> list[tuple[int, Edit]]:
     """Drop the steps that the fit does not need, and lower the others to their cheapest rung, dearest ladder first."""
     for step in sorted(steps, key=lambda step: -step[0]):
         at = steps.index(step)
@@ -134,7 +134,7 @@ def _less(
     return steps
 
 
-def _together(ladders: list[Ladder]) -> Iterator[Change]:
+def _together(ladders: list[Ladder]) -> Iterator[Edit]:
     """Yield one change, then two, and so on, with at most one rung of a ladder, lower rungs first."""
     for count in range(1, _MOST_TOGETHER + 1):
         chosen = []
@@ -146,11 +146,11 @@ def _together(ladders: list[Ladder]) -> Iterator[Change]:
             yield reduce(or_, (ladders[index].rungs[rung] for index, rung in zip(some, rungs, strict=True)))
 
 
-def _more_gpus(pipeline: Pipeline, name: str) -> list[Change]:
+def _more_gpus(pipeline: Pipeline, name: str) -> list[Edit]:
     """Return more GPUs, doubled each time: on the group's machines first, then on more machines."""
     group = pipeline.groups[name]
     own: Place = ("groups", name, "gpus_per_node")
     per_node = sorted({*doubled(group.gpus_per_node, GPUS_OF_MACHINE), GPUS_OF_MACHINE})
-    fuller = [Change({own: count}) for count in per_node if count > group.gpus_per_node]
-    more = (Change({("groups", name, "nodes"): nodes}) for nodes in doubled(group.nodes, _MOST_MACHINES))
+    fuller = [Edit({own: count}) for count in per_node if count > group.gpus_per_node]
+    more = (Edit({("groups", name, "nodes"): nodes}) for nodes in doubled(group.nodes, _MOST_MACHINES))
     return [*fuller, *(reduce(or_, fuller[-1:], count) for count in more)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fitted_templates import FOUR_GPUS, ONE_GPU, TEMPLATES, fitted, loaded, planned
 
-from dagrl.backends.planning.changes import Change
+from dagrl.backends.planning.changes import Edit
 from dagrl.planner.changes import changed, nearest_change
 from dagrl.validation import check_file
 
@@ -108,7 +108,7 @@ def test_a_change_that_the_checks_refuse_is_not_proposed() -> None:
     found = planned(pipeline, graph, gpu="H100")
     refused = []
 
-    def is_valid(change: Change) -> bool:
+    def is_valid(change: Edit) -> bool:
         refused.append(change)
         return len(refused) > 2
 

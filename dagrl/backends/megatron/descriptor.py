@@ -22,7 +22,7 @@ from dagrl.backends.megatron.planning.memory import trainer_memory
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import CONFIG, LATEST
 from dagrl.backends.megatron.vocabulary import padded_vocab_size
-from dagrl.backends.planning.changes import Change, Ladder, Room
+from dagrl.backends.planning.changes import Edit, Ladder, Room
 from dagrl.backends.planning.memory import EngineMemory
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, TrainingNode
@@ -128,7 +128,7 @@ class MegatronBackend(Backend[MegatronEngineSpec]):
     def changes(self, engine: PlannedEngine[MegatronEngineSpec], room: Room) -> Iterable[Ladder]:
         return ladders(engine, room)
 
-    def savings(self, engine: PlannedEngine[MegatronEngineSpec]) -> Iterable[Change]:
+    def savings(self, engine: PlannedEngine[MegatronEngineSpec]) -> Iterable[Edit]:
         return shared_prompts(engine)
 
     def suits_machines(self, engine: MegatronEngineSpec, group: GroupSpec) -> bool:

@@ -11,7 +11,7 @@ from dagrl.backends.megatron.lora_rules import BRIDGE_INSTALL, has_bridge
 from dagrl.backends.megatron.planning.stages import stages_of
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.megatron.stored_folder import check_folder, newest_checkpoint
-from dagrl.backends.planning.changes import Change
+from dagrl.backends.planning.changes import Edit
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.errors import Place, listed, removal
 from dagrl.config.loading.positions import Findings
@@ -169,14 +169,14 @@ def _check_prefix_sharing(check: EngineCheck[MegatronEngineSpec]) -> None:
         check.findings.error((*check.place, "prefix_sharing"), message, depends_on=[depends])
 
 
-def shared_prompts(engine: PlannedEngine[MegatronEngineSpec]) -> Iterator[Change]:
+def shared_prompts(engine: PlannedEngine[MegatronEngineSpec]) -> Iterator[Edit]:
     """Yield ``prefix_sharing``, if rows share prompts and the engine can share prefixes."""
     spec, place = engine.spec, ("engines", engine.name)
     if spec.prefix_sharing or engine.plan.samples_per_prompt == 1:
         return
     sizes = sizes_of(read_config(engine.pipeline.model_of(engine.name)))
     if _obstacle(spec, sizes, place) is None:
-        yield Change({(*place, "prefix_sharing"): True})
+        yield Edit({(*place, "prefix_sharing"): True})
 
 
 def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tuple[str, Place] | None:

@@ -13,7 +13,7 @@ from dagrl.config.schema import DpoNode, EngineSpec, NodeBase, PackingNode, Pipe
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Edit:
     """Values to set in a pipeline."""
 
     values: Mapping[Place, Any]
@@ -22,14 +22,14 @@ class Change:
         """Return them for the command line: ``engines.actor.offload.optimizer=true``."""
         return [f"{dotted(place)}={flow(value)}" for place, value in self.values.items()]
 
-    def __or__(self, other: Change) -> Change:
-        return Change({**self.values, **other.values})
+    def __or__(self, other: Edit) -> Edit:
+        return Edit({**self.values, **other.values})
 
 
 class Ladder(NamedTuple):
     """Changes of one kind, of which one is made at a time: first those that cost the least time."""
 
-    rungs: list[Change]
+    rungs: list[Edit]
     last_resort: bool = False
     """Whether it is tried only after all ladders that are not."""
 
@@ -70,7 +70,7 @@ class LayoutChoice(ABC):
 def general_ladders(engine: PlannedEngine[Any]) -> Iterator[Ladder]:
     """Yield remedies for any engine: to sleep, and smaller micro-batches."""
     if engine.spec.sleep is False:
-        yield Ladder([Change({("engines", engine.name, "sleep"): "auto"})])
+        yield Ladder([Edit({("engines", engine.name, "sleep"): "auto"})])
     for name in engine.executor.engines:
         yield Ladder(_smaller_micro_batches(engine.pipeline, name))
 
@@ -104,21 +104,21 @@ def flow(value: Any) -> str:
     return str(value)
 
 
-def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Change]:
+def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Edit]:
     """Return at most half of the tokens of the largest, half of that, and so on, while the longest sample fits."""
     nodes = {
         node: spec for node, spec in pipeline.nodes.items() if isinstance(spec, PackingNode) and spec.engine == name
     }
     least = {node: _rows_together(pipeline, spec) * pipeline.longest_row for node, spec in nodes.items()}
     largest = max((spec.tokens_per_micro_batch for spec in nodes.values()), default=0)
-    rungs: list[Change] = []
+    rungs: list[Edit] = []
     smaller: dict[Place, int] = {}
     for most in (largest >> shift for shift in range(1, 5)):
         cut = [node for node, spec in nodes.items() if spec.tokens_per_micro_batch > most >= least[node]]
         if cut:
             # Nodes that go no lower keep their last size.
             smaller |= {("nodes", node, "tokens_per_micro_batch"): most for node in cut}
-            rungs.append(Change(dict(smaller)))
+            rungs.append(Edit(dict(smaller)))
     return rungs
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.changes import (
-    Change,
+    Edit,
     Ladder,
     LayoutChoice,
     Room,
@@ -40,8 +40,8 @@ def ladders(engine: PlannedEngine[SglangEngineSpec], room: Room) -> Iterator[Lad
     given = fields.get("mem_fraction_static")
     near = sorted(_FRACTIONS_TO_FIT, key=lambda fraction: abs(fraction - float(given or 0.9)))
 
-    def changes(key: str, values: Iterator[Any]) -> list[Change]:
-        return [Change({("engines", engine.name, "server", key): value}) for value in values]
+    def changes(key: str, values: Iterator[Any]) -> list[Edit]:
+        return [Edit({("engines", engine.name, "server", key): value}) for value in values]
 
     fractions = changes("mem_fraction_static", (each for each in near if each != given))
     sizes = changes("tp_size", doubled(int(fields.get("tp_size", 1)), min(room.ranks, _WIDEST_SERVER)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dagrl.backends.fit import Fit, fit, with_sleep_decided
-from dagrl.backends.planning.changes import Change
+from dagrl.backends.planning.changes import Edit
 from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_named
 from dagrl.config.errors import PipelineError
 from dagrl.config.schema import Pipeline
@@ -25,7 +25,7 @@ class Report:
     fit: Fit
     gpu: str
     """The GPU of groups that name none."""
-    change: Change | None
+    change: Edit | None
     """The smallest change that makes it fit; None if it fits, or if no change that was tried helps."""
 
     @property
@@ -55,7 +55,7 @@ def report_of(checked: CheckedPipeline, *, gpu: str = DEFAULT_GPU) -> Report:
     pipeline = loaded.pipeline
     fitted = with_sleep_decided(fit(pipeline, make_plan(pipeline, checked.graph), gpu=gpu))
 
-    def is_valid(change: Change) -> bool:
+    def is_valid(change: Edit) -> bool:
         try:
             check_file(loaded.path, [*loaded.overrides, *change.overrides()], with_files=False)
         except PipelineError:

@@ -10,7 +10,7 @@ from typing import Any
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.fit import fit, with_sleep_decided
-from dagrl.backends.planning.changes import Change as RoomChange
+from dagrl.backends.planning.changes import Edit
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import JudgeNode, PackingNode, Pipeline, RewardNode, UpdateNode
@@ -165,7 +165,7 @@ class _Known:
         """Twice the tokens of a micro-batch, and half."""
         for task, node in self._packing:
             for wanted in (2 * node.tokens_per_micro_batch, node.tokens_per_micro_batch // 2):
-                change = RoomChange({("nodes", task, "tokens_per_micro_batch"): wanted})
+                change = Edit({("nodes", task, "tokens_per_micro_batch"): wanted})
                 yield from self._modelled(change, "another micro-batch, by the cost model", [task])
 
     @property
@@ -175,7 +175,7 @@ class _Known:
             if isinstance(node, PackingNode):
                 yield task.name, node
 
-    def _modelled(self, change: RoomChange, what: str, tasks: Sequence[str]) -> Iterator[Change]:
+    def _modelled(self, change: Edit, what: str, tasks: Sequence[str]) -> Iterator[Change]:
         """The change, if the GPUs have room for it; the cost model says by how much it changes `tasks`."""
         other = changed(self.pipeline, change)
         plan = make_plan(other, self.graph)

@@ -22,11 +22,6 @@ class StartWeights:
         for own, aside in self._aside.pieces(self._contents()):
             aside.copy_(own)
 
-    @property
-    def nbytes(self) -> int:
-        """Host memory of the copy in bytes."""
-        return self._aside.nbytes
-
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Context in which the model has the frozen weights; afterwards its own, bit for bit."""

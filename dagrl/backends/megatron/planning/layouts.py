@@ -18,7 +18,7 @@ from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.layout_rules import UNEVEN_FIELDS
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.backends.planning.changes import (
-    Change,
+    Edit,
     Ladder,
     LayoutChoice,
     Room,
@@ -123,19 +123,19 @@ def ladders(engine: PlannedEngine[Any], room: Room) -> Iterator[Ladder]:
     spec, shape = engine.spec, engine.shape
     sizes = spec.parallel
 
-    def change(section: str, **values: Any) -> Change:
-        return Change({("engines", engine.name, section, key): value for key, value in values.items()})
+    def change(section: str, **values: Any) -> Edit:
+        return Edit({("engines", engine.name, section, key): value for key, value in values.items()})
 
     def split(key: str, most: int, **also: Any) -> Ladder:
         return Ladder([change("parallel", **{key: size}, **also) for size in doubled(sizes.model_dump()[key], most)])
 
     if spec.sleep is not False and spec.keep_communicators:
-        yield Ladder([Change({("engines", engine.name, "keep_communicators"): False})])
+        yield Ladder([Edit({("engines", engine.name, "keep_communicators"): False})])
     yield from general_ladders(engine)
     if spec.transformer.get("recompute_granularity") != "full":
         yield Ladder([change("transformer", **_FULL_RECOMPUTE)])
     if not spec.fused_linear_cross_entropy and spec.head == "lm":
-        yield Ladder([Change({("engines", engine.name, "fused_linear_cross_entropy"): True})])
+        yield Ladder([Edit({("engines", engine.name, "fused_linear_cross_entropy"): True})])
     yield split("tensor_model_parallel_size", room.in_machine, sequence_parallel=True)
     if sizes.tp > 1 and not sizes.sequence_parallel:
         yield Ladder([change("parallel", sequence_parallel=True)])

@@ -51,4 +51,4 @@ def test_they_come_and_go_to_the_bit_though_parameters_move() -> None:
 def test_host_memory_is_taken_for_all_together() -> None:
     model = torch.nn.ParameterList([torch.randn(5 * MIB) for _ in range(6)])
     # 6 x 20 MiB, which would be 6 x 32 if each were pinned by itself.
-    assert StartWeights([model]).nbytes == 128 * MIB
+    assert StartWeights([model])._aside.nbytes == 128 * MIB
