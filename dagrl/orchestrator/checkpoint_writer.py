@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from dagrl.config.schema import KeepBestSpec
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState, Score
 from dagrl.orchestrator.groups.task_group import run_in_daemon_thread
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
-from dagrl.orchestrator.steps.record import StepActivity, StepRecord
+from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Save
-from dagrl.scheduler.plan import HOST, Plan
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import HOST, Plan, WorkerId
 from dagrl.workers.errors import RunError
 from dagrl.workers.worker import Worker
 
@@ -35,7 +36,7 @@ class CheckpointWriter:
         *,
         in_background: bool,
         timeout_s: float,
-        draw: Callable[[int, StepActivity], None],
+        draw: Callable[[Iterable[Activity]], None],
         report: Callable[[asyncio.Task[Any]], None],
     ) -> None:
         """`draw` adds background writes to the timeline. `report` is called when one ends. `timeout_s` bounds waits
@@ -88,8 +89,8 @@ class CheckpointWriter:
                 start = time.time()
                 what = f"{executor.name} to write the checkpoint of step {state.step}"
                 await self._groups[executor.name].call_until_true(what, Worker.finish_save)
-                group, worker = executor.group or HOST, f"{executor.name}/0"
-                self._draw(state.step, StepActivity("write", "save", start, time.time(), None, group, worker))
+                group, worker = executor.group or HOST, WorkerId(executor.name, 0)
+                self._draw([Activity("write", "save", start, time.time(), state.step, None, group, worker)])
         await self._move_into_place(folder, state)
 
     async def _move_into_place(self, folder: Path, state: RunState) -> None:

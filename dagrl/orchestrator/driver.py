@@ -34,7 +34,7 @@ from dagrl.orchestrator.steps.dispatch import dispatch
 from dagrl.orchestrator.steps.dynamic_sampling import DynamicSampling
 from dagrl.orchestrator.steps.kl_control import KlControl
 from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
-from dagrl.orchestrator.steps.record import StepActivity, StepRecord
+from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import (
     Command,
     CommandDone,
@@ -50,10 +50,10 @@ from dagrl.scheduler.commands import (
     Sync,
     Wake,
 )
-from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows, WorkerId
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers
-from dagrl.tracking.timeline import complete_event
 from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.messages import Block
 
@@ -91,7 +91,7 @@ class Driver:
         self._kl = kl_control
         self._recorder = recorder
         self._keeps_partial = any(node.partial_rollout for node in pipeline.rollouts.values())
-        self._sampled: dict[str, int] = {}
+        self._sampled: dict[WorkerId, int] = {}
         """Worker -> tokens that its engine has sampled, from its last heartbeat."""
         self._request_limits: dict[tuple[str, int], RequestLimits] = {}
         """Engine and longest row -> how many requests its servers take."""
@@ -246,7 +246,7 @@ class Driver:
         results = await run_all([each.result(record.count_bytes) for each in pending])
         for each, blocks in zip(pending, results, strict=True):
             for block in blocks:
-                record.add_block(run, block, each.worker.name)
+                record.add_block(run, block, each.worker.id)
                 self._kl.add(task.node, run.step, block)
                 if "next_position" in block.facts:
                     record.position = self.position = block.facts["next_position"]
@@ -257,7 +257,7 @@ class Driver:
                     self._publish(run, task, block, batch)
         if task.engine is None:
             self._cpu_workers.give_back(handles[0])
-        ended = [(each.worker.name, block) for each, blocks in zip(pending, results, strict=True) for block in blocks]
+        ended = [(each.worker.id, block) for each, blocks in zip(pending, results, strict=True) for block in blocks]
         self._recorder.end(recording, ended)
 
     def _publish(self, run: Run, task: PlannedTask, block: Block, batch: BatchIndex) -> None:
@@ -343,11 +343,11 @@ class Driver:
         self._offloader.forget(restart.executor)
         self._partial_rollouts.drop_tokens()
         with self._timed(restart.step, "restart", restart.executor):
-            names = await self.groups.restart(restart.executor)
-        for name in names:
-            self._sampled.pop(name, None)
+            restarted = await self.groups.restart(restart.executor)
+        for worker in restarted:
+            self._sampled.pop(worker, None)
         self.groups.write_info(self.folder.path)
-        self.trackers.note(f"{', '.join(names)} restarted")
+        self.trackers.note(f"{', '.join(map(str, restarted))} restarted")
 
     async def _save(self, save: Save) -> None:
         with self._timed(save.step, "save", save.executor):
@@ -370,7 +370,7 @@ class Driver:
             # The rest of the step's line is that of its training.
             metrics = {name: value for name, value in metrics.items() if name.startswith("val/")}
         self.trackers.log(commit.step, metrics)
-        self._draw(commit.step, *record.activities)
+        self._draw(record.activities)
         if commit.save:
             # After its metrics: a resume drops the metrics of steps without a checkpoint, but cannot add any.
             assert record.position is not None, "a training step reads prompts"
@@ -391,22 +391,9 @@ class Driver:
         for rows in Rows:
             self._batches.pop((commit.step, rows), None)
 
-    def _draw(self, step: int, *activities: StepActivity) -> None:
-        if self.plan.only_validates:
-            return
-        self.trackers.timeline.extend(
-            complete_event(
-                activity.name,
-                activity.category,
-                activity.start,
-                activity.end,
-                step=step,
-                shard=activity.shard,
-                group=activity.group,
-                worker=activity.worker,
-            )
-            for activity in activities
-        )
+    def _draw(self, activities: Iterable[Activity]) -> None:
+        if not self.plan.only_validates:
+            self.trackers.timeline.extend(activities)
 
     # -- state of a step
 
@@ -419,7 +406,8 @@ class Driver:
 
     def _add_activity(self, step: int, name: str, executor: str, start: float) -> None:
         group = self.plan.executors[executor].group or HOST
-        self._record(step).add(StepActivity(name, name, start, time.time(), None, group, f"{executor}/0"))
+        worker = WorkerId(executor, 0)
+        self._record(step).add(Activity(name, name, start, time.time(), step, None, group, worker))
 
     def _batch(self, step: int, rows: Rows) -> BatchIndex:
         if (step, rows) not in self._batches:

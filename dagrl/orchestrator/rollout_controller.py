@@ -27,7 +27,7 @@ from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch_chunk
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.plan import PlannedTask, Rows
+from dagrl.scheduler.plan import PlannedTask, Rows, WorkerId
 from dagrl.tracking.base import Progress
 from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.messages import Begun, Block, Heartbeat, PartialRollout, PausedGroup, PendingWeights, RolloutId
@@ -43,7 +43,7 @@ class RolloutReports:
     shard_done: Callable[[int], None]
     """Called when a shard is complete. Not for the last ones: the end of the rollout reports those."""
     progress: Callable[[Progress], None]
-    sampled: dict[str, int]
+    sampled: dict[WorkerId, int]
     """Worker -> tokens that its engine had sampled at its last heartbeat. Kept from one rollout to the next."""
     request_limits: dict[tuple[str, int], RequestLimits] = field(default_factory=dict)
     """Engine and longest row -> how many requests its servers take. Kept from one rollout to the next."""
@@ -84,7 +84,7 @@ class RolloutController:
             self._begun = {group: begun[position] for group, position in positions.items() if position in begun}
         self.chunks: list[tuple[int, Sequence[int]]] = []
         """Server and groups of each call, in the order in which they were sent."""
-        self.blocks: list[tuple[str, Block]] = []
+        self.blocks: list[tuple[WorkerId, Block]] = []
         """Worker and block of all finished groups."""
         self._calls = TaskGroup()
         self._balancer: LoadBalancer | None = None
@@ -118,7 +118,7 @@ class RolloutController:
         if not batch.complete(self._task.name):
             if self._losses:
                 first = self._losses[0]
-                first.lost = tuple(dict.fromkeys(name for loss in self._losses for name in loss.lost))
+                first.lost = tuple(dict.fromkeys(worker for loss in self._losses for worker in loss.lost))
                 raise first
             missing = f"{len(self._missing)} of {len(self._groups)} prompts"
             raise RunError(
@@ -161,7 +161,7 @@ class RolloutController:
 
     def _servers_of_paused(self) -> dict[int, int]:
         """Group -> the server whose worker has paused its agents or responses."""
-        numbers = {server.name: number for number, server in enumerate(self._servers)}
+        numbers = {server.id: number for number, server in enumerate(self._servers)}
         return {
             group: numbers[each.worker]
             for group, each in self._begun.items()
@@ -180,7 +180,7 @@ class RolloutController:
             self._balancer.stop()
         rollout = RolloutId(self._run.step, self._task.name, self._run.round, self._attempt)
         for server in self._servers:
-            what = f"{server.name} to abort what {self._task.name} no longer needs"
+            what = f"{server.id} to abort what {self._task.name} no longer needs"
             self._calls.start(self._guard(server.call(what, Worker.abort, rollout)))
 
     async def _guard(self, call: Coroutine[Any, Any, None]) -> None:
@@ -211,16 +211,16 @@ class RolloutController:
         async for item in worker.stream(work, reports.record.count_bytes):
             self._start = self._start or time.time()
             if isinstance(item, Heartbeat):
-                self._tokens += item.sampled_tokens - reports.sampled.get(worker.name, 0)
-                reports.sampled[worker.name] = item.sampled_tokens
+                self._tokens += item.sampled_tokens - reports.sampled.get(worker.id, 0)
+                reports.sampled[worker.id] = item.sampled_tokens
                 if not started:
                     started = True
                     balancer.started(server)
                     self._send_chunks(balancer)
             elif item.unfinished:
-                self._add_unfinished(item, worker.name)
+                self._add_unfinished(item, worker.id)
             else:
-                finished = self._add_finished(item, worker.name)
+                finished = self._add_finished(item, worker.id)
                 inflight -= finished
                 balancer.finished(server, finished)
                 self._send_chunks(balancer)
@@ -230,7 +230,7 @@ class RolloutController:
 
     # -- from the servers
 
-    def _add_finished(self, block: Block, worker: str) -> int:
+    def _add_finished(self, block: Block, worker: WorkerId) -> int:
         """Add finished groups to the batch; returns how many there are."""
         batch = self._reports.batch
         arrival = batch.arrived(self._task.name, block.rows)
@@ -264,12 +264,12 @@ class RolloutController:
         for shard in () if ends else shards:
             self._reports.shard_done(shard)
 
-    def _add_unfinished(self, block: Block, worker: str) -> None:
+    def _add_unfinished(self, block: Block, worker: WorkerId) -> None:
         self._reports.record.add_block(self._run, replace(block, shards=()), worker)
         self._aborted_tokens += block.usage.tokens if block.usage else 0
         self._keep(block, np.unique(self._reports.batch.groups(block.rows)).tolist(), worker)
 
-    def _keep(self, block: Block, groups: Sequence[int], worker: str) -> None:
+    def _keep(self, block: Block, groups: Sequence[int], worker: WorkerId) -> None:
         """Keep what exists of groups that are not part of the batch, if the node asks for it."""
         batch, step = self._reports.batch, self._run.step
         if not self._node.partial_rollout:

@@ -17,7 +17,6 @@ from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.cost.run_times import RunTimes, devices_of
 from dagrl.reporting.html_report import open_run
 from dagrl.reporting.run_data.run_reader import RunReader
-from dagrl.reporting.run_report import activities_of
 from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
 from dagrl.reporting.why.counterfactuals import plan_of
 from dagrl.scheduler.plan import Plan
@@ -37,7 +36,7 @@ def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
     if len(steps) < LEAST_STEPS:
         raise ValueError(f"{folder} has too few steps to learn from: {LEAST_STEPS} beside the first are needed")
     chosen = set(steps)
-    measured = seconds_of_step(plan, [each for each in activities_of(run.record()) if each.step in chosen])
+    measured = seconds_of_step(plan, [each for each in run.spans if each.step in chosen])
     windows = [window for step in steps if (window := run.commit_interval(step)) is not None]
     step_s = median(window.end - window.start for window in windows)
     lengths = lengths_of_run(run, pipeline, chosen)

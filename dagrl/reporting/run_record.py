@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
+from dagrl.scheduler.intervals import Activity
 from dagrl.tracking.run_file import run_text
-from dagrl.tracking.timeline import parse_events
+from dagrl.tracking.timeline import parse_activities
 
 _LARGEST = 1 << 1000
-
-
-class TimelineSpan(NamedTuple):
-    """An activity, from `start` to `end` in seconds since the epoch."""
-
-    name: str
-    category: str
-    start: float
-    end: float
-    step: int
-    shard: int | None
-    group: str
-    worker: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +24,7 @@ class RunRecord:
     folder: Path
     steps: Sequence[dict[str, Any]]
     """Numeric metrics of each step in order, including ``step``."""
-    spans: Sequence[TimelineSpan]
+    spans: Sequence[Activity]
     torn: int
     """Number of unreadable lines in metrics.jsonl."""
 
@@ -65,9 +53,8 @@ def read_run(folder: Path) -> RunRecord:
         raise ValueError(f"{folder} holds no metrics.jsonl: {why}")
     lines = [parse_step(line) for line in text.splitlines()]
     steps = [line for line in lines if line is not None]
-    events = parse_events((run_text(folder, "timeline.json") or "").splitlines())
+    spans = parse_activities((run_text(folder, "timeline.json") or "").splitlines(), folder / "timeline.json")
     torn = len(lines) - len(steps)
-    spans = spans_of(events, folder / "timeline.json")
     return RunRecord(folder, sorted(steps, key=lambda step: step["step"]), spans, torn)
 
 
@@ -88,28 +75,6 @@ def config_of(folder: Path) -> dict[str, Any]:
     except yaml.YAMLError:
         return {}
     return tree if isinstance(tree, dict) else {}
-
-
-def spans_of(events: Iterable[dict[str, Any]], path: Path) -> list[TimelineSpan]:
-    """The activities of a timeline's events. ValueError, which names `path`, if they are of another program."""
-    try:
-        return [
-            TimelineSpan(
-                str(event["name"]),
-                str(event["cat"]),
-                event["ts"] / 1e6,
-                (event["ts"] + event["dur"]) / 1e6,
-                int(event["args"]["step"]),
-                event["args"]["shard"],
-                str(event["args"]["group"]),
-                str(event["args"]["worker"]),
-            )
-            for event in events
-        ]
-    except KeyError as error:
-        raise ValueError(f"{path} is not a run's timeline: an event lacks {error}") from error
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a run's timeline: an event has an unexpected value ({error})") from error
 
 
 def _is_number(value: Any) -> bool:

@@ -24,14 +24,14 @@ from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.showing.report import Report
 from dagrl.planner.simulation.costs import Costs
 from dagrl.planner.simulation.measured import measured_costs
-from dagrl.planner.simulation.simulate import Activity, Simulated, simulate
+from dagrl.planner.simulation.simulate import Simulated, simulate
 from dagrl.reporting.run_record import RunRecord, read_run
 from dagrl.reporting.summary import summary, summary_values
-from dagrl.scheduler.intervals import Interval, busy_seconds
-from dagrl.scheduler.plan import Plan
+from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
+from dagrl.scheduler.plan import Plan, WorkerId
 from dagrl.tables import render, table
 from dagrl.tracking.run_file import run_file
-from dagrl.tracking.timeline import Event, complete_event, write_trace
+from dagrl.tracking.timeline import write_trace
 
 MOST_STEPS = 20
 """Steps that are simulated, from the first on: the others are like them."""
@@ -60,7 +60,7 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
         gpu = gpu_named(gpu).name
     run = read_run(folder)
     loaded = _pipeline_of(folder, needed=timeline)
-    actual = activities_of(run)
+    actual = run.spans
     parts = summary(run, _idle_in_training(run, actual), loaded.pipeline.run.known_steps if loaded else None)
     if not timeline:
         return render(parts)
@@ -74,8 +74,8 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
     begin = min(each.start for each in actual)
     drawn = f"{trace}: both, to be opened in ui.perfetto.dev"
     try:
-        events = [*_events(planned.simulated.activities, " (planned)", begin), *_events(actual, " (actual)")]
-        write_trace(trace, events)
+        both = [*_drawn(planned.simulated.activities, " (planned)", begin), *_drawn(actual, " (actual)")]
+        write_trace(trace, both)
     except OSError as error:
         # The folder may be another user's: the tables are still of use.
         drawn = f"no trace: {error}"
@@ -99,7 +99,7 @@ def run_values(folder: Path) -> dict[str, Any]:
     run = read_run(folder)
     loaded = _pipeline_of(folder, needed=False)
     values = summary_values(run, loaded.pipeline.run.known_steps if loaded else None)
-    return values | {"idle": _idle_in_training(run, activities_of(run))}
+    return values | {"idle": _idle_in_training(run, run.spans)}
 
 
 def _pipeline_of(folder: Path, *, needed: bool) -> LoadedPipeline | None:
@@ -119,17 +119,8 @@ def write_planned(found: Report, path: Path, assumed: Assumed) -> str:
     costs = PipelineCosts(found.pipeline, plan, found.fit.shape, found.gpu, assumed)
     steps = min(plan.steps, _TRACED_STEPS + plan.max_staleness)
     simulated = simulate(plan, costs, steps)
-    write_trace(path, _events(simulated.activities))
+    write_trace(path, _drawn(simulated.activities))
     return f"{path}: {counted(steps, 'step')} as planned, {simulated.seconds:,.1f} s; open it in ui.perfetto.dev"
-
-
-def activities_of(run: RunRecord) -> list[Activity]:
-    """Convert a run's timeline to the form of a simulation, in seconds since the epoch."""
-    return [
-        # The worker `actor/0` is the first of the executor `actor`.
-        Activity(*each[:6], executor=each.worker.rpartition("/")[0], group=each.group)
-        for each in run.spans
-    ]
 
 
 def plan_again(run: RunRecord, loaded: LoadedPipeline, actual: Sequence[Activity], gpu: str | None) -> Planned:
@@ -265,21 +256,17 @@ def _compared(planned: float | None, actual: float | None) -> list[str]:
     return [*("-" if each is None else f"{each:,.3f}" for each in (planned, actual)), ratio]
 
 
-def _events(activities: Iterable[Activity], which: str = "", begin: float = 0.0) -> list[Event]:
-    """Convert to events of a Chrome trace, `begin` seconds later; `which` is a suffix to the names of groups.
+def _drawn(activities: Iterable[Activity], which: str = "", begin: float = 0.0) -> list[Activity]:
+    """The activities as a trace shows them, `begin` seconds later; `which` is a suffix to the names of groups.
 
     A row of a trace holds one event at a time: activities of an executor that overlap go to several rows.
     """
     rows: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    events = []
+    drawn = []
     for each in sorted(activities, key=lambda activity: (activity.start, activity.end)):
         free = rows[each.executor]
         row = heappop(free)[1] if free and free[0][0] <= each.start else len(free)
         heappush(free, (each.end, row))
-        start, end = begin + each.start, begin + each.end
-        group, worker = each.group + which, f"{each.executor}/{row}"
-        event = complete_event(
-            each.name, each.category, start, end, step=each.step, shard=each.shard, group=group, worker=worker
-        )
-        events.append(event)
-    return events
+        group, worker = each.group + which, WorkerId(each.executor, row)
+        drawn.append(each._replace(start=begin + each.start, end=begin + each.end, group=group, worker=worker))
+    return drawn

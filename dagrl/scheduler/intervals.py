@@ -1,9 +1,11 @@
-"""Time spans, planned or measured."""
+"""Time spans and the activities of workers, planned or measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
+
+from dagrl.scheduler.plan import WorkerId
 
 
 class Interval(NamedTuple):
@@ -11,6 +13,32 @@ class Interval(NamedTuple):
 
     start: float
     end: float
+
+
+class Activity(NamedTuple):
+    """A bar of the timeline: what a worker runs from `start` to `end`, in seconds.
+
+    They count from the epoch in a run, and from the begin of the first step in a simulation.
+    """
+
+    name: str
+    """The task, or ``sync``, ``sleep``, ``wake``, ``restart``, ``save``, ``write``."""
+    category: str
+    """The op, or the name."""
+    start: float
+    end: float
+    """In a simulation, each shard of a run that streams has the time from the end of the one before it."""
+    step: int
+    shard: int | None
+    """None: the whole batch, or no rows at all."""
+    group: str
+    """``host`` for tasks without an engine."""
+    worker: WorkerId
+    """The receiver of a sync; the first worker where several run."""
+
+    @property
+    def executor(self) -> str:
+        return self.worker.executor
 
 
 class _Span(Protocol):

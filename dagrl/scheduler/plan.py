@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Scope
 
 HOST = "host"
 """The executor of nodes without an engine: the CPU workers."""
+
+
+class WorkerId(NamedTuple):
+    """A worker: its executor and its rank there. Files and messages write it as ``executor/rank``."""
+
+    executor: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.executor}/{self.rank}"
+
+    @staticmethod
+    def parse(text: str) -> WorkerId:
+        """Read a worker in a file. Raises ValueError if it has another form."""
+        executor, _, rank = text.rpartition("/")
+        return WorkerId(executor, int(rank))
 
 
 class Rows(Enum):

@@ -9,10 +9,13 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import batched
 from pathlib import Path
 from typing import Any
 
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import WorkerId
 from dagrl.tracking.base import check_in_place, is_kept, naming, replace_text
 
 _END = b"\n]\n"
@@ -22,7 +25,7 @@ Event = dict[str, Any]
 
 
 class Timeline:
-    """Appends events. Groups are processes of the trace, workers are threads.
+    """Appends activities as events. Groups are processes of the trace, workers are threads.
 
     Raises OSError that names the file if it cannot be written.
     """
@@ -37,31 +40,14 @@ class Timeline:
         self._path = run_dir / "timeline.json"
         with naming(self._path):
             run_dir.mkdir(parents=True, exist_ok=True)
-            kept = _kept_events(self._path, resumed_step) if self._path.is_file() else []
+            kept = _kept_activities(self._path, resumed_step) if self._path.is_file() else ()
             replace_text(self._path, self._names.text(kept))
             self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
 
-    def complete(
-        self,
-        name: str,
-        category: str,
-        start_s: float,
-        end_s: float,
-        *,
-        step: int,
-        shard: int | None,
-        group: str,
-        worker: str,
-    ) -> None:
-        """Record that `worker` of `group` ran `name` from `start_s` to `end_s`, in seconds of one clock."""
-        self.extend(
-            [complete_event(name, category, start_s, end_s, step=step, shard=shard, group=group, worker=worker)]
-        )
-
-    def extend(self, events: Iterable[Event]) -> None:
-        """Record several events with few writes: a step may have tens of thousands."""
-        for some in batched(events, _EVENTS_PER_WRITE):
-            self._append([told for event in some for told in self._names.with_ids(event)])
+    def extend(self, activities: Iterable[Activity]) -> None:
+        """Record activities, whose times are of one clock, with few writes: a step may have tens of thousands."""
+        for some in batched(activities, _EVENTS_PER_WRITE):
+            self._append([event for activity in some for event in self._names.events(activity)])
 
     def close(self) -> None:
         if self._file is not None:
@@ -70,7 +56,7 @@ class Timeline:
 
     def _append(self, events: list[Event]) -> None:
         """Overwrite the closing bracket in one system call, so that the file stays valid."""
-        assert self._file is not None, "complete before start"
+        assert self._file is not None, "extend before start"
         with naming(self._path):
             check_in_place(self._path, self._file)
             end = os.fstat(self._file).st_size - len(_END)
@@ -92,9 +78,9 @@ class _Names:
         self._groups: dict[str, int] = {}
         self._workers: dict[tuple[str, str], int] = {}
 
-    def with_ids(self, event: Event) -> list[Event]:
-        """The event with process and thread ids, preceded by metadata events for new ones."""
-        group, worker = event["args"]["group"], event["args"]["worker"]
+    def events(self, activity: Activity) -> list[Event]:
+        """The event of an activity, preceded by metadata events for a new group or worker."""
+        group, worker = activity.group, str(activity.worker)
         events = []
         if group not in self._groups:
             self._groups[group] = len(self._groups) + 1
@@ -103,44 +89,47 @@ class _Names:
         if (group, worker) not in self._workers:
             self._workers[group, worker] = len(self._workers) + 1
             events.append(_metadata("thread_name", pid, self._workers[group, worker], worker))
-        return [*events, {**event, "pid": pid, "tid": self._workers[group, worker]}]
+        start_us = round(activity.start * 1e6)
+        event = {
+            "name": activity.name,
+            "cat": activity.category,
+            "ph": "X",
+            "ts": start_us,
+            "dur": round(activity.end * 1e6) - start_us,
+            "args": {"step": activity.step, "shard": activity.shard, "group": group, "worker": worker},
+            "pid": pid,
+            "tid": self._workers[group, worker],
+        }
+        return [*events, event]
 
-    def text(self, events: Iterable[Event]) -> str:
+    def text(self, activities: Iterable[Activity]) -> str:
         """A whole trace."""
-        lines = [json.dumps(told) for event in events for told in self.with_ids(event)]
+        lines = [json.dumps(event) for activity in activities for event in self.events(activity)]
         return ("[\n" if lines else "[") + ",\n".join(lines) + _END.decode()
 
 
-def complete_event(
-    name: str, category: str, start_s: float, end_s: float, *, step: int, shard: int | None, group: str, worker: str
-) -> Event:
-    """An event: `worker` of `group` ran `name` from `start_s` to `end_s`."""
-    start_us = round(start_s * 1e6)
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "ts": start_us,
-        "dur": round(end_s * 1e6) - start_us,
-        "args": {"step": step, "shard": shard, "group": group, "worker": worker},
-    }
-
-
-def write_trace(path: Path, events: Iterable[Event]) -> None:
-    """Write complete events as a trace. Raises OSError that names the file if it cannot be written."""
+def write_trace(path: Path, activities: Iterable[Activity]) -> None:
+    """Write activities as a trace. Raises OSError that names the file if it cannot be written."""
     with naming(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        replace_text(path, _Names().text(events))
+        replace_text(path, _Names().text(activities))
 
 
-def read_events(path: Path) -> list[Event]:
-    """The complete events of a run's timeline. Torn or foreign lines are skipped."""
-    return list(parse_events(path.read_text(encoding="utf-8", errors="replace").splitlines()))
+def parse_activities(lines: Iterable[str], path: Path) -> list[Activity]:
+    """The activities in some lines of a timeline. Torn or foreign lines are skipped.
+
+    Raises ValueError, which names `path`, if an event is of another program.
+    """
+    try:
+        return [_activity(event) for event in _complete_events(lines)]
+    except KeyError as error:
+        raise ValueError(f"{path} is not a run's timeline: an event lacks {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a run's timeline: an event has an unexpected value ({error})") from error
 
 
-def parse_events(lines: Iterable[str]) -> Iterator[Event]:
-    """The complete events in some lines of a timeline. Torn or foreign lines are skipped."""
+def _complete_events(lines: Iterable[str]) -> Iterator[Event]:
     for line in lines:
         try:
             event = json.loads(line.rstrip(","))
@@ -150,15 +139,28 @@ def parse_events(lines: Iterable[str]) -> Iterator[Event]:
             yield event
 
 
+def _activity(event: Event) -> Activity:
+    """The activity of an event. Raises KeyError, TypeError or ValueError if it is of another program."""
+    return Activity(
+        str(event["name"]),
+        str(event["cat"]),
+        event["ts"] / 1e6,
+        (event["ts"] + event["dur"]) / 1e6,
+        int(event["args"]["step"]),
+        event["args"]["shard"],
+        str(event["args"]["group"]),
+        WorkerId.parse(str(event["args"]["worker"])),
+    )
+
+
 def _metadata(name: str, pid: int, tid: int, label: str) -> Event:
     return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": {"name": label}}
 
 
-def _kept_events(path: Path, resumed_step: int | None) -> list[Event]:
-    """Complete events of a run's steps up to `resumed_step`."""
-    ours = [event for event in read_events(path) if _is_of_a_run(event.get("args"))]
-    return [event for event in ours if is_kept(event["args"]["step"], resumed_step)]
-
-
-def _is_of_a_run(said: object) -> bool:
-    return isinstance(said, dict) and isinstance(said.get("step"), int) and {"group", "worker"} <= said.keys()
+def _kept_activities(path: Path, resumed_step: int | None) -> Iterator[Activity]:
+    """The activities of a run's steps up to `resumed_step`. Events of other programs are dropped."""
+    for event in _complete_events(path.read_text(encoding="utf-8", errors="replace").splitlines()):
+        with suppress(KeyError, TypeError, ValueError):
+            activity = _activity(event)
+            if is_kept(activity.step, resumed_step):
+                yield activity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dagrl.config.errors import in_one_line
 from dagrl.redact import hide_secrets
+from dagrl.scheduler.plan import WorkerId
 
 
 class RunError(Exception):
@@ -41,8 +42,8 @@ class RefusedFolderError(RunError):
 class WorkerLostError(RunError):
     """Workers are lost. The run may restart them and continue."""
 
-    def __init__(self, cause: str, *, lost: tuple[str, ...] = (), **about: str) -> None:
-        """`lost`: names of the lost workers, as ``executor/rank``; empty if unknown. `about`: as for `RunError`."""
+    def __init__(self, cause: str, *, lost: tuple[WorkerId, ...] = (), **about: str) -> None:
+        """`lost`: the lost workers; empty if unknown. `about`: as for `RunError`."""
         super().__init__(cause, **about)
         self.lost = lost
 

@@ -11,6 +11,7 @@ import numpy as np
 from dagrl.config.schema import Pipeline
 from dagrl.data.stats import Stat
 from dagrl.scheduler.intervals import Interval
+from dagrl.scheduler.plan import WorkerId
 from dagrl.weight_sync.protocol import Offer, SendReport
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class PausedGroup:
     They are in the memory of a worker; after its end, they begin again.
     """
 
-    worker: str
+    worker: WorkerId
     step: int
     group: int
     """The group in that step."""

@@ -14,7 +14,7 @@ from dagrl.graph.inference import build_graph
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.simulate import Simulated, simulate
 from dagrl.scheduler.placement import make_plan
-from dagrl.tracking.timeline import Timeline, complete_event
+from dagrl.tracking.timeline import Timeline
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_grpo.yaml"
 SECONDS = CostTable({"rollout": 3.0, "reward": 1.0, "update": 2.0}, sync=1.0, save=8.0)
@@ -39,19 +39,7 @@ def write_run(folder: Path, *overrides: str, steps: int = 4, costs: CostTable = 
 def write_timeline(folder: Path, simulated: Simulated) -> None:
     timeline = Timeline()
     timeline.start(folder, None)
-    timeline.extend(
-        complete_event(
-            each.name,
-            each.category,
-            BEGIN + each.start,
-            BEGIN + each.end,
-            step=each.step,
-            shard=each.shard,
-            group=each.group,
-            worker=f"{each.executor}/0",
-        )
-        for each in simulated.activities
-    )
+    timeline.extend(each._replace(start=BEGIN + each.start, end=BEGIN + each.end) for each in simulated.activities)
     timeline.close()
 
 

@@ -20,7 +20,7 @@ from dagrl.orchestrator.rollout_controller import RolloutController, RolloutRepo
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.plan import PlannedTask, Rows
+from dagrl.scheduler.plan import PlannedTask, Rows, WorkerId
 from dagrl.tracking.base import Progress
 from dagrl.workers.errors import RunError, WorkerDiedError
 from dagrl.workers.messages import Block, Heartbeat, PartialRollout, PausedGroup, PendingWeights, RolloutWork, Usage
@@ -37,18 +37,18 @@ ROLLOUT = PlannedTask(
 )
 
 
-def name_of(number: int) -> str:
-    return f"generator/{number}"
+def worker_of(number: int) -> WorkerId:
+    return WorkerId("generator", number)
 
 
 class Server:
     """The handle of a worker."""
 
-    def __init__(self, name: str, fake: Servers) -> None:
-        self.name, self._fake = name, fake
+    def __init__(self, worker: WorkerId, fake: Servers) -> None:
+        self.id, self._fake = worker, fake
 
     async def call(self, waits_for: str, method: Callable[..., Any], *args: Any) -> Any:
-        return self._fake.call(self.name, method, *args)
+        return self._fake.call(self.id, method, *args)
 
     def stream(self, work: RolloutWork, count_bytes: Callable[[int], None]) -> AsyncIterator[Block | Heartbeat]:
         return self._fake.stream(self, work)
@@ -60,55 +60,55 @@ class Servers:
     def __init__(self, limits: RequestLimits, patience: Sequence[int], gives_up: int | None = None) -> None:
         self.request_limits, self.patience, self.gives_up = limits, patience, gives_up
         self.works: list[tuple[str, RolloutWork]] = []
-        self.aborts: set[str] = set()
-        self.sampled: Counter[str] = Counter()
-        self.lives: dict[str, int] = {}
+        self.aborts: set[WorkerId] = set()
+        self.sampled: Counter[WorkerId] = Counter()
+        self.lives: dict[WorkerId, int] = {}
         """How many more groups a server finishes before it dies; the others live."""
         self.open_groups = self.most_open = 0
         self.asked = 0
         """How often somebody wanted to know the limits."""
 
     def servers(self, count: int) -> list[Any]:
-        return [Server(name_of(number), self) for number in range(count)]
+        return [Server(worker_of(number), self) for number in range(count)]
 
-    def call(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
+    def call(self, worker: WorkerId, method: Callable[..., Any], *args: Any) -> Any:
         if method is Worker.request_limits:
             self.asked += 1
             return self.request_limits
-        self._check(name)
+        self._check(worker)
         assert method is Worker.abort
         assert args[0][:2] == (4, "rollout")
-        self.aborts.add(name)
+        self.aborts.add(worker)
         return None
 
     async def stream(self, member: Server, work: RolloutWork) -> AsyncIterator[Block | Heartbeat]:
-        self.works.append((member.name, work))
+        self.works.append((member.id, work))
         (part,) = work.parts
-        yield Heartbeat(self.sampled[member.name])
+        yield Heartbeat(self.sampled[member.id])
         left = list(dict.fromkeys((part.rows // N).tolist()))
         self.open_groups += len(left)
         self.most_open = max(self.most_open, self.open_groups)
-        while left and member.name not in self.aborts and left[0] != self.gives_up:
+        while left and member.id not in self.aborts and left[0] != self.gives_up:
             for _ in range(self.patience[left[0] % len(self.patience)]):
                 await asyncio.sleep(0)
-            if member.name in self.aborts:
+            if member.id in self.aborts:
                 break
-            self._check(member.name)
-            if member.name in self.lives:
-                self.lives[member.name] -= min(2, len(left))
+            self._check(member.id)
+            if member.id in self.lives:
+                self.lives[member.id] -= min(2, len(left))
             # Two at a time where there are as many: some come when there is enough already.
             now, left = left[:2], left[2:]
             self.open_groups -= len(now)
-            self.sampled[member.name] += 3 * N * len(now)
+            self.sampled[member.id] += 3 * N * len(now)
             yield block_of(now, f"done {now}")
-            yield Heartbeat(self.sampled[member.name])
-        self._check(member.name)
+            yield Heartbeat(self.sampled[member.id])
+        self._check(member.id)
         if left:
             yield replace(block_of(left, f"begun {left}"), unfinished=True)
 
-    def _check(self, name: str) -> None:
-        if self.lives.get(name, 1) <= 0:
-            raise WorkerDiedError(f"{name} died", lost=(name,))
+    def _check(self, worker: WorkerId) -> None:
+        if self.lives.get(worker, 1) <= 0:
+            raise WorkerDiedError(f"{worker} died", lost=(worker,))
 
     def revive(self) -> None:
         """Those who died are there again, and nobody has been told to stop."""
@@ -249,7 +249,7 @@ def test_a_full_batch_stops_the_rollout_and_unfinished_prompts_are_known(
     left = over.sampling.unfinished()
     assert sorted([*(place - 100 for place, _ in left), *chosen]) == list(range(groups)), "lost, or there twice"
     assert [place for place, _ in left] == sorted(place for place, _ in left), "in their order"
-    assert set(over.fake.aborts) == {name_of(number) for number in range(layout["servers"])}
+    assert set(over.fake.aborts) == {worker_of(number) for number in range(layout["servers"])}
     sent = {group for _, work in over.fake.works for group in (work.parts[0].rows // N).tolist()}
     for place, begun in left:
         # What was sent and left is there to go on with, under the ids that it had.
@@ -279,7 +279,7 @@ def test_no_group_is_lost_or_added_twice_if_servers_die(
     ran, limits, layout, patience, lives, needed, more, partial
 ) -> None:
     fake = Servers(limits, patience)
-    fake.lives = {f"generator/{number}": groups for number, groups in lives.items() if number < layout["servers"]}
+    fake.lives = {worker_of(number): groups for number, groups in lives.items() if number < layout["servers"]}
     doomed = dict(fake.lives)
     over = ran(fake, needed + more, needed, partial=partial, **layout)
     shards = tuple(range(layout["shards"]))
@@ -314,11 +314,11 @@ AGENT = {"function": "bots:once", "concurrency": 4}
 
 
 def test_agents_that_were_paused_go_on_where_they_run(ran) -> None:
-    begun = {100 + group: PausedGroup(name_of(group % 2), 3, 7 + group) for group in range(4)}
+    begun = {100 + group: PausedGroup(worker_of(group % 2), 3, 7 + group) for group in range(4)}
     fake = Servers(RequestLimits(1, 1), [2])
     over = ran(fake, 8, 5, 1, 3, partial=True, begun=begun, agent=AGENT)
     sent = {(name, group) for name, work in fake.works for group in (work.parts[0].rows // N).tolist()}
-    assert {(name_of(group % 2), group) for group in range(4)} <= sent
+    assert {(worker_of(group % 2), group) for group in range(4)} <= sent
     assert len(sent) == len({group for _, group in sent})
     handed = {group: each for _, work in fake.works for group, each in work.begun.items()}
     assert handed == {group: begun[100 + group] for group in range(4)}
@@ -327,9 +327,9 @@ def test_agents_that_were_paused_go_on_where_they_run(ran) -> None:
 
 
 def test_agents_go_on_after_the_loss_of_another_server(ran) -> None:
-    begun = {100: PausedGroup(name_of(0), 3, 7), 101: PausedGroup(name_of(1), 3, 8)}
+    begun = {100: PausedGroup(worker_of(0), 3, 7), 101: PausedGroup(worker_of(1), 3, 8)}
     fake = Servers(RequestLimits(1, 1), [1])
-    fake.lives = {name_of(1): 0}
+    fake.lives = {worker_of(1): 0}
     over = ran(fake, 2, 2, 1, 2, partial=True, begun=begun, agent=AGENT)
     assert over.deaths == 1 and sorted(over.index.added) == list(range(2 * N)), "each row once"
 
@@ -341,7 +341,7 @@ def test_a_server_that_ends_early_ends_the_run(ran) -> None:
 
 def test_servers_are_asked_for_their_limits_once(ran) -> None:
     fake = Servers(RequestLimits(2, 4), [1])
-    fake.lives = {"generator/0": 1}
+    fake.lives = {worker_of(0): 1}
     over = ran(fake, 6, 6, partial=False, shards=2, servers=2)
     assert (over.deaths, fake.asked) == (1, 1)
 
@@ -379,7 +379,7 @@ def lost_with_a_sync(lab, *, sent: bool) -> tuple[Servers, WorkerDiedError]:
         weights=COMING,
     )
     loss = WorkerDiedError("generator/1 died")
-    loss.lost = ("generator/1",)
+    loss.lost = (worker_of(1),)
 
     async def act() -> WorkerDiedError:
         finishing = asyncio.ensure_future(sampling.run())
@@ -396,8 +396,8 @@ def lost_with_a_sync(lab, *, sent: bool) -> tuple[Servers, WorkerDiedError]:
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_rollout_queued_behind_a_sync_ends_with_its_loss(lab, sent) -> None:
     fake, loss = lost_with_a_sync(lab, sent=sent)
-    assert loss.lost == ("generator/1",)
-    assert fake.aborts == {"generator/0", "generator/1"}, "somebody waits for weights that do not come"
+    assert loss.lost == (worker_of(1),)
+    assert fake.aborts == {worker_of(0), worker_of(1)}, "somebody waits for weights that do not come"
     assert [work.weights for _, work in fake.works] == [COMING] * sent
 
 

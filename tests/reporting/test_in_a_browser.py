@@ -20,7 +20,9 @@ from playwright.sync_api import Browser
 from dagrl.model_files.images import thumbnail
 from dagrl.reporting.html_report import write_html
 from dagrl.reporting.server import Runs
-from dagrl.tracking.timeline import Timeline, complete_event
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import WorkerId
+from dagrl.tracking.timeline import Timeline
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script></script>"
 LOGPROBS = {
@@ -277,9 +279,7 @@ def write_long_run(folder: Path, steps: int, metrics: int) -> Path:
     timeline.start(run, None)
     bars = (("rollout", "rollout", 0.0, 3.0), ("rollout", "rollout", 3.0, 4.0), ("update", "train", 4.0, 9.0))
     timeline.extend(
-        complete_event(
-            name, name, at + step * 9, end + step * 9, step=step, shard=None, group=group, worker=f"{name}/0"
-        )
+        Activity(name, name, at + step * 9, end + step * 9, step, None, group, WorkerId(name, 0))
         for step in range(1, steps + 1)
         for name, group, at, end in bars
     )

@@ -15,6 +15,8 @@ from dagrl.orchestrator.folder.run_graph import contracts_text
 from dagrl.reporting.html_report import open_run
 from dagrl.reporting.run_data.overview import overview
 from dagrl.reporting.run_report import report_run
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import WorkerId
 from dagrl.tracking.timeline import Timeline
 
 STEPS = 4
@@ -33,12 +35,12 @@ def test_the_pause_between_two_runs_of_a_folder_is_not_idle_time(tmp_path):
     timeline = Timeline()
     timeline.start(folder, None)
     # The validation before the first step is none of them.
-    where = {"step": 0, "shard": None, "group": "rollout", "worker": "rollout/0"}
-    timeline.complete("val/rollout", "rollout", 1e9 - 90, 1e9 - 10, **where)
+    rollout = WorkerId("rollout", 0)
+    timeline.extend([Activity("val/rollout", "rollout", 1e9 - 90, 1e9 - 10, 0, None, "rollout", rollout)])
     for step, begin in ((1, 0.0), (2, 4.0), (3, 30_000.0)):
         for name, group, start, end in (("rollout", "rollout", 0.5, 3.0), ("update", "train", 3.0, 4.0)):
-            where = {"step": step, "shard": None, "group": group, "worker": f"{name}/0"}
-            timeline.complete(name, name, 1e9 + begin + start, 1e9 + begin + end, **where)
+            times = 1e9 + begin + start, 1e9 + begin + end
+            timeline.extend([Activity(name, name, *times, step, None, group, WorkerId(name, 0))])
     timeline.close()
     lines = [{"step": step, "time/step_s": 4.0, "reward/mean": 0.5} for step in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

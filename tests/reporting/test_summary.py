@@ -8,6 +8,8 @@ import pytest
 
 from dagrl.reporting.run_record import RunRecord, read_run
 from dagrl.reporting.summary import summary, summary_values
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import WorkerId
 from dagrl.tables import render
 from dagrl.tracking.timeline import Timeline
 
@@ -131,10 +133,11 @@ def test_spans_come_from_the_timeline_and_a_foreign_one_is_an_error(tmp_path):
     folder = write(tmp_path, step(1))
     timeline = Timeline()
     timeline.start(folder, None)
-    timeline.complete("update", "update", 2.0, 3.5, step=1, shard=None, group="train", worker="actor/0")
+    worker = WorkerId("actor", 0)
+    timeline.extend([Activity("update", "update", 2.0, 3.5, 1, None, "train", worker)])
     timeline.close()
     (span,) = read_run(folder).spans
-    assert (span.name, span.start, span.end, span.step, span.worker) == ("update", 2.0, 3.5, 1, "actor/0")
+    assert (span.name, span.start, span.end, span.step, span.worker) == ("update", 2.0, 3.5, 1, worker)
     (folder / "timeline.json").write_text('[\n{"ph": "X", "name": "update"}\n]\n')
     with pytest.raises(ValueError, match=r"timeline\.json is not a run's timeline: an event lacks 'cat'"):
         read_run(folder)

@@ -9,8 +9,9 @@ from plan_parts import ONE_RANK, executor, task
 
 from dagrl.config.schema import Scope
 from dagrl.planner.simulation.costs import CostTable
-from dagrl.planner.simulation.simulate import Activity, simulate
+from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.commands import CommandDone, Run
+from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import HOST, Executor, Plan
 from dagrl.scheduler.scheduler import Scheduler
 

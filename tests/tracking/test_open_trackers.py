@@ -10,6 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dagrl.config.schema import TrackerSpec
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import WorkerId
 from dagrl.tracking import open_trackers
 
 
@@ -33,7 +35,7 @@ def tensors(run_dir, tag):
 def test_files_are_kept_even_if_nothing_is_asked_for(tmp_path):
     with opened(tmp_path) as trackers:
         trackers.log(1, {"reward/mean": 0.5})
-        trackers.timeline.complete("reward", "node", 0.0, 1.0, step=1, shard=0, group="host", worker="host/0")
+        trackers.timeline.extend([Activity("reward", "node", 0.0, 1.0, 1, 0, "host", WorkerId("host", 0))])
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "reward/mean": 0.5}
     assert len(json.loads((tmp_path / "timeline.json").read_text())) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "timeline.json"]

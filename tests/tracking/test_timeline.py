@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.tracking.timeline import Timeline, complete_event
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import WorkerId
+from dagrl.tracking.timeline import Timeline
 
 
 def load(folder: Path) -> list[dict]:
@@ -18,7 +20,7 @@ def complete_events(folder: Path) -> list[dict]:
 
 
 def record(timeline: Timeline, step: int, group: str = "train", worker: str = "actor/0", name: str = "update") -> None:
-    timeline.complete(name, "node", step, step + 0.5, step=step, shard=None, group=group, worker=worker)
+    timeline.extend([Activity(name, "node", step, step + 0.5, step, None, group, WorkerId.parse(worker))])
 
 
 @pytest.fixture
@@ -37,7 +39,8 @@ def test_it_is_valid_json_after_every_write(tmp_path, timeline):
 
 
 def test_an_event_says_when_what_and_where(tmp_path, timeline):
-    timeline.complete("reward", "node", 1763690000.25, 1763690001.0, step=3, shard=1, group="rollout", worker="host/0")
+    worker = WorkerId("host", 0)
+    timeline.extend([Activity("reward", "node", 1763690000.25, 1763690001.0, 3, 1, "rollout", worker)])
     (event,) = complete_events(tmp_path)
     assert (event["name"], event["cat"]) == ("reward", "node")
     assert (event["ts"], event["dur"]) == (1763690000250000, 750000)
@@ -130,13 +133,12 @@ def test_a_file_that_was_removed_is_an_error(tmp_path, timeline):
 def test_several_at_once_are_written_as_one_after_the_other(tmp_path, timeline, count):
     other = Timeline()
     other.start(tmp_path / "other", None)
-    events = [
-        complete_event("reward", "node", at, at + 1, step=2, shard=at, group="host", worker=f"host/{at % 3}")
-        for at in range(count)
+    activities = [
+        Activity("reward", "node", at, at + 1, 2, at, "host", WorkerId("host", at % 3)) for at in range(count)
     ]
-    timeline.extend(iter(events))
-    for event in events:
-        other.extend([event])
+    timeline.extend(iter(activities))
+    for activity in activities:
+        other.extend([activity])
     other.close()
     assert load(tmp_path) == load(tmp_path / "other")
     assert [event["args"]["shard"] for event in complete_events(tmp_path)] == list(range(count))

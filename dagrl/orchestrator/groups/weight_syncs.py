@@ -122,9 +122,9 @@ class WeightSyncs:
         try:
             return await run_all([_result_of(task) for task in tasks])
         except WorkerLostError as loss:
-            if loss.lost and all(name.rpartition("/")[0] == sync.follower for name in loss.lost):
+            if loss.lost and all(worker.executor == sync.follower for worker in loss.lost):
                 senders = [offer.address for offer in offers if offer is not None]
-                lost = ", ".join(loss.lost)
+                lost = ", ".join(map(str, loss.lost))
                 await asyncio.to_thread(_report_lost, senders * receivers, self._number, lost)
                 if (await asyncio.wait(tasks, timeout=_LEAVE_S))[1]:
                     raise WorkerHungError(

@@ -62,14 +62,15 @@ class WorkerFailures:
         Raises the failure if the run cannot continue without these workers, or if the restart budget is spent. All
         other commands on the executor end first, so that no event of theirs follows.
         """
-        executors = {name.rpartition("/")[0] for name in failure.lost}
+        executors = {worker.executor for worker in failure.lost}
         if len(executors) != 1 or not self._groups.can_restart(*executors):
             raise failure
         (executor,) = executors
         self._groups.kill_lost(failure.lost)
         if executor in self._unreported:
             return None
-        note(self._policy.use_restart(failure, f"{executor} goes on when {', '.join(failure.lost)} is restarted"))
+        lost = ", ".join(map(str, failure.lost))
+        note(self._policy.use_restart(failure, f"{executor} goes on when {lost} is restarted"))
         self._unreported.add(executor)
         await self._join_others(executor)
         self._unreported.remove(executor)

@@ -19,7 +19,7 @@ from dagrl.orchestrator.groups.slots import SlotAllocator
 from dagrl.orchestrator.groups.task_group import run_all, run_in_daemon_thread
 from dagrl.orchestrator.groups.worker_handle import PendingCall, Timeout, WorkerHandle
 from dagrl.plugins.calls import FOLDER as CALLS
-from dagrl.scheduler.plan import HOST, Executor, Plan
+from dagrl.scheduler.plan import HOST, Executor, Plan, WorkerId
 from dagrl.scheduler.time_sharing import residency_after_start, start_chains
 from dagrl.tracking.base import replace_text
 from dagrl.workers.errors import RunError, WorkerLostError
@@ -136,7 +136,7 @@ class WorkerGroups:
         actors = await self._slots.place(executor, run_dir, threads, ranks)
         return [
             WorkerHandle(
-                f"{name}/{rank}",
+                WorkerId(name, rank),
                 actor,
                 self._timeout,
                 cache=None if generates or name == HOST else CacheView(),
@@ -199,7 +199,7 @@ class WorkerGroups:
 
     def write_info(self, folder: Path) -> None:
         """Write ``workers.json``: host, process and kind of GPU of each worker. Raises OSError."""
-        infos = {handle.name: handle.info for name in self._plan.executors for handle in self[name].handles}
+        infos = {str(handle.id): handle.info for name in self._plan.executors for handle in self[name].handles}
         workers = {name: {"host": info.host, "pid": info.pid, "gpu": info.gpu} for name, info in infos.items()}
         replace_text(folder / "workers.json", json.dumps(workers, indent=1))
 
@@ -209,16 +209,15 @@ class WorkerGroups:
         """Whether lost workers of an executor can be restarted while the others live on: it only generates."""
         return not self._plan.executors[name].trained and self._plan.generates(name)
 
-    def kill_lost(self, lost: Iterable[str]) -> None:
-        """Kill lost workers, by name, and the others of the same server."""
-        for name in lost:
-            executor, _, rank = name.rpartition("/")
-            for each in live_together(self._plan.executors[executor], self._pipeline, int(rank)):
+    def kill_lost(self, lost: Iterable[WorkerId]) -> None:
+        """Kill lost workers, and the others of the same server."""
+        for executor, rank in lost:
+            for each in live_together(self._plan.executors[executor], self._pipeline, rank):
                 self._lost.setdefault(executor, set()).add(each)
                 self._ray.kill(self[executor].handles[each].actor)
 
-    async def restart(self, name: str) -> list[str]:
-        """Restart the lost workers of an executor on their slots; returns their names."""
+    async def restart(self, name: str) -> list[WorkerId]:
+        """Restart the lost workers of an executor on their slots, and return them."""
         assert self._setup is not None, "restart before launch"
         executor, ranks, handles = self._plan.executors[name], sorted(self._lost[name]), self[name].handles
         for rank in ranks:
@@ -227,23 +226,23 @@ class WorkerGroups:
         restarted = await self._place(executor, ranks)
         for rank, handle in zip(ranks, restarted, strict=True):
             handles[rank] = handle
-        names = [handle.name for handle in restarted]
+        names = ", ".join(str(handle.id) for handle in restarted)
         try:
-            await self._locate(restarted, self._describe(restarted, f"{', '.join(names)} to restart"))
+            await self._locate(restarted, self._describe(restarted, f"{names} to restart"))
             await self._start(executor, self._setup, ranks)
         except WorkerLostError:
             raise
         except RunError as error:
             # A restart of the whole run frees whatever was in the way.
             raise WorkerLostError(
-                f"{', '.join(names)} could not be restarted: {error.cause}",
+                f"{names} could not be restarted: {error.cause}",
                 node=error.node,
                 worker=error.worker,
                 hint=error.hint,
                 details=error.details,
             ) from error
         del self._lost[name]
-        return names
+        return [handle.id for handle in restarted]
 
     # -- end
 
@@ -251,7 +250,7 @@ class WorkerGroups:
         """Let every worker free its resources, for a few seconds at most, then kill it."""
 
         async def close(handle: WorkerHandle) -> None:
-            await handle.submit(f"{handle.name} to close", Worker.close).ref
+            await handle.submit(f"{handle.id} to close", Worker.close).ref
 
         closing = asyncio.gather(*map(close, self._handles()), return_exceptions=True)
         with contextlib.suppress(TimeoutError):

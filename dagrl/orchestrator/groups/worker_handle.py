@@ -17,6 +17,7 @@ import ray
 
 from dagrl.backends.base import EngineLostError
 from dagrl.plugins.calls import recorded_call
+from dagrl.scheduler.plan import WorkerId
 from dagrl.weight_sync.channel import PeerError
 from dagrl.workers.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
 from dagrl.workers.messages import Block, EngineWork, Heartbeat, RolloutWork, StreamMessage, TaskWork, WorkerInfo
@@ -83,7 +84,7 @@ class WorkerHandle:
 
     def __init__(
         self,
-        name: str,
+        worker: WorkerId,
         actor: Any,
         timeout: Timeout,
         info: WorkerInfo = NOT_STARTED,
@@ -94,15 +95,14 @@ class WorkerHandle:
 
         `run_dir`: the run folder, where the worker records calls of user functions.
         """
-        self.name = name
-        """``executor/rank``."""
+        self.id = worker
         self.actor, self.timeout, self.info, self.cache, self._run_dir = actor, timeout, info, cache, run_dir
         self.last_heard = float("-inf")
         """Time, by the loop's clock, of the last heartbeat or the last end of a task."""
 
     @property
     def location(self) -> str:
-        return f"{self.name} (host {self.info.host}, pid {self.info.pid})"
+        return f"{self.id} (host {self.info.host}, pid {self.info.pid})"
 
     # -- calls
 
@@ -185,7 +185,7 @@ class WorkerHandle:
         hint = f"raise run.{timeout.key} if it needs longer"
         if timeout.is_start:
             return RunError(cause, node=node, worker=self.location, hint=hint)
-        return WorkerHungError(cause, node=node, worker=self.location, hint=hint, lost=(self.name,))
+        return WorkerHungError(cause, node=node, worker=self.location, hint=hint, lost=(self.id,))
 
     def _called(self, verb: str) -> str:
         """Name the user function that the worker runs, or died in, for a message; empty if there is none."""
@@ -210,7 +210,7 @@ class WorkerHandle:
             name = "" if isinstance(cause, ValueError | OSError) else f"{type(cause).__name__}: "
             text = f"{name}{cause}".strip()
             if isinstance(cause, EngineLostError):
-                return WorkerLostError(text, **about, lost=(self.name,))
+                return WorkerLostError(text, **about, lost=(self.id,))
             if isinstance(cause, PeerError | ObjectTimeoutError | ray.exceptions.RayError):
                 # This worker is fine. Another one failed and has its own error. Ray's text goes on for paragraphs.
                 return WorkerLostError(_first_sentence(text), **about)
@@ -219,7 +219,7 @@ class WorkerHandle:
             hint = "was it killed, or out of memory (see `dmesg`)? `dagrl run` goes on from the last checkpoint"
             if called := self._called("in a call of"):
                 hint = f"does the function end its process, or take too much memory? If not, {hint}"
-            return WorkerDiedError(f"the worker's process died{called}", hint=hint, **about, lost=(self.name,))
+            return WorkerDiedError(f"the worker's process died{called}", hint=hint, **about, lost=(self.id,))
         return WorkerLostError(f"{type(error).__name__}: {_first_sentence(str(error))}", **about)
 
 

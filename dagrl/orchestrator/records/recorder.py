@@ -34,7 +34,7 @@ from dagrl.orchestrator.records.provenance import code_hash, versions
 from dagrl.orchestrator.records.ring import AlarmDetector, Ring
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows
+from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows, WorkerId
 from dagrl.weight_sync.protocol import WeightDigests
 from dagrl.workers.errors import RunError
 from dagrl.workers.messages import Block
@@ -150,7 +150,7 @@ class Recorder:
     def end(
         self,
         recording: Recording | None,
-        blocks: Sequence[tuple[str, Block]],
+        blocks: Sequence[tuple[WorkerId, Block]],
         chunks: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> None:
         """A node has ended, with these workers' blocks. Queues the calls that record them; does not wait."""
@@ -256,7 +256,7 @@ class Recorder:
     async def _store_outputs(
         self,
         recording: Recording,
-        wanted: Sequence[tuple[str, ColumnsToStore]],
+        wanted: Sequence[tuple[WorkerId, ColumnsToStore]],
         stats: Mapping[str, Stat],
         chunks: Sequence[tuple[int, Sequence[int]]],
     ) -> None:
@@ -265,7 +265,7 @@ class Recorder:
         stored = await self._store(recording.run.step, [each for _, each in wanted])
         weights = await run_all([call.result() for call in recording.weights])
         outputs = RecordedOutputs(
-            blocks=[RecordedBlock(worker=w, block=block) for (w, _), block in zip(wanted, stored, strict=True)],
+            blocks=[RecordedBlock(worker=str(w), block=block) for (w, _), block in zip(wanted, stored, strict=True)],
             metrics={name: (s.count, s.total, s.squares, s.low, s.high) for name, s in stats.items()},
             weights=weights[0] if weights else {},
             chunks=[(server, list(groups)) for server, groups in chunks],

@@ -20,20 +20,17 @@ from dagrl.weight_sync.protocol import WeightDigests
 from dagrl.workers.messages import Block, RolloutWork, StartEngine, TaskWork
 from dagrl.workers.worker import Worker
 
-type WorkerBlock = tuple[str, Block]
-"""A worker's name and a block. The block's columns may still be in Ray's object store: see `columns_of`."""
-
 
 class Ranks(Protocol):
-    """All executors of a replay."""
+    """All executors of a replay. The columns of blocks may still be in Ray's object store: see `columns_of`."""
 
     async def load(self, executor: str, folder: Path) -> None:
         """Load an engine's state."""
 
-    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[WorkerBlock]:
+    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[Block]:
         """Run a task, one work for each rank."""
 
-    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[WorkerBlock]:
+    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[Block]:
         """Sample chunks, each on the server of that number; chunks of a server one after the other."""
 
     async def digests(self, executor: str) -> WeightDigests:
@@ -61,13 +58,13 @@ class ClusterRanks:
     async def load(self, executor: str, folder: Path) -> None:
         await self._groups[executor].call_all(f"{executor} to load {folder}", Worker.load, folder)
 
-    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[WorkerBlock]:
+    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[Block]:
         handles = self._groups[executor].handles
         pending = [handle.submit_task(each, _ignore) for handle, each in zip(handles, work, strict=True)]
         results = await run_all([each.result(_ignore) for each in pending])
-        return [(each.worker.name, block) for each, blocks in zip(pending, results, strict=True) for block in blocks]
+        return [block for blocks in results for block in blocks]
 
-    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[WorkerBlock]:
+    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[Block]:
         places = self._plan.executors[executor].places
         ranks = zip(self._groups[executor].handles, places, strict=True)
         servers = [handle for handle, place in ranks if place.primary]
@@ -77,13 +74,8 @@ class ClusterRanks:
         found = await run_all([self._chunks(servers[number], chunks) for number, chunks in by_server.items()])
         return [block for blocks in found for block in blocks]
 
-    async def _chunks(self, server: WorkerHandle, chunks: Sequence[RolloutWork]) -> list[WorkerBlock]:
-        found = []
-        for chunk in chunks:
-            async for item in server.stream(chunk, _ignore):
-                if isinstance(item, Block):
-                    found.append((server.name, item))
-        return found
+    async def _chunks(self, server: WorkerHandle, chunks: Sequence[RolloutWork]) -> list[Block]:
+        return [item for chunk in chunks async for item in server.stream(chunk, _ignore) if isinstance(item, Block)]
 
     async def digests(self, executor: str) -> WeightDigests:
         found = await self._groups[executor].call_all(f"the weights of {executor}", Worker.weight_digests)
@@ -109,15 +101,12 @@ class LocalRank:
     async def load(self, executor: str, folder: Path) -> None:
         self._workers[executor].load(folder)
 
-    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[WorkerBlock]:
-        return [(f"{executor}/0", block) for block in self._workers[executor].run(work[0])]
+    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[Block]:
+        return list(self._workers[executor].run(work[0]))
 
-    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[WorkerBlock]:
-        found = []
-        for _, each in work:
-            for message in self._workers[executor].stream(each):
-                found += [(f"{executor}/0", item) for item in message.items if isinstance(item, Block)]
-        return found
+    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[Block]:
+        messages = (message for _, each in work for message in self._workers[executor].stream(each))
+        return [item for message in messages for item in message.items if isinstance(item, Block)]
 
     async def digests(self, executor: str) -> WeightDigests:
         return self._workers[executor].weight_digests()

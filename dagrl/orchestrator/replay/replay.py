@@ -22,7 +22,7 @@ from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.records.files import RecordedInputs, RecordedOutputs, RecordedRun, RecordError, Records
 from dagrl.orchestrator.replay.chain import Chain
 from dagrl.orchestrator.replay.compare import Difference, compare_columns, compare_metrics, compare_weights
-from dagrl.orchestrator.replay.ranks import ClusterRanks, LocalRank, Ranks, WorkerBlock, columns_of
+from dagrl.orchestrator.replay.ranks import ClusterRanks, LocalRank, Ranks, columns_of
 from dagrl.orchestrator.replay.target import ReplayedRun, ReplayTarget
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk
@@ -30,7 +30,7 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import PlannedTask
 from dagrl.weight_sync.protocol import WeightDigests
 from dagrl.workers.errors import RunError
-from dagrl.workers.messages import StartEngine
+from dagrl.workers.messages import Block, StartEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +244,9 @@ def joined(records: Records, outputs: RecordedOutputs) -> Batch | None:
     return _together([block for block in blocks if block.columns])
 
 
-def _result(blocks: Sequence[WorkerBlock], weights: WeightDigests) -> Replayed:
-    batches = [batch for _, block in blocks if not block.unfinished and (batch := columns_of(block)) is not None]
-    return Replayed(_together(batches), merge(block.stats for _, block in blocks), weights)
+def _result(blocks: Sequence[Block], weights: WeightDigests) -> Replayed:
+    batches = [batch for block in blocks if not block.unfinished and (batch := columns_of(block)) is not None]
+    return Replayed(_together(batches), merge(block.stats for block in blocks), weights)
 
 
 def _together(batches: Sequence[Batch]) -> Batch | None:

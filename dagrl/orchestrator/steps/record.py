@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from dagrl.data.stats import Stat, merge
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.intervals import Interval, busy_seconds
-from dagrl.scheduler.plan import HOST, Executor, PlannedTask
+from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
+from dagrl.scheduler.plan import HOST, Executor, PlannedTask, WorkerId
 from dagrl.workers.messages import Block, Usage
 
 _COUNTED = ("sum",)
@@ -31,20 +31,6 @@ def _details(name: str) -> tuple[str, ...] | None:
     parts = name.split("/")
     endings = ("/".join(parts[begin:]) for begin in range(len(parts)))
     return next((_DETAILS[ending] for ending in endings if ending in _DETAILS), None)
-
-
-@dataclass(frozen=True, slots=True)
-class StepActivity:
-    """A bar of the timeline, from `start` to `end` in seconds since the epoch."""
-
-    name: str
-    category: str
-    start: float
-    end: float
-    shard: int | None
-    """None for the whole batch."""
-    group: str
-    worker: str
 
 
 @dataclass(slots=True)
@@ -87,10 +73,10 @@ class StepRecord:
     """Prompts of the data set used up to this step, over all epochs."""
     driver_bytes: int = 0
     """Size of all messages to and from workers."""
-    activities: list[StepActivity] = field(default_factory=list)
+    activities: list[Activity] = field(default_factory=list)
     _began: float = field(default_factory=time.time)
     _stats: list[dict[str, Stat]] = field(default_factory=list)
-    _spans: dict[Run, list[tuple[tuple[int, ...], Interval, str]]] = field(default_factory=dict)
+    _spans: dict[Run, list[tuple[tuple[int, ...], Interval, WorkerId]]] = field(default_factory=dict)
     _busy: dict[str, list[Interval]] = field(default_factory=dict)
     _usages: dict[str, TaskUsage] = field(default_factory=dict)
     _freed_gib: dict[str, float] = field(default_factory=dict)
@@ -98,7 +84,7 @@ class StepRecord:
     def count_bytes(self, nbytes: int) -> None:
         self.driver_bytes += nbytes
 
-    def add_block(self, run: Run, block: Block, worker: str) -> None:
+    def add_block(self, run: Run, block: Block, worker: WorkerId) -> None:
         self._stats.append(block.stats)
         self._spans.setdefault(run, []).append((block.shards, block.span, worker))
         self._busy.setdefault(run.task, []).append(block.span)
@@ -109,7 +95,7 @@ class StepRecord:
         """Turn the spans of a run's ranks into one activity for each shard, or for the whole batch."""
         if task.name in self._usages:
             self._usages[task.name].ranks = executor.ranks
-        by_shard: dict[int | None, list[tuple[Interval, str]]] = {}
+        by_shard: dict[int | None, list[tuple[Interval, WorkerId]]] = {}
         for shards, span, worker in self._spans.pop(run, []):
             # A block of a rollout may have rows of several shards, or none.
             for shard in shards if task.streams or len(shards) == 1 else (None,):
@@ -117,9 +103,9 @@ class StepRecord:
         for shard, spans in by_shard.items():
             start, end = min(span.start for span, _ in spans), max(span.end for span, _ in spans)
             group = executor.group or HOST
-            self.activities.append(StepActivity(task.name, task.op, start, end, shard, group, spans[0][1]))
+            self.activities.append(Activity(task.name, task.op, start, end, self.step, shard, group, spans[0][1]))
 
-    def add(self, activity: StepActivity) -> None:
+    def add(self, activity: Activity) -> None:
         self._busy.setdefault(activity.name, []).append(Interval(activity.start, activity.end))
         self.activities.append(activity)
 

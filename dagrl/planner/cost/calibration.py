@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from dagrl.planner.simulation.simulate import Activity
 from dagrl.scheduler.commands import Command, Commit, Run, Sync
-from dagrl.scheduler.intervals import Interval, busy_seconds
+from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
 from dagrl.scheduler.plan import Plan
 
 _LEAST_S = 1e-5

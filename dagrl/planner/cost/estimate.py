@@ -17,8 +17,8 @@ from dagrl.backends.planning.decoding import Lengths
 from dagrl.config.columns import CORE_COLUMNS, IMAGE_COLUMNS, ColumnSpec, Shape
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.simulation.costs import Costs
-from dagrl.planner.simulation.simulate import Activity, Simulated, simulate
-from dagrl.scheduler.intervals import Interval, busy_seconds
+from dagrl.planner.simulation.simulate import Simulated, simulate
+from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
 from dagrl.scheduler.plan import Plan, PlannedTask, Rows
 
 _WARM_UP = 2

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from dagrl.planner.simulation.costs import CostTable
-from dagrl.planner.simulation.simulate import Activity
 from dagrl.scheduler.commands import Command, Commit, Run, Sync
-from dagrl.scheduler.intervals import Interval, busy_seconds
+from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
 from dagrl.scheduler.plan import Plan
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple
 
 from dagrl.planner.simulation.costs import Costs
 from dagrl.scheduler.commands import (
@@ -26,27 +25,9 @@ from dagrl.scheduler.commands import (
     Sync,
     Wake,
 )
-from dagrl.scheduler.plan import HOST, Plan
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import HOST, Plan, WorkerId
 from dagrl.scheduler.scheduler import Scheduler
-
-
-class Activity(NamedTuple):
-    """Something that runs from `start` to `end`, in seconds since the first step began."""
-
-    name: str
-    """The task, or ``sync``, ``sleep``, ``wake``, ``restart``, ``save``."""
-    category: str
-    """The op, or the name."""
-    start: float
-    end: float
-    """Each shard of a run that streams has the time from the end of the one before it."""
-    step: int
-    shard: int | None
-    """None: the whole batch, or no rows at all."""
-    executor: str
-    """The receiver of a sync."""
-    group: str
-    """``host`` for tasks without an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +58,8 @@ class _Simulation:
         self._scheduler = Scheduler(plan)
         self._now = 0.0
         self._task_of = {task.name: task for task in plan.tasks}
-        self._group_of = {name: executor.group or HOST for name, executor in plan.executors.items()}
+        self._places = {name: (each.group or HOST, WorkerId(name, 0)) for name, each in plan.executors.items()}
+        """Executor -> group and first worker."""
         self._through = dict.fromkeys(plan.executors, 0.0)
         """When each executor has finished the runs and syncs that it got; not for the host, where runs overlap."""
         self._coming: list[tuple[float, int, float, Command, Event]] = []
@@ -159,8 +141,7 @@ class _Simulation:
                 task = self._task_of[name]
                 last = shards[-1] if shards and (task.streams or len(shards) == 1) else None
                 shard = event.shard if isinstance(event, ShardDone) else last
-                group = self._group_of[task.executor]
-                yield Activity(name, task.op, start, end, step, shard, task.executor, group)
+                yield Activity(name, task.op, start, end, step, shard, *self._places[task.executor])
             case Sync(step, executor, _, _) | Sleep(step, executor, _) | Wake(step, executor, _):
                 yield self._other(command, start, end, step, executor)
             case Restart(step, executor) | Save(step, executor):
@@ -168,4 +149,4 @@ class _Simulation:
 
     def _other(self, command: Command, start: float, end: float, step: int, executor: str) -> Activity:
         name = type(command).__name__.lower()
-        return Activity(name, name, start, end, step, None, executor, self._group_of[executor])
+        return Activity(name, name, start, end, step, None, *self._places[executor])

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dagrl.reporting.run_record import TimelineSpan
-from dagrl.scheduler.intervals import Interval
+from dagrl.scheduler.intervals import Activity, Interval
 
 DRIVER = "driver"
 """The cause of a pause in which no worker runs: the driver schedules, commits a step or starts."""
@@ -31,7 +30,7 @@ class Idle:
         return self.end - self.start
 
 
-def idle_times(group: str, spans: Sequence[TimelineSpan], window: Interval) -> list[Idle]:
+def idle_times(group: str, spans: Sequence[Activity], window: Interval) -> list[Idle]:
     """The pauses of a group in a window, in order, each named after one cause; pauses below 1 ms are left out.
 
     `spans` are the activities of all groups that overlap with the window. A group waits for the activity elsewhere
@@ -54,7 +53,7 @@ def idle_times(group: str, spans: Sequence[TimelineSpan], window: Interval) -> l
     return [idle for idle in found if idle.seconds >= _SHORTEST_S]
 
 
-def gaps(spans: Iterable[TimelineSpan], window: Interval) -> list[Interval]:
+def gaps(spans: Iterable[Activity], window: Interval) -> list[Interval]:
     """The parts of a window that no span covers, in order."""
     found, covered = [], window.start
     for span in sorted(spans, key=lambda each: each.start):
@@ -66,11 +65,11 @@ def gaps(spans: Iterable[TimelineSpan], window: Interval) -> list[Interval]:
     return [gap for gap in found if gap.end > gap.start]
 
 
-def _cause(during: Sequence[TimelineSpan], start: float, end: float, resumed: float) -> str:
+def _cause(during: Sequence[Activity], start: float, end: float, resumed: float) -> str:
     """The activity, of those under way from `start` to `end`, that the group waits for until it has `resumed`."""
     active = [span for span in during if span.start <= start and span.end >= end]
     if not active:
         return DRIVER
     before = [span for span in active if span.end <= resumed + _TOLERANCE_S]
     cause = max(before or active, key=lambda span: span.end)
-    return f"{cause.name} ({cause.worker.rpartition('/')[0] or cause.group})"
+    return f"{cause.name} ({cause.executor})"

@@ -91,7 +91,7 @@ def _events(run: RunReader) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for span in run.spans:
         if span.name == "restart":
-            what = f"{span.worker.rpartition('/')[0]} restarted after a loss"
+            what = f"{span.executor} restarted after a loss"
             found.append(
                 {"step": span.step, "kind": "restart", "text": what, "seconds": round(span.end - span.start, 2)}
             )

@@ -7,7 +7,7 @@ from typing import Any
 from dagrl.config.errors import PipelineError
 from dagrl.reporting.run_data.overview import pipeline_of
 from dagrl.reporting.run_data.run_reader import RunReader
-from dagrl.reporting.run_report import Planned, activities_of, group_idle, node_seconds, plan_again
+from dagrl.reporting.run_report import Planned, group_idle, node_seconds, plan_again
 from dagrl.scheduler.plan import HOST
 
 
@@ -21,7 +21,7 @@ def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, Any]:
     if isinstance(loaded, str):
         return {"error": loaded}
     record = run.record()
-    actual = activities_of(record)
+    actual = record.spans
     if not record.last_step or not actual:
         return {"error": "no step with a timeline is finished yet"}
     try:
@@ -48,7 +48,7 @@ def _last_step(planned: Planned) -> list[list[Any]]:
     starts = [each.start for each in own if each.group != HOST] or [each.start for each in own]
     start = min(min(starts), end - planned.simulated.step_seconds.get(step, 0.0))
     return [
-        [each.name, each.group, f"{each.executor}/0", each.start - start, each.end - each.start, each.shard, each.step]
+        [each.name, each.group, str(each.worker), each.start - start, each.end - each.start, each.shard, each.step]
         for each in planned.simulated.activities
         if each.end > start and each.start < end
     ]

@@ -10,10 +10,10 @@ from statistics import median
 from typing import Any
 
 from dagrl.reporting.run_data.tail import Tail
-from dagrl.reporting.run_record import RunRecord, TimelineSpan, parse_step, spans_of
-from dagrl.scheduler.intervals import Interval
+from dagrl.reporting.run_record import RunRecord, parse_step
+from dagrl.scheduler.intervals import Activity, Interval
 from dagrl.scheduler.plan import HOST
-from dagrl.tracking.timeline import parse_events
+from dagrl.tracking.timeline import parse_activities
 
 _PAUSE_S, _PAUSE_STEPS = 20.0, 5.0
 """A pause between two starts of a run is longer than this, and than so many median steps."""
@@ -30,11 +30,11 @@ class RunReader:
         """Unreadable lines of metrics.jsonl."""
         self.steps: list[dict[str, Any]] = []
         """Metrics of each step, including ``step``, in order."""
-        self.spans: list[TimelineSpan] = []
+        self.spans: list[Activity] = []
         """In the order of their starts."""
         self.groups: list[str] = []
         """Groups that have run anything."""
-        self._of_step: dict[int, list[TimelineSpan]] = defaultdict(list)
+        self._of_step: dict[int, list[Activity]] = defaultdict(list)
         self._starts: list[float] = []
         self._longest = 0.0
         self._seconds: dict[int, float] = {}
@@ -55,7 +55,7 @@ class RunReader:
         lines = self._timeline.new_lines()
         if self._timeline.generation != before:
             self.spans, self._of_step = [], defaultdict(list)
-        if new := spans_of(parse_events(lines), self.folder / "timeline.json"):
+        if new := parse_activities(lines, self.folder / "timeline.json"):
             self.spans = sorted([*self.spans, *new], key=lambda span: span.start)
             self._starts = [span.start for span in self.spans]
             self.groups = sorted({span.group for span in self.spans})
@@ -90,7 +90,7 @@ class RunReader:
         window, seconds = self.window(step), self._seconds.get(step)
         return window and (Interval(window.end - seconds, window.end) if seconds else window)
 
-    def within(self, window: Interval) -> list[TimelineSpan]:
+    def within(self, window: Interval) -> list[Activity]:
         """Activities of any step that overlap with a window, in the order of their starts."""
         if not self.spans:
             return []

@@ -32,7 +32,7 @@ def step_view(run: RunReader, step: int, plan: Plan | None = None) -> dict[str, 
             [
                 span.name,
                 span.group,
-                span.worker,
+                str(span.worker),
                 _rounded(span.start - window.start),
                 _rounded(span.end - span.start),
                 span.shard,

@@ -17,9 +17,10 @@ from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import Graph
 from dagrl.orchestrator.folder.run_graph import graph_of_run
 from dagrl.planner.simulation.measured import MeasuredCosts, measured_costs
-from dagrl.planner.simulation.simulate import Activity, simulate
+from dagrl.planner.simulation.simulate import simulate
 from dagrl.reporting.run_data.hardware import with_gpus_of
 from dagrl.reporting.why.changes import Change
+from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import Plan
 
 _STEPS, _WARM_UP = 10, 3

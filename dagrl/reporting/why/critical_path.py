@@ -7,8 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from dagrl.reporting.run_record import TimelineSpan
-from dagrl.scheduler.intervals import Interval
+from dagrl.scheduler.intervals import Activity, Interval
 from dagrl.scheduler.plan import HOST, Plan, Rows
 
 _TOLERANCE_S = 2e-3
@@ -41,7 +40,7 @@ class Part(NamedTuple):
     end: float
 
 
-def critical_path(spans: Sequence[TimelineSpan], window: Interval, plan: Plan) -> list[Part]:
+def critical_path(spans: Sequence[Activity], window: Interval, plan: Plan) -> list[Part]:
     """Walk back from the end of a step's window: each activity is preceded by the last one that it waited for.
 
     `spans` are all activities that overlap with the window. The parts cover the window without gaps, in order.
@@ -95,15 +94,15 @@ def waits_for(plan: Plan) -> dict[str, frozenset[str]]:
     return needs
 
 
-def _ended(span: TimelineSpan, now: float, later: TimelineSpan | None) -> bool:
+def _ended(span: Activity, now: float, later: Activity | None) -> bool:
     """Whether `span` had ended when `later` began, `now`. A move of the same workers precedes what it overlaps with."""
-    moved = later is not None and span.name in _MOVES and executor_of(span) == executor_of(later)
+    moved = later is not None and span.name in _MOVES and span.executor == later.executor
     return span.end <= (later.end if moved and later is not None else now + _TOLERANCE_S)
 
 
-def _precedes(span: TimelineSpan, later: TimelineSpan, needs: Mapping[str, frozenset[str]]) -> bool:
+def _precedes(span: Activity, later: Activity, needs: Mapping[str, frozenset[str]]) -> bool:
     """Whether `later` may have waited for `span`: its inputs, or the same workers or GPUs."""
-    same = executor_of(span) == executor_of(later)
+    same = span.executor == later.executor
     if same and span.group == HOST:
         # Any of the host's processes takes a task: one that was free at once has not been waited for.
         same = later.start - span.end < _AT_ONCE_S
@@ -111,13 +110,13 @@ def _precedes(span: TimelineSpan, later: TimelineSpan, needs: Mapping[str, froze
     return same or moved or span.name in needs.get(later.name, ())
 
 
-def _of_host(before: Sequence[TimelineSpan], known: Sequence[TimelineSpan], later: TimelineSpan) -> list[TimelineSpan]:
+def _of_host(before: Sequence[Activity], known: Sequence[Activity], later: Activity) -> list[Activity]:
     """Host activities that ended after the inputs of the host task `later` were ready: it waited for a process."""
     ready = max((span.end for span in known), default=later.start)
     return [span for span in before if later.group == span.group == HOST and span.end > ready + _AT_ONCE_S]
 
 
-def _start_of_rollout(span: TimelineSpan, spans: Sequence[TimelineSpan]) -> float:
+def _start_of_rollout(span: Activity, spans: Sequence[Activity]) -> float:
     """When a rollout began that runs without a pause until `span`, one of its shards.
 
     Servers take the requests of later shards as they finish those of earlier ones.
@@ -131,10 +130,10 @@ def _start_of_rollout(span: TimelineSpan, spans: Sequence[TimelineSpan]) -> floa
 
 
 def _parts(
-    span: TimelineSpan, begin: float, end: float, spans: Sequence[TimelineSpan], generating: Container[str]
+    span: Activity, begin: float, end: float, spans: Sequence[Activity], generating: Container[str]
 ) -> list[Part]:
     """An activity as parts of the path: the time in which only the last shard of a rollout ran is a separate part."""
-    executor = executor_of(span)
+    executor = span.executor
     if span.name not in generating:
         return [Part(span.name, executor, _cause(span), begin, end)]
     alone = _alone_from(span, spans)
@@ -143,7 +142,7 @@ def _parts(
     return [Part(span.name, executor, GENERATION, begin, alone), Part(span.name, executor, STRAGGLER, alone, end)]
 
 
-def _alone_from(span: TimelineSpan, spans: Sequence[TimelineSpan]) -> float | None:
+def _alone_from(span: Activity, spans: Sequence[Activity]) -> float | None:
     """When the last shard of a rollout was alone; None if it does not straggle."""
     shards = [each for each in spans if (each.name, each.step) == (span.name, span.step)]
     ends = sorted(each.end for each in shards)
@@ -153,10 +152,5 @@ def _alone_from(span: TimelineSpan, spans: Sequence[TimelineSpan]) -> float | No
     return ends[-2] if gaps[-1] > _STRAGGLES * median(gaps) else None
 
 
-def _cause(span: TimelineSpan) -> str:
+def _cause(span: Activity) -> str:
     return _MOVES.get(span.name) or (ON_HOST if span.group == HOST else COMPUTATION)
-
-
-def executor_of(span: TimelineSpan) -> str:
-    """The worker `actor/0` is the first of the executor `actor`."""
-    return span.worker.rpartition("/")[0]

@@ -17,7 +17,6 @@ from dagrl.reporting.html_report import open_run
 from dagrl.reporting.measured_run import lengths_of_run, mean_of
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_record import config_of
-from dagrl.reporting.run_report import activities_of
 from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
 from dagrl.reporting.why.changes import Straggling, changes, changes_by_size
 from dagrl.reporting.why.counterfactuals import Advice, advice, plan_of
@@ -67,7 +66,7 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
         raise ValueError(f"{folder} has no timeline of step {step}: {known}")
     paths = {number: critical_path(run.within(window), window, plan) for number, window in windows.items()}
     step_s = fmean(window.end - window.start for window in windows.values())
-    actual = [each for each in activities_of(run.record()) if each.step in set(usual)]
+    actual = [each for each in run.spans if each.step in set(usual)]
     lengths = [run.commit_interval(number) for number in usual]
     measured = median([window.end - window.start for window in lengths if window is not None] or [step_s])
     found, why_not = [], ""

@@ -13,7 +13,7 @@ from dagrl.orchestrator.checkpoint_writer import CheckpointScorer
 from dagrl.orchestrator.folder.checkpoint import Score
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.plan import Plan
+from dagrl.scheduler.plan import Plan, WorkerId
 from dagrl.workers.messages import Block
 
 PLAN = Plan({}, (), shards=1, steps=9, validate_every=3)
@@ -22,7 +22,7 @@ PLAN = Plan({}, (), shards=1, steps=9, validate_every=3)
 def record(step: int, **stats: float) -> StepRecord:
     record, nothing = StepRecord(step), np.zeros(0, dtype=np.int64)
     measured = {name.replace("__", "/"): Stat.of([value]) for name, value in stats.items()}
-    record.add_block(Run(step, "any", (0,)), Block(nothing, None, None, 0, 1, (0,), measured), "w/0")
+    record.add_block(Run(step, "any", (0,)), Block(nothing, None, None, 0, 1, (0,), measured), WorkerId("w", 0))
     return record
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from dagrl.orchestrator.groups.worker_group import CpuWorkerPool
 from dagrl.orchestrator.groups.worker_handle import Timeout, WorkerHandle
+from dagrl.scheduler.plan import WorkerId
 
-HOSTS = [WorkerHandle(f"host/{rank}", None, Timeout(1.0, "node_timeout_s")) for rank in range(3)]
+HOSTS = [WorkerHandle(WorkerId("host", rank), None, Timeout(1.0, "node_timeout_s")) for rank in range(3)]
 
 
 def test_the_last_reader_reads_again() -> None:
@@ -25,7 +26,7 @@ def test_the_reader_takes_other_tasks_if_no_other_worker_is_idle() -> None:
     idle = CpuWorkerPool(HOSTS)
     reader = idle.take(reads=True)
     idle.give_back(reader)
-    assert {idle.take(reads=False).name for _ in HOSTS} == {host.name for host in HOSTS}
+    assert {idle.take(reads=False).id for _ in HOSTS} == {host.id for host in HOSTS}
 
 
 def test_if_the_reader_is_busy_another_worker_becomes_the_reader() -> None:
@@ -40,4 +41,4 @@ def test_if_the_reader_is_busy_another_worker_becomes_the_reader() -> None:
 @pytest.mark.parametrize("reads", [True, False])
 def test_each_worker_is_taken_once(reads: bool) -> None:
     idle = CpuWorkerPool(HOSTS)
-    assert len({idle.take(reads=reads).name for _ in HOSTS}) == len(HOSTS)
+    assert len({idle.take(reads=reads).id for _ in HOSTS}) == len(HOSTS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy
+from dagrl.scheduler.plan import WorkerId
 from dagrl.workers.errors import WorkerDiedError, WorkerLostError
 
 
 def died() -> WorkerLostError:
     failure = WorkerDiedError("the worker's process died", worker="actor/0 (host a, pid 1)", hint="out of memory?")
-    failure.lost = ("actor/0",)
+    failure.lost = (WorkerId("actor", 0),)
     return failure
 
 

@@ -8,6 +8,7 @@ import gc
 import pytest
 
 from dagrl.orchestrator.groups.task_group import TaskGroup, run_all
+from dagrl.scheduler.plan import WorkerId
 from dagrl.workers.errors import RunError, WorkerDiedError, WorkerLostError
 
 
@@ -51,7 +52,7 @@ def test_a_dead_worker_is_raised_before_other_failures() -> None:
 
 def test_a_loss_with_a_name_is_raised_before_one_without() -> None:
     named = WorkerLostError("its server has died")
-    named.lost = ("generator/0",)
+    named.lost = (WorkerId("generator", 0),)
     with pytest.raises(WorkerLostError, match="its server has died"):
         asyncio.run(run_all([failure(WorkerLostError("a peer has ended")), failure(named), value(1)]))
 

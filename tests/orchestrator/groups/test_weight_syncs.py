@@ -12,6 +12,7 @@ from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.groups import weight_syncs
 from dagrl.orchestrator.groups.weight_syncs import WeightSyncs
 from dagrl.scheduler.commands import Sync
+from dagrl.scheduler.plan import WorkerId
 from dagrl.weight_sync.channel import Address, PeerError
 from dagrl.weight_sync.protocol import Offer, SendReport
 from dagrl.workers.errors import RunError, WorkerDiedError
@@ -110,7 +111,7 @@ class Workers:
 
 def lost(name: str) -> WorkerDiedError:
     error = WorkerDiedError(f"{name} died")
-    error.lost = (name,)
+    error.lost = (WorkerId.parse(name),)
     return error
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy, WorkerFailures
 from dagrl.scheduler.commands import Command, Run, Sync, WorkerLost
+from dagrl.scheduler.plan import WorkerId
 from dagrl.workers.errors import WorkerDiedError, WorkerHungError, WorkerLostError
 
 ROLLOUT, SYNC = Run(3, "rollout", (0, 1)), Sync(3, "generator", "actor", 2)
+FIRST, SECOND, ACTOR = WorkerId("generator", 0), WorkerId("generator", 1), WorkerId("actor", 0)
 REWARD = Run(3, "reward", (0,))
 EXECUTORS = {ROLLOUT: ("generator",), SYNC: ("generator", "actor"), REWARD: ("host",)}
 
@@ -21,13 +23,13 @@ class Workers:
     """Stands in for a groups."""
 
     def __init__(self) -> None:
-        self.given_up: list[str] = []
+        self.given_up: list[WorkerId] = []
 
     def can_restart(self, name: str) -> bool:
         return name == "generator"
 
-    def kill_lost(self, names: tuple[str, ...]) -> None:
-        self.given_up += names
+    def kill_lost(self, lost: tuple[WorkerId, ...]) -> None:
+        self.given_up += lost
 
 
 class Scene:
@@ -56,11 +58,11 @@ class Scene:
         return task
 
 
-def dies(*names: str, after_s: float = 0.0) -> Callable[[], Awaitable[None]]:
+def dies(*lost: WorkerId, after_s: float = 0.0) -> Callable[[], Awaitable[None]]:
     async def action() -> None:
         await asyncio.sleep(after_s)
-        error = WorkerDiedError("died", worker=", ".join(names))
-        error.lost = names
+        error = WorkerDiedError("died", worker=", ".join(map(str, lost)))
+        error.lost = lost
         raise error
 
     return action
@@ -82,31 +84,31 @@ def play(scene: Scene, **actions: Callable[[], Awaitable[None]]) -> list[Any]:
 
 def test_a_lost_generator_is_reported() -> None:
     scene = Scene()
-    assert play(scene, rollout=dies("generator/1")) == [WorkerLost("generator")]
-    assert scene.groups.given_up == ["generator/1"]
+    assert play(scene, rollout=dies(SECOND)) == [WorkerLost("generator")]
+    assert scene.groups.given_up == [SECOND]
     assert scene.notes == [
         "generator/1 is lost: died; generator goes on when generator/1 is restarted (restart 1 of 3)"
     ]
 
 
 def test_a_generator_lost_in_a_sync_is_reported() -> None:
-    assert play(Scene(), sync=dies("generator/0")) == [WorkerLost("generator")]
+    assert play(Scene(), sync=dies(FIRST)) == [WorkerLost("generator")]
 
 
 @pytest.mark.parametrize("first", ["rollout", "sync"])
 def test_a_loss_that_ends_two_commands_is_reported_once_and_last(first) -> None:
     """A sync in flight, in the midst of a rollout."""
     scene = Scene()
-    actions = {name: dies("generator/1", after_s=0.0 if name == first else 0.1) for name in ("rollout", "sync")}
+    actions = {name: dies(SECOND, after_s=0.0 if name == first else 0.1) for name in ("rollout", "sync")}
     assert play(scene, **actions, reward=ends(0.2)) == [WorkerLost("generator"), REWARD]
     assert len(scene.notes) == 1
 
 
 def test_commands_that_succeed_are_reported_before_the_loss() -> None:
-    assert play(Scene(), rollout=dies("generator/1"), sync=ends(0.1)) == [SYNC, WorkerLost("generator")]
+    assert play(Scene(), rollout=dies(SECOND), sync=ends(0.1)) == [SYNC, WorkerLost("generator")]
 
 
-@pytest.mark.parametrize("names", [("actor/0",), ("generator/0", "actor/0"), ()])
+@pytest.mark.parametrize("names", [(ACTOR,), (FIRST, ACTOR), ()])
 def test_other_losses_end_the_run(names) -> None:
     scene = Scene()
     with pytest.raises(WorkerDiedError, match="died"):
@@ -116,9 +118,9 @@ def test_other_losses_end_the_run(names) -> None:
 
 def test_a_spent_restart_budget_ends_the_run() -> None:
     with pytest.raises(WorkerDiedError, match="died"):
-        play(Scene(most=0), rollout=dies("generator/1"))
+        play(Scene(most=0), rollout=dies(SECOND))
 
 
 def test_the_wait_for_other_commands_has_a_timeout_that_names_them() -> None:
     with pytest.raises(WorkerHungError, match=r"waited 0.1 s for Sync\(.*\) to end, as generator has lost workers"):
-        play(Scene(bound_s=0.1), rollout=dies("generator/1"), sync=ends(1.0))
+        play(Scene(bound_s=0.1), rollout=dies(SECOND), sync=ends(1.0))

@@ -19,7 +19,7 @@ from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.groups.worker_group import WorkerGroup, WorkerGroups
 from dagrl.orchestrator.groups.worker_handle import Timeout, WorkerHandle
 from dagrl.plugins.calls import FOLDER as CALLS
-from dagrl.scheduler.plan import Plan
+from dagrl.scheduler.plan import Plan, WorkerId
 from dagrl.weight_sync.channel import PeerError
 from dagrl.workers.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
 from dagrl.workers.messages import Block, Heartbeat, RolloutWork, ScoreWork, StreamMessage, WorkerInfo
@@ -70,7 +70,7 @@ def answer() -> Any:
         timeout = Timeout(timeout_s, key)
 
         async def act() -> Any:
-            handle = WorkerHandle("generator/1", Actor(answer), Timeout(timeout_s, "node_timeout_s"), HERE)
+            handle = WorkerHandle(WorkerId("generator", 1), Actor(answer), Timeout(timeout_s, "node_timeout_s"), HERE)
             return await handle.submit("the generator to say something", Worker.finish_save).result(timeout)
 
         try:
@@ -93,8 +93,8 @@ def test_an_exception_of_an_op_is_not_a_lost_worker(answer, cause) -> None:
 
 
 LOSSES = [
-    (exceptions.ActorDiedError(), WorkerDiedError, ("generator/1",)),
-    (failed_with(EngineLostError("the server has died")), WorkerLostError, ("generator/1",)),
+    (exceptions.ActorDiedError(), WorkerDiedError, (WorkerId("generator", 1),)),
+    (failed_with(EngineLostError("the server has died")), WorkerLostError, (WorkerId("generator", 1),)),
     (failed_with(PeerError("the sender of weights has ended")), WorkerLostError, ()),
     (failed_with(ObjectTimeoutError("waited 5 s for blocks")), WorkerLostError, ()),
     (failed_with(exceptions.OwnerDiedError("0" * 56, "", "")), WorkerLostError, ()),
@@ -138,7 +138,7 @@ def test_a_function_that_a_lost_worker_called_is_named(tmp_path: Path, answer, t
 
     async def act() -> None:
         timeout = Timeout(timeout_s, "node_timeout_s")
-        handle = WorkerHandle("host/0", Actor(answer), timeout, HERE, run_dir=tmp_path)
+        handle = WorkerHandle(WorkerId("host", 0), Actor(answer), timeout, HERE, run_dir=tmp_path)
         await handle.submit("a reward", Worker.finish_save).result()
 
     with pytest.raises(WorkerLostError, match=what):
@@ -148,7 +148,7 @@ def test_a_function_that_a_lost_worker_called_is_named(tmp_path: Path, answer, t
 def test_a_worker_that_does_not_answer_is_lost_and_the_message_is_complete(answer) -> None:
     error = answer(5.0, 0.1)
     assert type(error) is WorkerHungError
-    assert error.lost == ("generator/1",)
+    assert error.lost == (WorkerId("generator", 1),)
     assert error.cause == "waited 0.1 s for the generator to say something, from generator/1 (host node7, pid 4711)"
     assert (error.node, error.worker) == ("the generator to say something", "generator/1 (host node7, pid 4711)")
     assert error.hint == "raise run.node_timeout_s if it needs longer"
@@ -207,7 +207,7 @@ class Ready:
 @pytest.mark.parametrize("last", [True, False])
 def test_a_stream_ends_with_its_last_message(last) -> None:
     worker = Streaming([StreamMessage((Heartbeat(0),)), StreamMessage((Heartbeat(1), Heartbeat(2)), last=last)])
-    handle = WorkerHandle("generator/0", worker, FOREVER, HERE)
+    handle = WorkerHandle(WorkerId("generator", 0), worker, FOREVER, HERE)
 
     async def follow() -> list[Block | Heartbeat]:
         return [each async for each in handle.stream(work_of(RolloutWork, "rollout"), sizes.append)]
@@ -266,7 +266,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 @pytest.mark.parametrize(("seconds", "in_time"), [(3.0, True), (6.0, False)])
 def test_the_timeout_of_a_queued_call_starts_when_the_one_before_ends(seconds, in_time) -> None:
-    handle = WorkerHandle("actor/0", InARow(seconds), Timeout(4.0, "node_timeout_s"), HERE)
+    handle = WorkerHandle(WorkerId("actor", 0), InARow(seconds), Timeout(4.0, "node_timeout_s"), HERE)
     works = [work_of(ScoreWork, name, step=1) for name in ("ref", "update")]
 
     async def both() -> list[Any]:
@@ -286,7 +286,7 @@ def test_failures_to_close_are_ignored(lab, monkeypatch, caplog, answer) -> None
     ended: list[object] = []
     groups = WorkerGroups(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
     workers = [Actor(answer), Actor(0.0)]
-    handles = [WorkerHandle(f"actor/{rank}", each, FOREVER, HERE) for rank, each in enumerate(workers)]
+    handles = [WorkerHandle(WorkerId("actor", rank), each, FOREVER, HERE) for rank, each in enumerate(workers)]
     groups._groups = {"actor": WorkerGroup(handles)}
     monkeypatch.setattr(groups, "kill", lambda: ended.append(groups["actor"]))
 
@@ -316,7 +316,9 @@ class Calls:
 
 def test_a_call_of_all_ranks_names_the_function_and_is_serialized_once() -> None:
     actors = [Calls(), Calls()]
-    group = WorkerGroup(WorkerHandle(f"actor/{rank}", actor, FOREVER, HERE) for rank, actor in enumerate(actors))
+    group = WorkerGroup(
+        WorkerHandle(WorkerId("actor", rank), actor, FOREVER, HERE) for rank, actor in enumerate(actors)
+    )
     assert asyncio.run(group.call_all("actor to save", Worker.save, Path("here"), asynchronous=True)) == [1, 1]
     (first,), (second,) = (actor.messages for actor in actors)
     assert first[0] is second[0]

@@ -17,6 +17,7 @@ from dagrl.orchestrator.records.recorder import Recorder, recorded_tasks
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.placement import make_plan
+from dagrl.scheduler.plan import WorkerId
 from dagrl.workers.errors import RunError
 from dagrl.workers.messages import Block
 from dagrl.workers.recording import ColumnsToStore
@@ -72,7 +73,7 @@ class Recorded:
             await self.recorder.drain()
             return
         ref = Ref(Batch(rows, {"reward": Column(np.ones(4))}))
-        self.recorder.end(recording, [("host/0", Block(rows, ref, None, 0.0, 1.0))])
+        self.recorder.end(recording, [(WorkerId("host", 0), Block(rows, ref, None, 0.0, 1.0))])
         await self.recorder.commit(1)
         self.recorder.close()
 

@@ -12,9 +12,10 @@ import pytest
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Scope
 from dagrl.data.stats import Stat
-from dagrl.orchestrator.steps.record import StepActivity, StepRecord
+from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows, WorkerId
 from dagrl.workers.messages import Block, Usage
 
 RANKS = (Coordinates(0, 0, 0, 0, primary=True), Coordinates(0, 0, 1, 0, primary=True))
@@ -34,28 +35,28 @@ def block(
 def metrics_of(*stats: Mapping[str, Stat]) -> dict[str, float]:
     record = StepRecord(3)
     for each in stats:
-        record.add_block(Run(3, "any", (0,)), block(0, 1, 0, stats=each), "w/0")
+        record.add_block(Run(3, "any", (0,)), block(0, 1, 0, stats=each), WorkerId("w", 0))
     return record.metrics(tokens=100, policy_version=2, slots=4)
 
 
 def test_spans_of_the_ranks_become_one_activity_for_each_shard() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0, 1))
-    record.add_block(run, block(10, 12, 1), "generator/0")
-    record.add_block(run, block(12, 15, 0), "generator/0")
-    record.add_block(run, block(11, 13, 1), "generator/1")
-    record.add_block(run, block(13, 14, 0), "generator/1")
+    record.add_block(run, block(10, 12, 1), WorkerId("generator", 0))
+    record.add_block(run, block(12, 15, 0), WorkerId("generator", 0))
+    record.add_block(run, block(11, 13, 1), WorkerId("generator", 1))
+    record.add_block(run, block(13, 14, 0), WorkerId("generator", 1))
     record.finish_run(run, ROLLOUT, GENERATOR)
     assert sorted(record.activities, key=lambda each: each.start) == [
-        StepActivity("rollout", "rollout", 10, 13, 1, "rollout", "generator/0"),
-        StepActivity("rollout", "rollout", 12, 15, 0, "rollout", "generator/0"),
+        Activity("rollout", "rollout", 10, 13, 3, 1, "rollout", WorkerId("generator", 0)),
+        Activity("rollout", "rollout", 12, 15, 3, 0, "rollout", WorkerId("generator", 0)),
     ]
 
 
 def test_a_stream_has_an_activity_for_each_shard_with_rows() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0, 1, 2))
-    record.add_block(run, block(10, 12, 0, 1), "generator/0")
-    record.add_block(run, block(10, 15, 1, 2), "generator/1")
-    record.add_block(run, block(10, 16), "generator/0")
+    record.add_block(run, block(10, 12, 0, 1), WorkerId("generator", 0))
+    record.add_block(run, block(10, 15, 1, 2), WorkerId("generator", 1))
+    record.add_block(run, block(10, 16), WorkerId("generator", 0))
     record.finish_run(run, replace(ROLLOUT, streams=True), GENERATOR)
     seen = {each.shard: (each.start, each.end) for each in record.activities}
     assert seen == {0: (10, 12), 1: (10, 15), 2: (10, 15)}
@@ -65,23 +66,23 @@ def test_a_stream_has_an_activity_for_each_shard_with_rows() -> None:
 
 def test_an_activity_of_the_whole_batch_has_no_shard() -> None:
     record, run = StepRecord(3), Run(3, "train_it", (0, 1))
-    record.add_block(run, block(2, 5), "generator/0")
-    record.add_block(run, block(1, 4), "generator/1")
+    record.add_block(run, block(2, 5), WorkerId("generator", 0))
+    record.add_block(run, block(1, 4), WorkerId("generator", 1))
     record.finish_run(run, UPDATE, GENERATOR)
-    assert record.activities == [StepActivity("train_it", "update", 1, 5, None, "rollout", "generator/0")]
+    assert record.activities == [Activity("train_it", "update", 1, 5, 3, None, "rollout", WorkerId("generator", 0))]
 
 
 def test_work_without_an_engine_belongs_to_the_host() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0,))
-    record.add_block(run, block(2, 5, 0), "host/1")
+    record.add_block(run, block(2, 5, 0), WorkerId("host", 1))
     record.finish_run(run, ROLLOUT, ON_HOST)
-    assert (record.activities[0].group, record.activities[0].worker) == (HOST, "host/1")
+    assert (record.activities[0].group, record.activities[0].worker) == (HOST, WorkerId("host", 1))
 
 
 def test_runs_of_a_task_that_overlap_are_kept_apart() -> None:
     record, first, second = StepRecord(3), Run(3, "rollout", (0,)), Run(3, "rollout", (1,))
-    record.add_block(first, block(1, 2, 0), "host/0")
-    record.add_block(second, block(1, 9, 1), "host/1")
+    record.add_block(first, block(1, 2, 0), WorkerId("host", 0))
+    record.add_block(second, block(1, 9, 1), WorkerId("host", 1))
     record.finish_run(first, ROLLOUT, ON_HOST)
     assert [activity.shard for activity in record.activities] == [0]
     record.finish_run(second, ROLLOUT, ON_HOST)
@@ -96,11 +97,11 @@ def test_a_run_without_work_leaves_no_trace() -> None:
 
 def test_a_nodes_time_is_that_in_which_any_of_its_shards_runs() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0, 1))
-    record.add_block(run, block(1, 2, 0), "host/0")
-    record.add_block(run, block(3, 5, 1), "host/0")
-    record.add_block(run, block(4, 5.5, 1), "host/1")
+    record.add_block(run, block(1, 2, 0), WorkerId("host", 0))
+    record.add_block(run, block(3, 5, 1), WorkerId("host", 0))
+    record.add_block(run, block(4, 5.5, 1), WorkerId("host", 1))
     record.finish_run(run, ROLLOUT, ON_HOST)
-    validation = StepActivity("val/rollout", "rollout", 0, 4, None, "rollout", "generator/0")
+    validation = Activity("val/rollout", "rollout", 0, 4, 3, None, "rollout", WorkerId("generator", 0))
     record.add(validation)
     assert record.activities[-1] == validation
     found = record.metrics(tokens=100, policy_version=2, slots=4)
@@ -185,7 +186,7 @@ def test_engine_metrics_of_a_tasks_runs_are_combined() -> None:
 
 def test_cpu_workers_report_no_usage() -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0,))
-    record.add_block(run, block(1, 2, 0), "host/0")
+    record.add_block(run, block(1, 2, 0), WorkerId("host", 0))
     record.finish_run(run, ROLLOUT, ON_HOST)
     names = record.metrics(tokens=1, policy_version=2, slots=1)
     assert not [name for name in names if name.startswith(("mfu/", "memory/", "throughput/rollout"))]

@@ -15,10 +15,10 @@ from dagrl.graph.inference import build_graph
 from dagrl.planner.cost.calibration import Calibration, Work, calibrate, executor_of, seconds_of_step
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.cost.run_times import CPU, RunTimes, applied, devices_of
-from dagrl.planner.simulation.simulate import Activity
 from dagrl.scheduler.commands import Command, Commit, Run, Save, Sleep, Sync, Wake
+from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.placement import make_plan
-from dagrl.scheduler.plan import HOST, Executor, Plan
+from dagrl.scheduler.plan import HOST, Executor, Plan, WorkerId
 
 TEMPLATE = Path(__file__).parents[3] / "dag_templates" / "tiny_grpo.yaml"
 EXECUTORS = [
@@ -66,7 +66,7 @@ def test_no_run_changes_nothing() -> None:
 
 def test_seconds_of_a_step_are_medians_of_what_each_node_was_busy() -> None:
     def bar(name: str, on: str, step: int, start: float, end: float) -> Activity:
-        return Activity(name, name, start, end, step, 0, on, "")
+        return Activity(name, name, start, end, step, 0, "", WorkerId(on, 0))
 
     activities = [
         # A server's shards overlap; those of the host's workers each take a worker.

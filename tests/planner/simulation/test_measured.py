@@ -11,9 +11,10 @@ from dagrl.config.residency import Residency
 from dagrl.config.schema import Scope
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.planner.simulation.measured import measured_costs
-from dagrl.planner.simulation.simulate import Activity, simulate
+from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.commands import Restart, Run, Sleep, Sync
-from dagrl.scheduler.plan import HOST, Executor, Plan
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import HOST, Executor, Plan, WorkerId
 
 SECONDS = CostTable({"rollout": 3.0, "reward": 1.0, "update": 2.0}, sync=1.0, sleep=0.5, wake=0.25, save=8.0)
 
@@ -73,7 +74,7 @@ def test_a_slow_first_step_is_no_measure_and_what_was_never_seen_takes_no_time()
 def test_servers_share_the_time_of_a_rollout_and_each_worker_of_the_host_has_its_own():
     planned = plan()
     began = [("rollout", 0.0, 4.0), ("rollout", 0.0, 6.0), ("reward", 6.0, 7.0), ("reward", 6.0, 8.0)]
-    activities = [Activity(name, name, start, end, 1, None, "", "") for name, start, end in began]
+    activities = [Activity(name, name, start, end, 1, None, "", WorkerId("", 0)) for name, start, end in began]
     costs = measured_costs(planned, activities)
     assert costs.seconds(Run(1, "rollout", (0, 1))) == pytest.approx(6.0)
     assert costs.seconds(Run(1, "reward", (0, 1))) == pytest.approx(1.0 + 2.0)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.reporting.run_data.idle import DRIVER, idle_times
-from dagrl.reporting.run_record import TimelineSpan
-from dagrl.scheduler.intervals import Interval, busy_seconds
+from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
+from dagrl.scheduler.plan import WorkerId
 
 
-def span(name: str, group: str, start: float, end: float) -> TimelineSpan:
-    return TimelineSpan(name, name, start, end, 1, None, group, f"{group}er/0")
+def span(name: str, group: str, start: float, end: float) -> Activity:
+    return Activity(name, name, start, end, 1, None, group, WorkerId(f"{group}er", 0))
 
 
 WINDOW = Interval(0.0, 10.0)
@@ -43,7 +43,7 @@ ROLLOUT = span("rollout", "generate", 1, 4)
         ([], [(0, 10, DRIVER)]),
     ],
 )
-def test_pauses_have_the_name_of_their_cause(spans: list[TimelineSpan], told: list[tuple]) -> None:
+def test_pauses_have_the_name_of_their_cause(spans: list[Activity], told: list[tuple]) -> None:
     found = idle_times("train", spans, WINDOW)
     assert [(idle.start, idle.end, idle.cause) for idle in found] == told
 

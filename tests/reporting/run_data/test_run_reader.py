@@ -15,12 +15,14 @@ from dagrl.reporting.run_data.overview import overview, plan_of_run
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.step_view import step_view
 from dagrl.reporting.run_data.tail import Tail
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import WorkerId
 from dagrl.tracking.metrics_file import MetricsFile
 from dagrl.tracking.timeline import Timeline
 
 
 def complete(timeline: Timeline, name: str, start: float, end: float, step: int, group: str = "train") -> None:
-    timeline.complete(name, name, start, end, step=step, shard=None, group=group, worker=f"{name}/0")
+    timeline.extend([Activity(name, name, start, end, step, None, group, WorkerId(name, 0))])
 
 
 def test_lines_are_read_once_and_torn_ones_when_they_are_whole(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_a_restart_is_one_event_though_metrics_and_timeline_tell_it(tmp_path: Pa
     path.write_text("".join(json.dumps(line | {"run/restarts": float(line["step"] >= 2)}) + "\n" for line in lines))
     timeline = Timeline()
     timeline.start(folder, 4)
-    timeline.complete("restart", "restart", 1e9, 1e9 + 1, step=3, shard=None, group="rollout", worker="generator/0")
+    timeline.extend([Activity("restart", "restart", 1e9, 1e9 + 1, 3, None, "rollout", WorkerId("generator", 0))])
     timeline.close()
     run = RunReader(folder)
     run.refresh()

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from plan_parts import ONE_RANK, executor, for_validation, task
 
 from dagrl.config.schema import Scope
-from dagrl.reporting.run_record import TimelineSpan
 from dagrl.reporting.why.critical_path import Part, critical_path
-from dagrl.scheduler.intervals import Interval
-from dagrl.scheduler.plan import HOST, Executor, Plan
+from dagrl.scheduler.intervals import Activity, Interval
+from dagrl.scheduler.plan import HOST, Executor, Plan, WorkerId
 
 EXECUTORS = [
     Executor(HOST, None, ONE_RANK),
@@ -32,8 +31,8 @@ PLAN = Plan({each.name: each for each in EXECUTORS}, TASKS, shards=2, steps=9)
 GROUPS = {"generator": "generate", "actor": "train", "host": "host"}
 
 
-def span(name: str, on: str, start: float, end: float, shard: int | None = None) -> TimelineSpan:
-    return TimelineSpan(name, name, start, end, 1, shard, GROUPS[on], f"{on}/0")
+def span(name: str, on: str, start: float, end: float, shard: int | None = None) -> Activity:
+    return Activity(name, name, start, end, 1, shard, GROUPS[on], WorkerId(on, 0))
 
 
 def told(parts: list[Part]) -> list[tuple]:

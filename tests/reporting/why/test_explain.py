@@ -13,6 +13,8 @@ from dagrl.planner.simulation.costs import CostTable
 from dagrl.reporting.why.critical_path import STRAGGLER, Part
 from dagrl.reporting.why.explain import Explanation, as_text, explain
 from dagrl.reporting.why.stragglers import straggler
+from dagrl.scheduler.intervals import Activity
+from dagrl.scheduler.plan import WorkerId
 from dagrl.tracking.timeline import Timeline
 
 SECONDS = CostTable({"rollout": 2.0, "reward": 3.0, "ref": 0.5, "update": 2.0}, sync=1.0, save=8.0)
@@ -66,8 +68,8 @@ def test_a_straggler_is_named_and_over_sampling_advised(tmp_path: Path) -> None:
     for step in range(1, STEPS + 1):
         bars = [("rollout", "rollout", "generator", 0, end, shard) for shard, end in enumerate((1, 2, 3, 10))]
         for name, group, on, start, end, shard in [*bars, ("update", "train", "actor", 10, 12, None)]:
-            where = {"step": step, "shard": shard, "group": group, "worker": f"{on}/0"}
-            timeline.complete(name, name, step * 12.0 + start, step * 12.0 + end, **where)
+            times = step * 12.0 + start, step * 12.0 + end
+            timeline.extend([Activity(name, name, *times, step, shard, group, WorkerId(on, 0))])
     timeline.close()
     lengths = {"response_tokens/max": 16384, "response_tokens/mean": 2000.0}
     lines = [json.dumps({"step": step, **lengths}) for step in range(1, STEPS + 1)]
