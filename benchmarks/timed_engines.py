@@ -24,7 +24,8 @@ from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import OpInput, Output
-from dagrl.workers.messages import SendResult, StartEngine, TaskWork, UpdateWeightsRequest, Usage
+from dagrl.ops.work import TaskWork
+from dagrl.workers.messages import SendResult, StartEngine, UpdateWeightsRequest, Usage
 from dagrl.workers.worker import Worker
 
 TIMINGS = "timings.json"

@@ -28,6 +28,7 @@ from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.own_estimator import own_advantages
 from dagrl.ops.trajectories import for_all_rows, joined_rows, own_rows, split_rows, with_lengths
+from dagrl.ops.work import AdvantageWork
 
 
 def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
@@ -41,7 +42,8 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         charges = None
         if (charge := node.kl_in_reward) is not None:
             logprobs = batch["old_logprob"], batch["ref_logprob"]
-            weight = charge.coef if context.kl_weight is None else context.kl_weight
+            work = context.work_as(AdvantageWork)
+            weight = charge.coef if work.kl_weight is None else work.kl_weight
             charges, clipped = kl_charges(*logprobs, batch["response_mask"], coef=weight, estimator=charge.estimator)
             stats["kl/in_reward"] = Stat.of(row_sums(charges))
             if charge.estimator == "k3":

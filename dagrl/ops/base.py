@@ -16,6 +16,7 @@ from dagrl.config.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
 from dagrl.config.schema.nodes.base import TrainingNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
+from dagrl.ops.work import PausedGroup, RolloutWork, TaskWork, TrainWork
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,47 +105,54 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Node, step and resources of one call of an op."""
+    """One call of an op: its work, and what the worker has for it."""
 
-    node: NodeBase | None
-    """The declared node; None for implicit ones."""
-    step: int
-    validation: bool
-    position: int
-    """Prompts of the data set used by earlier steps."""
-    shards: int
-    """Shards in the step's batch."""
+    work: TaskWork
+    """The driver's message."""
     resources: Resources
     engine: AnyEngine | None = None
     """This rank's engine, if the op has one."""
-    frozen: bool = False
-    """Use the engine's start weights."""
-    replica: int = 0
-    """This worker's data-parallel rank."""
-    carried: tuple[int, ...] = ()
-    """Positions in the data set of prompts that precede those at `position`."""
-    first_group: int = 0
-    """Only for the source: number of its first group; lower numbers belong to earlier rounds."""
-    prompts: int | None = None
-    """Only for the source: number of prompts to take. Default: those of a first round."""
-    sampled_by: str | None = None
-    """Rollout node whose responses the op works on. Default: the leading one."""
-    begins: bool = True
-    """For an update in pieces: whether this is the first piece."""
-    ends: bool = True
-    """For an update in pieces: whether this is the last piece."""
-    kl_weight: float | None = None
-    """Only for advantages: KL coefficient of this step. Default: the node's."""
-    version: int = NO_WEIGHTS
-    """Only for a rollout: the weight version it begins with, which may still be arriving."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> partial responses from earlier steps: columns of a rollout, rows in the group's order."""
-    paused: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Group -> step and group of conversations that this worker has paused."""
-    val_set: str | None = None
-    """Only for a rollout: the validation set of its rows. Default: sets without sampling of their own."""
     aborted: Callable[[], bool] = _never
     """Only for a rollout: whether it has to end early."""
+    val_set: str | None = None
+    """Only for a rollout: the validation set of its rows. Default: sets without sampling of their own."""
+
+    def work_as[Kind: TaskWork](self, kind: type[Kind]) -> Kind:
+        """The work of an op that gets work of this kind alone."""
+        assert isinstance(self.work, kind), f"{self.work.op} got {type(self.work).__name__}"
+        return self.work
+
+    @property
+    def node(self) -> NodeBase | None:
+        """The declared node; None for implicit ones."""
+        return self.pipeline.nodes[self.work.node] if self.work.node else None
+
+    @property
+    def step(self) -> int:
+        return self.work.step
+
+    @property
+    def validation(self) -> bool:
+        return self.work.validation
+
+    @property
+    def sampled_by(self) -> str | None:
+        """The rollout node whose responses the op works on. None: the leading one."""
+        return self.work.sampled_by
+
+    @property
+    def paused(self) -> dict[int, tuple[int, int]]:
+        """Group -> step and group of conversations that this worker has paused."""
+        begun = self.work.begun if isinstance(self.work, RolloutWork) else {}
+        return {group: (each.step, each.group) for group, each in begun.items() if isinstance(each, PausedGroup)}
+
+    @property
+    def version(self) -> int:
+        """Only for a rollout: the weight version it begins with, which may still be arriving."""
+        work = self.work
+        return work.weights.version if isinstance(work, RolloutWork) and work.weights else NO_WEIGHTS
 
     # Validation has checked that the engine has the op's capability.
 
@@ -165,13 +173,13 @@ class Context:
 
     def train(self, mini_batches: Sequence[Batch], objective: Objective[Any]) -> dict[str, Stat]:
         """Take one optimizer step per mini-batch, as often as the node's ``epochs``; returns the metrics."""
-        node = self.declared(TrainingNode)
+        node, work = self.declared(TrainingNode), self.work_as(TrainWork)
         return self.trainer.update(
             [*mini_batches] * node.epochs,
             objective,
             tokens_per_micro_batch=node.tokens_per_micro_batch,
-            begins=self.begins,
-            ends=self.ends,
+            begins=work.begins,
+            ends=work.ends,
         )
 
     def declared[Node: NodeBase](self, kind: type[Node]) -> Node:

@@ -7,13 +7,14 @@ from contextlib import nullcontext
 
 from dagrl.config.schema import LogprobNode
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.work import ScoreWork
 
 
 def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the log-probs of each shard; logits are divided by the sampling temperature."""
     engine = context.trainer
     node = context.declared(LogprobNode)
-    with engine.start_weights() if context.frozen else nullcontext():
+    with engine.start_weights() if context.work_as(ScoreWork).frozen else nullcontext():
         for part in parts:
             column = engine.logprobs(
                 part.batch, temperature=context.temperature, tokens_per_micro_batch=node.tokens_per_micro_batch

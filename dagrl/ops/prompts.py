@@ -21,12 +21,13 @@ from dagrl.model_files.hf_config import read_config
 from dagrl.model_files.images import image_settings
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.turns.settings import rollout_tools
+from dagrl.ops.work import SourceWork
 
 
 def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the shards of a step's batch; the first one holds the next step's position in the data set.
 
-    A training step takes the prompts of `context.carried`, then those from `context.position`; a validation takes all
+    A training step takes the prompts that are `carried`, then those from `position`; a validation takes all
     prompts of its files.
     """
     del parts  # the source has no inputs
@@ -43,8 +44,9 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         if max(groups) > 1:
             rows = np.arange(len(groups))
             joined = dict(Batch(rows, joined).take(np.repeat(rows, groups)).columns)
-    table = _repeat(joined, times, context.first_group)
-    for shard, (begin, end) in enumerate(shard_bounds(len(table), times, context.shards)):
+    work = context.work_as(SourceWork)
+    table = _repeat(joined, times, work.first_group)
+    for shard, (begin, end) in enumerate(shard_bounds(len(table), times, work.shards)):
         piece = table.take(np.arange(begin, end))
         mine = slice(begin // times, end // times)
         positions = None if context.validation else taken["train"].positions[mine]
@@ -55,10 +57,11 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 
 def _training_prompts(context: Context) -> PromptSlice:
-    count = context.prompts or prompts_begun(context.pipeline)
+    work = context.work_as(SourceWork)
+    count = work.prompts or prompts_begun(context.pipeline)
     loader = _loader("train", context.pipeline.data.train, context)
     reader = context.resources.once("prompts read ahead", lambda: ReadAhead(loader))
-    return reader.take(context.position, count, first=context.carried)
+    return reader.take(work.position, count, first=work.carried)
 
 
 def _validation_sets(context: Context) -> dict[str, PromptSlice]:

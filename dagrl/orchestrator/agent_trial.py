@@ -29,6 +29,7 @@ from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.base import Context, Resources
 from dagrl.ops.response import Response
 from dagrl.ops.rollout import sample_seed
+from dagrl.ops.work import RolloutWork
 from dagrl.scheduler.plan import Plan
 from dagrl.validation.prepare import PreparedPipeline
 from dagrl.workers.engine_factory import make_engine
@@ -58,7 +59,11 @@ def _print_trial(pipeline: Pipeline, folder: Path, plan: Plan, row: int) -> None
     name, node = _rollout_with_agent(pipeline)
     with TemporaryDirectory(prefix="dagrl-try-") as made, _generator(pipeline, node.engine, plan, Path(made)) as engine:
         resources = Resources(pipeline, folder, Path(made))
-        context = Context(node, 1, False, 0, 1, resources, engine, sampled_by=name)
+        work = RolloutWork(
+            step=1, task=name, op=node.op, node=name, validation=False, committed=0, shards=1, outputs={},
+            sampled_by=name, metric_prefix="",
+        )  # fmt: skip
+        context = Context(work, resources, engine)
         batch = _batch(pipeline, resources, row, context.sequences)
         prompt, images = batch["prompt_tokens"][0], tuple(images_at(batch, 0))
         requests = {

@@ -17,7 +17,6 @@ from itertools import takewhile
 from typing import Any
 
 from dagrl.backends.base import RequestLimits
-from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWriter
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
@@ -54,6 +53,7 @@ from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows, WorkerId
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers
+from dagrl.validation.prepare import PreparedPipeline
 from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.messages import Block
 
@@ -63,39 +63,33 @@ class Driver:
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        plan: Plan,
-        scheduler: Scheduler,
+        prepared: PreparedPipeline,
         groups: WorkerGroups,
         folder: RunFolder,
         trackers: Trackers,
         restarts: RestartPolicy,
-        position: int,
-        carried: Iterable[int],
-        kl_control: KlControl,
-        recorder: Recorder,
-        rows: int,
     ) -> None:
-        """`position`: prompts of the data set used so far, over all epochs. `carried`: positions of unfinished prompts
-        before that, which come first in the next step. `rows`: prompts of the training file.
-        """
+        pipeline, plan, start = prepared.loaded.pipeline, prepared.plan, folder.start
         self.pipeline = pipeline
         self.plan = plan
-        self.scheduler = scheduler
+        self.scheduler = scheduler = Scheduler(plan, first_step=start.step + 1)
         self.groups = groups
         self.folder = folder
         self.trackers = trackers
-        self.position = position
-        self._rows, self._end = rows, pipeline.run.end_position(rows)
-        self._partial_rollouts = PartialRolloutBuffer(carried)
-        self._kl = kl_control
-        self._recorder = recorder
+        self.position = start.position
+        """Prompts of the data set used so far, over all epochs."""
+        self._rows = prepared.rows["train"]
+        """Prompts of the training file."""
+        self._end = pipeline.run.end_position(self._rows)
+        self._partial_rollouts = PartialRolloutBuffer(start.carried)
+        self._kl = KlControl(pipeline, start.kl_weights, start.step + 1)
+        self._recorder = Recorder(prepared, groups, folder, trackers.note)
         self._keeps_partial = any(node.partial_rollout for node in pipeline.rollouts.values())
         self._sampled: dict[WorkerId, int] = {}
         """Worker -> tokens that its engine has sampled, from its last heartbeat."""
         self._request_limits: dict[tuple[str, int], RequestLimits] = {}
         """Engine and longest row -> how many requests its servers take."""
-        self.overlong = {"dropped": 0, "cut": 0}
+        self._overlong = {"dropped": 0, "cut": 0}
         """Training prompts longer than ``max_prompt_tokens``, by what was done with them."""
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._running: dict[asyncio.Task[Any], Command] = {}
@@ -137,6 +131,11 @@ class Driver:
                     self._begin(command)
                 commands = self.scheduler.handle(*await self._next_events())
             await self._writer.join()
+            if any(self._overlong.values()):
+                counts = ", ".join(f"{count} {what}" for what, count in self._overlong.items())
+                self.trackers.note(
+                    f"prompts that are too long, or have too long responses: {counts}, counted in each epoch"
+                )
         except RunError:
             await self._recorder.drain()
             raise
@@ -364,8 +363,8 @@ class Driver:
         if record.position is not None and self._rows:
             metrics["epoch"] = record.position / self._rows
         self._last_commit = time.time()
-        for what in self.overlong:
-            self.overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
+        for what in self._overlong:
+            self._overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
         if self.plan.only_validates:
             # The rest of the step's line is that of its training.
             metrics = {name: value for name, value in metrics.items() if name.startswith("val/")}

@@ -20,6 +20,7 @@ import numpy as np
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, RolloutNode
 from dagrl.config.schema.rounds import over_sampled
+from dagrl.ops.work import Begun, PartialRollout, PausedGroup, PendingWeights, RolloutId
 from dagrl.orchestrator.groups.load_balancer import LoadBalancer, agent_limits, chunk_limits, gather_seconds
 from dagrl.orchestrator.groups.task_group import TaskGroup
 from dagrl.orchestrator.groups.worker_handle import WorkerHandle
@@ -30,7 +31,7 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import PlannedTask, Rows, WorkerId
 from dagrl.tracking.base import Progress
 from dagrl.workers.errors import RunError, WorkerLostError
-from dagrl.workers.messages import Begun, Block, Heartbeat, PartialRollout, PausedGroup, PendingWeights, RolloutId
+from dagrl.workers.messages import Block, Heartbeat
 from dagrl.workers.worker import Worker
 
 

@@ -20,10 +20,7 @@ from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.outcome import RunOutcome
-from dagrl.orchestrator.records.recorder import Recorder
-from dagrl.orchestrator.steps.kl_control import KlControl
 from dagrl.orchestrator.validation_alone import plan_validation
-from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers, open_trackers
 from dagrl.tracking.console import Verbosity
 from dagrl.tracking.metrics_file import last_step
@@ -133,64 +130,20 @@ async def _train(
     restarts: RestartPolicy,
     stop_at: float | None,
 ) -> RunOutcome:
-    loaded, plan, resumed = prepared.loaded, prepared.plan, folder.resumed
-    scheduler = Scheduler(plan, first_step=resumed.step + 1 if resumed else 1)
-    groups = WorkerGroups(ray, plan, loaded.pipeline)
-    position, carried = (resumed.position, resumed.carried) if resumed else (0, ())
-    kl_control = KlControl(loaded.pipeline, resumed.kl_weights if resumed else {}, resumed.step + 1 if resumed else 1)
-    recorder = Recorder(
-        loaded.pipeline,
-        loaded.resolved,
-        loaded.folder,
-        plan,
-        groups,
-        folder.path,
-        ray,
-        trackers.note,
-        resumed.step if resumed else 0,
-    )
-    driver = Driver(
-        loaded.pipeline,
-        plan,
-        scheduler,
-        groups,
-        folder,
-        trackers,
-        restarts,
-        position,
-        carried,
-        kl_control,
-        recorder,
-        prepared.rows["train"],
-    )
-    out_of_time = False
-
-    def stop() -> None:
-        nonlocal out_of_time
-        out_of_time = True
-        why = f"run.stop_after: {loaded.pipeline.run.stop_after} have passed"
-        trackers.note(f"{why}; stopping after this step, with a checkpoint")
-        driver.request_stop()
-
+    plan = prepared.plan
+    groups = WorkerGroups(ray, plan, prepared.loaded.pipeline)
+    driver = Driver(prepared, groups, folder, trackers, restarts)
     with InterruptHandler(driver.request_stop, trackers.note) as interrupts:
         try:
-            began = time.time()
-            trackers.note(f"starting {', '.join(plan.executors)}")
-            resumed_from = folder.resumed_from and folder.resumed_from.resolve()
-            setup = StartEngine(loaded.pipeline, loaded.folder, folder.path.resolve())
             async with while_ray_lives():
-                await groups.launch(setup, resumed_from, trackers.note)
-                groups.write_info(folder.path)
-                trackers.note(f"{len(plan.executors)} executors started in {time.time() - began:.0f} s")
+                await _start_workers(groups, prepared, folder, trackers)
                 restarts.has_run = True
-                # A validation has nothing to save.
-                interrupts.training = not plan.only_validates
-                if stop_at is not None and not plan.only_validates:
-                    asyncio.get_running_loop().call_later(stop_at - time.monotonic(), stop)
+                if not plan.only_validates:  # a validation has nothing to save
+                    interrupts.training = True
+                    if stop_at is not None:
+                        loop = asyncio.get_running_loop()
+                        loop.call_later(stop_at - time.monotonic(), _stop_in_time, driver)
                 await driver.train()
-            if any(driver.overlong.values()):
-                found = ", ".join(f"{count} {what}" for what, count in driver.overlong.items())
-                trackers.note(f"prompts that are too long, or have too long responses: {found}, counted in each epoch")
         except asyncio.CancelledError as cancelled:
             raise InterruptedRunError from cancelled
         except RunError as error:
@@ -201,10 +154,12 @@ async def _train(
             raise
         except OSError as error:
             raise RunError(str(error), hint="is the disk full, or the run folder no longer writable?") from error
+    out_of_time = stop_at is not None and time.monotonic() >= stop_at
     # Everything is saved; Ctrl-C only ends the wait.
     with suppress(asyncio.CancelledError, RayLostError):
         async with while_ray_lives():
             await groups.close()
+    scheduler = driver.scheduler
     stopped = scheduler.committed < scheduler.last_step
     return RunOutcome(
         scheduler.committed,
@@ -212,3 +167,22 @@ async def _train(
         out_of_time=stopped and out_of_time,
         only_validated=plan.only_validates,
     )
+
+
+async def _start_workers(
+    groups: WorkerGroups, prepared: PreparedPipeline, folder: RunFolder, trackers: Trackers
+) -> None:
+    began, loaded = time.time(), prepared.loaded
+    trackers.note(f"starting {', '.join(prepared.plan.executors)}")
+    resumed_from = folder.resumed_from and folder.resumed_from.resolve()
+    setup = StartEngine(loaded.pipeline, loaded.folder, folder.path.resolve())
+    await groups.launch(setup, resumed_from, trackers.note)
+    groups.write_info(folder.path)
+    trackers.note(f"{len(prepared.plan.executors)} executors started in {time.time() - began:.0f} s")
+
+
+def _stop_in_time(driver: Driver) -> None:
+    """``run.stop_after`` has passed."""
+    why = f"run.stop_after: {driver.pipeline.run.stop_after} have passed"
+    driver.trackers.note(f"{why}; stopping after this step, with a checkpoint")
+    driver.request_stop()

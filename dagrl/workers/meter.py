@@ -14,7 +14,8 @@ from dagrl.backends.planning.gpus import gpu_of_driver
 from dagrl.config.schema import LogprobNode, Pipeline, RewardModelNode, TrainingNode, ValuesNode
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import OpInput, Output
-from dagrl.workers.messages import TaskWork, Usage
+from dagrl.ops.work import TaskWork
+from dagrl.workers.messages import Usage
 
 _Passing = LogprobNode | ValuesNode | RewardModelNode | TrainingNode
 """Nodes whose rows go through a model unchanged."""

@@ -18,7 +18,7 @@ import ray
 
 from dagrl.data.batch import Batch, Column, find_rows
 from dagrl.ops.base import OpInput
-from dagrl.workers.messages import CacheKey, EngineWork, PartialRollout, PartWork
+from dagrl.ops.work import CacheKey, EngineWork, PartialRollout, PartWork
 
 
 class ObjectTimeoutError(TimeoutError):

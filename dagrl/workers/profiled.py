@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dagrl.backends.environments import python_in
 from dagrl.config.schema import NodeBase, Pipeline, ProfileSpec
+from dagrl.ops.work import TaskWork
 from dagrl.tracking.base import naming
 from dagrl.workers.errors import RunError
-from dagrl.workers.messages import TaskWork
 
 FOLDER = "profile"
 """In the run folder."""

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from dagrl.config.schema import Pipeline, ProfileSpec
+from dagrl.ops.work import TaskWork
 from dagrl.tracking.base import naming
-from dagrl.workers.messages import StartEngine, TaskWork
+from dagrl.workers.messages import StartEngine
 from dagrl.workers.profiled import FOLDER, engine_of, is_profiled, profiled_engines
 
 

@@ -27,23 +27,21 @@ from dagrl.data.column_store import StoredBlock
 from dagrl.log_ends import keep_ends_of_output
 from dagrl.ops.base import Context, Op, Output, Resources
 from dagrl.ops.registry import load_op
-from dagrl.plugins.calls import record_calls
-from dagrl.workers.listener import listen
-from dagrl.workers.messages import (
-    AdvantageWork,
-    Block,
+from dagrl.ops.work import (
     EngineWork,
-    Heartbeat,
     PartialRollout,
     RolloutId,
     RolloutWork,
-    ScoreWork,
+    TaskWork,
+)
+from dagrl.plugins.calls import record_calls
+from dagrl.workers.listener import listen
+from dagrl.workers.messages import (
+    Block,
+    Heartbeat,
     SendResult,
-    SourceWork,
     StartEngine,
     StreamMessage,
-    TaskWork,
-    TrainWork,
     UpdateWeightsRequest,
     Usage,
     WorkerInfo,
@@ -75,7 +73,6 @@ class Worker:
         self._resources: Resources
         self._cache: ObjectCache
         self._at_close: list[Callable[[], None]] = []
-        self._replica = 0
         self._listener: socket.socket | None = None
         self._rank, self._timeout_s = 0, 0.0
         self._transfers: dict[str, WeightTransfer] = {}
@@ -162,7 +159,7 @@ class Worker:
         record_calls(setup.run_dir, socket.gethostname())
         keep_ends_of_output()
         self._at_close = self._resources.at_close
-        self._rank, self._replica = setup.rank, setup.replica
+        self._rank = setup.rank
         # Less than the driver's timeout: the worker's error is more specific.
         self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
         self._cache = ObjectCache(self._timeout_s, keep=setup.engine is not None)
@@ -266,45 +263,13 @@ class Worker:
 
     def _prepare(self, work: TaskWork) -> tuple[Op, Context]:
         """Load the op and its context. Also drops cached objects of committed steps."""
-        resources, cache = self._resources, self._cache
-        cache.forget(work.committed)
-        context = Context(
-            node=resources.pipeline.nodes[work.node] if work.node else None,
-            step=work.step,
-            validation=work.validation,
-            position=0,
-            shards=work.shards,
-            resources=resources,
-            engine=self._engine,
-            replica=self._replica,
-            sampled_by=work.sampled_by,
-        )
-        match work:
-            case SourceWork():
-                context = replace(
-                    context,
-                    position=work.position,
-                    prompts=work.prompts,
-                    carried=work.carried,
-                    first_group=work.first_group,
-                )
-            case AdvantageWork():
-                context = replace(context, kl_weight=work.kl_weight)
-            case RolloutWork():
-                begun, paused = {}, {}
-                for group, each in work.begun.items():
-                    if isinstance(each, PartialRollout):
-                        begun[group] = cache.partial_rollout(each, work.outputs)
-                    else:
-                        paused[group] = each.step, each.group
-                context = replace(context, begun=begun, paused=paused, aborted=lambda: self._aborted == work.rollout)
-                if work.weights:
-                    context = replace(context, version=work.weights.version)
-            case ScoreWork():
-                context = replace(context, frozen=work.frozen)
-            case TrainWork():
-                context = replace(context, begins=work.begins, ends=work.ends)
-        return load_op(work.op, resources.folder), context
+        self._cache.forget(work.committed)
+        context = Context(work, self._resources, self._engine)
+        if isinstance(work, RolloutWork):
+            partial = {group: each for group, each in work.begun.items() if isinstance(each, PartialRollout)}
+            begun = {group: self._cache.partial_rollout(each, work.outputs) for group, each in partial.items()}
+            context = replace(context, begun=begun, aborted=lambda: self._aborted == work.rollout)
+        return load_op(work.op, self._resources.folder), context
 
     def _block(self, work: TaskWork, output: Output, begin: float, usage: Usage | None) -> Block:
         end = time.time()

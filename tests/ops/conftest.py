@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from work import context_of
 
 from dagrl.config.schema import Pipeline, TokenizerSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.model_files.tokenizer import make_tokenizer
-from dagrl.ops.base import Context, Resources
+from dagrl.ops.base import Context
 
 ALPHABET = "0123456789+="
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="characters", alphabet=ALPHABET))
@@ -80,19 +81,16 @@ class Bench:
         self,
         node: str | None = None,
         *,
+        engine: Any = None,
         step: int = 1,
         validation: bool = False,
-        position: int = 0,
         shards: int = 2,
-        engine: Any = None,
-        frozen: bool = False,
-        **edits: dict[str, Any],
+        **edits: Any,
     ) -> Context:
-        """The context of a node, by its name, of the small pipeline with `edits`."""
-        pipeline = self.pipeline(edits)
-        resources = Resources(pipeline, self.folder, self.folder / "run")
-        declared = pipeline.nodes[node] if node else None
-        return Context(declared, step, validation, position, shards, resources, engine, frozen)
+        """The context of a node, by its name, of the small pipeline with `edits`: sections, or fields of its work."""
+        fields = {key: edits.pop(key) for key in ("position", "frozen") if key in edits}
+        fields |= {"step": step, "validation": validation, "shards": shards}
+        return context_of(self.pipeline(edits), self.folder, node, engine, **fields)
 
     @staticmethod
     def batch(rows: list[int], **columns: Any) -> Batch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from work import changed
 
 from dagrl.config.schema import Scope
 from dagrl.ops.advantage import advantage
@@ -65,7 +66,7 @@ def test_the_estimator_of_the_charge_is_the_nodes(bench, part) -> None:
 def test_a_controlled_kl_weight_is_logged_with_its_divergence(bench, part) -> None:
     # By k1 the responses diverge by 1, 2, 0 and -1, and by 1, 1, 0 and -1 a token. The weight is the step's, not 0.1.
     options = node(normalize_by_std=False, kl_in_reward={"coef": 0.1, "target_kl": 0.5})
-    context = replace(bench.context("advantage", nodes=options), kl_weight=0.2)
+    context = changed(bench.context("advantage", nodes=options), kl_weight=0.2)
     (output,) = advantage([part], context)
     assert output.columns["advantage"].values.tolist() == pytest.approx([0.6, -0.6, -0.6, -0.1, -0.1, 0.1])
     divergence, weight = output.stats["kl/reward_divergence"], output.stats["kl/reward_weight"]

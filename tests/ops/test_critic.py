@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from work import changed
 
 from dagrl.algorithms.gae import gae_advantages
 from dagrl.algorithms.value_loss import ValueObjective
@@ -74,7 +74,7 @@ def test_a_critic_takes_mini_batches_in_order_once_an_epoch(bench) -> None:
     parts = [OpInput(index, bench.batch(rows)) for index, rows in enumerate(([0, 3], [], [5]))]
     options = nodes(epochs=2, tokens_per_micro_batch=77, cliprange_value=0.25, aggregation="seq-mean-token-sum")
     context = bench.context("learn", engine=engine, engines=ENGINES, nodes=options)
-    (output,) = critic(parts, replace(context, ends=False))
+    (output,) = critic(parts, changed(context, ends=False))
     assert engine.trained_on == [[0, 3], [], [5], [0, 3], [], [5]]
     assert (engine.tokens_per_micro_batch, engine.part) == (77, (True, False))
     assert isinstance(engine.objective, ValueObjective)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from work import context_of, work_of
 
 from dagrl.algorithms.dpo import DpoObjective
 from dagrl.algorithms.sft import SftObjective
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
-from dagrl.ops.base import Context, OpInput, Resources
+from dagrl.ops.base import Context, OpInput
 from dagrl.ops.dpo import dpo
 from dagrl.ops.logprob import logprob
 from dagrl.ops.prompts import prompts
 from dagrl.ops.samples import samples
 from dagrl.ops.sft import sft
+from dagrl.ops.work import SourceWork
 
 
 class Engine:
@@ -53,8 +56,7 @@ def offline(bench, engine: Any = None, *, validation: bool = False, **node: Any)
     declared["data"] |= {**DATA, "train": bench.folder / "train.parquet"}
     declared["nodes"] = {"node": {"engine": "actor", "tokens_per_micro_batch": 99, **node}}
     pipeline = Pipeline.model_validate(declared)
-    resources = Resources(pipeline, bench.folder, bench.folder / "run")
-    return Context(pipeline.nodes["node"], 1, validation, 0, 2, resources, engine)
+    return context_of(pipeline, bench.folder, "node", engine, validation=validation)
 
 
 def test_sft_trains_on_demonstrations_once_an_epoch(bench) -> None:
@@ -120,7 +122,8 @@ def test_log_probs_of_demonstrations_are_of_logits_as_they_are(bench) -> None:
 def test_rows_of_a_prompt_take_its_responses_in_turn(bench, texts) -> None:
     rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": "0"} for n in range(5)]
     pq.write_table(pa.Table.from_pylist(rows), bench.folder / "train.parquet")
-    outputs = list(prompts([], offline(bench, op="dpo")))
+    context = replace(offline(bench, op="dpo"), work=work_of(SourceWork, "prompts", node=None, position=0))
+    outputs = list(prompts([], context))
     batch = Batch.concat([Batch(output.rows, output.columns) for output in outputs])
     assert texts(batch["demonstration"]) == [f"{text}<eos>" for n in range(4) for text in (str(n + 1), "0")]
     assert batch["group_id"].values.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from work import changed
 
 from dagrl.config.columns import SOURCE_COLUMNS
 from dagrl.data.batch import Batch
@@ -52,7 +51,7 @@ def test_the_texts_of_a_prompt_go_with_each_of_its_rows(trained_on) -> None:
 
 def test_a_further_round_continues_the_group_ids_and_takes_the_requested_prompts(bench, trained_on, texts) -> None:
     context = trained_on(2, shards=2, data={"prompts_per_step": 4})
-    outputs = list(prompts((), replace(context, position=1, first_group=4, prompts=3)))
+    outputs = list(prompts((), changed(context, position=1, first_group=4, prompts=3)))
     batch = whole(outputs)
     assert batch["group_id"].values.tolist() == [4, 4, 5, 5, 6, 6]
     assert batch.rows.tolist() == batch["sample_id"].values.tolist() == [*range(8, 14)]
@@ -64,7 +63,7 @@ def test_a_step_goes_on_where_the_one_before_ended(bench, trained_on, texts) -> 
     context = trained_on(1, data={"prompts_per_step": 3})
     seen, position = [], 0
     for step in (1, 2, 3):
-        outputs = list(prompts((), replace(context, step=step, position=position)))
+        outputs = list(prompts((), changed(context, step=step, position=position)))
         seen += texts(whole(outputs)["prompt_tokens"])
         position = outputs[0].facts["next_position"]
     assert position == 9
@@ -93,7 +92,7 @@ def test_prompts_that_were_left_come_first_and_the_others_go_on(bench, trained_o
     context = bench.context(
         data=data, nodes={"rollout": rollout | {"over_sampling_batch_size": 4}}, position=3, shards=2
     )
-    outputs = list(prompts((), replace(context, carried=(1, 0))))
+    outputs = list(prompts((), changed(context, carried=(1, 0))))
     assert texts(whole(outputs)["prompt_tokens"])[::2] == [bench.questions[place] for place in (1, 0, 3, 4)]
     assert outputs[0].facts == {"next_position": 5}
     assert [output.positions.tolist() for output in outputs] == [[1, 0], [3, 4]]
@@ -162,7 +161,7 @@ def test_a_worker_serves_training_and_validation_from_different_files(bench, tra
     data = {"val": bench.write_prompts("val.parquet", ("9+9=",)), "prompts_per_step": 1}
     context = trained_on(1, data=data)
     train = whole(prompts((), context))
-    val = whole(prompts((), replace(context, validation=True)))
+    val = whole(prompts((), changed(context, validation=True)))
     again = whole(prompts((), context))
     assert [texts(batch["prompt_tokens"]) for batch in (train, val, again)] == [["1+1="], ["9+9="], ["1+1="]]
 
@@ -171,7 +170,7 @@ def test_a_worker_reads_its_file_once(bench, trained_on) -> None:
     context = trained_on()
     list(prompts((), context))
     (bench.folder / "train.parquet").unlink()
-    assert len(whole(prompts((), replace(context, position=4)))) == 8
+    assert len(whole(prompts((), changed(context, position=4)))) == 8
 
 
 def test_the_same_position_gives_the_same_shuffled_rows(trained_on) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from work import changed
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.sft import MixedObjective
@@ -114,7 +114,7 @@ def test_an_engine_receives_the_part_of_a_step_that_it_trains_on(bench) -> None:
     engine = Trainer()
     context = bench.context("update", engine=engine)
     for begins, ends in ((True, False), (False, False), (False, True)):
-        (output,) = update([OpInput(0, batch)], replace(context, begins=begins, ends=ends))
+        (output,) = update([OpInput(0, batch)], changed(context, begins=begins, ends=ends))
         assert engine.part == (begins, ends)
         assert output.stats["staleness"].high == 0, "the version moves with the last part"
     assert engine.policy_version == 8

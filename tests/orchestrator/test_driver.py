@@ -28,7 +28,7 @@ def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(l
         pipeline=Pipeline.model_validate(lab.tiny_pipeline()),
         trackers=SimpleNamespace(log=lambda step, metrics: written.append("metrics"), timeline=[]),
         plan=SimpleNamespace(only_validates=False),
-        overlong={},
+        _overlong={},
         _records={3: StepRecord(3, position=12)},
         _batches={},
         _rows=16,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, Scope
 from dagrl.data.shards import shard_bounds
+from dagrl.ops.work import PartialRollout, PausedGroup, PendingWeights, RolloutWork
 from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.record import StepRecord
@@ -23,7 +24,7 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import PlannedTask, Rows, WorkerId
 from dagrl.tracking.base import Progress
 from dagrl.workers.errors import RunError, WorkerDiedError
-from dagrl.workers.messages import Block, Heartbeat, PartialRollout, PausedGroup, PendingWeights, RolloutWork, Usage
+from dagrl.workers.messages import Block, Heartbeat, Usage
 from dagrl.workers.worker import Worker
 
 N = 2

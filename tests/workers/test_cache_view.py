@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from work import work_of
 
 from dagrl.data.batch import Batch, Column
-from dagrl.workers.messages import ColumnSource, PartWork, ScoreWork
+from dagrl.ops.work import ColumnSource, PartWork, ScoreWork
 from dagrl.workers.object_cache import CacheView, ObjectCache
 from dagrl.workers.serialization import deserialize, serialize
 

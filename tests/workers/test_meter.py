@@ -14,7 +14,8 @@ from work import work_of as make_work
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import OpInput, Output
-from dagrl.workers.messages import TaskWork, Usage
+from dagrl.ops.work import TaskWork
+from dagrl.workers.messages import Usage
 from dagrl.workers.meter import Meter
 
 PROMPTS, RESPONSES = [3, 2, 4], [2, 1, 5]

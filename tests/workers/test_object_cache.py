@@ -11,7 +11,7 @@ from refs import Ref
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.redistribute import RowIndex
-from dagrl.workers.messages import ColumnSource, PartialRollout, PartWork
+from dagrl.ops.work import ColumnSource, PartialRollout, PartWork
 from dagrl.workers.object_cache import ObjectCache
 
 

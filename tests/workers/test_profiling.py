@@ -15,8 +15,9 @@ from pydantic import TypeAdapter
 from work import work_of as make_work
 
 from dagrl.config.schema import Pipeline
+from dagrl.ops.work import TaskWork
 from dagrl.workers.errors import RunError
-from dagrl.workers.messages import StartEngine, TaskWork
+from dagrl.workers.messages import StartEngine
 from dagrl.workers.profiled import python_of
 from dagrl.workers.profiling import NvtxRanges, TorchTraces, make_profiler
 

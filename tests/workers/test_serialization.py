@@ -13,7 +13,8 @@ from work import work_of
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
-from dagrl.workers.messages import Block, ColumnSource, PartWork, ScoreWork
+from dagrl.ops.work import ColumnSource, PartWork, ScoreWork
+from dagrl.workers.messages import Block
 from dagrl.workers.serialization import deserialize, message_bytes, serialize
 
 BYTES_OF_AN_ID = len(ray.ObjectRef.from_random().binary())

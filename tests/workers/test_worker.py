@@ -22,22 +22,10 @@ from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import ROLLOUT_WRITES, Pipeline, SamplingSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import Resources
+from dagrl.ops.work import ColumnSource, PartialRollout, PartWork, PendingWeights, RolloutId, RolloutWork, ScoreWork
 from dagrl.plugins.calls import recorded_call
 from dagrl.workers import serialization
-from dagrl.workers.messages import (
-    Block,
-    ColumnSource,
-    Heartbeat,
-    PartialRollout,
-    PartWork,
-    PendingWeights,
-    RolloutId,
-    RolloutWork,
-    ScoreWork,
-    SendResult,
-    StreamMessage,
-    UpdateWeightsRequest,
-)
+from dagrl.workers.messages import Block, Heartbeat, SendResult, StreamMessage, UpdateWeightsRequest
 from dagrl.workers.meter import Meter
 from dagrl.workers.object_cache import ObjectCache
 from dagrl.workers.serialization import deserialize, serialize

@@ -178,10 +178,10 @@ class AgentRollouts:
     # -- on the endpoint's loop
 
     def _start(self) -> None:
-        context = self.context
+        context, paused_groups = self.context, self.context.paused
         self._paused.release_before(context.oldest_continued_step)
         for group, rows in self._rows_of_groups().items():
-            paused = self._paused.take(context.paused.get(group))
+            paused = self._paused.take(paused_groups.get(group))
             for row, agent in zip_longest(rows, paused):
                 self._agents[row] = self._agent(row, agent)
         for row, agent in self._agents.items():

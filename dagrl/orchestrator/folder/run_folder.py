@@ -40,6 +40,11 @@ class RunFolder:
     hide: Callable[[str], str] = hide_secrets
     """Takes the secrets of the pipeline out of a text."""
 
+    @property
+    def start(self) -> RunState:
+        """The state that the run begins with; step 0 without a checkpoint."""
+        return self.resumed or RunState(step=0, position=0, model="")
+
     def keep_details(self, error: RunError) -> None:
         """Write the traceback of a worker to a log file, without the pipeline's secrets."""
         error.cause, error.hint, error.details = map(self.hide, (error.cause, error.hint, error.details))

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from dagrl.config.schema import Pipeline
+from dagrl.ops.work import PendingWeights
 from dagrl.orchestrator.groups.task_group import run_all
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.groups.worker_handle import PendingCall
@@ -16,7 +17,7 @@ from dagrl.scheduler.weight_route import WeightRoute, weight_route
 from dagrl.weight_sync.channel import Address, PeerError, connect
 from dagrl.weight_sync.protocol import Offer, refuse_unknown_names
 from dagrl.workers.errors import RunError, WorkerHungError, WorkerLostError
-from dagrl.workers.messages import PendingWeights, SendResult, UpdateWeightsRequest
+from dagrl.workers.messages import SendResult, UpdateWeightsRequest
 from dagrl.workers.worker import Worker
 
 _CONNECT_S = 2.0

@@ -16,11 +16,12 @@ from typing import Any, Concatenate
 import ray
 
 from dagrl.backends.base import EngineLostError
+from dagrl.ops.work import EngineWork, RolloutWork, TaskWork
 from dagrl.plugins.calls import recorded_call
 from dagrl.scheduler.plan import WorkerId
 from dagrl.weight_sync.channel import PeerError
 from dagrl.workers.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
-from dagrl.workers.messages import Block, EngineWork, Heartbeat, RolloutWork, StreamMessage, TaskWork, WorkerInfo
+from dagrl.workers.messages import Block, Heartbeat, StreamMessage, WorkerInfo
 from dagrl.workers.object_cache import CacheView, ObjectTimeoutError
 from dagrl.workers.serialization import Serialized, deserialize, message_bytes, serialize
 from dagrl.workers.worker import Worker

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
+import ray
 
+from dagrl.config.loading.loader import LoadedPipeline
 from dagrl.config.loading.yaml_source import dump_document
-from dagrl.config.schema import Pipeline, RecordSpec
+from dagrl.config.schema import RecordSpec
 from dagrl.data.column_store import StoredBlock
 from dagrl.data.stats import Stat, merge
+from dagrl.orchestrator.folder.run_folder import RunFolder
 from dagrl.orchestrator.groups.task_group import run_all
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.groups.worker_handle import PendingCall
@@ -35,6 +36,7 @@ from dagrl.orchestrator.records.ring import AlarmDetector, Ring
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows, WorkerId
+from dagrl.validation.prepare import PreparedPipeline
 from dagrl.weight_sync.protocol import WeightDigests
 from dagrl.workers.errors import RunError
 from dagrl.workers.messages import Block
@@ -60,29 +62,19 @@ class Recorder:
     """Writes the records of one run. Without ``run.record`` it does nothing."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        resolved: Mapping[str, object],
-        modules: Path | None,
-        plan: Plan,
-        groups: WorkerGroups,
-        run_dir: Path,
-        ray: ModuleType,
-        note: Callable[[str], None],
-        resumed_step: int,
+        self, prepared: PreparedPipeline, groups: WorkerGroups, folder: RunFolder, note: Callable[[str], None]
     ) -> None:
-        """`resumed_step`: the records of later steps, and the states after them, are removed, because these steps run
-        again.
-        """
-        self._plan, self._groups, self._ray, self._note = plan, groups, ray, note
-        self._records = Records(run_dir.resolve())
-        self._spec: RecordSpec | None = pipeline.run.recorded
+        """The records of steps after the one that the run begins with are removed: these steps run again."""
+        loaded, plan = prepared.loaded, prepared.plan
+        self._plan, self._groups, self._note = plan, groups, note
+        self._records = Records(folder.path.resolve())
+        self._spec: RecordSpec | None = loaded.pipeline.run.recorded
         self._tasks = recorded_tasks(plan, self._spec.nodes) if self._spec else frozenset()
         self._ring: Ring | None = None
         self._alarms = AlarmDetector(self._spec.keep_on if self._spec else ())
         self._alarmed: dict[int, str] = {}
         """Step -> what was remarkable about it."""
-        self._timeout_s = pipeline.run.node_timeout_s
+        self._timeout_s = loaded.pipeline.run.node_timeout_s
         self._order: dict[int, int] = {}
         """Step -> runs that have started."""
         self._open: dict[tuple[int, str], NodeRecord] = {}
@@ -95,17 +87,18 @@ class Recorder:
         self._stopped = self._spec is None
         self._versions = versions() if self._spec else {}
         if self._spec is not None:
-            self._begin(self._spec, dump_document(dict(resolved)), modules, resumed_step)
+            self._begin(self._spec, loaded, folder.start.step)
 
-    def _begin(self, spec: RecordSpec, pipeline: str, modules: Path | None, resumed_step: int) -> None:
+    def _begin(self, spec: RecordSpec, loaded: LoadedPipeline, start: int) -> None:
         try:
             self._records.remove(
-                [step for step in self._records.steps() if step > resumed_step],
-                [step for step in self._records.saved_states() if step > resumed_step],
+                [step for step in self._records.steps() if step > start],
+                [step for step in self._records.saved_states() if step > start],
             )
             if spec.keep_last:
                 self._ring = Ring(spec.keep_last, self._records.segments(), self._records.kept())
-            self._pipeline, self._code = self._records.write_pipeline(pipeline), code_hash(modules)
+            self._pipeline = self._records.write_pipeline(dump_document(dict(loaded.resolved)))
+            self._code = code_hash(loaded.folder)
         except (OSError, ValueError) as error:
             self._stop(error)
 
@@ -243,9 +236,7 @@ class Recorder:
         # A worker must not wait for what is still being computed: it may be needed for that.
         refs = [each.ref for blocks in wanted.values() for each in blocks]
         if refs:
-            await asyncio.to_thread(
-                self._ray.wait, refs, num_returns=len(refs), timeout=self._timeout_s, fetch_local=False
-            )
+            await asyncio.to_thread(ray.wait, refs, num_returns=len(refs), timeout=self._timeout_s, fetch_local=False)
         flat = [(producer, each) for producer, blocks in wanted.items() for each in blocks]
         stored = await self._store(recording.run.step, [each for _, each in flat])
         sources: dict[str, list[StoredBlock]] = {producer: [] for producer in wanted}

@@ -10,6 +10,7 @@ import ray
 
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch
+from dagrl.ops.work import RolloutWork, TaskWork
 from dagrl.orchestrator.groups.task_group import run_all
 from dagrl.orchestrator.groups.weight_syncs import WeightSyncs
 from dagrl.orchestrator.groups.worker_group import WorkerGroups, setups
@@ -17,7 +18,7 @@ from dagrl.orchestrator.groups.worker_handle import WorkerHandle
 from dagrl.scheduler.commands import Sync
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.weight_sync.protocol import WeightDigests
-from dagrl.workers.messages import Block, RolloutWork, StartEngine, TaskWork
+from dagrl.workers.messages import Block, StartEngine
 from dagrl.workers.worker import Worker
 
 

@@ -10,8 +10,9 @@ import ray
 
 from dagrl.data.redistribute import RowIndex
 from dagrl.data.shards import shard_bounds
+from dagrl.ops.work import ColumnSource
 from dagrl.scheduler.plan import PlannedTask
-from dagrl.workers.messages import Block, ColumnSource
+from dagrl.workers.messages import Block
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 

@@ -10,19 +10,10 @@ import numpy as np
 
 from dagrl.config.schema import AdvantageNode, Pipeline, Scope, TrainingNode
 from dagrl.data.redistribute import assign
+from dagrl.ops.work import AdvantageWork, Begun, PartWork, RolloutWork, ScoreWork, SourceWork, TaskWork, TrainWork
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Executor, PlannedTask, Rows
-from dagrl.workers.messages import (
-    AdvantageWork,
-    Begun,
-    PartWork,
-    RolloutWork,
-    ScoreWork,
-    SourceWork,
-    TaskWork,
-    TrainWork,
-)
 
 
 def dispatch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dagrl.workers.messages import Begun, PausedGroup
+from dagrl.ops.work import Begun, PausedGroup
 
 
 @dataclass(slots=True)

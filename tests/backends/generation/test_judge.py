@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from work import context_of
 
 from dagrl.config.schema import ModelSpec, Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.model_files.tokenizer import load_tokenizer
-from dagrl.ops.base import Context, OpInput, Resources
+from dagrl.ops.base import Context, OpInput
 from dagrl.ops.judge import judge
 from dagrl.ops.rollout import rollout
 
@@ -67,8 +68,7 @@ def context(engine, backend: str, tmp_path: Path):
     (tmp_path / "own_judge.py").write_text(inspect.getsource(graded))
 
     def make(node: str, *, validation: bool = False) -> Context:
-        resources = Resources(pipeline, tmp_path, tmp_path / "run")
-        return Context(pipeline.nodes[node], 1, validation, 0, 1, resources, engine, sampled_by="rollout")
+        return context_of(pipeline, tmp_path, node, engine, validation=validation, shards=1, sampled_by="rollout")
 
     return make
 

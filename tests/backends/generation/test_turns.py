@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from completions import ENDS
+from work import context_of
 
 from dagrl.config.schema import ModelSpec, Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.model_files.tokenizer import load_tokenizer
-from dagrl.ops.base import Context, OpInput, Resources
+from dagrl.ops.base import OpInput
 from dagrl.ops.rollout import rollout
 from dagrl.ops.turns.passages import passages
 
@@ -81,16 +82,7 @@ def played(server: Any, backend: str, folder: Path, options: dict[str, Any], sam
         "prompt_tokens": Column.ragged([tokenizer.encode(prompt) for prompt in PROMPTS], "int64"),
         "extra_info": Column.text([f'{{"row": {row}}}' for row in rows]),
     }
-    context = Context(
-        pipeline.nodes["rollout"],
-        1,
-        False,
-        0,
-        1,
-        Resources(pipeline, folder, folder / "run"),
-        server,
-        sampled_by="rollout",
-    )
+    context = context_of(pipeline, folder, "rollout", server, shards=1, sampled_by="rollout")
     outputs = rollout([OpInput(0, Batch(rows, columns))], context)
     return Batch.concat([Batch(output.rows, output.columns) for output in outputs]).in_order(rows)
 

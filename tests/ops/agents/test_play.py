@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from openai import OpenAI
+from work import changed
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import EngineLostError
@@ -28,6 +29,8 @@ from dagrl.ops.agents.play import AgentFailedError
 from dagrl.ops.agents.setup import agent_setup
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.rollout import rollout
+from dagrl.ops.work import PausedGroup
+from dagrl.scheduler.plan import WorkerId
 
 MODEL = ModelSpec(
     init={
@@ -318,6 +321,7 @@ def test_chunks_of_a_worker_share_the_slots_of_its_agents(play) -> None:
     assert max(output.stats["agent/most"].high for outputs in found for output in outputs) == 3
 
 
+WORKER = WorkerId("generator", 0)
 PAUSED = {"partial_rollout": True, "over_sampling_batch_size": 8}
 
 
@@ -333,7 +337,7 @@ def pause(play, agent: Any, **options: Any) -> tuple[Output, Context]:
     outputs = play(agent, prompts=PROMPTS[:2], aborted=are_held, **PAUSED, **options)
     assert [output.unfinished for output in outputs] == [True]
     assert not outputs[0].columns, "agents go on in this worker"
-    return outputs[0], replace(play.last, step=2, paused={0: (1, 0)}, aborted=bool)
+    return outputs[0], replace(changed(play.last, step=2, begun={0: PausedGroup(WORKER, 1, 0)}), aborted=bool)
 
 
 def go_on(play, context: Context) -> Output:
@@ -399,7 +403,7 @@ def test_an_agent_whose_tokens_are_too_old_begins_anew(play, engine, monkeypatch
 
 def test_an_agent_that_no_worker_has_any_more_begins_anew(play) -> None:
     _, later = pause(play, "bots:pauses", tokens=20)
-    whole = go_on(play, replace(later, paused={0: (1, 7)}))
+    whole = go_on(play, changed(later, begun={0: PausedGroup(WORKER, 1, 7)}))
     assert whole.stats["rollout/begun_token_fraction"].mean == 0
 
 
@@ -574,7 +578,7 @@ def test_a_group_is_scored_in_the_call_in_which_the_last_of_it_ends(play, engine
     (left,) = play(agent, prompts=PROMPTS[:2], tokens=50, **PAUSED)
     assert left.unfinished and len(second_turns) == 2, "one has ended, and the other waits"
     monkeypatch.setattr(engine, "generate", generate)
-    batch = together([go_on(play, replace(play.last, step=2, paused={0: (1, 0)}))])
+    batch = together([go_on(play, changed(play.last, step=2, begun={0: PausedGroup(WORKER, 1, 0)}))])
     for name in ("response_tokens", "agent_reward", "turns"):
         assert batch[name].values.tolist() == whole[name].values.tolist()
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from work import changed
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.hf.engine import HfEngine
@@ -25,6 +26,8 @@ from dagrl.model_files.library_model import load_hf_config
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.rollout import rollout
 from dagrl.ops.turns.passages import passages
+from dagrl.ops.work import PausedGroup
+from dagrl.scheduler.plan import WorkerId
 
 MODEL = ModelSpec(
     init={
@@ -112,7 +115,8 @@ def play(bench) -> Callable[..., list[Output]]:
         node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling, **options}
         context = play.last = replace(bench.context("rollout", engine=engine, nodes={"rollout": node}), aborted=aborted)
         if after is not None:
-            context = replace(context, resources=after.resources, paused={group: (1, group) for group in range(4)})
+            paused = {group: PausedGroup(WorkerId("generator", 0), 1, group) for group in range(4)}
+            context = replace(changed(context, begun=paused), resources=after.resources)
         rows = list(range(len(PROMPTS)))
         batch = bench.batch(
             rows,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dagrl.config.schema import Pipeline
+from dagrl.ops.work import PendingWeights
 from dagrl.orchestrator.groups import weight_syncs
 from dagrl.orchestrator.groups.weight_syncs import WeightSyncs
 from dagrl.scheduler.commands import Sync
@@ -16,7 +17,7 @@ from dagrl.scheduler.plan import WorkerId
 from dagrl.weight_sync.channel import Address, PeerError
 from dagrl.weight_sync.protocol import Offer, SendReport
 from dagrl.workers.errors import RunError, WorkerDiedError
-from dagrl.workers.messages import PendingWeights, SendResult, UpdateWeightsRequest
+from dagrl.workers.messages import SendResult, UpdateWeightsRequest
 from dagrl.workers.worker import Worker
 
 SYNC = Sync(3, "generator", "actor", 2)

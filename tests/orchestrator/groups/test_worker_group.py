@@ -16,13 +16,14 @@ from work import work_of
 
 from dagrl.backends.base import EngineLostError
 from dagrl.config.schema import Pipeline
+from dagrl.ops.work import RolloutWork, ScoreWork
 from dagrl.orchestrator.groups.worker_group import WorkerGroup, WorkerGroups
 from dagrl.orchestrator.groups.worker_handle import Timeout, WorkerHandle
 from dagrl.plugins.calls import FOLDER as CALLS
 from dagrl.scheduler.plan import Plan, WorkerId
 from dagrl.weight_sync.channel import PeerError
 from dagrl.workers.errors import RunError, WorkerDiedError, WorkerHungError, WorkerLostError
-from dagrl.workers.messages import Block, Heartbeat, RolloutWork, ScoreWork, StreamMessage, WorkerInfo
+from dagrl.workers.messages import Block, Heartbeat, StreamMessage, WorkerInfo
 from dagrl.workers.object_cache import ObjectTimeoutError
 from dagrl.workers.serialization import deserialize, serialize
 from dagrl.workers.worker import Worker

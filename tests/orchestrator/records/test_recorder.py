@@ -26,6 +26,11 @@ TEMPLATE = Path(__file__).parents[3] / "dag_templates" / "tiny_ppo.yaml"
 RUN = Run(1, "reward", (0,))
 
 
+@pytest.fixture(autouse=True)
+def nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagrl.orchestrator.records.recorder.ray.wait", lambda *_, **__: None)
+
+
 class Ref:
     """An object of Ray's store."""
 
@@ -56,10 +61,10 @@ class Recorded:
         loaded = load_pipeline(TEMPLATE, ["run.record=[reward]"])
         self.plan = make_plan(loaded.pipeline, build_graph(loaded.pipeline))
         self.host, self.notes, self.records = Host(error), [], Records(folder)
-        groups, ray = SimpleNamespace(any_cpu_worker=lambda: self.host), SimpleNamespace(wait=lambda *_, **__: None)
-        self.recorder = Recorder(
-            loaded.pipeline, loaded.resolved, None, self.plan, groups, folder, ray, self.notes.append, 0  # type: ignore[arg-type]
-        )  # fmt: skip
+        prepared = SimpleNamespace(loaded=loaded, plan=self.plan)
+        groups = SimpleNamespace(any_cpu_worker=lambda: self.host)
+        run_folder = SimpleNamespace(path=folder, start=SimpleNamespace(step=0))
+        self.recorder = Recorder(prepared, groups, run_folder, self.notes.append)  # type: ignore[arg-type]
 
     async def step(self, *, fails: bool = False) -> None:
         task, rows = self.plan.task("reward"), np.arange(4)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from dagrl.config.schema import Scope
 from dagrl.data.shards import shard_bounds
+from dagrl.ops.work import ColumnSource
 from dagrl.orchestrator.steps.batch_index import Arrival, BatchIndex
 from dagrl.scheduler.plan import HOST, PlannedTask, Rows
-from dagrl.workers.messages import Block, ColumnSource
+from dagrl.workers.messages import Block
 
 
 def block(rows, ref="ref", tokens=None, shards=()):

@@ -15,11 +15,12 @@ from dagrl.backends.megatron.section import ParallelSpec, coordinates
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Pipeline, Scope
 from dagrl.data.shards import shard_bounds
+from dagrl.ops.work import PartialRollout, PartWork, RolloutWork, ScoreWork, SourceWork, TaskWork
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows
-from dagrl.workers.messages import Block, PartialRollout, PartWork, RolloutWork, ScoreWork, SourceWork, TaskWork
+from dagrl.workers.messages import Block
 
 INPUTS = {"prompt_tokens": ("prompts", "prompt_tokens"), "response_tokens": ("rollout", "response_tokens")}
 REF = PlannedTask("ref", "ref", "logprob", "actor", Scope.ROW, Rows.TRAIN, "actor", INPUTS, {"logprob": "ref_logprob"})

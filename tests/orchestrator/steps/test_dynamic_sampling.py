@@ -6,6 +6,7 @@ import pytest
 from plan_parts import ONE_RANK, task
 
 from dagrl.config.schema import Pipeline, Scope
+from dagrl.ops.work import SourceWork
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch
 from dagrl.orchestrator.steps.dynamic_sampling import DynamicSampling
@@ -13,7 +14,7 @@ from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import BatchShort, CommandDone, Run
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.workers.errors import RunError
-from dagrl.workers.messages import Block, SourceWork
+from dagrl.workers.messages import Block
 
 N, SHARDS, STEP = 2, 2, 4
 HOST_EXECUTOR = Executor(HOST, None, ONE_RANK)

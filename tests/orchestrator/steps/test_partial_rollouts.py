@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagrl.ops.work import PartialRollout
 from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
-from dagrl.workers.messages import PartialRollout
 
 
 def test_unfinished_prompts_come_first_oldest_first_with_their_tokens() -> None:

@@ -1,0 +1,176 @@
+"""The work of an op, as the driver sends it to a worker: row ids and object refs, never the columns themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dagrl.scheduler.plan import WorkerId
+
+if TYPE_CHECKING:
+    import ray
+
+type CacheKey = bytes
+"""Names an object in a worker's cache: see `dagrl.workers.object_cache`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSource:
+    """The objects that hold the output of one task, and the columns to read from them."""
+
+    refs: tuple[ray.ObjectRef | CacheKey, ...]
+    """The blocks that hold any of the rows. If several hold a row, the first one is read."""
+    columns: dict[str, str]
+    """The op's name of a column -> its name in the blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartWork:
+    """Rows that a rank processes together, and where to read their columns."""
+
+    index: int
+    rows: np.ndarray
+    """Row ids in the order in which the op gets them, int64."""
+    sources: tuple[ColumnSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRollout:
+    """Tokens that an earlier step has sampled for a group."""
+
+    ref: ray.ObjectRef
+    rows: np.ndarray
+    """Ids of the group's rows in the object, int64, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PausedGroup:
+    """Agents or responses of several turns that an earlier step has begun for a group.
+
+    They are in the memory of a worker; after its end, they begin again.
+    """
+
+    worker: WorkerId
+    step: int
+    group: int
+    """The group in that step."""
+
+
+type Begun = PartialRollout | PausedGroup
+"""Responses of a group that an earlier step has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWeights:
+    """Weights that are being sent to a generator."""
+
+    sync: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWork:
+    """One rank's share of a run. Ops without an engine need no more than this."""
+
+    step: int
+    task: str
+    op: str
+    node: str | None
+    """The declared node. None for implicit ones."""
+    validation: bool
+    committed: int
+    """Newest committed step. Objects of this step and earlier ones are no longer needed."""
+    shards: int
+    parts: tuple[PartWork, ...] = ()
+    outputs: dict[str, str]
+    """The op's name of a column -> the pipeline's name."""
+    is_output_rank: bool = True
+    """Whether this rank returns results. Of the ranks with the same rows, one does."""
+    sampled_by: str | None
+    """The rollout node whose responses the op processes."""
+    metric_prefix: str
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Ids of the rows that the rank returns, for an op with one output row per input row, int64."""
+        parts = [part.rows for part in self.parts] if self.is_output_rank else []
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceWork(TaskWork):
+    """Reads prompts from the data set."""
+
+    position: int
+    """Prompts of the data set that earlier steps have used."""
+    prompts: int | None = None
+    """How many to read. Default: the number of a first round."""
+    carried: tuple[int, ...] = ()
+    """Data set positions of prompts that an earlier step has left unfinished. They come first."""
+    first_group: int = 0
+    """Number of the first group. Earlier rounds have smaller ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageWork(TaskWork):
+    """Computes advantages."""
+
+    kl_weight: float | None = None
+    """Weight of the KL penalty in this step. Default: the node's coefficient."""
+
+
+class RolloutId(NamedTuple):
+    """Identifies one attempt of a rollout."""
+
+    step: int
+    task: str
+    round: int = 0
+    attempt: int = 0
+    """How often the rollout was started before and lost a worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutWork(TaskWork):
+    """Samples responses to a chunk of prompts. Outputs are streamed, and several chunks run at once."""
+
+    round: int = 0
+    """Dynamic-sampling round, from 0."""
+    attempt: int = 0
+    weights: PendingWeights | None = None
+    """Weights to wait for before sampling. Default: start with the current ones."""
+    gather_s: float = 0.0
+    """Seconds that finished responses wait for others, so that one message carries them."""
+    begun: dict[int, Begun] = field(default_factory=dict)
+    """Group -> what exists of its responses."""
+
+    @property
+    def rollout(self) -> RolloutId:
+        return RolloutId(self.step, self.task, self.round, self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWork(TaskWork):
+    """Runs on an engine that does not generate."""
+
+    cache_as: CacheKey = b""
+    """The worker caches its output under this key until the step is committed. Default: no caching."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreWork(EngineWork):
+    """A forward pass: log-probs, values or scores."""
+
+    frozen: bool = False
+    """Whether to use the engine's start weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainWork(EngineWork):
+    """An update, or a piece of one."""
+
+    begins: bool = True
+    """Whether this is the first piece."""
+    ends: bool = True
+    """Whether this is the last piece."""
