@@ -96,7 +96,7 @@ class Driver:
         """The commands that are being executed, in the order in which they began."""
         self._restarts = restarts
         timeout_s = pipeline.run.node_timeout_s
-        self._failures = WorkerFailures(groups, restarts, timeout_s, self._running, scheduler.workers_of)
+        self._failures = WorkerFailures(groups, plan, restarts, timeout_s, self._running, scheduler.workers_of)
         self._interrupted: dict[tuple[int, str], RolloutController] = {}
         """Step and task -> a rollout that has lost servers and will continue."""
         self._recordings: dict[tuple[int, str], Recording | None] = {}
@@ -342,7 +342,7 @@ class Driver:
         self._offloader.forget(restart.executor)
         self._partial_rollouts.drop_tokens()
         with self._timed(restart.step, "restart", restart.executor):
-            restarted = await self.groups.restart(restart.executor)
+            restarted = await self._failures.restart(restart.executor)
         for worker in restarted:
             self._sampled.pop(worker, None)
         self.groups.write_info(self.folder.path)

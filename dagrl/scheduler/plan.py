@@ -71,6 +71,11 @@ class Executor:
         """Number of data-parallel ranks."""
         return 1 + max(place.dp for place in self.places)
 
+    def ranks_lost_with(self, rank: int) -> list[int]:
+        """The ranks that are of no use without `rank`, including it: those of the same server."""
+        lost = self.places[rank]
+        return [other for other, place in enumerate(self.places) if place.dp == lost.dp] if self.are_servers else [rank]
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask:

@@ -1,4 +1,7 @@
-"""Reactions of a run to lost workers: those of a generator are restarted, as often as the policy allows."""
+"""Reactions of a run to lost workers: those of a generator are restarted, as often as the policy allows.
+
+docs/schedule.md follows the death of a server through the functions of the driver.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.scheduler.commands import Command, WorkerLost
-from dagrl.workers.errors import WorkerHungError, WorkerLostError
+from dagrl.scheduler.plan import Plan, WorkerId
+from dagrl.workers.errors import RunError, WorkerHungError, WorkerLostError
 
 
 class RestartPolicy:
@@ -40,21 +44,24 @@ class RestartPolicy:
 
 
 class WorkerFailures:
-    """Turns failures of commands into one `WorkerLost` event per executor."""
+    """Turns failures of commands into one `WorkerLost` event per executor, and restarts the lost workers."""
 
     def __init__(
         self,
         groups: WorkerGroups,
+        plan: Plan,
         policy: RestartPolicy,
         timeout_s: float,
         running: Mapping[asyncio.Task[object], Command],
         workers_of: Callable[[Command], tuple[str, ...]],
     ) -> None:
         """`running`: the commands that are being executed. `workers_of`: the executors of a command."""
-        self._groups, self._policy, self._timeout_s = groups, policy, timeout_s
+        self._groups, self._plan, self._policy, self._timeout_s = groups, plan, policy, timeout_s
         self._running, self._workers_of = running, workers_of
         self._unreported: set[str] = set()
         """Executors with a loss that the scheduler does not know about yet."""
+        self._lost: dict[str, set[int]] = {}
+        """Executor -> ranks that were killed and not restarted."""
 
     async def handle(self, failure: WorkerLostError, note: Callable[[str], None]) -> WorkerLost | None:
         """The event for a failure that has ended a command. None if another command of the executor reports it.
@@ -63,10 +70,13 @@ class WorkerFailures:
         other commands on the executor end first, so that no event of theirs follows.
         """
         executors = {worker.executor for worker in failure.lost}
-        if len(executors) != 1 or not self._groups.can_restart(*executors):
+        if len(executors) != 1 or not self._can_restart(*executors):
             raise failure
         (executor,) = executors
-        self._groups.kill_lost(failure.lost)
+        for worker in failure.lost:
+            ranks = self._plan.executors[executor].ranks_lost_with(worker.rank)
+            self._lost.setdefault(executor, set()).update(ranks)
+            self._groups.kill_ranks(executor, ranks)
         if executor in self._unreported:
             return None
         lost = ", ".join(map(str, failure.lost))
@@ -75,6 +85,30 @@ class WorkerFailures:
         await self._join_others(executor)
         self._unreported.remove(executor)
         return WorkerLost(executor)
+
+    async def restart(self, executor: str) -> list[WorkerId]:
+        """Restart the lost workers of an executor on their slots, and return them. Raises WorkerLostError."""
+        ranks = sorted(self._lost[executor])
+        workers = [WorkerId(executor, rank) for rank in ranks]
+        try:
+            await self._groups.start_again(executor, ranks)
+        except WorkerLostError:
+            raise
+        except RunError as error:
+            # A restart of the whole run frees whatever was in the way.
+            raise WorkerLostError(
+                f"{', '.join(map(str, workers))} could not be restarted: {error.cause}",
+                node=error.node,
+                worker=error.worker,
+                hint=error.hint,
+                details=error.details,
+            ) from error
+        del self._lost[executor]
+        return workers
+
+    def _can_restart(self, name: str) -> bool:
+        """Whether lost workers of an executor can be restarted while the others live on: it only generates."""
+        return not self._plan.executors[name].trained and self._plan.generates(name)
 
     async def _join_others(self, executor: str) -> None:
         current = asyncio.current_task()

@@ -22,7 +22,7 @@ from dagrl.plugins.calls import FOLDER as CALLS
 from dagrl.scheduler.plan import HOST, Executor, Plan, WorkerId
 from dagrl.scheduler.time_sharing import residency_after_start, start_chains
 from dagrl.tracking.base import replace_text
-from dagrl.workers.errors import RunError, WorkerLostError
+from dagrl.workers.errors import RunError
 from dagrl.workers.messages import StartEngine, WorkerInfo
 from dagrl.workers.object_cache import CacheView
 from dagrl.workers.serialization import serialize
@@ -97,8 +97,6 @@ class WorkerGroups:
         self._start_timeout = Timeout(pipeline.run.start_timeout_s, "start_timeout_s")
         self._timeout = Timeout(pipeline.run.node_timeout_s, "node_timeout_s")
         self._setup: StartEngine | None = None
-        self._lost: dict[str, set[int]] = {}
-        """Executor -> ranks that were killed and not restarted."""
 
     def __getitem__(self, executor: str) -> WorkerGroup:
         return self._groups[executor]
@@ -203,46 +201,24 @@ class WorkerGroups:
         workers = {name: {"host": info.host, "pid": info.pid, "gpu": info.gpu} for name, info in infos.items()}
         replace_text(folder / "workers.json", json.dumps(workers, indent=1))
 
-    # -- lost workers
+    # -- lost workers: `worker_failures` says which
 
-    def can_restart(self, name: str) -> bool:
-        """Whether lost workers of an executor can be restarted while the others live on: it only generates."""
-        return not self._plan.executors[name].trained and self._plan.generates(name)
-
-    def kill_lost(self, lost: Iterable[WorkerId]) -> None:
-        """Kill lost workers, and the others of the same server."""
-        for executor, rank in lost:
-            for each in live_together(self._plan.executors[executor], self._pipeline, rank):
-                self._lost.setdefault(executor, set()).add(each)
-                self._ray.kill(self[executor].handles[each].actor)
-
-    async def restart(self, name: str) -> list[WorkerId]:
-        """Restart the lost workers of an executor on their slots, and return them."""
-        assert self._setup is not None, "restart before launch"
-        executor, ranks, handles = self._plan.executors[name], sorted(self._lost[name]), self[name].handles
+    def kill_ranks(self, name: str, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            # Some may run: from a restart that failed.
-            self._ray.kill(handles[rank].actor)
-        restarted = await self._place(executor, ranks)
-        for rank, handle in zip(ranks, restarted, strict=True):
-            handles[rank] = handle
-        names = ", ".join(str(handle.id) for handle in restarted)
-        try:
-            await self._locate(restarted, self._describe(restarted, f"{names} to restart"))
-            await self._start(executor, self._setup, ranks)
-        except WorkerLostError:
-            raise
-        except RunError as error:
-            # A restart of the whole run frees whatever was in the way.
-            raise WorkerLostError(
-                f"{names} could not be restarted: {error.cause}",
-                node=error.node,
-                worker=error.worker,
-                hint=error.hint,
-                details=error.details,
-            ) from error
-        del self._lost[name]
-        return [handle.id for handle in restarted]
+            self._ray.kill(self[name].handles[rank].actor)
+
+    async def start_again(self, name: str, ranks: Sequence[int]) -> None:
+        """Put new workers on the slots of these ranks. Raises RunError."""
+        assert self._setup is not None, "start_again before launch"
+        # Some may run: from a restart that failed.
+        self.kill_ranks(name, ranks)
+        executor = self._plan.executors[name]
+        placed = await self._place(executor, ranks)
+        for rank, handle in zip(ranks, placed, strict=True):
+            self[name].handles[rank] = handle
+        what = f"{', '.join(str(handle.id) for handle in placed)} to restart"
+        await self._locate(placed, self._describe(placed, what))
+        await self._start(executor, self._setup, ranks)
 
     # -- end
 
@@ -308,11 +284,3 @@ def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine)
             )
         )
     return found
-
-
-def live_together(executor: Executor, pipeline: Pipeline, rank: int) -> list[int]:
-    """The ranks of a generator that are of no use without `rank`, including it: those of the same server."""
-    if not pipeline.engines[executor.engines[0]].replicas_are_servers:
-        return [rank]
-    replica = executor.places[rank].dp
-    return [other for other, place in enumerate(executor.places) if place.dp == replica]

@@ -8,7 +8,7 @@ import pytest
 
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.inference import build_graph
-from dagrl.orchestrator.groups.worker_group import live_together, setups
+from dagrl.orchestrator.groups.worker_group import setups
 from dagrl.scheduler.placement import make_plan
 from dagrl.workers.messages import StartEngine, WorkerInfo
 
@@ -47,7 +47,7 @@ def test_the_slots_of_a_server_are_lost_together(
     (tmp_path / "p.yaml").write_text(PIPELINE)
     loaded = load_pipeline(tmp_path / "p.yaml", [f"engines.generator.server={generator}"])
     plan = make_plan(loaded.pipeline, build_graph(loaded.pipeline, loaded.folder))
-    assert live_together(plan.executors["generator"], loaded.pipeline, rank) == together
+    assert plan.executors["generator"].ranks_lost_with(rank) == together
 
 
 @pytest.fixture

@@ -8,13 +8,22 @@ from typing import Any
 
 import pytest
 
+from dagrl.config.coordinates import Coordinates
+from dagrl.config.schema import Scope
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy, WorkerFailures
 from dagrl.scheduler.commands import Command, Run, Sync, WorkerLost
-from dagrl.scheduler.plan import WorkerId
+from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows, WorkerId
 from dagrl.workers.errors import WorkerDiedError, WorkerHungError, WorkerLostError
 
 ROLLOUT, SYNC = Run(3, "rollout", (0, 1)), Sync(3, "generator", "actor", 2)
+PLACES = tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(2))
 FIRST, SECOND, ACTOR = WorkerId("generator", 0), WorkerId("generator", 1), WorkerId("actor", 0)
+PLAN = Plan(
+    {name: Executor(name, name, PLACES, trained=name == "actor", are_servers=True) for name in ("generator", "actor")},
+    (PlannedTask("rollout", "rollout", "rollout", "generator", Scope.BATCH, Rows.TRAIN, generates=True),),
+    shards=2,
+    steps=9,
+)
 REWARD = Run(3, "reward", (0,))
 EXECUTORS = {ROLLOUT: ("generator",), SYNC: ("generator", "actor"), REWARD: ("host",)}
 
@@ -25,11 +34,8 @@ class Workers:
     def __init__(self) -> None:
         self.given_up: list[WorkerId] = []
 
-    def can_restart(self, name: str) -> bool:
-        return name == "generator"
-
-    def kill_lost(self, lost: tuple[WorkerId, ...]) -> None:
-        self.given_up += lost
+    def kill_ranks(self, name: str, ranks: list[int]) -> None:
+        self.given_up += [WorkerId(name, rank) for rank in ranks]
 
 
 class Scene:
@@ -40,7 +46,7 @@ class Scene:
         restarts = RestartPolicy(most)
         restarts.has_run = True
         self.under_way: dict[asyncio.Task[Any], Command] = {}
-        self.failures = WorkerFailures(self.groups, restarts, bound_s, self.under_way, EXECUTORS.__getitem__)  # type: ignore[arg-type]
+        self.failures = WorkerFailures(self.groups, PLAN, restarts, bound_s, self.under_way, EXECUTORS.__getitem__)  # type: ignore[arg-type]
 
     def begin(self, command: Command, action: Callable[[], Awaitable[None]]) -> asyncio.Task[Any]:
         async def carry_out() -> None:
