@@ -42,7 +42,6 @@ def is_loopback(name: str) -> bool:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """IPv4 addresses by network interface."""
     return {
         name: [each.address for each in addresses if each.family == socket.AF_INET]
         for name, addresses in psutil.net_if_addrs().items()

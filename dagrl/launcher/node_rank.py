@@ -28,7 +28,6 @@ class NodeRank:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is rank 0."""
         return self.rank == 0
 
     @property

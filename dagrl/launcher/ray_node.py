@@ -75,7 +75,6 @@ class RayNode:
         return await self._start(DRIVER, ["dagrl", "run", *arguments])
 
     def signal_driver(self, number: int) -> None:
-        """Send a signal to the driver."""
         with contextlib.suppress(ProcessLookupError):
             self._processes[DRIVER].send_signal(number)
 

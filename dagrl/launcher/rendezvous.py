@@ -75,7 +75,6 @@ class Rendezvous:
 
     @property
     def token(self) -> str:
-        """Ray's token."""
         return self._shared_token or self.drawn_token or ""
 
     @property
@@ -89,7 +88,6 @@ class Rendezvous:
         return next(iter(self._connections.values())).own_address
 
     async def open(self) -> None:
-        """Start to listen."""
         address = await listening_address(self._node_rank)
         try:
             self._server = await listen(address, self._node_rank.port, self._serve)

@@ -79,7 +79,6 @@ class CheckpointWriter:
             self._writing = None
 
     def cancel(self) -> None:
-        """Stop waiting for a checkpoint that is being written."""
         if self._writing is not None:
             self._writing.cancel()
 

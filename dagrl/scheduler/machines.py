@@ -25,11 +25,9 @@ class Machine:
     """Ray node id."""
 
     def slots(self, cpu: bool) -> int:
-        """Its CPU slots, or its GPUs."""
         return self.cpus if cpu else self.gpus
 
     def holding(self, cpu: bool) -> str:
-        """Its slots, in words."""
         return f"{self.name} with {_counted(self.slots(cpu), cpu)}"
 
 

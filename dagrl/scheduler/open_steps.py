@@ -61,7 +61,6 @@ class OpenSteps:
         return next((step for step in self._open if any(state.has_left(step) for state in states)), self.next)
 
     def open(self) -> None:
-        """Open all steps that may open."""
         while (step := self.next) is not None:
             bound = step - self._plan.max_staleness
             while self._unfinished < bound and not self._has_left(self._unfinished):
@@ -72,11 +71,9 @@ class OpenSteps:
             self._next += 1
 
     def close(self, step: int) -> None:
-        """`step` is committed."""
         del self._open[step]
 
     def stop_after(self, step: int) -> None:
-        """Stop with `step`, and drop all steps after it."""
         self.stopping = True
         self._drop_after(step)
 
@@ -174,11 +171,9 @@ class CommitPolicy:
         return save if save.step >= self.next and self._is_saved(save.step) and save not in self._begun else None
 
     def begin(self, save: Save) -> None:
-        """`save` begins."""
         self._begun.add(save)
 
     def finish(self, save: Save) -> None:
-        """`save` has ended."""
         self._saved.add(save)
 
     def due(self) -> Iterator[Commit]:

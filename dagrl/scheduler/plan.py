@@ -63,7 +63,6 @@ class Executor:
 
     @property
     def ranks(self) -> int:
-        """Number of workers."""
         return len(self.places)
 
     @property
@@ -144,12 +143,10 @@ class Plan:
     """Expected rounds per step, for estimates."""
 
     def task(self, name: str) -> PlannedTask:
-        """The task with this name."""
         return next(task for task in self.tasks if task.name == name)
 
     @property
     def groups(self) -> set[str]:
-        """The groups that an executor is on."""
         return {executor.group for executor in self.executors.values() if executor.group is not None}
 
     def group_size(self, rows: Rows) -> int:

@@ -53,7 +53,6 @@ class ShardByShard(_Progress):
 
     @property
     def next(self) -> tuple[int, ...]:
-        """The shards to start next, together."""
         return tuple(sorted(self._waiting)) if self._together else (self._waiting[0],)
 
     @property
@@ -62,7 +61,6 @@ class ShardByShard(_Progress):
         return (len(self._waiting) if self._together else 1) == self._to_start
 
     def start(self) -> None:
-        """The `next` shards are started."""
         self._to_start -= len(self._waiting) if self._together else 1
         if self._together:
             self._waiting.clear()
@@ -115,7 +113,6 @@ class PieceByPiece(_Progress):
         return tuple(shard for shard in piece if not self._done[shard])
 
     def start(self) -> None:
-        """The piece is started."""
         self._running = True
 
     def supply(self, shards: Iterable[int]) -> None:
@@ -124,7 +121,6 @@ class PieceByPiece(_Progress):
             self._lacking[self._piece_of[shard]] -= 1
 
     def give_back(self, shards: Iterable[int]) -> None:
-        """The piece has failed."""
         self._running = False
 
     def finish(self, shards: Iterable[int]) -> list[int]:
@@ -164,7 +160,6 @@ class ShardOrder:
         return self._pieces[-1]
 
     def begin(self) -> TaskProgress:
-        """The task's progress in a new step or round."""
         if self._pieces:
             return PieceByPiece(self._shards, self._needs, self._pieces, self._piece_of)
         return ShardByShard(self._shards, self._needs, together=self._together)

@@ -66,7 +66,6 @@ class ResourceTracker:
                 return ()
 
     def running(self, executor: str) -> tuple[Command, ...]:
-        """The commands that run on `executor`."""
         return tuple(self._running[executor])
 
     def free(self, *executors: str) -> bool:
@@ -95,7 +94,6 @@ class ResourceTracker:
         return None
 
     def occupy(self, command: Command) -> None:
-        """`command` begins."""
         for name in self.workers_of(command):
             group, running = self._group_of[name], self._running[name]
             if group is not None and not running:
@@ -103,7 +101,6 @@ class ResourceTracker:
             running.add(command)
 
     def release(self, command: Command) -> None:
-        """`command` has ended."""
         workers = self.workers_of(command)
         for name in workers:
             group, running = self._group_of[name], self._running[name]

@@ -99,7 +99,6 @@ class Scheduler:
 
     @property
     def stopping(self) -> bool:
-        """Whether the user has requested a stop."""
         return self._steps.stopping
 
     @property
@@ -109,7 +108,6 @@ class Scheduler:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over."""
         return self._steps.finished
 
     def version(self, executor: str) -> int | None:
@@ -125,7 +123,6 @@ class Scheduler:
         return self._resources.workers_of(command)
 
     def start(self) -> list[Command]:
-        """The first commands."""
         return self._decide()
 
     def handle(self, *events: Event) -> list[Command]:

@@ -73,7 +73,6 @@ class TaskState:
         return self._open[step].round if self.task.in_rounds else 0
 
     def mark_ready(self, step: int) -> None:
-        """The task has become ready in `step`."""
         if step not in self._in_heap:
             self._in_heap.add(step)
             heappush(self._ready, step)
@@ -88,7 +87,6 @@ class TaskState:
         return progress is not None and progress.left > 0
 
     def oldest_ready(self) -> int | None:
-        """The oldest step in which the task is ready."""
         while self._ready:
             step = self._ready[0]
             if step in self._open and self._open[step].tasks[self.task.name].ready:

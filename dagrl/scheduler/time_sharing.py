@@ -50,7 +50,6 @@ class TimeSharing:
             self._residency |= {name: residency_after_start(plan.executors[name], chain) for name in chain}
 
     def residency(self, executor: str) -> Residency:
-        """Contents of device memory of `executor`."""
         return self._residency[executor]
 
     def is_shared(self, executor: str) -> bool:
@@ -58,7 +57,6 @@ class TimeSharing:
         return self._executors[executor].group in self._sleepers
 
     def set_residency(self, executor: str, residency: Residency) -> None:
-        """`executor` has reached `residency`."""
         self._residency[executor] = residency
 
     def before(self, command: OnEngine) -> list[ResidencyChange]:

@@ -117,7 +117,6 @@ class AdapterLoader:
         self._learn(places)
 
     def begin_comparing(self) -> None:
-        """Begin a second pass."""
         self._differing = []
 
     def compare(self, index: int, buffer: Tensor) -> None:

@@ -16,7 +16,6 @@ _FACTOR = 0x9E3779B97F4A7C15 - 2**64
 
 
 def weight_digests(buckets: Iterable[Bucket]) -> WeightDigests:
-    """The digests of all tensors in the buckets."""
     return {name: (_digest(tensor), _norm(tensor)) for bucket in buckets for name, tensor in bucket}
 
 

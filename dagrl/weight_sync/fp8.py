@@ -88,7 +88,6 @@ class Fp8Exporter:
 
     @torch.no_grad()
     def fill(self, index: int, buffer: Tensor | None) -> None:
-        """See `WeightExporter.fill`."""
         if buffer is None or self.manifest.buckets[index].owner != self._rank:
             self._exporter.fill(index, None)
             return

@@ -65,7 +65,6 @@ class Replay:
         copy_all(self._bound[1])
 
     def release_buffer(self) -> None:
-        """Drop the reference to the last buffer."""
         self._bound = None
 
     def _bind(self, buffer: Tensor) -> list[tuple[list[Tensor], list[Tensor]]]:

@@ -59,7 +59,6 @@ class DeviceStaging:
         return [buffer.bytes for buffer in self._buffers]
 
     def open(self) -> None:
-        """Allocate the memory, if it is not."""
         with _sharable_memory():
             for buffer in self._buffers:
                 buffer.allocate()

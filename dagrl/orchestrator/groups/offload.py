@@ -24,7 +24,6 @@ class Offloader:
         """Executor -> GiB that it has freed since it was last onloaded."""
 
     async def move(self, command: Sleep | Wake) -> None:
-        """Offload or onload all ranks of an executor."""
         name, to = command.executor, command.residency
         self._moving_to[name] = to
         if isinstance(command, Wake):

@@ -188,7 +188,6 @@ class Records:
         return [step for step, _ in _numbered(self.folder)]
 
     def nodes(self, step: int) -> list[str]:
-        """Nodes with a record of this step."""
         return sorted(path.stem for path in (self.folder / f"step_{step}").glob("*.json"))
 
     def remove(self, steps: Sequence[int], states: Sequence[int] = ()) -> None:
