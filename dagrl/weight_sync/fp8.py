@@ -47,15 +47,6 @@ def quantise(weights: Tensor, granularity: Granularity) -> tuple[Tensor, Tensor]
     return values.flatten(-4, -3).flatten(-2, -1)[..., :rows, :columns], (1.0 / factors).squeeze(-1).squeeze(-2)
 
 
-@torch.no_grad()
-def dequantise(values: Tensor, scales: Tensor, granularity: Granularity, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the weights, [..., rows, columns], that values and scales of `quantise` stand for."""
-    rows, columns = values.shape[-2:]
-    height, width = scaled_part(granularity, values.shape)
-    wide = scales.repeat_interleave(height, -2)[..., :rows, :].repeat_interleave(width, -1)[..., :columns]
-    return (values.float() * wide).to(dtype)
-
-
 class Fp8Exporter:
     """A `WeightExporter` of another one's weights, in fp8 as `Fp8Weights` chooses.
 

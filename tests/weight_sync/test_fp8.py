@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dagrl.config.fp8_weights import BLOCK, Fp8Weights, Granularity, scaled_part
 from dagrl.weight_sync.exporter import IteratedExporter, exported
-from dagrl.weight_sync.fp8 import FP8, Fp8Exporter, dequantise, quantise
+from dagrl.weight_sync.fp8 import FP8, Fp8Exporter, quantise
 
 _BLOCKS = (2 * BLOCK, 3 * BLOCK)
 _EACH: tuple[Granularity, ...] = ("block", "channel")
@@ -22,6 +22,15 @@ def drawn(shape: tuple[int, ...], seed: int, exponent: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     spread = torch.randint(-3, 4, (*shape[:-1], 1), generator=generator)
     return (torch.randn(shape, generator=generator) * 2.0 ** (exponent + spread)).bfloat16()
+
+
+@torch.no_grad()
+def dequantise(values: Tensor, scales: Tensor, granularity: Granularity) -> Tensor:
+    """Return the weights, [..., rows, columns], that values and scales of `quantise` stand for."""
+    rows, columns = values.shape[-2:]
+    height, width = scaled_part(granularity, values.shape)
+    wide = scales.repeat_interleave(height, -2)[..., :rows, :].repeat_interleave(width, -1)[..., :columns]
+    return values.float() * wide
 
 
 @settings(max_examples=40, deadline=None)
