@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 from dagrl.config.loading.loader import LoadedPipeline
 from dagrl.config.schema import Pipeline
@@ -93,8 +92,8 @@ def _go_on(
             used = {name: group for name, group in pipeline.groups.items() if name in prepared.plan.groups}
             with cluster(
                 pipeline.model_copy(update={"groups": used}), folder.path / "logs", trackers.note, patient=bool(told)
-            ) as ray:
-                return asyncio.run(_train(ray, prepared, folder, trackers, restarts, stop_at))
+            ):
+                return asyncio.run(_train(prepared, folder, trackers, restarts, stop_at))
 
 
 def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> Trackers:
@@ -123,7 +122,6 @@ def _last_kept(folder: RunFolder, pipeline: Pipeline) -> int | None:
 
 
 async def _train(
-    ray: ModuleType,
     prepared: PreparedPipeline,
     folder: RunFolder,
     trackers: Trackers,
@@ -131,7 +129,7 @@ async def _train(
     stop_at: float | None,
 ) -> RunOutcome:
     plan = prepared.plan
-    groups = WorkerGroups(ray, plan, prepared.loaded.pipeline)
+    groups = WorkerGroups(plan, prepared.loaded.pipeline)
     driver = Driver(prepared, groups, folder, trackers, restarts)
     with InterruptHandler(driver.request_stop, trackers.note) as interrupts:
         try:

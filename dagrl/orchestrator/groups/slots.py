@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+import ray
 
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.cluster.ray_cluster import machines_of
@@ -25,8 +26,8 @@ _SLICE_S = 1.0
 class SlotAllocator:
     """Creates the actors of workers. The slots of a group are reserved with its first executor."""
 
-    def __init__(self, ray: ModuleType, plan: Plan, pipeline: Pipeline) -> None:
-        self._ray, self._plan, self._pipeline = ray, plan, pipeline
+    def __init__(self, plan: Plan, pipeline: Pipeline) -> None:
+        self._plan, self._pipeline = plan, pipeline
         self._reserved: dict[str, Any] = {}
         """Group -> placement group."""
         self._homes: dict[str, list[str]] | None = None
@@ -35,7 +36,7 @@ class SlotAllocator:
     async def place(self, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]) -> list[Any]:
         """Create the actors of these ranks. They may not have started yet."""
         # Otherwise Ray's control store keeps an event for each call, 39 KB a step, up to 100,000 of them.
-        remote = self._ray.remote(enable_task_events=False)(Worker)
+        remote = ray.remote(enable_task_events=False)(Worker)
         if executor.group is None:
             homes = self._host_homes(executor)
             options = [{"num_cpus": 0, "scheduling_strategy": homes[rank]} for rank in ranks]
@@ -63,7 +64,7 @@ class SlotAllocator:
     def _check_homes(self, group: str) -> None:
         """Raise WorkerLostError if a machine with slots of the group is gone: nothing can restart there."""
         if self._homes is not None:
-            there = {machine.id for machine in machines_of(self._ray)}
+            there = {machine.id for machine in machines_of(ray)}
             if gone := sum(home not in there for home in self._homes[group]):
                 few = "1 machine" if gone == 1 else f"{gone} machines"
                 raise WorkerLostError(f"{few} of group {group} {'is' if gone == 1 else 'are'} gone")
@@ -79,7 +80,7 @@ class SlotAllocator:
         """CPU workers are spread over all machines. The first one is on the driver's, where the data is."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        machines = machines_of(self._ray)
+        machines = machines_of(ray)
         homes = [machines[rank % len(machines)].id for rank in range(executor.ranks)]
         return [NodeAffinitySchedulingStrategy(home, soft=False) for home in homes]
 
@@ -111,7 +112,7 @@ class SlotAllocator:
         bound = self._pipeline.run.start_timeout_s
         deadline = time.monotonic() + bound
         while True:
-            machines = machines_of(self._ray, free=True)
+            machines = machines_of(ray, free=True)
             groups = {name: group for name, group in self._pipeline.groups.items() if name in self._plan.groups}
             try:
                 found = assign_machines(groups, machines)

@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Concatenate
+
+import ray
 
 from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
@@ -90,10 +91,10 @@ class CpuWorkerPool:
 class WorkerGroups:
     """All workers of a run, by executor."""
 
-    def __init__(self, ray: ModuleType, plan: Plan, pipeline: Pipeline) -> None:
-        self._ray, self._plan, self._pipeline = ray, plan, pipeline
+    def __init__(self, plan: Plan, pipeline: Pipeline) -> None:
+        self._plan, self._pipeline = plan, pipeline
         self._groups: dict[str, WorkerGroup] = {}
-        self._slots = SlotAllocator(ray, plan, pipeline)
+        self._slots = SlotAllocator(plan, pipeline)
         self._start_timeout = Timeout(pipeline.run.start_timeout_s, "start_timeout_s")
         self._timeout = Timeout(pipeline.run.node_timeout_s, "node_timeout_s")
         self._setup: StartEngine | None = None
@@ -205,7 +206,7 @@ class WorkerGroups:
 
     def kill_ranks(self, name: str, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            self._ray.kill(self[name].handles[rank].actor)
+            ray.kill(self[name].handles[rank].actor)
 
     async def start_again(self, name: str, ranks: Sequence[int]) -> None:
         """Put new workers on the slots of these ranks. Raises RunError."""
@@ -235,7 +236,7 @@ class WorkerGroups:
 
     def kill(self) -> None:
         for handle in self._handles():
-            self._ray.kill(handle.actor)
+            ray.kill(handle.actor)
         self._slots.release()
         self._groups = {}
         if self._setup is not None:

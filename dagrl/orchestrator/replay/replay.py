@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 
 import numpy as np
+import ray
 
 from dagrl.config.errors import counted
 from dagrl.data.batch import Batch
@@ -76,9 +76,9 @@ def replay(target: ReplayTarget, run_dir: Path, note: Callable[[str], None], *, 
     records = Records(run_dir.resolve())
     with TemporaryDirectory(prefix="dagrl-replay-") as made, _on_this_machine():
         folder = Path(made)
-        with cluster(target.pipeline, folder / "logs", note) as ray:
+        with cluster(target.pipeline, folder / "logs", note):
             try:
-                return asyncio.run(_replay(ray, target, records, folder, note, debug))
+                return asyncio.run(_replay(target, records, folder, note, debug))
             except DamagedColumnError as error:
                 raise RecordError(f"the record is incomplete, cut off by a kill or a full disk: {error}") from error
 
@@ -97,7 +97,6 @@ def _on_this_machine() -> Iterator[None]:
 
 
 async def _replay(
-    ray: ModuleType,
     target: ReplayTarget,
     records: Records,
     folder: Path,
@@ -108,14 +107,14 @@ async def _replay(
     if debug:
         local = LocalRank(target.plan.executors, common)
         try:
-            return await _Replay(ray, target, records, local, note).run()
+            return await _Replay(target, records, local, note).run()
         finally:
             local.close()
-    groups = WorkerGroups(ray, target.plan, target.pipeline)
+    groups = WorkerGroups(target.plan, target.pipeline)
     try:
         await groups.launch(common, None, note)
         ranks = ClusterRanks(groups, target.plan, target.pipeline)
-        return await _Replay(ray, target, records, ranks, note).run()
+        return await _Replay(target, records, ranks, note).run()
     finally:
         with suppress(asyncio.CancelledError):
             await groups.close()
@@ -132,10 +131,8 @@ def _key(step: int, inputs: RecordedInputs) -> _Key:
 class _Replay:
     """One replay, on ranks that have started."""
 
-    def __init__(
-        self, ray: ModuleType, target: ReplayTarget, records: Records, ranks: Ranks, note: Callable[[str], None]
-    ) -> None:
-        self._ray, self._target, self._records, self._ranks, self._note = ray, target, records, ranks, note
+    def __init__(self, target: ReplayTarget, records: Records, ranks: Ranks, note: Callable[[str], None]) -> None:
+        self._target, self._records, self._ranks, self._note = target, records, ranks, note
         self._repeated: dict[str, tuple[Path | None, list[_Key]]] = {}
         """Engine -> the state that it has loaded, and the updates that it has taken since."""
         self._synced: dict[str, int] = {}
@@ -213,7 +210,7 @@ class _Replay:
         for task, blocks in inputs.sources.items():
             for block in blocks:
                 columns = self._records.columns.get_block(block)
-                batch.promise(task, columns.rows, self._ray.put(columns))
+                batch.promise(task, columns.rows, ray.put(columns))
         return batch
 
     def _compare(self, each: ReplayedRun, recorded: RecordedOutputs, found: Replayed, outcome: ReplayOutcome) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dagrl.orchestrator.groups import slots as slots_module
 from dagrl.orchestrator.groups.slots import SlotAllocator
 
 HERE = {
@@ -45,9 +46,16 @@ class CountingRay:
         return SimpleNamespace(get_node_id=lambda: HERE["NodeID"])
 
 
-def test_the_creation_of_many_workers_can_be_cancelled() -> None:
-    ray, many = CountingRay(), 10_000
-    slots = SlotAllocator(ray, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> CountingRay:
+    counting = CountingRay()
+    monkeypatch.setattr(slots_module, "ray", counting)
+    return counting
+
+
+def test_the_creation_of_many_workers_can_be_cancelled(ray: CountingRay) -> None:
+    many = 10_000
+    slots = SlotAllocator(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     executor: Any = SimpleNamespace(group=None, ranks=many)
 
     async def interrupted() -> None:
@@ -62,9 +70,8 @@ def test_the_creation_of_many_workers_can_be_cancelled() -> None:
     assert ray.created < 10
 
 
-def test_workers_are_created_in_order_and_their_calls_are_not_kept() -> None:
-    ray = CountingRay()
-    slots = SlotAllocator(ray, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+def test_workers_are_created_in_order_and_their_calls_are_not_kept(ray: CountingRay) -> None:
+    slots = SlotAllocator(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     actors = asyncio.run(slots.place(SimpleNamespace(group=None, ranks=3), Path(), 1, range(3)))  # type: ignore[arg-type]
     assert (len(actors), ray.created) == (3, 3)
     assert ray.options == {"enable_task_events": False}

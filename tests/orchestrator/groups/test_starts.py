@@ -58,7 +58,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(worker_group, "SlotAllocator", Slots)
 
     def start() -> list[tuple[str, str]]:
-        groups = WorkerGroups(None, plan, loaded.pipeline)  # type: ignore[arg-type]
+        groups = WorkerGroups(plan, loaded.pipeline)
         setup = StartEngine(loaded.pipeline, tmp_path, tmp_path)
         asyncio.run(groups.launch(setup, None, print))
         return [(name, method) for name, method in asked if name != "host"]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray import exceptions
 from work import work_of
 
@@ -285,7 +284,7 @@ def test_the_timeout_of_a_queued_call_starts_when_the_one_before_ends(seconds, i
 def test_failures_to_close_are_ignored(lab, monkeypatch, caplog, answer) -> None:
     monkeypatch.setattr("dagrl.orchestrator.groups.worker_group._CLOSE_TIMEOUT_S", 0.05)
     ended: list[object] = []
-    groups = WorkerGroups(ray, Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
+    groups = WorkerGroups(Plan({}, (), shards=1, steps=1), Pipeline.model_validate(lab.tiny_pipeline()))
     workers = [Actor(answer), Actor(0.0)]
     handles = [WorkerHandle(WorkerId("actor", rank), each, FOREVER, HERE) for rank, each in enumerate(workers)]
     groups._groups = {"actor": WorkerGroup(handles)}
