@@ -353,12 +353,11 @@ class Scheduler:
             if not self._resources.free(*self._resources.workers_of(command)):
                 continue
             moves = self._sharing.before(command)
-            if any(move.down and self._has_older_work(move.executor, command.step) for move in moves):
+            if any(isinstance(move, Sleep) and self._has_older_work(move.executor, move.step) for move in moves):
                 continue
             for move in moves:
-                begun = (Sleep if move.down else Wake)(command.step, move.executor, move.to)
-                self._resources.occupy(begun)
-                yield begun
+                self._resources.occupy(move)
+                yield move
 
     def _has_older_work(self, executor: str, step: int) -> bool:
         oldest = (state.oldest_ready() for state in self._steps.tasks_on[executor])

@@ -10,10 +10,8 @@ Executors that never sleep are always awake, and not in the way. The scheduler d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dagrl.config.residency import Residency
-from dagrl.scheduler.commands import OnEngine, Restart, Run, Save, Sync
+from dagrl.scheduler.commands import OnEngine, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.plan import Executor, Plan
 
 _Bounds = tuple[Residency, Residency]
@@ -22,16 +20,6 @@ _OFFLOADED: _Bounds = (Residency.ASLEEP, Residency.ASLEEP)
 _WEIGHTS_ALONE: _Bounds = (Residency.WEIGHTS, Residency.WEIGHTS)
 _WEIGHTS_AT_LEAST: _Bounds = (Residency.WEIGHTS, Residency.AWAKE)
 _AWAKE: _Bounds = (Residency.AWAKE, Residency.AWAKE)
-
-
-@dataclass(frozen=True, slots=True)
-class ResidencyChange:
-    """Moves one executor to another residency."""
-
-    executor: str
-    to: Residency
-    down: bool
-    """Whether it frees memory."""
 
 
 class TimeSharing:
@@ -59,40 +47,35 @@ class TimeSharing:
     def set_residency(self, executor: str, residency: Residency) -> None:
         self._residency[executor] = residency
 
-    def before(self, command: OnEngine) -> list[ResidencyChange]:
+    def before(self, command: OnEngine) -> list[Sleep] | list[Wake]:
         """The moves that `command` needs before it begins, all at once; empty if it may begin. Ask again afterwards."""
+        now, needs = self._residency, self._needs(command)
+        down = [Sleep(command.step, name, most) for name, (_, most) in needs.items() if now[name] > most]
+        return down or [Wake(command.step, name, least) for name, (least, _) in needs.items() if now[name] < least]
+
+    def _needs(self, command: OnEngine) -> dict[str, _Bounds]:
+        """What the sleepers may hold while `command` runs."""
         match command:
             case Run(_, task, _):
-                return self._before_work(self._executor_of[task])
+                return self._needs_of_work(self._executor_of[task])
             case Save(_, executor):
-                return self._before_work(executor)
+                return self._needs_of_work(executor)
             case Sync(_, follower, source, _):
-                return self._before_sync(follower, source)
+                return self._needs_of_sync(follower, source)
             case Restart(_, executor):
                 # A worker takes all its memory when it starts.
                 sleepers = self._sleepers.get(self._executors[executor].group, ())
-                return self._changes({name: _OFFLOADED for name in sleepers if name != executor})
+                return {name: _OFFLOADED for name in sleepers if name != executor}
 
-    def _before_work(self, executor: str) -> list[ResidencyChange]:
-        sleepers = self._sleepers.get(self._executors[executor].group)
-        if not sleepers:
-            return []
-        return self._changes({name: _AWAKE if name == executor else _OFFLOADED for name in sleepers})
+    def _needs_of_work(self, executor: str) -> dict[str, _Bounds]:
+        sleepers = self._sleepers.get(self._executors[executor].group, ())
+        return {name: _AWAKE if name == executor else _OFFLOADED for name in sleepers}
 
-    def _before_sync(self, follower: str, source: str) -> list[ResidencyChange]:
+    def _needs_of_sync(self, follower: str, source: str) -> dict[str, _Bounds]:
         ends = [name for name in (follower, source) if self._executors[name].sleeps]
-        if not ends:
-            return []
         colocated = self._executors[follower].group == self._executors[source].group
-        needs = {name: _OFFLOADED for end in ends for name in self._sleepers[self._executors[end].group]}
-        needs |= dict.fromkeys(ends, _WEIGHTS_ALONE if colocated else _WEIGHTS_AT_LEAST)
-        return self._changes(needs)
-
-    def _changes(self, needs: dict[str, _Bounds]) -> list[ResidencyChange]:
-        now = self._residency
-        down = [ResidencyChange(name, most, down=True) for name, (_, most) in needs.items() if now[name] > most]
-        up = [ResidencyChange(name, least, down=False) for name, (least, _) in needs.items() if now[name] < least]
-        return down or up
+        others = {name: _OFFLOADED for end in ends for name in self._sleepers[self._executors[end].group]}
+        return others | dict.fromkeys(ends, _WEIGHTS_ALONE if colocated else _WEIGHTS_AT_LEAST)
 
 
 def start_chains(plan: Plan) -> list[tuple[str, ...]]:

@@ -113,7 +113,6 @@ class StartEngine:
     """The engine to build. None for CPU workers."""
     rank: int = 0
     world_size: int = 1
-    replica: int = 0
     trained: bool = False
     keeps_start_weights: bool = False
     master_addr: str = ""

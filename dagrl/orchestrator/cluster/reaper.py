@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 CLEAN = "clean"
@@ -65,13 +66,7 @@ def end(identities: list[str]) -> None:
 
 def started_with(word: str) -> list[str]:
     """Identities of the other processes with `word` on their command line."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            pid = int(folder.name)
-            if pid != os.getpid() and word.encode() in (folder / "cmdline").read_bytes():
-                found.append(identity(pid))
-    return [each for each in found if each]
+    return _others(lambda process: word.encode() in (process / "cmdline").read_bytes())
 
 
 def writing_in(folder: str) -> list[str]:
@@ -80,11 +75,16 @@ def writing_in(folder: str) -> list[str]:
     Ray's processes write logs there. A process that only reads may be a user's, which follows a log or removes the
     folder.
     """
+    return _others(lambda process: any(_writes(each, folder) for each in (process / "fd").iterdir()))
+
+
+def _others(matches: Callable[[Path], bool]) -> list[str]:
+    """Identities of the other processes whose folder in /proc matches."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             pid = int(process.name)
-            if pid != os.getpid() and any(_writes(each, folder) for each in (process / "fd").iterdir()):
+            if pid != os.getpid() and matches(process):
                 found.append(identity(pid))
     return [each for each in found if each]
 

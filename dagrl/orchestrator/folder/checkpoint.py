@@ -162,7 +162,7 @@ class Checkpoints:
     def find(self) -> FoundCheckpoint:
         """The newest checkpoint that is not torn. Raises ValueError for an unknown format."""
         torn: dict[Path, str] = {}
-        for _, folder in reversed(self._numbered()):
+        for _, folder in reversed(numbered_steps(self._folder)):
             try:
                 return FoundCheckpoint(folder, self.read(folder), torn)
             except TornCheckpointError as error:
@@ -200,12 +200,13 @@ class Checkpoints:
 
     def _finished(self) -> list[tuple[int, Path]]:
         """Finished checkpoints with their steps, oldest first."""
-        return [(step, folder) for step, folder in self._numbered() if (folder / _STATE).is_file()]
+        return [(step, folder) for step, folder in numbered_steps(self._folder) if (folder / _STATE).is_file()]
 
-    def _numbered(self) -> list[tuple[int, Path]]:
-        """Folders with the name of a checkpoint and their steps, oldest first."""
-        numbers = ((re.fullmatch(r"step_(\d+)", folder.name), folder) for folder in self._folder.glob("step_*"))
-        return sorted((int(number[1]), folder) for number, folder in numbers if number)
+
+def numbered_steps(folder: Path) -> list[tuple[int, Path]]:
+    """The folders ``step_N`` in a folder, with their steps, oldest first."""
+    numbers = ((re.fullmatch(r"step_(\d+)", path.name), path) for path in folder.glob("step_*"))
+    return sorted((int(number[1]), path) for number, path in numbers if number)
 
 
 def _remove(old: Path) -> None:

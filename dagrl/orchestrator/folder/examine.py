@@ -107,16 +107,12 @@ def _check_kinds(path: Path, pipeline: Pipeline) -> None:
     """Refuse files where a run needs folders and vice versa: it would notice some of them hours later."""
     profile = ("profile",) if pipeline.profile else ()
     folders = (*_FOLDERS, *(each.tracker for each in pipeline.trackers if each.tracker in _WITH_FOLDER), *profile)
-    wrong = [name for name in folders if _exists(path / name) and not (path / name).is_dir()]
+    # Also broken links.
+    wrong = [name for name in folders if os.path.lexists(path / name) and not (path / name).is_dir()]
     _refuse_kinds(path, wrong, "folder")
     asides = [f"{name}.new" for name in _FILES if name != LOCK]
-    wrong = [name for name in (*_FILES, *asides) if _exists(path / name) and not (path / name).is_file()]
+    wrong = [name for name in (*_FILES, *asides) if os.path.lexists(path / name) and not (path / name).is_file()]
     _refuse_kinds(path, wrong, "regular file")
-
-
-def _exists(path: Path) -> bool:
-    """Whether the path exists, even as a broken link."""
-    return os.path.lexists(path)
 
 
 def _refuse_kinds(path: Path, wrong: Iterable[str], kind: str) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any
 
 from dagrl.workers.errors import WorkerDiedError, WorkerLostError
@@ -68,24 +68,15 @@ async def run_in_daemon_thread[**P, Result](function: Callable[P, Result], *args
 
     For calls that may never return, such as on a network file system that hangs.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def settle(how: Callable[[Any], None], value: object) -> None:
-        if not future.done():
-            how(value)
-
-    def report(how: Callable[[Any], None], value: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, how, value)
+    future: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    # It cannot be cancelled any more: the thread goes on when the coroutine is.
+    future.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
-            result = function(*args, **kwargs)
+            future.set_result(function(*args, **kwargs))
         except BaseException as failure:  # noqa: BLE001 - raised again by the awaiting coroutine
-            report(future.set_exception, failure)
-        else:
-            report(future.set_result, result)
+            future.set_exception(failure)
 
     threading.Thread(target=work, name=f"daemon {getattr(function, '__name__', '')}", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

@@ -276,7 +276,6 @@ def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine)
                 engine=engine,
                 rank=rank,
                 world_size=executor.ranks,
-                replica=place.dp,
                 trained=executor.trained,
                 keeps_start_weights=len(executor.engines) > 1,
                 master_addr=leader.address,

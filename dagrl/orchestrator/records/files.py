@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dagrl.data.column_store import ColumnStore, StoredBlock
 from dagrl.data.stats import Stat
+from dagrl.orchestrator.folder.checkpoint import numbered_steps
 from dagrl.tracking.base import replace_text
 
 FOLDER = "records"
@@ -162,13 +162,13 @@ class Records:
         """Step -> folder that holds the complete state of an engine after it."""
         return {
             step: folder
-            for step, folder in _numbered(self.folder / "states")
+            for step, folder in numbered_steps(self.folder / "states")
             if (folder / engine).is_dir() and (folder / f"{engine}.done").is_file()
         }
 
     def saved_states(self) -> list[int]:
         """Steps after which states were saved for records, complete or not."""
-        return [step for step, _ in _numbered(self.folder / "states")]
+        return [step for step, _ in numbered_steps(self.folder / "states")]
 
     def segments(self) -> list[int]:
         """First steps of the segments that are there: after a state, or, from start weights, the first of all."""
@@ -185,7 +185,7 @@ class Records:
 
     def steps(self) -> list[int]:
         """Steps with a record, in order."""
-        return [step for step, _ in _numbered(self.folder)]
+        return [step for step, _ in numbered_steps(self.folder)]
 
     def nodes(self, step: int) -> list[str]:
         return sorted(path.stem for path in (self.folder / f"step_{step}").glob("*.json"))
@@ -231,8 +231,3 @@ def ranges(steps: Sequence[int]) -> str:
         else:
             parts.append([step])
     return ("step " if len(steps) == 1 else "steps ") + ", ".join("-".join(map(str, part)) for part in parts)
-
-
-def _numbered(folder: Path) -> list[tuple[int, Path]]:
-    found = ((re.fullmatch(r"step_(\d+)", path.name), path) for path in folder.glob("step_*"))
-    return sorted((int(number[1]), path) for number, path in found if number)

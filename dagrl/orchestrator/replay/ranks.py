@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import ray
 
@@ -22,25 +21,6 @@ from dagrl.workers.messages import Block, StartEngine
 from dagrl.workers.worker import Worker
 
 
-class Ranks(Protocol):
-    """All executors of a replay. The columns of blocks may still be in Ray's object store: see `columns_of`."""
-
-    async def load(self, executor: str, folder: Path) -> None:
-        """Load an engine's state."""
-
-    async def run(self, executor: str, work: Sequence[TaskWork]) -> list[Block]:
-        """Run a task, one work for each rank."""
-
-    async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[Block]:
-        """Sample chunks, each on the server of that number; chunks of a server one after the other."""
-
-    async def digests(self, executor: str) -> WeightDigests:
-        """The digests of an engine's weights."""
-
-    async def sync(self, source: str, follower: str, version: int) -> None:
-        """Give a generator the weights of a trained engine."""
-
-
 def columns_of(block: Block) -> Batch | None:
     """The columns of a block, with its own rows."""
     if block.ref is None:
@@ -50,7 +30,7 @@ def columns_of(block: Block) -> Batch | None:
 
 
 class ClusterRanks:
-    """Workers of a Ray cluster."""
+    """All executors of a replay, as workers of a cluster. The columns of blocks may still be in Ray's object store."""
 
     def __init__(self, groups: WorkerGroups, plan: Plan, pipeline: Pipeline) -> None:
         self._groups, self._plan = groups, plan
@@ -60,12 +40,14 @@ class ClusterRanks:
         await self._groups[executor].call_all(f"{executor} to load {folder}", Worker.load, folder)
 
     async def run(self, executor: str, work: Sequence[TaskWork]) -> list[Block]:
+        """Run a task, one work for each rank."""
         handles = self._groups[executor].handles
         pending = [handle.submit_task(each, _ignore) for handle, each in zip(handles, work, strict=True)]
         results = await run_all([each.result(_ignore) for each in pending])
         return [block for blocks in results for block in blocks]
 
     async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[Block]:
+        """Sample chunks, each on the server of that number; chunks of a server one after the other."""
         places = self._plan.executors[executor].places
         ranks = zip(self._groups[executor].handles, places, strict=True)
         servers = [handle for handle, place in ranks if place.primary]
@@ -118,6 +100,9 @@ class LocalRank:
     def close(self) -> None:
         for worker in self._workers.values():
             worker.close()
+
+
+type Ranks = ClusterRanks | LocalRank
 
 
 def _ignore(nbytes: int) -> None:

@@ -62,7 +62,7 @@ def setups_of(tmp_path: Path):
             WorkerInfo("host", f"10.0.0.{rank // 4}", 4000 + rank, 1, (str(rank % 4),))
             for rank in range(executor.ranks)
         ]
-        common = StartEngine(loaded.pipeline, None, tmp_path, None, 0, 1, 0, trained=False, keeps_start_weights=False)
+        common = StartEngine(loaded.pipeline, None, tmp_path, None, 0, 1, trained=False, keeps_start_weights=False)
         return setups(executor, where, common)
 
     return make
@@ -70,10 +70,7 @@ def setups_of(tmp_path: Path):
 
 def test_the_ranks_of_a_trainer_meet_at_the_first(setups_of) -> None:
     told = setups_of("actor")
-    assert [(each.engine, each.rank, each.world_size, each.replica) for each in told] == [
-        ("actor", 0, 2, 0),
-        ("actor", 1, 2, 1),
-    ]
+    assert [(each.engine, each.rank, each.world_size) for each in told] == [("actor", 0, 2), ("actor", 1, 2)]
     assert {(each.master_addr, each.master_port, each.gpus) for each in told} == {("10.0.0.0", 4000, ())}
     assert all(each.trained and each.keeps_start_weights for each in told)
 
@@ -87,7 +84,6 @@ def test_the_first_slot_of_each_server_has_the_gpus_of_all(setups_of) -> None:
     assert [each.gpus for each in told] == [("0", "1"), (), ("2", "3"), ()] * 2
     assert [each.master_port for each in told] == [4000, 4000, 4002, 4002, 4004, 4004, 4006, 4006]
     assert [each.master_addr for each in told] == ["10.0.0.0"] * 4 + ["10.0.0.1"] * 4
-    assert [each.replica for each in told] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_server_on_two_machines_is_started_on_both_and_meets_on_the_first(setups_of) -> None:
