@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.backend import Backend
-from dagrl.config.errors import Place
-from dagrl.config.loading.positions import Findings
 
 _SAME = ("ray", "dagrl")
 """Distributions whose versions must be those of the driver: workers and driver exchange their objects."""
@@ -30,14 +28,8 @@ def made_environments() -> dict[str, Path]:
     return {path.parents[1].name.removeprefix(f"{own.name}-"): path.parents[1] for path in found}
 
 
-def check_environment(environment: Path, backend: Backend[Any], place: Place, findings: Findings) -> None:
-    """Report an environment without Python, dagrl, Ray or the backend's packages, or with other versions."""
-    for code, message in faults(environment, backend):
-        findings.error(place, message, code=code)
-
-
 def faults(environment: Path, backend: Backend[Any]) -> Iterator[tuple[str, str]]:
-    """Yield what an environment lacks for the workers of a backend: a code and a message."""
+    """Yield what an environment lacks for the workers of a backend, or has in other versions: a code and a message."""
     remedy = "build it with Python {}.{}, as docs/vllm.md describes".format(*sys.version_info)
     if not python_in(environment).exists():
         made = ", ".join(made_environments())
@@ -71,11 +63,6 @@ def faults(environment: Path, backend: Backend[Any]) -> Iterator[tuple[str, str]
             if version.partition("+")[0] != backend.release:
                 has = f"the environment has {name} {version}, and backend {backend.name} needs {backend.release}"
                 yield "other-version", f"{has}; install that version there"
-
-
-def lacks_packages(environment: Path, backend: Backend[Any]) -> bool:
-    """Whether a backend's packages are not all in an environment."""
-    return any(code == "package-missing" for code, _ in faults(environment, backend))
 
 
 @cache

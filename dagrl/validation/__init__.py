@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dagrl.backends.backend import EngineCheck
-from dagrl.backends.environments import check_environment
+from dagrl.backends.environments import faults
 from dagrl.backends.registry import backend_of
 from dagrl.config.errors import PipelineError, Problem
 from dagrl.config.loading.loader import LoadedPipeline, load_with_problems
@@ -85,7 +85,8 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     for name, engine in pipeline.engines.items():
         if engine.environment is not None:
             place = ("engines", name, "environment")
-            check_environment(engine.environment, backend_of(engine), place, findings)
+            for code, message in faults(engine.environment, backend_of(engine)):
+                findings.error(place, message, code)
         backend_of(engine).validate(EngineCheck(pipeline, name, engine, sizes[name], findings))
     check_rewards(pipeline, folder, sizes, findings)
     check_rollouts(pipeline, folder, findings)

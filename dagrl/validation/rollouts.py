@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dagrl.backends.environments import lacks_packages
+from dagrl.backends.environments import faults
 from dagrl.backends.registry import backends
 from dagrl.config.columns import CORE_COLUMNS, Shape
 from dagrl.config.errors import Place, listed, removal, suggest
@@ -84,7 +84,11 @@ def _tool_formats(pipeline: Pipeline, node: RolloutNode) -> list[str]:
     """The formats of tool calls that the workers of a rollout can read, which may run in another environment."""
     engine = pipeline.engines.get(node.engine)
     environment = engine.environment if engine else None
-    usable = [kind for kind in backends().values() if environment is None or not lacks_packages(environment, kind)]
+    usable = [
+        kind
+        for kind in backends().values()
+        if environment is None or "package-missing" not in dict(faults(environment, kind))
+    ]
     return ["hermes", *(name for backend in usable for name in backend.tool_formats())]
 
 

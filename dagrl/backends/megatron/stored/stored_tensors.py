@@ -108,21 +108,17 @@ class StoredTensors:
         place = self.metadata.storage_data.get(MetadataIndex(key)) if self.metadata.storage_data else None
         if place is None:
             raise ValueError(f"{self.folder} holds no {key!r}; is it a checkpoint of dagrl?")
-        return load_object(self.folder / place.relative_path, place.offset, place.length)
-
-
-def load_object(file: Path, start: int, length: int) -> Any:
-    """Unpickle a part of a file. Raises ValueError if it cannot be read, or could run code."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(start)
-            return torch.load(io.BytesIO(stream.read(length)), weights_only=True)
-    except pickle.UnpicklingError as error:
-        # The rest of torch's message says how to run the code.
-        asked = re.search(r"Unsupported .*?(?= was not|\.|$)", str(error))
-        raise would_run_code(file, asked[0] if asked else "unknown objects") from error
-    except (OSError, *_TORN) as error:
-        raise ValueError(f"cannot read {file}: {_reason(error)}; copy the folder again") from error
+        file = self.folder / place.relative_path
+        try:
+            with file.open("rb") as stream:
+                stream.seek(place.offset)
+                return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
+        except pickle.UnpicklingError as error:
+            # The rest of torch's message says how to run the code.
+            asked = re.search(r"Unsupported .*?(?= was not|\.|$)", str(error))
+            raise would_run_code(file, asked[0] if asked else "unknown objects") from error
+        except (OSError, *_TORN) as error:
+            raise ValueError(f"cannot read {file}: {_reason(error)}; copy the folder again") from error
 
 
 class _Part:
