@@ -215,7 +215,7 @@ def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows of logits in each chunk."""
     from dagrl.backends.megatron.engine import output
 
-    monkeypatch.setattr(output, "linear_loss", functools.partial(output.linear_loss, chunk_elements=150))
+    monkeypatch.setattr(output, "VocabColumns", functools.partial(output.VocabColumns, chunk_elements=150))
 
 
 FUSED = {"fused_linear_cross_entropy": True}
