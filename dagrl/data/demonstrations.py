@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ASSISTANT = "assistant"
+_OTHER_TEMPLATE = "use another template, or write the response as text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,10 @@ def written_reply(
     def rest(message: Message) -> str:
         whole = chat_text(tokenizer, [*before, message], tools, complete=True)
         if not whole.startswith(start):
-            raise ValueError(
-                f"the chat template ends the prompt with {start[-40:]!r}, and does not write the response behind that; "
-                "use another template, or write the response as text"
+            fact = (
+                f"the chat template ends the prompt with {start[-40:]!r}, and does not write the response behind that"
             )
+            raise ValueError(f"{fact}; {_OTHER_TEMPLATE}")
         return whole[len(start) :]
 
     changed = {name: _changed(name, reply[name]) for name in ("content", *fields_beside_content(reply)) if reply[name]}
@@ -76,10 +77,7 @@ def written_reply(
         if rest({**reply, name: value}) == text:
             among = [f"`{other}`" for other in changed if other != name]
             beside = f" beside {' and '.join(among)}" if among else ""
-            raise ValueError(
-                f"the chat template does not write the message's `{name}`{beside}; use another template, or write the "
-                "response as text"
-            )
+            raise ValueError(f"the chat template does not write the message's `{name}`{beside}; {_OTHER_TEMPLATE}")
     bare = text.rstrip()
     return bare if bare.endswith(tuple(tokenizer.all_special_tokens)) else text
 

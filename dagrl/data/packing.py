@@ -31,10 +31,7 @@ def pack(lengths: np.ndarray, budget: int, at_least: int = 1, groups: np.ndarray
         return _pack_groups(lengths, budget, at_least, groups)
     longest = int(np.argmax(lengths))
     if lengths[longest] > budget:
-        raise ValueError(
-            f"row {longest} has {lengths[longest]} tokens, more than the {budget} of a micro-batch; "
-            "raise tokens_per_micro_batch or shorten prompts and responses"
-        )
+        raise ValueError(_too_long(f"row {longest} has {lengths[longest]}", budget))
     fewest = min(max(math.ceil(lengths.sum() / budget), at_least), len(lengths))
     for count in range(fewest, len(lengths) + 1):
         loads, bins = _spread(lengths, count)
@@ -103,11 +100,14 @@ def _pack_groups(lengths: np.ndarray, budget: int, at_least: int, groups: np.nda
     longest = int(np.argmax(tokens))
     if tokens[longest] > budget:
         rows = np.flatnonzero(group_of_row == longest).tolist()
-        raise ValueError(
-            f"rows {', '.join(map(str, rows))}, which belong together, have {tokens[longest]} tokens, more than the "
-            f"{budget} of a micro-batch; raise tokens_per_micro_batch or shorten prompts and responses"
-        )
+        named = ", ".join(map(str, rows))
+        raise ValueError(_too_long(f"rows {named}, which belong together, have {tokens[longest]}", budget))
     return [np.flatnonzero(np.isin(group_of_row, chosen)) for chosen in pack(tokens, budget, at_least)]
+
+
+def _too_long(rows: str, budget: int) -> str:
+    remedy = "raise tokens_per_micro_batch or shorten prompts and responses"
+    return f"{rows} tokens, more than the {budget} of a micro-batch; {remedy}"
 
 
 def _spread(lengths: np.ndarray, count: int) -> tuple[list[int], list[list[int]]]:

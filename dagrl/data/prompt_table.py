@@ -113,10 +113,8 @@ class PromptTable:
             )
         settings, pieces = self._images.settings, text.split(placeholder)
         if len(pieces) != len(sizes) + 1:
-            raise ValueError(
-                f"{place}: the chat template writes {placeholder} {len(pieces) - 1} times for {len(sizes)} images; use "
-                "the template of the model, and no such text in prompts"
-            )
+            fact = f"the chat template writes {placeholder} {len(pieces) - 1} times for {len(sizes)} images"
+            raise ValueError(f"{place}: {fact}; use the template of the model, and no such text in prompts")
         tokens: list[int] = []
         for number, piece in enumerate(pieces):
             tokens += [settings.token] * int(settings.tokens(sizes[number - 1])[0]) if number else []
@@ -175,9 +173,7 @@ class PromptTable:
         try:
             return _as_text(model["ground_truth"] if model else None)
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{self.place(row)}: {ANSWER} has bytes that are no text in UTF-8; write texts or numbers"
-            ) from error
+            raise ValueError(f"{self.place(row)}: {ANSWER} has bytes that are no text in UTF-8; write texts") from error
 
     def _prompt(self, row: int) -> str | list[dict[str, Any]]:
         try:
@@ -214,10 +210,8 @@ class PromptTable:
 
     def _check_template(self, fact: str) -> None:
         if not self._tokenizer.chat_template:
-            raise ValueError(
-                f"{fact}, and the tokenizer has no chat template; use the tokenizer of an instruction-tuned model, or "
-                "write prompts and responses as text"
-            )
+            remedy = "use the tokenizer of an instruction-tuned model, or write prompts and responses as text"
+            raise ValueError(f"{fact}, and the tokenizer has no chat template; {remedy}")
 
     def _offered(self, row: int) -> list[dict[str, Any]]:
         """The tools that the row may use."""
@@ -227,10 +221,8 @@ class PromptTable:
         """Raise ValueError if the tokenizer has no tokens for a part of the text, or the model no rows for a token."""
         if self._vocab_size is not None and (last := max(tokens)) >= self._vocab_size:
             token = f"token {last} ({self._tokenizer.convert_ids_to_tokens(last)!r})"
-            raise ValueError(
-                f"{place}the {what} has {token}, and the model's embedding has {self._vocab_size} rows (vocab_size); "
-                "take the model's own tokenizer"
-            )
+            rows = f"the model's embedding has {self._vocab_size} rows (vocab_size)"
+            raise ValueError(f"{place}the {what} has {token}, and {rows}; take the model's own tokenizer")
         unknown = self._tokenizer.unk_token_id
         if unknown is None or unknown not in tokens:
             return
@@ -275,10 +267,8 @@ def _check_columns(path: Path, schema: Schema, responses: Sequence[str], with_an
     if missing:
         whole = missing[0].partition(".")[0]
         absent = missing[0] if whole in schema.names else whole
-        raise ValueError(
-            f"{path} has no column {absent}; it needs {', '.join(needed[:-1])} and {needed[-1]}, and has: "
-            + ", ".join(schema.names)
-        )
+        wanted = f"{', '.join(needed[:-1])} and {needed[-1]}"
+        raise ValueError(f"{path} has no column {absent}; it needs {wanted}, and has: {', '.join(schema.names)}")
 
 
 def _as_chat(prompt: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ class RowIndex:
         missing = np.sort(rows[blocks < 0])
         if missing.size:
             raise ValueError(
-                f"row {missing[0]} is in none of the {self._blocks} blocks ({len(missing)} rows are missing)"
+                f"{len(missing)} rows are in none of the {self._blocks} blocks, row {missing[0]} among them"
             )
         return np.flatnonzero(np.bincount(blocks))
 

@@ -75,9 +75,8 @@ def signature_of(function: Callable[..., Any], name: str) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"`{name}` does not say its parameters ({error}); wrap it in a function of your own, with `def`"
-        ) from error
+        remedy = "wrap it in a function of your own, with `def`"
+        raise ValueError(f"`{name}` does not say its parameters ({error}); {remedy}") from error
 
 
 def parameters_of(function: Callable[..., Any], name: str, method: str = "") -> tuple[str, ...]:

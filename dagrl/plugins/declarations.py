@@ -204,7 +204,5 @@ def _check_readable(place: str, reads: tuple[str, ...]) -> None:
     for name in reads:
         shape = CORE_COLUMNS[name].shape if name in CORE_COLUMNS else Shape.RESPONSE
         if shape not in (Shape.SAMPLE, Shape.RESPONSE):
-            raise ValueError(
-                f"`{place}` reads `{name}`, which is {shape.value}, not per response or response token; "
-                "read another column"
-            )
+            kind = f"{shape.value}, not per response or response token"
+            raise ValueError(f"`{place}` reads `{name}`, which is {kind}; read another column")

@@ -146,9 +146,7 @@ def _check_parameters(
     for each in parameters.values():
         if each.kind is each.KEYWORD_ONLY:
             if each.default is each.empty and each.name not in (*args, OF_THE_ROW):
-                raise ValueError(
-                    f"the tool {name} wants {each.name!r}, behind its `*`; set it in the node's `tool_args`"
-                )
+                raise ValueError(f"the tool {name} wants {each.name!r}, behind its `*`; set it in `tool_args`")
         elif each.kind is not each.POSITIONAL_OR_KEYWORD:
             raise ValueError(f"the tool {name} takes {each.name!r} not by name; a policy names what it gives")
         elif each.annotation is each.empty:

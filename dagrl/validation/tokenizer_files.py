@@ -53,9 +53,8 @@ def check_tokenizer(folder: Path, rows: int | None) -> list[str]:
         path, own = folder / VOCABULARIES[2], _other_formats(folder, config)
     for name in _SPECIAL:
         if config.get(name) is not None and _content(config[name]) is None:
-            raise ValueError(
-                f"{folder / _CONFIG} says {name}: {config[name]!r}, which is no token; copy the file again"
-            )
+            fact = f"{folder / _CONFIG} says {name}: {config[name]!r}, which is no token"
+            raise ValueError(f"{fact}; copy the file again")
     if rows is not None:
         template = _templates(folder).get("default", "")
         written = {_content(config.get(name)) for name in _SPECIAL[:2]}
@@ -160,10 +159,9 @@ def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
 def _check_rows(path: Path, tokens: Mapping[str, int], rows: int) -> None:
     last = max(tokens, key=tokens.__getitem__, default=None)
     if last is not None and tokens[last] >= rows:
-        raise ValueError(
-            f"{path} gives token {last!r} the number {tokens[last]}, and the model's embedding has {rows} rows "
-            "(vocab_size); take the model's own tokenizer"
-        )
+        fact = f"{path} gives token {last!r} the number {tokens[last]}"
+        beyond = f"the model's embedding has {rows} rows (vocab_size)"
+        raise ValueError(f"{fact}, and {beyond}; take the model's own tokenizer")
 
 
 def _listed(vocabulary: Any) -> dict[str, int] | None:

@@ -164,5 +164,5 @@ def test_modelscope_is_asked_for_the_files(originals, read, monkeypatch) -> None
 
 def test_a_missing_modelscope_package_is_reported_with_a_remedy(read, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "modelscope", None)
-    with pytest.raises(ValueError, match=r"needs the package modelscope \(.*\); install it with pip"):
+    with pytest.raises(ValueError, match=r"needs its package \(.*\); pip install modelscope"):
         read(None, hub="modelscope")

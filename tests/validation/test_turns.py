@@ -54,7 +54,7 @@ CASES = {
     ),
     "no such module": ("tools: ['nowhere:search']", "tools[0]", "invalid-tool"),
     "not declared": ("tools: ['own:plain']", "tools[0]", "invalid-tool", "@dagrl.tool"),
-    "not set": ("tools: ['own:search']", "tools[0]", "invalid-tool", "set it in the node's `tool_args`"),
+    "not set": ("tools: ['own:search']", "tools[0]", "invalid-tool", "set it in `tool_args`"),
     "no hint": ("tools: ['own:untyped']", "tools[0]", "invalid-tool", "give it a type hint"),
     "twice": ("tools: [calculator, 'own:calculator']", "tools[1]", "duplicate-tool"),
     "args of nobody": (

@@ -81,9 +81,8 @@ class Allowance:
             message = f"a pipeline may hold {MOST_VALUES:,} values with aliases (`*name`) expanded"
             raise TooLargeError(line, f"{message}; shorten the longest list or section")
         if self.characters < 0:
-            raise TooLargeError(
-                line, f"aliases (`*name`) repeat more than {MOST_BYTES // 1024} KiB of text; repeat less"
-            )
+            message = f"aliases (`*name`) repeat more than {MOST_BYTES // 1024} KiB of text; repeat less"
+            raise TooLargeError(line, message)
 
 
 @dataclass(slots=True)

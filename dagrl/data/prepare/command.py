@@ -101,10 +101,8 @@ def _write_split(data_set: DataSet, prompts: Iterable[PromptRow], path: Path, re
     try:
         write_prompts(path, prompts, data_set.extra_info, data_set.columns, rows_per_group=size)
     except (pa.ArrowTypeError, pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
-        raise ValueError(
-            f"one of the rows {max(report.read - size, 0)} to {report.read} of {path.stem} does not fit the columns "
-            f"({error}); mend the original"
-        ) from error
+        rows = f"one of the rows {max(report.read - size, 0)} to {report.read} of {path.stem}"
+        raise ValueError(f"{rows} does not fit the columns ({error}); mend the original") from error
     if not report.read:
         raise ValueError(f"there is not one row of {path.stem} in the original; look whether it was fetched whole")
     if not report.kept:
@@ -180,10 +178,8 @@ def _measure(tokenizer: str | None) -> tuple[Length, str]:
         raise ValueError(f"--tokenizer {tokenizer} is no folder; give a Hugging Face folder on this machine, or bytes")
     loaded = load_tokenizer(ModelSpec(init={}, tokenizer=named))
     if not loaded.chat_template:
-        raise ValueError(
-            f"the tokenizer {tokenizer} has no chat template, and the prompts are chats; give the tokenizer of an "
-            "instruction-tuned model"
-        )
+        fact = f"the tokenizer {tokenizer} has no chat template, and the prompts are chats"
+        raise ValueError(f"{fact}; give the tokenizer of an instruction-tuned model")
 
     def tokens(row: PromptRow) -> int:
         return len(loaded.encode(chat_text(loaded, row.messages), add_special_tokens=False))

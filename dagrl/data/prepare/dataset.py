@@ -126,6 +126,5 @@ class DataSet:
         for key, kind in self.fields.items():
             problem = kind.problem(key, record.values)
             if problem is not None:
-                raise ValueError(
-                    f"{record.place}: {problem}; a row of {self.name} has the fields {', '.join(self.fields)}"
-                )
+                fields = ", ".join(self.fields)
+                raise ValueError(f"{record.place}: {problem}; a row of {self.name} has the fields {fields}")

@@ -181,9 +181,7 @@ def _modelscope_folder(name: str, files: Sequence[str]) -> Path:
     try:
         from modelscope import dataset_snapshot_download
     except ImportError as error:
-        raise ValueError(
-            f"--hub modelscope needs the package modelscope ({error}); install it with pip install modelscope"
-        ) from error
+        raise ValueError(f"--hub modelscope needs its package ({error}); pip install modelscope") from error
     try:
         return Path(dataset_snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:
