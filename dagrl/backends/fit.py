@@ -160,8 +160,8 @@ class Fit:
 
     @property
     def problems(self) -> tuple[FitProblem, ...]:
-        found = (problem for group in self.groups for problem in group.problems())
-        return tuple(sorted(found, key=lambda problem: -problem.over))
+        problems = (problem for group in self.groups for problem in group.problems())
+        return tuple(sorted(problems, key=lambda problem: -problem.over))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +180,10 @@ def place(pipeline: Pipeline, graph: Graph) -> Placement:
     if not any(group.gpu for group in pipeline.groups.values()):
         return Placement(pipeline, plan, None)
     try:
-        found = with_sleep_decided(fit(pipeline, plan))
+        estimate = with_sleep_decided(fit(pipeline, plan))
     except ValueError:
         return Placement(pipeline, plan, None)
-    return Placement(found.pipeline, found.plan, found)
+    return Placement(estimate.pipeline, estimate.plan, estimate)
 
 
 def fit(pipeline: Pipeline, plan: Plan, *, gpu: str = DEFAULT_GPU, shape: ModelShape | None = None) -> Fit:
@@ -196,24 +196,25 @@ def fit(pipeline: Pipeline, plan: Plan, *, gpu: str = DEFAULT_GPU, shape: ModelS
     return Fit(pipeline, shape, plan, groups)
 
 
-def with_sleep_decided(found: Fit) -> Fit:
-    """Set ``sleep: false`` for engines with ``sleep: auto`` that fit: all of a group, or those that no sync fills.
+def with_sleep_decided(estimate: Fit) -> Fit:
+    """Set ``sleep: false`` for engines with ``sleep: auto``: for all of a group if they fit together, or else for those
+    without ``weights_from`` if these do.
 
-    Those copy their contents to the host and back where they sleep; a generator gets new weights in any case. Groups
-    that name no GPU keep ``auto``: they take turns.
+    Only the latter copy their contents to the host and back; others get new weights after a sleep in any case. Groups
+    that name no GPU keep ``auto``, and take turns.
     """
-    for group in found.groups:
-        if found.pipeline.groups[group.name].gpu is None:
+    for group in estimate.groups:
+        if estimate.pipeline.groups[group.name].gpu is None:
             continue
         undecided = [
             tenant.executor
             for tenant in group.tenants
-            if found.pipeline.engines[tenant.name].sleep == "auto" and found.pipeline.neighbours(tenant.name)
+            if estimate.pipeline.engines[tenant.name].sleep == "auto" and estimate.pipeline.neighbours(tenant.name)
         ]
         copied = [executor for executor in undecided if executor.weights_from is None]
-        awake = (_awake(found, group, [each.name for each in chosen]) for chosen in (undecided, copied) if chosen)
-        found = next((each for each in awake if _is_roomy(each, found, group.name)), found)
-    return found
+        awake = (_awake(estimate, group, [each.name for each in chosen]) for chosen in (undecided, copied) if chosen)
+        estimate = next((each for each in awake if _is_roomy(each, estimate, group.name)), estimate)
+    return estimate
 
 
 def engine_memory(pipeline: Pipeline, plan: Plan, name: str, shape: ModelShape, gpu: Gpu | None) -> EngineMemory:
@@ -239,21 +240,21 @@ def _at_rest(tenant: Tenant, *, beside_sleepers: bool) -> int:
     return memory.at_rest if beside_sleepers and memory.at_rest is not None else memory.peak
 
 
-def _awake(found: Fit, group: GroupFit, engines: list[str]) -> Fit:
+def _awake(estimate: Fit, group: GroupFit, engines: list[str]) -> Fit:
     """Return the fit with these engines of a group awake; the other groups stay as they are."""
-    sections = {name: found.pipeline.engines[name].model_copy(update={"sleep": False}) for name in engines}
-    executors = {name: replace(found.plan.executors[name], sleeps=False) for name in engines}
-    pipeline = replaced(found.pipeline, sections)
-    plan = replace(found.plan, executors={**found.plan.executors, **executors})
+    sections = {name: estimate.pipeline.engines[name].model_copy(update={"sleep": False}) for name in engines}
+    executors = {name: replace(estimate.plan.executors[name], sleeps=False) for name in engines}
+    pipeline = replaced(estimate.pipeline, sections)
+    plan = replace(estimate.plan, executors={**estimate.plan.executors, **executors})
     assert group.gpu is not None, "engines stay awake only on GPUs that are known"
-    fitted = group_fit(pipeline, plan, group.name, group.gpu.name, found.shape)
-    groups = tuple(fitted if each.name == group.name else each for each in found.groups)
-    return Fit(pipeline, found.shape, plan, groups)
+    fitted = group_fit(pipeline, plan, group.name, group.gpu.name, estimate.shape)
+    groups = tuple(fitted if each.name == group.name else each for each in estimate.groups)
+    return Fit(pipeline, estimate.shape, plan, groups)
 
 
-def _is_roomy(found: Fit, before: Fit, name: str) -> bool:
+def _is_roomy(estimate: Fit, before: Fit, name: str) -> bool:
     """Whether a group fits at each moment with a margin, or is no fuller then than it was."""
-    group, earlier = (next(each for each in fit.groups if each.name == name) for fit in (found, before))
+    group, earlier = (next(each for each in fit.groups if each.name == name) for fit in (estimate, before))
     assert group.gpu is not None
     margin, was = ROOM * group.gpu.memory_bytes, {moment.what: moment.total for moment in earlier.moments}
     return not list(group.problems()) and all(

@@ -153,7 +153,7 @@ class Server:
         return seconds + _STEP_S + running * self.response_s
 
     def prefill(self, tokens: float, length: float) -> float:
-        """Return the seconds to prefill prompts of so many tokens together, `length` each."""
+        """Return the seconds to prefill prompts of `length` tokens each, `tokens` in all."""
         flops = _flops(self.shape)
         operations = tokens * (flops.per_token / self._gain + flops.per_pair * length / 2)
         return operations / (self.tensor * self.stages) / (self.device.matmul * _PREFILL_SHARE)
@@ -207,7 +207,7 @@ def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
     each = responses / bundles
     lengths = [work.lengths.quantile(_spread(index, bundles)) for index in range(bundles)]
     if work.lengths.varied:
-        # The longest of so many responses comes near the limit, in any bundle.
+        # The longest of many responses comes near the limit, whatever the bundles.
         longest = max(range(bundles), key=lengths.__getitem__)
         lengths[longest] = work.lengths.quantile(1 - 0.5 / max(1.0, responses))
     prefix = work.lengths.prompt

@@ -188,9 +188,9 @@ class PackedModel:
         return most.tolist()
 
     def _run(self, requests: Iterator[_Request], tokens: Sequence[int], *, forward_only: bool) -> list[Any]:
-        """Run the model on each of the `requests`, for micro-batches of so many `tokens`. Applies their functions.
+        """Run the model on each of the `requests`, and apply its function; `tokens` are those of each micro-batch.
 
-        A request is taken when the model comes to it. Empty except on the last pipeline stage.
+        A request is taken when the model reaches it. Returns the results; none before the last pipeline stage.
         """
 
         def forward(waiting: Iterator[_Request], model: MegatronModule) -> tuple[torch.Tensor, LossFunction | None]:

@@ -48,10 +48,10 @@ class PlannedTensor:
     stage: int
     """Pipeline rank of its holders."""
     expert_rank: int | None
-    """Expert-parallel rank of its holders; None for what is no expert's, which all of them hold."""
+    """Expert-parallel rank of its holders; None outside of experts, where all ranks of the stage are holders."""
 
     def dtype(self, parameters: torch.dtype) -> torch.dtype:
-        """Its dtype on every rank, in a model whose parameters are of that one."""
+        """Its dtype on every rank of a model whose parameters have the dtype `parameters`."""
         return torch.float32 if self.mapped.buffer else parameters
 
 

@@ -194,7 +194,7 @@ def _budgets(parallel: ParallelSpec, longest: int) -> list[int]:
 
 
 def _divides_widths(shape: ModelShape, tensor: int) -> bool:
-    """Whether so many ranks divide every matrix; `dagrl.backends.megatron.layout_rules` checks the same."""
+    """Whether `tensor` ranks divide every matrix; `dagrl.backends.megatron.layout_rules` checks the same."""
     widths = [shape.heads]
     if not all(shape.is_mixture(layer) for layer in shape.positions):
         widths.append(shape.dense_width)

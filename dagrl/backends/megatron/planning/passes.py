@@ -51,7 +51,7 @@ gradients summed. Fitted to steps of 1.7B (RESULTS.md, "Plans beside runs")."""
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes and optimizer steps of a model in its layout, on so many ranks."""
+    """Passes and optimizer steps of a model in its layout."""
 
     shape: ModelShape
     spec: MegatronEngineSpec

@@ -65,7 +65,7 @@ class _Stored:
     """Tensors of a Megatron folder."""
 
     def __init__(self, stored: StoredTensors, mapped: Iterable[MappedTensor]) -> None:
-        """`mapped` are all weights that are there; ValueError where they are not."""
+        """`mapped` are all weights of the model. ValueError if the folder does not hold just these."""
         self._stored = stored
         stacked = not stored.layer_by_layer
         self.pairs = [(tensor, _place_of(tensor, stacked=stacked)) for tensor in mapped]
@@ -108,9 +108,9 @@ class StoredModel(_Stored):
     """A model in a Megatron folder, by the names of published checkpoints."""
 
     def __init__(self, folder: Path, hf_config: PretrainedConfig, head: str = "lm") -> None:
-        """Look at the folder. ValueError where it is no checkpoint, or not that of a model of `hf_config`."""
+        """Read the folder's metadata. ValueError if it is not a checkpoint of a model of `hf_config`."""
         stored = StoredTensors(newest_checkpoint(folder))
-        # The folder may be of a Megatron that fills vocabularies up to other sizes.
+        # The folder may come from a Megatron that pads vocabularies to other sizes.
         rows = stored.vocabulary_rows(hf_config.get_text_config().vocab_size)
         super().__init__(stored, model_tensors(_shape_of(hf_config), rows, head))
 
@@ -127,7 +127,7 @@ class StoredAdapters(_Stored):
     """The low-rank adapters in a Megatron folder, and a head that was trained with them."""
 
     def __init__(self, folder: Path, hf_config: PretrainedConfig, lora: LoraSpec, head: str = "lm") -> None:
-        """Look at the folder. ValueError where it does not hold the adapters `lora` of a model of `hf_config`."""
+        """Read the folder's metadata. ValueError if it does not hold the adapters `lora` of a model of `hf_config`."""
         base = list(model_tensors(_shape_of(hf_config), hf_config.get_text_config().vocab_size, head))
         self._lora = lora
         self._adapters = {adapter.base.megatron: adapter for adapter in adapters(base, lora)}
@@ -158,8 +158,8 @@ class StoredAdapters(_Stored):
 def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_rows: int, folder: Path) -> None:
     """Write Hugging Face weights to `folder`, which exists, as Megatron-LM keeps released models; dtypes stay.
 
-    The embedding gets `padded_rows` rows, so many that the ranks of the layouts in mind share them evenly. Raises
-    ValueError where the weights are not those of `hf_config` and OSError where the folder cannot be written.
+    The embedding is padded to `padded_rows` rows, which the ranks of the intended layouts divide evenly. Raises
+    ValueError if the weights are not those of `hf_config`, and OSError if the folder cannot be written.
     """
     shape = _shape_of(hf_config)
     pairs = list(model_tensors(shape, padded_rows))
