@@ -52,7 +52,7 @@ class RunResult:
         from dagrl.reporting.summary import main_metrics
         from dagrl.tables import render
 
-        run = RunRecord(self.folder, self.metrics, (), 0)
+        run = RunRecord(self.folder, self.metrics)
         heading = f"{'stopped after' if self.stopped else 'finished'} step {self.step}, in {self.folder}"
         return render([heading, *main_metrics(run)]).rstrip()
 
@@ -119,7 +119,7 @@ class PipelineHandle:
         """
         import tempfile
 
-        from dagrl.reporting.run_record import read_run
+        from dagrl.reporting.run_data.run_reader import read_run
 
         folder = Path("runs") / self.name if run_dir is None else Path(run_dir).expanduser()
         # -P: modules of the working directory are not found before Python's own.

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dagrl.orchestrator.outcome import RunOutcome
-from dagrl.reporting.run_record import read_run
+from dagrl.reporting.run_data.run_reader import read_run
 from dagrl.reporting.summary import in_a_line, scores
 
 _CONTENTS = {

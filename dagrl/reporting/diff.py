@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from dagrl.config.errors import PipelineError, counted
-from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.errors import counted
 from dagrl.config.loading.yaml_source import read_document
 from dagrl.data.batch import Batch
 from dagrl.data.column_store import DamagedColumnError, StoredBlock
 from dagrl.data.stats import merge
 from dagrl.orchestrator.folder.identity import changes
-from dagrl.orchestrator.folder.run_graph import graph_of_run
 from dagrl.orchestrator.records.files import NodeRecord, RecordError, Records, ranges
 from dagrl.orchestrator.replay.compare import Difference, compare_columns, compare_metrics, compare_weights
-from dagrl.reporting.html_report import open_run
+from dagrl.reporting.run_data.run_reader import open_run
 from dagrl.reporting.run_data.sample_view import sample_file
+from dagrl.reporting.run_pipeline import pipeline_of_run
 
 _MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/", "agent/seconds")
 """Metrics that differ from run to run."""
@@ -206,8 +205,8 @@ def _of_values(name: str, rows: Sequence[int], left: Sequence[Any], right: Seque
 def _writer(folder: Path, column: str) -> str:
     """The node that writes a column of the samples; empty if it comes from the data or is unknown."""
     try:
-        graph = graph_of_run(folder, load_pipeline(folder / "pipeline.yaml"))
-    except PipelineError:
+        graph = pipeline_of_run(folder).graph
+    except ValueError:
         return ""
     wanted = _WRITTEN_AS.get(column, column)
     nodes = [node.name for node in graph.training.nodes.values() if wanted in node.outputs.values() and node.spec]

@@ -11,9 +11,9 @@ from typing import Any
 from dagrl.backends.planning.gpus import gpu_named
 from dagrl.reporting.page.assemble import blob, page
 from dagrl.reporting.run_data.metrics_table import metrics_table
-from dagrl.reporting.run_data.overview import overview, plan_of_run
+from dagrl.reporting.run_data.overview import overview
 from dagrl.reporting.run_data.plan_view import plan_view
-from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_data.run_reader import RunReader, open_run
 from dagrl.reporting.run_data.sample_view import sample_steps, sample_view
 from dagrl.reporting.run_data.step_view import step_view
 from dagrl.tracking.base import naming
@@ -52,17 +52,6 @@ def write_html(folders: Sequence[Path], output: Path, *, gpu: str | None = None)
     return f"{output}: {size:,.1f} MB, to be opened in a browser"
 
 
-def open_run(folder: Path) -> RunReader:
-    """Read a run. ValueError if the folder holds none."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; name the run folder, by default runs/NAME")
-    if not (folder / "pipeline.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
-        raise ValueError(f"{folder} holds neither pipeline.yaml nor metrics.jsonl: no run has written there")
-    run = RunReader(folder)
-    run.refresh()
-    return run
-
-
 def distinct_names(folders: Sequence[Path]) -> list[str]:
     """The last part of each path, or as many parts as tell them apart."""
     parts = [folder.resolve().parts for folder in folders]
@@ -78,7 +67,7 @@ def _blobs(run: RunReader, place: int, entry: dict[str, Any], gpu: str | None) -
     yield blob(f"{place}/overview", overview(run))[0]
     yield blob(f"{place}/metrics", metrics_table(run))[0]
     yield blob(f"{place}/plan", plan_view(run, gpu))[0]
-    plan = plan_of_run(run.folder)
+    plan = run.plan
     entry["timed"] = []
     for chunk in batched(_timed_steps(run), _STEPS_OF_CHUNK):
         entry["timed"].append(chunk)

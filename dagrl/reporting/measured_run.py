@@ -15,10 +15,8 @@ from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step, steady_activities
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.cost.run_times import RunTimes, devices_of
-from dagrl.reporting.html_report import open_run
-from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_data.run_reader import RunReader, open_run
 from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
-from dagrl.reporting.why.counterfactuals import plan_of
 from dagrl.scheduler.plan import Plan
 from dagrl.validation.summary import layout_in_words
 
@@ -31,7 +29,7 @@ def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
     """
     gpu = gpu or DEFAULT_GPU
     run = open_run(folder)
-    pipeline, _, plan = plan_of(folder)
+    pipeline, plan = run.pipeline().on_its_gpus, run.pipeline().plan
     steps = usual_steps(run, plan)
     if len(steps) < LEAST_STEPS:
         raise ValueError(f"{folder} has too few steps to learn from: {LEAST_STEPS} beside the first are needed")

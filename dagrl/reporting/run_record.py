@@ -1,10 +1,9 @@
-"""Reads the folder of a run, finished or not: `metrics.jsonl`, `timeline.json` and the pipeline."""
+"""The content of a run folder, finished or not: metrics, activities and the pipeline as it is written."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,26 @@ import yaml
 
 from dagrl.scheduler.intervals import Activity
 from dagrl.tracking.run_file import run_text
-from dagrl.tracking.timeline import parse_activities
 
 _LARGEST = 1 << 1000
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RunRecord:
-    """The contents of a run folder."""
+    """Metrics and activities of a run."""
 
     folder: Path
-    steps: Sequence[dict[str, Any]]
+    steps: list[dict[str, Any]] = field(default_factory=list)
     """Numeric metrics of each step in order, including ``step``."""
-    spans: Sequence[Activity]
-    torn: int
+    spans: list[Activity] = field(default_factory=list)
+    """In the order of their starts."""
+    torn: int = 0
     """Number of unreadable lines in metrics.jsonl."""
 
     @property
     def last_step(self) -> int:
         """The newest finished step; 0 without any."""
-        return max((line["step"] for line in self.steps), default=0)
+        return self.steps[-1]["step"] if self.steps else 0
 
     def of(self, name: str) -> list[float]:
         """Values of a metric in all steps that have it."""
@@ -40,22 +39,6 @@ class RunRecord:
     def in_training(self, name: str) -> list[float]:
         """The same without the validation before the first step, which is step 0."""
         return [line[name] for line in self.steps if line["step"] > 0 and isinstance(line.get(name), int | float)]
-
-
-def read_run(folder: Path) -> RunRecord:
-    """Read a run folder. Raises ValueError if it is not one or cannot be read."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; name the run folder, by default runs/NAME")
-    text = run_text(folder, "metrics.jsonl")
-    if text is None:
-        has_begun = (folder / "pipeline.yaml").is_file()
-        why = "its run has not finished a step" if has_begun else "no run has written there"
-        raise ValueError(f"{folder} holds no metrics.jsonl: {why}")
-    lines = [parse_step(line) for line in text.splitlines()]
-    steps = [line for line in lines if line is not None]
-    spans = parse_activities((run_text(folder, "timeline.json") or "").splitlines(), folder / "timeline.json")
-    torn = len(lines) - len(steps)
-    return RunRecord(folder, sorted(steps, key=lambda step: step["step"]), spans, torn)
 
 
 def parse_step(line: str) -> dict[str, Any] | None:

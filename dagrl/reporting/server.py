@@ -19,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from dagrl.reporting.html_report import distinct_names, open_run
+from dagrl.reporting.html_report import distinct_names
 from dagrl.reporting.page.assemble import content_security_policy, page, to_json
 from dagrl.reporting.run_data.metrics_table import metrics_table
-from dagrl.reporting.run_data.overview import overview, plan_of_run
+from dagrl.reporting.run_data.overview import overview
 from dagrl.reporting.run_data.plan_view import plan_view
-from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_data.run_reader import RunReader, is_run, open_run
 from dagrl.reporting.run_data.sample_view import sample_steps, sample_view
 from dagrl.reporting.run_data.step_view import step_view
 from dagrl.version import __version__
@@ -50,7 +50,7 @@ class Runs:
         self._reading: dict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         for folder in folders:
-            if not _is_run(folder) and not folder.is_dir():
+            if not is_run(folder) and not folder.is_dir():
                 raise ValueError(f"{folder} is not a folder; name run folders, or a folder that holds some")
         self._ids: list[Path] = []
 
@@ -81,9 +81,9 @@ class Runs:
 
     def _found(self) -> list[dict[str, Any]]:
         for folder in self._folders:
-            inner = [folder] if _is_run(folder) else []
+            inner = [folder] if is_run(folder) else []
             with suppress(FileNotFoundError):  # A folder that has gone meanwhile holds none.
-                inner = inner or sorted(path for path in folder.iterdir() if _is_run(path))
+                inner = inner or sorted(path for path in folder.iterdir() if is_run(path))
             self._ids += [path for path in inner if path not in self._ids]
         names = distinct_names(self._ids)
         return [
@@ -154,7 +154,7 @@ def listen(port: int) -> socket.socket:
 
 
 def _step(request: Request, run: RunReader) -> dict[str, Any] | None:
-    return step_view(run, request.path_params["step"], plan_of_run(run.folder))
+    return step_view(run, request.path_params["step"], run.plan)
 
 
 def _metrics(request: Request, run: RunReader) -> dict[str, Any]:
@@ -176,7 +176,3 @@ def _changed(folder: Path) -> float:
     """When its run last wrote, in seconds since the epoch; 0 if it has gone."""
     paths = (folder / "metrics.jsonl", folder / "pipeline.yaml")
     return max((path.stat().st_mtime for path in paths if path.is_file()), default=0.0)
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "pipeline.yaml").is_file() or (folder / "metrics.jsonl").is_file()

@@ -16,9 +16,8 @@ from finished_runs import TEMPLATE, write_run
 
 from dagrl.cli import main
 from dagrl.planner.simulation.costs import CostTable
-from dagrl.reporting.html_report import open_run
 from dagrl.reporting.measured_run import lengths_of_run
-from dagrl.reporting.why.counterfactuals import plan_of
+from dagrl.reporting.run_data.run_reader import open_run
 from dagrl.reporting.why.explain import explain
 
 RUNS = Path(__file__).parent / "measured_runs"
@@ -106,6 +105,7 @@ def test_lengths_are_those_of_the_rows_that_are_trained_on(tmp_path, metrics, pr
     folder = write_run(tmp_path / "run", "data.max_prompt_tokens=8", "nodes.rollout.sampling.max_new_tokens=3")
     lines = [json.loads(line) | metrics for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = lengths_of_run(open_run(folder), plan_of(folder)[0], {2, 3})
+    run = open_run(folder)
+    found = lengths_of_run(run, run.pipeline().on_its_gpus, {2, 3})
     assert (found.prompt_tokens, found.response_tokens) == (prompt, response)
     assert "do not fit" not in explain(folder).why_no_advice

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.reporting.run_record import RunRecord, read_run
+from dagrl.reporting.run_data.run_reader import read_run
+from dagrl.reporting.run_record import RunRecord
 from dagrl.reporting.summary import summary, summary_values
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import WorkerId

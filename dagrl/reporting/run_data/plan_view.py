@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagrl.config.errors import PipelineError
-from dagrl.reporting.run_data.overview import pipeline_of
+from dagrl.reporting.comparison import Comparison, compare_with_plan
 from dagrl.reporting.run_data.run_reader import RunReader
-from dagrl.reporting.run_report import Planned, group_idle, node_seconds, plan_again
 from dagrl.scheduler.plan import HOST
 
 
@@ -17,28 +15,20 @@ def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, Any]:
     ``nodes``: [name, executor, planned, actual] in seconds of a step; ``groups``: [name, planned, actual] as shares of
     idle time; ``spans`` of a planned step as those of `step_view`.
     """
-    loaded = pipeline_of(run.folder)
-    if isinstance(loaded, str):
-        return {"error": loaded}
-    record = run.record()
-    actual = record.spans
-    if not record.last_step or not actual:
-        return {"error": "no step with a timeline is finished yet"}
     try:
-        planned = plan_again(record, loaded, actual, gpu)
-    except (PipelineError, ValueError) as error:
+        comparison = compare_with_plan(run, gpu)
+    except ValueError as error:
         return {"error": str(error)}
-    actual = [each for each in actual if 0 < each.step <= planned.steps]
     return {
-        "basis": planned.basis,
-        "steps": planned.steps,
-        "nodes": [list(each) for each in node_seconds(planned, actual, record)],
-        "groups": [[group, *shares] for group, shares in group_idle(planned, actual, record).items()],
-        "spans": _last_step(planned),
+        "basis": comparison.basis,
+        "steps": comparison.steps,
+        "nodes": [list(node) for node in comparison.nodes()],
+        "groups": [[group, *shares] for group, shares in comparison.idle().items()],
+        "spans": _last_step(comparison),
     }
 
 
-def _last_step(planned: Planned) -> list[list[Any]]:
+def _last_step(planned: Comparison) -> list[list[Any]]:
     """The bars of the last planned step: those before it may wait for things that happen once."""
     step = planned.steps
     own = [each for each in planned.simulated.activities if each.step == step]

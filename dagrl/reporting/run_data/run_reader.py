@@ -7,37 +7,34 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from dagrl.reporting.run_data.tail import Tail
+from dagrl.reporting.run_pipeline import RunPipeline, pipeline_of_run
 from dagrl.reporting.run_record import RunRecord, parse_step
 from dagrl.scheduler.intervals import Activity, Interval
-from dagrl.scheduler.plan import HOST
+from dagrl.scheduler.plan import HOST, Plan
 from dagrl.tracking.timeline import parse_activities
 
 _PAUSE_S, _PAUSE_STEPS = 20.0, 5.0
 """A pause between two starts of a run is longer than this, and than so many median steps."""
 
 
-class RunReader:
-    """Metrics and timeline of a run. `refresh` reads what was added."""
+class RunReader(RunRecord):
+    """A run folder that may grow. `refresh` reads what was added."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self._metrics = Tail(folder, "metrics.jsonl")
         self._timeline = Tail(folder, "timeline.json")
-        self.torn = 0
-        """Unreadable lines of metrics.jsonl."""
-        self.steps: list[dict[str, Any]] = []
-        """Metrics of each step, including ``step``, in order."""
-        self.spans: list[Activity] = []
-        """In the order of their starts."""
         self.groups: list[str] = []
         """Groups that have run anything."""
         self._of_step: dict[int, list[Activity]] = defaultdict(list)
         self._starts: list[float] = []
         self._longest = 0.0
-        self._seconds: dict[int, float] = {}
+        self.step_seconds: dict[int, float] = {}
+        """Step -> its ``time/step_s``."""
+        self._pipeline: RunPipeline | None = None
+        self._changed = 0
 
     @property
     def generation(self) -> int:
@@ -45,8 +42,9 @@ class RunReader:
         return self._metrics.generation
 
     @property
-    def last_step(self) -> int:
-        return self.steps[-1]["step"] if self.steps else 0
+    def is_writing(self) -> bool:
+        """Whether metrics.jsonl ended within a line: the run writes it, or was killed then."""
+        return self._metrics.unfinished
 
     def refresh(self) -> None:
         """Read what was added. ValueError if timeline.json is not a run's; OSError if a file cannot be read."""
@@ -63,9 +61,29 @@ class RunReader:
             for span in new:
                 self._of_step[span.step].append(span)
 
-    def record(self) -> RunRecord:
-        """The data read, as other reports take it."""
-        return RunRecord(self.folder, self.steps, self.spans, self.torn)
+    def pipeline(self) -> RunPipeline:
+        """The run's pipeline, read again if it has changed. PipelineError, ValueError as `pipeline_of_run`."""
+        path = self.folder / "pipeline.yaml"
+        changed = path.stat().st_mtime_ns if path.is_file() else 0
+        if self._pipeline is None or changed != self._changed:
+            self._pipeline, self._changed = pipeline_of_run(self.folder), changed
+        return self._pipeline
+
+    @property
+    def known_steps(self) -> int | None:
+        """Steps that the run was asked for; None if they are not known."""
+        try:
+            return self.pipeline().loaded.pipeline.run.known_steps
+        except ValueError:
+            return None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the pipeline; None if that cannot be read or placed."""
+        try:
+            return self.pipeline().plan
+        except ValueError:
+            return None
 
     @property
     def timed_steps(self) -> list[int]:
@@ -83,11 +101,11 @@ class RunReader:
             return None
         end = max(span.end for span in found)
         starts = [span.start for span in found if span.group != HOST] or [span.start for span in found]
-        return Interval(min(min(starts), end - self._seconds.get(step, 0.0)), end)
+        return Interval(min(min(starts), end - self.step_seconds.get(step, 0.0)), end)
 
     def commit_interval(self, step: int) -> Interval | None:
         """From the commit of the step before to the step's own: what a step takes where steps overlap."""
-        window, seconds = self.window(step), self._seconds.get(step)
+        window, seconds = self.window(step), self.step_seconds.get(step)
         return window and (Interval(window.end - seconds, window.end) if seconds else window)
 
     def within(self, window: Interval) -> list[Activity]:
@@ -121,4 +139,29 @@ class RunReader:
         self.torn += new.count(None)
         self.steps += [step for step in new if step is not None]
         self.steps.sort(key=lambda step: step["step"])
-        self._seconds = {step["step"]: step["time/step_s"] for step in self.steps if step.get("time/step_s")}
+        self.step_seconds = {step["step"]: step["time/step_s"] for step in self.steps if step.get("time/step_s")}
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has written to a folder."""
+    return (folder / "pipeline.yaml").is_file() or (folder / "metrics.jsonl").is_file()
+
+
+def open_run(folder: Path) -> RunReader:
+    """Read a run. ValueError if the folder holds none, or cannot be read."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; name the run folder, by default runs/NAME")
+    if not is_run(folder):
+        raise ValueError(f"{folder} holds neither pipeline.yaml nor metrics.jsonl: no run has written there")
+    run = RunReader(folder)
+    run.refresh()
+    return run
+
+
+def read_run(folder: Path) -> RunReader:
+    """Read a run that has metrics. ValueError as `open_run`, and if it has none."""
+    run = open_run(folder)
+    if not (folder / "metrics.jsonl").is_file():
+        raise ValueError(f"{folder} holds no metrics.jsonl: its run has not finished a step")
+    run.torn += run.is_writing
+    return run

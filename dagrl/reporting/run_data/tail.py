@@ -20,6 +20,8 @@ class Tail:
         self._offset = 0
         self.generation = 0
         """Counts the times that earlier lines became invalid."""
+        self.unfinished = False
+        """Whether the file ended within a line when it was read."""
 
     def new_lines(self) -> list[str]:
         """Whole lines that were added since the last call; none if there is no file.
@@ -42,6 +44,7 @@ class Tail:
                 *whole, rest = (rest + chunk).split(b"\n")
                 lines += (line.decode(errors="replace") for line in whole)
                 self._offset += sum(len(line) + 1 for line in whole)
+        self.unfinished = bool(rest)
         # The last line of a timeline is its closing bracket, which the next event replaces.
         if lines and lines[-1] == "]":
             lines.pop()

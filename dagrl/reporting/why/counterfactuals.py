@@ -6,19 +6,11 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
-from dagrl.backends.fit import place
-from dagrl.config.errors import PipelineError
-from dagrl.config.loading.loader import load_pipeline
-from dagrl.config.schema import Pipeline
-from dagrl.graph.dag import Graph
-from dagrl.orchestrator.folder.run_graph import graph_of_run
 from dagrl.planner.simulation.measured import MeasuredCosts, measured_costs
 from dagrl.planner.simulation.simulate import simulate
-from dagrl.reporting.run_data.hardware import with_gpus_of
+from dagrl.reporting.run_pipeline import RunPipeline, pipeline_of_run
 from dagrl.reporting.why.changes import Change
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import Plan
@@ -48,36 +40,21 @@ class Advice:
     most: float
 
 
-class Planned(NamedTuple):
-    """The pipeline of a run, with overrides."""
-
-    pipeline: Pipeline
-    graph: Graph
-    plan: Plan
-
-
-def plan_of(folder: Path, overrides: Sequence[str] = ()) -> Planned:
-    """The pipeline of a run, with overrides and the GPUs that it ran on, and its plan. PipelineError, ValueError."""
-    loaded = load_pipeline(folder / "pipeline.yaml", list(overrides))
-    graph = graph_of_run(folder, loaded)
-    placed = place(loaded.pipeline, graph)
-    return Planned(with_gpus_of(folder, placed.pipeline, placed.plan), graph, placed.plan)
-
-
-def advice(folder: Path, changes: Iterable[Change], activities: Sequence[Activity], measured_s: float) -> list[Advice]:
+def advice(
+    run: RunPipeline, changes: Iterable[Change], activities: Sequence[Activity], measured_s: float
+) -> list[Advice]:
     """The changes that help, the best first. `measured_s`: a step of the run, in seconds.
 
     Each is simulated with the median of the run's steps, and with resamples of the steps for its uncertainty. What a
     simulation gains is taken from the measured step, which has the driver's time too.
     """
-    plan = plan_of(folder).plan
     samples = _resampled(activities)
-    before = [step_seconds(plan, measured_costs(plan, sample)) for sample in (activities, *samples)]
+    before = [step_seconds(run.plan, measured_costs(run.plan, sample)) for sample in (activities, *samples)]
     found = []
     for change in changes:
         try:
-            changed = plan_of(folder, change.overrides).plan if change.overrides else plan
-        except (PipelineError, ValueError):
+            changed = pipeline_of_run(run.folder, change.overrides).plan if change.overrides else run.plan
+        except ValueError:
             continue
         gains = []
         for sample, base in zip((activities, *samples), before, strict=True):

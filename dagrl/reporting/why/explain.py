@@ -10,16 +10,14 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from dagrl.config.errors import PipelineError
 from dagrl.config.schema import Pipeline
 from dagrl.planner.cost.lengths import Assumed
-from dagrl.reporting.html_report import open_run
 from dagrl.reporting.measured_run import lengths_of_run, mean_of
-from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_data.run_reader import RunReader, open_run
 from dagrl.reporting.run_record import config_of
 from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
 from dagrl.reporting.why.changes import Straggling, changes, changes_by_size
-from dagrl.reporting.why.counterfactuals import Advice, advice, plan_of
+from dagrl.reporting.why.counterfactuals import Advice, advice
 from dagrl.reporting.why.critical_path import STRAGGLER, Part, critical_path
 from dagrl.reporting.why.stragglers import Straggler, straggler
 from dagrl.scheduler.plan import Plan
@@ -52,7 +50,7 @@ class Explanation:
 def explain(folder: Path, step: int | None = None) -> Explanation:
     """Explain a step, or the newest ones. ValueError if the run has no such step, or no pipeline; PipelineError."""
     run = open_run(folder)
-    pipeline, graph, plan = plan_of(folder)
+    pipeline, plan = run.pipeline().on_its_gpus, run.pipeline().plan
     usual = usual_steps(run, plan)
     finished = {line["step"]: line for line in run.steps}
     # A run that has just begun has its first step alone.
@@ -75,11 +73,11 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
     else:
         try:
             tried = [
-                *changes(pipeline, graph, plan, _straggling(run, plan, paths)),
-                *changes_by_size(pipeline, graph, _lengths(run, pipeline, windows)),
+                *changes(pipeline, run.pipeline().graph, plan, _straggling(run, plan, paths)),
+                *changes_by_size(pipeline, run.pipeline().graph, _lengths(run, pipeline, windows)),
             ]
-            found = advice(folder, tried, actual, measured)
-        except (PipelineError, ValueError) as error:
+            found = advice(run.pipeline(), tried, actual, measured)
+        except ValueError as error:
             why_not = str(error)
     return Explanation(
         sorted(windows), step_s, _summed(paths), measured, found, why_not,
@@ -137,7 +135,7 @@ def _summed(paths: dict[int, list[Part]]) -> list[tuple[str, str, str, float]]:
 
 def _straggling(run: RunReader, plan: Plan, paths: dict[int, list[Part]]) -> dict[str, Straggling]:
     """How much of each rollout only its last responses take."""
-    means, longest = run.record().of("response_tokens/mean"), run.record().of("response_tokens/max")
+    means, longest = run.of("response_tokens/mean"), run.of("response_tokens/max")
     thin = 1 - fmean(means) / fmean(longest) if means and longest and fmean(longest) else 0.0
     found = {}
     for task in plan.tasks:

@@ -9,10 +9,9 @@ import pytest
 from finished_runs import write_run
 
 from dagrl.cli import main
-from dagrl.reporting.html_report import open_run
 from dagrl.reporting.run_data.metrics_table import metrics_table
-from dagrl.reporting.run_data.overview import overview, plan_of_run
-from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_data.overview import overview
+from dagrl.reporting.run_data.run_reader import RunReader, open_run
 from dagrl.reporting.run_data.step_view import step_view
 from dagrl.reporting.run_data.tail import Tail
 from dagrl.scheduler.intervals import Activity
@@ -124,11 +123,11 @@ def test_the_critical_path_of_a_planned_pipeline_is_the_step(tmp_path: Path) -> 
     folder = write_run(tmp_path / "run")
     run = RunReader(folder)
     run.refresh()
-    view = step_view(run, 3, plan_of_run(folder))
+    view = step_view(run, 3, run.plan)
     assert view is not None and sum(part[4] for part in view["path"]) == pytest.approx(run.steps[2]["time/step_s"])
     assert {part[0] for part in view["path"]} >= {"rollout", "update"}
     (folder / "pipeline.yaml").write_text("name: [\n")
-    assert plan_of_run(folder) is None
+    assert run.plan is None
 
 
 def test_a_restart_is_one_event_though_metrics_and_timeline_tell_it(tmp_path: Path) -> None:
