@@ -39,7 +39,7 @@ def closing_text(outcome: RunOutcome, folder: Path) -> str:
     with suppress(ValueError):  # the metrics may have been removed meanwhile
         run = read_run(folder)
         lines += [
-            f"  {told}" for told in (scores(run, outcome.step) if outcome.only_validated else [in_a_line(run)]) if told
+            f"  {text}" for text in (scores(run, outcome.step) if outcome.only_validated else [in_a_line(run)]) if text
         ]
     for name, what in _CONTENTS.items():
         if (folder / name).exists():

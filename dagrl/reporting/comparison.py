@@ -84,16 +84,16 @@ def idle_shares(activities: Iterable[Activity], step_seconds: Mapping[int, float
     """
     by_group: dict[str, list[Activity]] = defaultdict(list)
     by_step: dict[int, list[Activity]] = defaultdict(list)
-    for each in activities:
-        by_group[each.group].append(each)
-        by_step[each.step].append(each)
+    for activity in activities:
+        by_group[activity.group].append(activity)
+        by_step[activity.step].append(activity)
     steps = []
-    for step, found in by_step.items():
-        end = max(each.end for each in found)
-        start = min(each.start for each in found)
+    for step, own in by_step.items():
+        end = max(activity.end for activity in own)
+        start = min(activity.start for activity in own)
         steps.append(Interval(min(start, end - step_seconds.get(step, 0.0)), end))
     whole = busy_seconds(steps)
-    return {group: 1 - busy_seconds(found) / whole if whole else 0.0 for group, found in sorted(by_group.items())}
+    return {group: 1 - busy_seconds(own) / whole if whole else 0.0 for group, own in sorted(by_group.items())}
 
 
 def _costs(run: RunReader, pipeline: Pipeline, plan: Plan, gpu: str | None) -> tuple[Costs, str]:
@@ -123,7 +123,7 @@ def _without_model(pipeline: Pipeline, gpu: str | None) -> str:
 def _seconds(activities: Iterable[Activity], steps: int) -> dict[tuple[str, str], float]:
     """(name, executor) -> mean seconds of a step."""
     spans: dict[tuple[str, str], dict[int, list[Activity]]] = defaultdict(lambda: defaultdict(list))
-    for each in activities:
-        if 0 < each.step <= steps:
-            spans[each.name, each.executor][each.step].append(each)
-    return {place: sum(map(busy_seconds, found.values())) / steps for place, found in spans.items()}
+    for activity in activities:
+        if 0 < activity.step <= steps:
+            spans[activity.name, activity.executor][activity.step].append(activity)
+    return {place: sum(map(busy_seconds, by_step.values())) / steps for place, by_step in spans.items()}

@@ -60,22 +60,22 @@ def diff_runs(left: Path, right: Path) -> RunDiff:
     """Compare two runs. ValueError if they have nothing in common that can be compared."""
     runs = open_run(left), open_run(right)
     records = Records(left), Records(right)
-    compared, found = [], []
+    compared, partings = [], []
     common = sorted(_keys(records[0]) & _keys(records[1]))
     if common:
         compared.append(f"records of {ranges(sorted({step for step, _ in common}))}")
-        found.append(_in_records(records, common))
+        partings.append(_in_records(records, common))
     metrics = [{line["step"]: line for line in run.steps} for run in runs]
     steps = sorted(metrics[0].keys() & metrics[1].keys())
     if steps:
         if sampled := [step for step in steps if all(_sample_files((left, right), step))]:
             compared.append(f"samples of {ranges(sampled)}")
         compared.append(f"metrics of {ranges(steps)}")
-        found += [_in_samples((left, right), sampled), _in_metrics(metrics, steps)]
+        partings += [_in_samples((left, right), sampled), _in_metrics(metrics, steps)]
     if not compared:
         raise ValueError(f"{left} and {right} have no steps in common; nothing can be compared")
     # The earliest; at the same step what says most, which comes first.
-    parting = min(filter(None, found), key=lambda parting: parting.step, default=None)
+    parting = min(filter(None, partings), key=lambda parting: parting.step, default=None)
     trees = [read_document(folder / "pipeline.yaml").tree for folder in (left, right)]
     return RunDiff(parting, changes(*trees), tuple(compared))
 
@@ -109,27 +109,27 @@ def _of_node(records: Sequence[Records], pair: Sequence[NodeRecord]) -> Parting 
     sources = [_sources(record) for record in pair]
     for task in dict.fromkeys((*sources[0], *sources[1])):
         sides = [each.get(task, []) for each in sources]
-        if found := _of_blocks(records, sides):
-            return Parting(step, task, tuple(found), f"`{node}` reads it; `{task}` is not recorded")
+        if differences := _of_blocks(records, sides):
+            return Parting(step, task, tuple(differences), f"`{node}` reads it; `{task}` is not recorded")
     outputs = [[run.outputs for run in record.runs if run.outputs] for record in pair]
     sides = [[each.block for output in side for each in output.blocks] for side in outputs]
-    found = _of_blocks(records, sides)
-    if found:
-        found = [replace(each, text=each.text + _workers(records[1], pair[1], each)) for each in found]
+    differences = _of_blocks(records, sides)
+    if differences:
+        differences = [replace(each, text=each.text + _workers(records[1], pair[1], each)) for each in differences]
     if pair[0].trains:
-        found += compare_metrics(*(merge(output.stats() for output in side) for side in outputs))
-        weights = [{name: told for output in side for name, told in output.weights.items()} for side in outputs]
+        differences += compare_metrics(*(merge(output.stats() for output in side) for side in outputs))
+        weights = [{name: digest for output in side for name, digest in output.weights.items()} for side in outputs]
         if (difference := compare_weights(weights[0], weights[1])) is not None:
-            found.append(difference)
-    return Parting(step, node, tuple(found), "its inputs are equal") if found else None
+            differences.append(difference)
+    return Parting(step, node, tuple(differences), "its inputs are equal") if differences else None
 
 
 def _sources(record: NodeRecord) -> dict[str, list[StoredBlock]]:
-    found: dict[str, list[StoredBlock]] = {}
+    sources: dict[str, list[StoredBlock]] = {}
     for run in record.runs:
         for task, blocks in run.inputs.sources.items():
-            found.setdefault(task, []).extend(block for block in blocks if block not in found.get(task, []))
-    return found
+            sources.setdefault(task, []).extend(block for block in blocks if block not in sources.get(task, []))
+    return sources
 
 
 def _of_blocks(records: Sequence[Records], sides: Sequence[Sequence[StoredBlock]]) -> list[Difference]:
@@ -140,8 +140,8 @@ def _of_blocks(records: Sequence[Records], sides: Sequence[Sequence[StoredBlock]
     if batches[0] is None or batches[1] is None:
         return [Difference("columns", "are only in one run", math.inf)] if batches[0] is not batches[1] else []
     both = np.intersect1d(batches[0].rows, batches[1].rows)
-    if found := compare_columns(batches[0].in_order(both), batches[1].in_order(both)):
-        return found
+    if differing := compare_columns(batches[0].in_order(both), batches[1].in_order(both)):
+        return differing
     alone = np.setxor1d(batches[0].rows, batches[1].rows)
     if len(alone):
         are = "is" if len(alone) == 1 else "are"
@@ -161,13 +161,15 @@ def _joined(records: Records, blocks: Sequence[StoredBlock]) -> Batch | None:
 
 def _workers(records: Records, record: NodeRecord, difference: Difference) -> str:
     """The workers of the second run that returned the rows that differ, in words, if there are several workers."""
-    found: list[str] = []
+    differing: list[str] = []
     others: list[str] = []
     for each in (each for run in record.runs if run.outputs for each in run.outputs.blocks):
         differs = np.isin(records.columns.get(each.block.rows).values, difference.rows).any()
-        (found if differs else others).append(each.worker)
-    alone = sorted(set(found) - set(others))
-    return f"; all of them are from {', '.join(alone)}" if others and alone and len(alone) == len(set(found)) else ""
+        (differing if differs else others).append(each.worker)
+    alone = sorted(set(differing) - set(others))
+    return (
+        f"; all of them are from {', '.join(alone)}" if others and alone and len(alone) == len(set(differing)) else ""
+    )
 
 
 # -- without records
@@ -188,8 +190,8 @@ def _in_samples(folders: Sequence[Path], steps: Iterable[int]) -> Parting | None
                 values = [
                     [table[name][place[row]] for row in both] for table, place in zip(tables, places, strict=True)
                 ]
-                if found := _of_values(name, both, *values):
-                    return Parting(step, _writer(folders[0], name), (found,), "among the samples of the step")
+                if difference := _of_values(name, both, *values):
+                    return Parting(step, _writer(folders[0], name), (difference,), "among the samples of the step")
     return None
 
 
@@ -215,28 +217,28 @@ def _writer(folder: Path, column: str) -> str:
 
 def _in_metrics(metrics: Sequence[Mapping[int, Mapping[str, Any]]], steps: Iterable[int]) -> Parting | None:
     for step in steps:
-        lines = [each[step] for each in metrics]
+        lines = [line_of[step] for line_of in metrics]
         names = [name for name in dict.fromkeys((*lines[0], *lines[1])) if not name.startswith(_MEASURED)]
         differing = [name for name in names if lines[0].get(name) != lines[1].get(name)]
         if differing:
-            found = [
+            differences = [
                 Difference(f"metric {name}", f"{lines[0].get(name)} and {lines[1].get(name)}", math.inf)
                 for name in differing[:_MOST_METRICS]
             ]
-            more = len(differing) - len(found)
+            more = len(differing) - len(differences)
             hint = f"and {more} more metrics; " if more else ""
-            return Parting(step, "", tuple(found), f"{hint}record nodes (run.record) to see which column and row")
+            return Parting(step, "", tuple(differences), f"{hint}record nodes (run.record) to see which column and row")
     return None
 
 
-def lines_of(left: Path, right: Path, found: RunDiff) -> Iterator[str]:
+def lines_of(left: Path, right: Path, result: RunDiff) -> Iterator[str]:
     """The comparison in words."""
-    if found.changed:
-        yield f"the pipelines differ: {found.changed}"
-    if found.parting is None:
-        yield f"{left} and {right} are equal; compared: {', '.join(found.compared)}"
+    if result.changed:
+        yield f"the pipelines differ: {result.changed}"
+    if result.parting is None:
+        yield f"{left} and {right} are equal; compared: {', '.join(result.compared)}"
         return
-    parting = found.parting
+    parting = result.parting
     yield f"{left} and {right} part in step {parting.step}" + (f", at node {parting.node}" if parting.node else "")
     for difference in parting.differences:
         yield f"  {difference.what}: {difference.text}"
@@ -244,9 +246,9 @@ def lines_of(left: Path, right: Path, found: RunDiff) -> Iterator[str]:
         yield f"  {parting.hint}"
 
 
-def as_dict(found: RunDiff) -> dict[str, Any]:
+def as_dict(result: RunDiff) -> dict[str, Any]:
     """Return the comparison for JSON: `equal`, `parting`, `pipelines` and `compared`."""
-    parting = found.parting
+    parting = result.parting
     return {
         "equal": parting is None,
         "parting": parting
@@ -256,6 +258,6 @@ def as_dict(found: RunDiff) -> dict[str, Any]:
             "differences": [asdict(difference) for difference in parting.differences],
             "hint": parting.hint,
         },
-        "pipelines": found.changed,
-        "compared": found.compared,
+        "pipelines": result.changed,
+        "compared": result.compared,
     }

@@ -27,12 +27,12 @@ def describe_start(path: Path, overrides: Sequence[str], run_dir: Path | None) -
     planned = report_of(checked)
     pipeline = planned.pipeline
     folder = run_dir or Path("runs") / pipeline.name
-    found, _ = examine(folder, checked.loaded.pipeline, checked.loaded.resolved)
-    at = f"goes on after step {found.state.step}" if found.state else "begins"
+    folder_state, _ = examine(folder, checked.loaded.pipeline, checked.loaded.resolved)
+    at = f"goes on after step {folder_state.state.step}" if folder_state.state else "begins"
     if pipeline.run.only_validates:
-        at = f"validates {f'step {found.state.step}' if found.state else 'the start weights'}"
-    elif found.state and found.state.finishes(pipeline.run, checked.rows["train"]):
-        at = f"has finished step {found.state.step}, so that nothing is left to do"
+        at = f"validates {f'step {folder_state.state.step}' if folder_state.state else 'the start weights'}"
+    elif folder_state.state and folder_state.state.finishes(pipeline.run, checked.rows["train"]):
+        at = f"has finished step {folder_state.state.step}, so that nothing is left to do"
     parts: list[RenderableType] = [
         "",
         f"run folder {folder}: the run {at}",
@@ -74,7 +74,7 @@ def _machines(pipeline: Pipeline, executor: Executor) -> Iterator[str]:
     """The ranks of an executor by machine of its group: ``1: 0-7``."""
     group = pipeline.groups[str(executor.group)]
     slots = group.cpus_per_node if group.is_cpu else group.gpus_per_node
-    each = max(1, min(executor.ranks, slots))
-    for machine, first in enumerate(range(0, executor.ranks, each), start=1):
-        last = min(first + each, executor.ranks) - 1
+    per_machine = max(1, min(executor.ranks, slots))
+    for machine, first in enumerate(range(0, executor.ranks, per_machine), start=1):
+        last = min(first + per_machine, executor.ranks) - 1
         yield f"{machine}: {first}" + (f"-{last}" if last > first else "")

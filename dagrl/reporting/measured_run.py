@@ -10,11 +10,12 @@ from statistics import fmean, median
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.planning.gpus import DEFAULT_GPU
 from dagrl.config.schema import Pipeline
-from dagrl.planner.cost.calibration import calibrate, seconds_of_step
+from dagrl.planner.cost.calibration import calibrate
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step, steady_activities
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.cost.run_times import RunTimes, devices_of
+from dagrl.planner.simulation.measured import seconds_of_step
 from dagrl.reporting.run_data.run_reader import RunReader, open_run
 from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
 from dagrl.scheduler.plan import Plan
@@ -34,7 +35,7 @@ def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
     if len(steps) < LEAST_STEPS:
         raise ValueError(f"{folder} has too few steps to learn from: {LEAST_STEPS} beside the first are needed")
     chosen = set(steps)
-    measured = seconds_of_step(plan, [each for each in run.spans if each.step in chosen])
+    measured = seconds_of_step(plan, [activity for activity in run.spans if activity.step in chosen])
     windows = [window for step in steps if (window := run.commit_interval(step)) is not None]
     step_s = median(window.end - window.start for window in windows)
     lengths = lengths_of_run(run, pipeline, chosen)
@@ -56,12 +57,12 @@ def lengths_of_run(run: RunReader, pipeline: Pipeline, steps: Container[int]) ->
     They are unknown if several rollouts share the metrics, or if a mean exceeds its limit, for example because a
     resumed run has lowered it: the cost model refuses that.
     """
-    found = list(pipeline.rollouts.values())
-    if len(found) != 1 or pipeline.is_offline:
+    rollouts = list(pipeline.rollouts.values())
+    if len(rollouts) != 1 or pipeline.is_offline:
         return Assumed()
     limits = {
-        "prompt_tokens": found[0].max_prompt_tokens or pipeline.data.max_prompt_tokens,
-        "response_tokens": found[0].sampling.max_new_tokens,
+        "prompt_tokens": rollouts[0].max_prompt_tokens or pipeline.data.max_prompt_tokens,
+        "response_tokens": rollouts[0].sampling.max_new_tokens,
     }
     means = {name: mean_of(run, f"{name}/mean", steps) for name in limits}
     return Assumed(**{name: mean if mean and mean <= limits[name] else None for name, mean in means.items()})

@@ -75,10 +75,10 @@ def run_values(folder: Path) -> dict[str, Any]:
     return summary_values(run, run.known_steps) | {"idle": _idle_in_training(run)}
 
 
-def write_planned(found: Report, path: Path, assumed: Assumed) -> str:
+def write_planned(report: Report, path: Path, assumed: Assumed) -> str:
     """Write the first steps of a plan that fits as a trace, and describe it in a line. OSError, ValueError."""
-    plan = found.fit.plan
-    costs = PipelineCosts(found.pipeline, plan, found.fit.shape, found.gpu, assumed)
+    plan = report.fit.plan
+    costs = PipelineCosts(report.pipeline, plan, report.fit.shape, report.gpu, assumed)
     steps = min(plan.steps, _TRACED_STEPS + plan.max_staleness)
     simulated = simulate(plan, costs, steps)
     write_trace(path, _drawn(simulated.activities))
@@ -102,10 +102,12 @@ def _drawn(activities: Iterable[Activity], which: str = "", begin: float = 0.0) 
     """
     rows: dict[str, list[tuple[float, int]]] = defaultdict(list)
     drawn = []
-    for each in sorted(activities, key=lambda activity: (activity.start, activity.end)):
-        free = rows[each.executor]
-        row = heappop(free)[1] if free and free[0][0] <= each.start else len(free)
-        heappush(free, (each.end, row))
-        group, worker = each.group + which, WorkerId(each.executor, row)
-        drawn.append(each._replace(start=begin + each.start, end=begin + each.end, group=group, worker=worker))
+    for activity in sorted(activities, key=lambda activity: (activity.start, activity.end)):
+        free = rows[activity.executor]
+        row = heappop(free)[1] if free and free[0][0] <= activity.start else len(free)
+        heappush(free, (activity.end, row))
+        group, worker = activity.group + which, WorkerId(activity.executor, row)
+        drawn.append(
+            activity._replace(start=begin + activity.start, end=begin + activity.end, group=group, worker=worker)
+        )
     return drawn

@@ -109,22 +109,22 @@ def application(runs: Runs) -> Starlette:
     def answers(question: Callable[[Request, RunReader], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                found = await run_in_threadpool(
+                value = await run_in_threadpool(
                     runs.ask, request.path_params["run"], lambda reader: question(request, reader)
                 )
             except KeyError:
-                found = None
+                value = None
             except (OSError, ValueError) as error:
                 return PlainTextResponse(str(error), status_code=500, headers=headers)
-            if found is None:
+            if value is None:
                 return PlainTextResponse("there is no such run or step", status_code=404, headers=headers)
-            return Response(to_json(found), media_type="application/json", headers=headers)
+            return Response(to_json(value), media_type="application/json", headers=headers)
 
         return answer
 
     async def entries(request: Request) -> Response:
-        found = await run_in_threadpool(runs.entries)
-        return Response(to_json(found), media_type="application/json", headers=headers)
+        listed = await run_in_threadpool(runs.entries)
+        return Response(to_json(listed), media_type="application/json", headers=headers)
 
     routes = [
         Route("/", index),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
@@ -12,13 +11,11 @@ from rich.console import RenderableType
 from dagrl.config.errors import counted
 from dagrl.reporting.run_record import RunRecord, config_of
 from dagrl.tables import table
+from dagrl.tracking.console import OF_A_SET
 from dagrl.tracking.other_policies import same_of_others
 from dagrl.tracking.run_file import best_checkpoint
 from dagrl.tracking.run_notes import run_notes
 
-_OWN_TIMES = ("time/step_s",)
-_OF_A_SET = re.compile(r"val/.+/mean@\d+")
-"""Metrics of a single validation set or data source."""
 _MOST_IN_A_LINE = 4
 """Number of metrics in a line."""
 _COUNTED = {
@@ -28,8 +25,8 @@ _COUNTED = {
     "filter/filled_prompts": "prompts that steps were filled up with, though they did not pass the filter",
 }
 
-
-_PROGRESS: tuple[tuple[str, Callable[[list[float]], float] | None], ...] = (
+_Best = Callable[[list[float]], float] | None
+_PROGRESS: tuple[tuple[str, _Best], ...] = (
     ("reward/mean", max),
     ("val/reward/mean", max),
     ("loss/dpo", min),
@@ -90,25 +87,22 @@ def main_metrics(run: RunRecord) -> list[RenderableType]:
     """A table of the metrics that show a run's result; only the scores of a run that has trained nothing."""
     if any(line["step"] > 0 for line in run.steps):
         return [table(_progress_rows(run), headings=["", "first", "last", "best"])]
-    told = scores(run, 0)
-    return ["  validation of the start weights", *(f"  {each}" for each in told)] if told else []
+    lines = scores(run, 0)
+    return ["  validation of the start weights", *(f"  {text}" for text in lines)] if lines else []
 
 
 def in_a_line(run: RunRecord) -> str:
     """The first and last rewards of a run, or losses where it has no rewards. Empty without either."""
-    told = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress_rows(run) if best]
-    return ", ".join(told[:_MOST_IN_A_LINE])
+    texts = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress_rows(run) if best]
+    return ", ".join(texts[:_MOST_IN_A_LINE])
 
 
 def scores(run: RunRecord, step: int) -> list[str]:
     """What the validation of a step has measured, a line for each metric."""
-    found = next((line for line in run.steps if line["step"] == step), {})
-    names = [name for name in found if name.startswith("val/") and not name.startswith("val/data/")]
+    metrics = next((line for line in run.steps if line["step"] == step), {})
+    names = [name for name in metrics if name.startswith("val/") and not name.startswith("val/data/")]
     width = max(map(len, names), default=0)
-    return [f"{name.ljust(width)}  {_number(found[name])}" for name in names]
-
-
-_Best = Callable[[list[float]], float] | None
+    return [f"{name.ljust(width)}  {_number(metrics[name])}" for name in names]
 
 
 def _progress_rows(run: RunRecord) -> list[list[str]]:
@@ -121,7 +115,7 @@ def _progress_rows(run: RunRecord) -> list[list[str]]:
 def _progress(run: RunRecord) -> list[tuple[str, _Best, list[float]]]:
     """Metrics that show a run's result: name, which value is best, values."""
     known = dict.fromkeys(name for line in run.steps for name in line)
-    sets = [(name, max) for name in known if _OF_A_SET.fullmatch(name)]
+    sets = [(name, max) for name in known if OF_A_SET.fullmatch(name)]
     shown: list[tuple[str, _Best]] = []
     for name, best in _PROGRESS:
         shown += [(name, best), *((other, best) for other, _ in same_of_others(name, known))]
@@ -136,7 +130,7 @@ def _times(run: RunRecord) -> list[list[str]]:
     rows = []
     if step_s:
         rows.append(["step_s", *_three(step_s), ""])
-    names = {name for line in run.steps for name in line if name.startswith("time/")} - {*_OWN_TIMES}
+    names = {name for line in run.steps for name in line if name.startswith("time/")} - {"time/step_s"}
     nodes = [(name, values) for name in names if (values := run.in_training(name))]
     for name, values in sorted(nodes, key=lambda node: -sum(node[1])):
         share = f"{sum(values) / sum(step_s):.0%}" if step_s and sum(step_s) else ""

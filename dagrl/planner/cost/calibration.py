@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
-from typing import NamedTuple
 
+from dagrl.planner.simulation.measured import Work
 from dagrl.scheduler.commands import Command, Commit, Run, Sync
-from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
 from dagrl.scheduler.plan import Plan
 
 _LEAST_S = 1e-5
 """Estimates below this are no measure."""
-
-
-class Work(NamedTuple):
-    """A task, or a kind of move: ``sync``, ``sleep``, ``wake``, ``save``, ``restart``."""
-
-    name: str
-    executor: str
-    """The receiver of a sync."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +48,12 @@ def executor_of(command: Command, plan: Plan) -> str:
             return command.executor
 
 
-def seconds_of_step(plan: Plan, activities: Iterable[Activity]) -> dict[Work, float]:
-    """Median seconds of each work in a step, of the steps that have it.
-
-    Shards of a task that streams run at the same time; those of others each have a worker for themselves.
-    """
-    streams = {task.name for task in plan.tasks if task.streams}
-    intervals: dict[Work, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))
-    for activity in activities:
-        intervals[Work(activity.name, activity.executor)][activity.step].append(Interval(activity.start, activity.end))
-    return {
-        work: median(
-            busy_seconds(spans) if work.name in streams else sum(span.end - span.start for span in spans)
-            for spans in steps.values()
-        )
-        for work, steps in intervals.items()
-    }
-
-
-def calibrate(
-    plan: Plan, estimated: Mapping[Work, float], measured: Mapping[Work, float], *, driver_s: float = 0.0
-) -> Calibration:
-    """Return the factors between seconds of a step's work, both by `seconds_of_step`."""
+def calibrate(plan: Plan, estimated: Mapping[Work, float], measured: Mapping[Work, float]) -> Calibration:
+    """The factors between seconds of a step's work, both by `seconds_of_step`."""
     both = [work for work in measured if estimated.get(work, 0.0) > _LEAST_S]
     tasks = {Work(task.name, task.executor) for task in plan.tasks}
     engines: dict[str, float] = {}
     for executor in {work.executor for work in both if work in tasks}:
         own = [work for work in both if work in tasks and work.executor == executor]
         engines[executor] = sum(measured[work] for work in own) / sum(estimated[work] for work in own)
-    return Calibration({work: measured[work] / estimated[work] for work in both}, engines, driver_s)
+    return Calibration({work: measured[work] / estimated[work] for work in both}, engines)

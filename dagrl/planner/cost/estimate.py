@@ -67,7 +67,7 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
     for activity in simulated.activities:
         if first < activity.step <= last:
             name = f"{activity.name} {activity.executor}" if activity.category in _OF_ENGINES else activity.name
-            named[name].append(Interval(activity.start, activity.end))
+            named[name].append(activity)
     # The work of a step overlaps with the end of the one before.
     for activity in (*simulated.activities, *simulated.under_way):
         if activity.end > begin:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from dagrl.backends.planning.gpus import gpu_of_group
 from dagrl.config.schema import Pipeline
-from dagrl.planner.cost.calibration import Calibration, Work
+from dagrl.planner.cost.calibration import Calibration
 from dagrl.planner.cost.lengths import Assumed
+from dagrl.planner.simulation.measured import Work
 from dagrl.scheduler.plan import HOST, Plan, Rows
 
 CPU = "CPU slots"

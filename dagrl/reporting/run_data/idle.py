@@ -38,7 +38,7 @@ def idle_times(group: str, spans: Sequence[Activity], window: Interval) -> list[
     """
     own = [span for span in spans if span.group == group]
     others = [span for span in spans if span.group != group]
-    found: list[Idle] = []
+    idle: list[Idle] = []
     for pause in gaps(own, window):
         during = [span for span in others if span.start < pause.end and span.end > pause.start]
         borders = {pause.start, pause.end}
@@ -46,23 +46,23 @@ def idle_times(group: str, spans: Sequence[Activity], window: Interval) -> list[
         edges = sorted(borders)
         for start, end in pairwise(edges):
             cause = _cause(during, start, end, pause.end)
-            if found and found[-1].cause == cause and found[-1].end == start:
-                found[-1] = Idle(group, found[-1].start, end, cause)
+            if idle and idle[-1].cause == cause and idle[-1].end == start:
+                idle[-1] = Idle(group, idle[-1].start, end, cause)
             else:
-                found.append(Idle(group, start, end, cause))
-    return [idle for idle in found if idle.seconds >= _SHORTEST_S]
+                idle.append(Idle(group, start, end, cause))
+    return [pause for pause in idle if pause.seconds >= _SHORTEST_S]
 
 
 def gaps(spans: Iterable[Activity], window: Interval) -> list[Interval]:
     """The parts of a window that no span covers, in order."""
-    found, covered = [], window.start
+    pauses, covered = [], window.start
     for span in sorted(spans, key=lambda each: each.start):
         if span.start > covered:
-            found.append(Interval(covered, min(span.start, window.end)))
+            pauses.append(Interval(covered, min(span.start, window.end)))
         covered = max(covered, span.end)
     if covered < window.end:
-        found.append(Interval(covered, window.end))
-    return [gap for gap in found if gap.end > gap.start]
+        pauses.append(Interval(covered, window.end))
+    return [gap for gap in pauses if gap.end > gap.start]
 
 
 def _cause(during: Sequence[Activity], start: float, end: float, resumed: float) -> str:

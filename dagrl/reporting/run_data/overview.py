@@ -62,30 +62,28 @@ def _dag(pipeline: RunPipeline) -> dict[str, Any]:
 
 def _events(run: RunReader) -> list[dict[str, Any]]:
     """Restarts of workers and new starts of the run, by the step that followed or was under way."""
-    found: list[dict[str, Any]] = []
-    for span in run.spans:
-        if span.name == "restart":
-            what = f"{span.executor} restarted after a loss"
-            found.append(
-                {"step": span.step, "kind": "restart", "text": what, "seconds": round(span.end - span.start, 2)}
-            )
+    events: list[tuple[int, str, str, float | None]] = [
+        (span.step, "restart", f"{span.executor} restarted after a loss", round(span.end - span.start, 2))
+        for span in run.spans
+        if span.name == "restart"
+    ]
     # The scheduler counts a loss in the step that ends next, while the restart belongs to the step that waits for it.
-    told = [event["step"] for event in found]
+    restarts = [step for step, *_ in events]
     count = 0.0
     for line in run.steps:
         step, now = line["step"], line.get("run/restarts", 0.0)
         # Also false for NaN.
         now = now if 0 <= now <= _MOST_RESTARTS else count
         for _ in range(round(now - count)):
-            own = next((each for each in told if each in (step, step + 1)), None)
+            own = next((number for number in restarts if number in (step, step + 1)), None)
             if own is None:
-                found.append({"step": step, "kind": "restart", "text": "went on after a loss", "seconds": None})
+                events.append((step, "restart", "went on after a loss", None))
             else:
-                told.remove(own)
+                restarts.remove(own)
         count = now
-    for step, seconds in run.pauses():
-        found.append({"step": step, "kind": "pause", "text": "the run was not under way", "seconds": round(seconds, 1)})
-    return sorted(found, key=lambda event: event["step"])
+    events += [(step, "pause", "the run was not under way", round(seconds, 1)) for step, seconds in run.pauses()]
+    names = ("step", "kind", "text", "seconds")
+    return [dict(zip(names, event, strict=True)) for event in sorted(events, key=lambda event: event[0])]
 
 
 def _groups(pipeline: Pipeline) -> dict[str, str]:

@@ -31,14 +31,22 @@ def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, Any]:
 def _last_step(planned: Comparison) -> list[list[Any]]:
     """The bars of the last planned step: those before it may wait for things that happen once."""
     step = planned.steps
-    own = [each for each in planned.simulated.activities if each.step == step]
+    own = [activity for activity in planned.simulated.activities if activity.step == step]
     if not own:
         return []
-    end = max(each.end for each in own)
-    starts = [each.start for each in own if each.group != HOST] or [each.start for each in own]
+    end = max(activity.end for activity in own)
+    starts = [activity.start for activity in own if activity.group != HOST] or [activity.start for activity in own]
     start = min(min(starts), end - planned.simulated.step_seconds.get(step, 0.0))
     return [
-        [each.name, each.group, str(each.worker), each.start - start, each.end - each.start, each.shard, each.step]
-        for each in planned.simulated.activities
-        if each.end > start and each.start < end
+        [
+            activity.name,
+            activity.group,
+            str(activity.worker),
+            activity.start - start,
+            activity.end - activity.start,
+            activity.shard,
+            activity.step,
+        ]
+        for activity in planned.simulated.activities
+        if activity.end > start and activity.start < end
     ]

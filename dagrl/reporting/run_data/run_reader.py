@@ -96,11 +96,11 @@ class RunReader(RunRecord):
         From its first activity on an engine, or from ``time/step_s`` before its end, the commit of the step before,
         whichever is earlier. The host reads prompts ahead.
         """
-        found = self._of_step.get(step)
-        if not found:
+        activities = self._of_step.get(step)
+        if not activities:
             return None
-        end = max(span.end for span in found)
-        starts = [span.start for span in found if span.group != HOST] or [span.start for span in found]
+        end = max(span.end for span in activities)
+        starts = [span.start for span in activities if span.group != HOST] or [span.start for span in activities]
         return Interval(min(min(starts), end - self.step_seconds.get(step, 0.0)), end)
 
     def commit_interval(self, step: int) -> Interval | None:
@@ -123,12 +123,12 @@ class RunReader(RunRecord):
             return []
         usual = median(window.end - window.start for _, window in windows)
         shortest = max(_PAUSE_S, _PAUSE_STEPS * usual)
-        found, covered = [], windows[0][1].end
+        pauses, covered = [], windows[0][1].end
         for (before, _), (_, window) in pairwise(windows):
             if window.start - covered > shortest:
-                found.append((before, window.start - covered))
+                pauses.append((before, window.start - covered))
             covered = max(covered, window.end)
-        return found
+        return pauses
 
     def _refresh_metrics(self) -> None:
         before = self._metrics.generation

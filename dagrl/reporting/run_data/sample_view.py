@@ -27,12 +27,12 @@ _LONGEST_ASKED = 200
 
 def sample_steps(folder: Path) -> dict[str, list[int]]:
     """``train`` and ``val`` -> steps with samples, in order."""
-    found: dict[str, list[int]] = {"train": [], "val": []}
+    by_kind: dict[str, list[int]] = {"train": [], "val": []}
     samples = folder / "samples"
     for path in samples.iterdir() if samples.is_dir() else ():
         if match := _FILE.fullmatch(path.name):
-            found["val" if match[2] else "train"].append(int(match[1]))
-    return {kind: sorted(steps) for kind, steps in found.items()}
+            by_kind["val" if match[2] else "train"].append(int(match[1]))
+    return {kind: sorted(steps) for kind, steps in by_kind.items()}
 
 
 def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def _plain(value: Any) -> Any:
         case bytes():
             return value.decode("utf-8", "backslashreplace")
         case dict():
-            return {str(name): _plain(each) for name, each in value.items()}
+            return {str(name): _plain(inner) for name, inner in value.items()}
         case list() | tuple():
-            return [_plain(each) for each in value]
+            return [_plain(inner) for inner in value]
     return str(value)

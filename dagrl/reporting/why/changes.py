@@ -89,11 +89,11 @@ def changes(pipeline: Pipeline, graph: Graph, plan: Plan, straggling: dict[str, 
         if isinstance(node, RewardNode | JudgeNode) and plan.task(name).executor == HOST:
             yield Change((), f"`{name}` twice as fast", (Scale(name, 0.5, 0.5, 0.5),), hint=f"nodes.{name}")
     for name, node in pipeline.rollouts.items():
-        found = straggling.get(name, Straggling(0.0, 0.0))
-        yield from _more_generators(pipeline, plan, name, found)
-        if found.tail > 0 and not node.over_sampling_batch_size:
+        waits = straggling.get(name, Straggling(0.0, 0.0))
+        yield from _more_generators(pipeline, plan, name, waits)
+        if waits.tail > 0 and not node.over_sampling_batch_size:
             begun = math.ceil(_OVER_SAMPLING * pipeline.data.prompts_per_step)
-            bulk = 1 - found.tail
+            bulk = 1 - waits.tail
             scale = Scale(name, bulk * (1 + _OVER_SAMPLING) / 2, bulk, bulk * _OVER_SAMPLING)
             yield Change(
                 (f"nodes.{name}.over_sampling_batch_size={begun}",),
@@ -102,7 +102,7 @@ def changes(pipeline: Pipeline, graph: Graph, plan: Plan, straggling: dict[str, 
             )
 
 
-def _more_generators(pipeline: Pipeline, plan: Plan, name: str, found: Straggling) -> Iterator[Change]:
+def _more_generators(pipeline: Pipeline, plan: Plan, name: str, waits: Straggling) -> Iterator[Change]:
     """Twice the ranks of a group that only generates. Its last responses take as long as before."""
     executor = plan.executors[plan.task(name).executor]
     group = executor.group
@@ -111,7 +111,7 @@ def _more_generators(pipeline: Pipeline, plan: Plan, name: str, found: Stragglin
     spec = pipeline.groups[group]
     key = "cpus_per_node" if spec.is_cpu else "gpus_per_node"
     count = spec.cpus_per_node if spec.is_cpu else spec.gpus_per_node
-    halved = [(1 + share) / 2 for share in (found.tail, 0.0, max(found.tail, found.thin))]
+    halved = [(1 + share) / 2 for share in (waits.tail, 0.0, max(waits.tail, waits.thin))]
     yield Change(
         (f"groups.{group}.{key}={2 * count}",), "twice the generators", (Scale(name, *halved),), needs_cores=spec.is_cpu
     )

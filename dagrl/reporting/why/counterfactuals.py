@@ -50,7 +50,7 @@ def advice(
     """
     samples = _resampled(activities)
     before = [step_seconds(run.plan, measured_costs(run.plan, sample)) for sample in (activities, *samples)]
-    found = []
+    tips = []
     for change in changes:
         try:
             changed = pipeline_of_run(run.folder, change.overrides).plan if change.overrides else run.plan
@@ -69,8 +69,8 @@ def advice(
             if change.needs_cores:
                 least = min(least, 0.0)
             what = f"{change.what}{_IF_CORES if change.needs_cores else ''}"
-            found.append(Advice(key, what, step_s, expected, least, max(every)))
-    return sorted(found, key=lambda each: -each.gain)
+            tips.append(Advice(key, what, step_s, expected, least, max(every)))
+    return sorted(tips, key=lambda tip: -tip.gain)
 
 
 def step_seconds(plan: Plan, costs: MeasuredCosts) -> float:
@@ -93,14 +93,14 @@ def _scaled(costs: MeasuredCosts, change: Change, which: str) -> MeasuredCosts:
 def _resampled(activities: Iterable[Activity]) -> list[list[Activity]]:
     """Resamples of the steps with replacement, the same in each call."""
     by_step: dict[int, list[Activity]] = defaultdict(list)
-    for each in activities:
-        by_step[each.step].append(each)
+    for activity in activities:
+        by_step[activity.step].append(activity)
     steps, draw = sorted(by_step), random.Random(0)
     return [
         [
-            each._replace(step=place)
+            activity._replace(step=place)
             for place, step in enumerate(draw.choices(steps, k=len(steps)), start=1)
-            for each in by_step[step]
+            for activity in by_step[step]
         ]
         for _ in range(_RESAMPLES)
     ]

@@ -50,34 +50,34 @@ def critical_path(spans: Sequence[Activity], window: Interval, plan: Plan) -> li
     validating = {task.name for task in plan.tasks if task.rows is Rows.VALIDATION}
     left = [span for span in spans if span.end - span.start > _SHORTEST_S]
     now, current = window.end, None
-    found: list[Part] = []
+    path: list[Part] = []
     while now > window.start + _SHORTEST_S:
         before = [span for span in left if span.start < now - _SHORTEST_S and _ended(span, now, current)]
         if current is not None:
             known = [span for span in before if _precedes(span, current, needs)]
             before = known + _of_host(before, known, current) or before
         if not before:
-            found.append(Part("driver", "", DRIVER, window.start, now))
+            path.append(Part("driver", "", DRIVER, window.start, now))
             break
         last = max(before, key=lambda span: (span.end, span.end - span.start))
         if last.end > now + _TOLERANCE_S:
             # The rollout was called before its weights had come.
-            while found and found[-1].end <= last.end:
-                found.pop()
-            if found:
-                found[-1] = found[-1]._replace(start=max(found[-1].start, last.end))
+            while path and path[-1].end <= last.end:
+                path.pop()
+            if path:
+                path[-1] = path[-1]._replace(start=max(path[-1].start, last.end))
             now = last.end
         if last.end < now - _SHORTEST_S:
-            found.append(Part("driver", "", DRIVER, max(last.end, window.start), now))
+            path.append(Part("driver", "", DRIVER, max(last.end, window.start), now))
         start = _start_of_rollout(last, left) if last.name in generating else last.start
         begin, end = max(start, window.start), min(last.end, now)
         if end > begin:
-            found += reversed(_parts(last, begin, end, left, generating))
+            path += reversed(_parts(last, begin, end, left, generating))
         left.remove(last)
         now, current = begin, last
     return [
         part._replace(cause=VALIDATION) if part.name in validating else part
-        for part in reversed(found)
+        for part in reversed(path)
         if part.end > part.start
     ]
 
@@ -122,10 +122,10 @@ def _start_of_rollout(span: Activity, spans: Sequence[Activity]) -> float:
     Servers take the requests of later shards as they finish those of earlier ones.
     """
     start = span.start
-    shards = [each for each in spans if (each.name, each.step) == (span.name, span.step)]
-    for each in sorted(shards, key=lambda each: -each.start):
-        if each.start < start <= each.end + _TOLERANCE_S:
-            start = each.start
+    shards = [shard for shard in spans if (shard.name, shard.step) == (span.name, span.step)]
+    for shard in sorted(shards, key=lambda shard: -shard.start):
+        if shard.start < start <= shard.end + _TOLERANCE_S:
+            start = shard.start
     return start
 
 
@@ -144,11 +144,11 @@ def _parts(
 
 def _alone_from(span: Activity, spans: Sequence[Activity]) -> float | None:
     """When the last shard of a rollout was alone; None if it does not straggle."""
-    shards = [each for each in spans if (each.name, each.step) == (span.name, span.step)]
-    ends = sorted(each.end for each in shards)
+    shards = [shard for shard in spans if (shard.name, shard.step) == (span.name, span.step)]
+    ends = sorted(shard.end for shard in shards)
     if len(ends) < 2 or ends[-1] > span.end:
         return None
-    gaps = [later - before for before, later in pairwise([min(each.start for each in shards), *ends])]
+    gaps = [later - before for before, later in pairwise([min(shard.start for shard in shards), *ends])]
     return ends[-2] if gaps[-1] > _STRAGGLES * median(gaps) else None
 
 

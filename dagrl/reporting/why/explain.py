@@ -50,7 +50,8 @@ class Explanation:
 def explain(folder: Path, step: int | None = None) -> Explanation:
     """Explain a step, or the newest ones. ValueError if the run has no such step, or no pipeline; PipelineError."""
     run = open_run(folder)
-    pipeline, plan = run.pipeline().on_its_gpus, run.pipeline().plan
+    planned = run.pipeline()
+    pipeline, graph, plan = planned.on_its_gpus, planned.graph, planned.plan
     usual = usual_steps(run, plan)
     finished = {line["step"]: line for line in run.steps}
     # A run that has just begun has its first step alone.
@@ -64,23 +65,24 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
         raise ValueError(f"{folder} has no timeline of step {step}: {known}")
     paths = {number: critical_path(run.within(window), window, plan) for number, window in windows.items()}
     step_s = fmean(window.end - window.start for window in windows.values())
-    actual = [each for each in run.spans if each.step in set(usual)]
-    lengths = [run.commit_interval(number) for number in usual]
-    measured = median([window.end - window.start for window in lengths if window is not None] or [step_s])
-    found, why_not = [], ""
+    summed = _summed(paths)
+    intervals = [interval for number in usual if (interval := run.commit_interval(number)) is not None]
+    usual_step_s = median([interval.end - interval.start for interval in intervals] or [step_s])
+    advised, why_not = [], ""
     if len(usual) < LEAST_STEPS:
         why_not = "advice needs two steps beside the first"
     else:
         try:
             tried = [
-                *changes(pipeline, run.pipeline().graph, plan, _straggling(run, plan, paths)),
-                *changes_by_size(pipeline, run.pipeline().graph, _lengths(run, pipeline, windows)),
+                *changes(pipeline, graph, plan, _straggling(run, plan, summed)),
+                *changes_by_size(pipeline, graph, _lengths(run, pipeline, windows)),
             ]
-            found = advice(run.pipeline(), tried, actual, measured)
+            actual = [activity for activity in run.spans if activity.step in set(usual)]
+            advised = advice(planned, tried, actual, usual_step_s)
         except ValueError as error:
             why_not = str(error)
     return Explanation(
-        sorted(windows), step_s, _summed(paths), measured, found, why_not,
+        sorted(windows), step_s, summed, usual_step_s, advised, why_not,
         straggler(folder, paths, finished),
         "; ".join(run_notes([finished.get(number, {}) for number in windows], config_of(folder)).values()),
     )  # fmt: skip
@@ -98,21 +100,20 @@ def as_text(folder: Path, explained: Explanation) -> str:
     ]
     parts.append(table(rows, headings=["critical path", "on", "cause", "seconds", "of a step"], left=(0, 1, 2)))
     if explained.straggler is not None:
-        parts.append(f"  {explained.straggler.told()}")
+        parts.append(f"  {explained.straggler.sentence()}")
     if explained.notes:
         parts.append(f"  {explained.notes}")
     if steps == [1]:
         parts.append("  the first step of a run takes longer than others: kernels and connections are made in it")
     if explained.advice:
-        told = [["as it is", _seconds(explained.usual_step_s), "", "", ""]]
-        told += [
-            [each.key, _seconds(each.step_s), f"-{each.gain:.0%}", f"{each.least:.0%} to {each.most:.0%}", each.what]
-            for each in explained.advice
-        ]
+        changed = [["as it is", _seconds(explained.usual_step_s), "", "", ""]]
+        for tip in explained.advice:
+            saves = f"{tip.least:.0%} to {tip.most:.0%}"
+            changed.append([tip.key, _seconds(tip.step_s), f"-{tip.gain:.0%}", saves, tip.what])
         headings = ["change", "a step", "saves", "range", ""]
         parts += [
             "",
-            table(told, headings=headings, left=(0, 4)),
+            table(changed, headings=headings, left=(0, 4)),
             "  simulated with the run's own times, each change alone",
         ]
     else:
@@ -127,24 +128,24 @@ def as_values(explained: Explanation) -> dict[str, Any]:
 
 
 def _summed(paths: dict[int, list[Part]]) -> list[tuple[str, str, str, float]]:
+    """Node, executor, cause and mean seconds of a step, the longest first."""
     sums: dict[tuple[str, str, str], float] = defaultdict(float)
     for part in (part for path in paths.values() for part in path):
         sums[part.name, part.executor, part.cause] += part.end - part.start
     return sorted(((*key, total / len(paths)) for key, total in sums.items()), key=lambda part: -part[-1])
 
 
-def _straggling(run: RunReader, plan: Plan, paths: dict[int, list[Part]]) -> dict[str, Straggling]:
+def _straggling(run: RunReader, plan: Plan, path: list[tuple[str, str, str, float]]) -> dict[str, Straggling]:
     """How much of each rollout only its last responses take."""
     means, longest = run.of("response_tokens/mean"), run.of("response_tokens/max")
     thin = 1 - fmean(means) / fmean(longest) if means and longest and fmean(longest) else 0.0
-    found = {}
-    for task in plan.tasks:
-        parts = [part for path in paths.values() for part in path if part.name == task.name]
-        whole = sum(part.end - part.start for part in parts)
-        if task.generates and whole:
-            tail = sum(part.end - part.start for part in parts if part.cause == STRAGGLER)
-            found[task.name] = Straggling(tail / whole, thin)
-    return found
+    whole: dict[str, float] = defaultdict(float)
+    tail: dict[str, float] = defaultdict(float)
+    for name, _, cause, seconds in path:
+        whole[name] += seconds
+        tail[name] += seconds if cause == STRAGGLER else 0.0
+    names = [task.name for task in plan.tasks if task.generates and whole[task.name]]
+    return {name: Straggling(tail[name] / whole[name], thin) for name in names}
 
 
 def _lengths(run: RunReader, pipeline: Pipeline, steps: dict[int, Any]) -> Assumed:

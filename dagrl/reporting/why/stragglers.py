@@ -26,19 +26,18 @@ class Straggler:
     mean: float | None
     """Tokens of the mean response."""
     samples: tuple[int, ...]
-    """Ids of stored samples with that many tokens, if they are few enough to be told."""
+    """Ids of stored samples with that many tokens, if they are few."""
 
-    def told(self) -> str:
-        """A sentence."""
+    def sentence(self) -> str:
         if self.longest is None or self.mean is None:
             return f"the rollout of step {self.step} waited {self.seconds:,.2f} s for its last responses"
-        said = f"step {self.step}: the longest response has {self.longest:,.0f} tokens"
+        text = f"step {self.step}: the longest response has {self.longest:,.0f} tokens"
         if self.samples:
-            said += f" (sample {', '.join(map(str, self.samples))})"
-        said += f", the mean one {self.mean:,.0f}"
+            text += f" (sample {', '.join(map(str, self.samples))})"
+        text += f", the mean one {self.mean:,.0f}"
         if self.mean > _ALIKE * self.longest:
-            said += ": lengths are alike, so that a tool, an environment or a server is late"
-        return said
+            text += ": lengths are alike, so that a tool, an environment or a server is late"
+        return text
 
 
 _MOST_NAMED = 3
@@ -56,8 +55,8 @@ def straggler(
         return None
     line = metrics.get(step, {})
     longest = line.get("response_tokens/max")
-    found = _stored(folder, step, longest) if longest else ()
-    few = found if len(found) <= _MOST_NAMED else ()
+    samples = _stored(folder, step, longest) if longest else ()
+    few = samples if len(samples) <= _MOST_NAMED else ()
     return Straggler(step, waits[step], longest, line.get("response_tokens/mean"), few)
 
 

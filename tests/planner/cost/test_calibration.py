@@ -12,9 +12,10 @@ from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.residency import Residency
 from dagrl.config.schema import Scope
 from dagrl.graph.inference import build_graph
-from dagrl.planner.cost.calibration import Calibration, Work, calibrate, executor_of, seconds_of_step
+from dagrl.planner.cost.calibration import Calibration, calibrate, executor_of
 from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.cost.run_times import CPU, RunTimes, applied, devices_of
+from dagrl.planner.simulation.measured import Work, seconds_of_step
 from dagrl.scheduler.commands import Command, Commit, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.placement import make_plan
@@ -37,7 +38,7 @@ ROLLOUT, REF, UPDATE = Work("rollout", "generator"), Work("ref", "actor"), Work(
 SYNC, SLEEP = Work("sync", "generator"), Work("sleep", "actor")
 ESTIMATED = {ROLLOUT: 2.0, REF: 1.0, UPDATE: 3.0, SYNC: 0.1, SLEEP: 0.0}
 MEASURED = {ROLLOUT: 3.0, UPDATE: 1.5, SYNC: 0.4, SLEEP: 0.2}
-FOUND = calibrate(PLAN, ESTIMATED, MEASURED, driver_s=0.5)
+FOUND = replace(calibrate(PLAN, ESTIMATED, MEASURED), driver_s=0.5)
 
 
 @pytest.mark.parametrize(

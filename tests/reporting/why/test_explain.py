@@ -112,7 +112,7 @@ def test_responses_of_one_length_are_not_blamed(tmp_path: Path) -> None:
     parts = [Part("rollout", "generator", STRAGGLER, 1.0, 3.0)]
     found = straggler(tmp_path, {4: parts, 5: []}, {4: {"response_tokens/max": 100.0, "response_tokens/mean": 98.0}})
     assert found is not None and found.step == 4 and found.seconds == 2.0
-    assert "a tool, an environment or a server is late" in found.told()
+    assert "a tool, an environment or a server is late" in found.sentence()
     assert straggler(tmp_path, {5: []}, {}) is None
 
 
