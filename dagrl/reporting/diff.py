@@ -251,13 +251,7 @@ def as_dict(result: RunDiff) -> dict[str, Any]:
     parting = result.parting
     return {
         "equal": parting is None,
-        "parting": parting
-        and {
-            "step": parting.step,
-            "node": parting.node or None,
-            "differences": [asdict(difference) for difference in parting.differences],
-            "hint": parting.hint,
-        },
+        "parting": parting and asdict(parting) | {"node": parting.node or None},
         "pipelines": result.changed,
         "compared": result.compared,
     }

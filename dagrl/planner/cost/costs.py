@@ -136,17 +136,13 @@ class PipelineCosts:
     # -- runs
 
     @cached_property
-    def _tasks(self) -> dict[str, PlannedTask]:
-        return {task.name: task for task in self.plan.tasks}
-
-    @cached_property
     def _known(self) -> dict[tuple[str, int], Sequence[float]]:
         return {}
 
     def _ends(self, name: str, shards: int) -> Sequence[float]:
         """Return the ends of so many shards of a task; a task that does not stream ends them all at once."""
         if (name, shards) not in self._known:
-            task = self._tasks[name]
+            task = self.plan.task(name)
             node = self.pipeline.nodes.get(task.node)
             share = shards / self.plan.shards
             ends: Sequence[float]

@@ -19,7 +19,7 @@ from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.simulation.costs import Costs
 from dagrl.planner.simulation.simulate import Simulated, simulate
 from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
-from dagrl.scheduler.plan import Plan, PlannedTask, Rows
+from dagrl.scheduler.plan import Plan, Rows
 
 _WARM_UP = 2
 """Simulated steps before the measured ones, besides the staleness of the plan: engines start awake or asleep."""
@@ -118,27 +118,19 @@ def _alike(seconds: Sequence[float], least: int) -> int:
 
 
 def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
+    """(writer, reader) -> bytes of a step."""
     tasks = {task.name: task for task in costs.plan.tasks}
-    edges = {}
+    edges: dict[tuple[str, str], float] = defaultdict(float)
     for task in tasks.values():
-        if task.rows is Rows.TRAIN:
-            taken = _edge_bytes(tasks, task, costs.rows(task), costs.lengths(task), costs.shape)
-            rounds = costs.plan.rounds_of(task)
-            edges.update({(producer, task.name): rounds * nbytes for producer, nbytes in taken.items()})
+        if task.rows is not Rows.TRAIN:
+            continue
+        rows = costs.rows(task) * costs.plan.rounds_of(task)
+        for producer, column in dict.fromkeys(task.inputs.values()):
+            # Contracts have the op's name of a column.
+            names = {there: own for own, there in tasks[producer].outputs.items()}
+            spec = CORE_COLUMNS.get(names.get(column, column))
+            edges[producer, task.name] += rows * _row_bytes(spec, costs.lengths(task), costs.shape)
     return edges
-
-
-def _edge_bytes(
-    tasks: Mapping[str, PlannedTask], task: PlannedTask, rows: int, lengths: Lengths, shape: ModelShape
-) -> dict[str, float]:
-    """Return each task that `task` reads from -> bytes of a step."""
-    nbytes: dict[str, float] = {}
-    for producer, column in dict.fromkeys(task.inputs.values()):
-        # Contracts have the op's name of a column.
-        names = {there: own for own, there in tasks[producer].outputs.items()}
-        row_bytes = _row_bytes(CORE_COLUMNS.get(names.get(column, column)), lengths, shape)
-        nbytes[producer] = nbytes.get(producer, 0.0) + rows * row_bytes
-    return nbytes
 
 
 def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape) -> float:

@@ -31,37 +31,33 @@ class Assumed:
 
 
 def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed, *, validation: bool = False) -> Lengths:
-    """Return the lengths of a rollout's rows, within its limits. `validation` may have other limits than training.
+    """The lengths of a rollout's rows, within its limits. `validation` may have other limits than training.
 
     ValueError if `assumed` has lengths that the file does not allow.
     """
-    every = pipeline.rollouts.values()
+    rollouts = pipeline.rollouts.values()
     sampling = (rollout.val_sampling if validation else None) or rollout.sampling
     longest, longest_prompt = sampling.max_new_tokens, _longest_prompt(pipeline, rollout)
-    response, prompt = assumed.response_tokens, assumed.prompt_tokens
+    response_limit = max(node.sampling.max_new_tokens for node in rollouts)
+    prompt_limit = max(_longest_prompt(pipeline, node) for node in rollouts)
+    response = _checked("responses", assumed.response_tokens, response_limit, "sampling.max_new_tokens")
     if response is None:
         response = longest * (1.0 if sampling.ignore_eos else MEAN_RESPONSE)
-    else:
-        _check("responses", response, max(node.sampling.max_new_tokens for node in every), "sampling.max_new_tokens")
-    if prompt is None:
-        prompt = longest_prompt * MEAN_PROMPT
-    else:
-        _check("prompts", prompt, max(_longest_prompt(pipeline, node) for node in every), "max_prompt_tokens")
+    prompt = _checked("prompts", assumed.prompt_tokens, prompt_limit, "max_prompt_tokens")
+    prompt = longest_prompt * MEAN_PROMPT if prompt is None else prompt
     return Lengths(min(prompt, longest_prompt), min(response, longest), longest)
 
 
 def lengths_of_demonstrations(pipeline: Pipeline, assumed: Assumed) -> Lengths:
-    """Return the lengths of the data set's responses, spread like those of a rollout. ValueError as `lengths_of`."""
-    data = pipeline.data
-    longest = data.max_response_tokens or 1
-    response, prompt = assumed.response_tokens, assumed.prompt_tokens
-    if response is None:
-        response = longest * MEAN_RESPONSE
-    if prompt is None:
-        prompt = data.max_prompt_tokens * MEAN_PROMPT
-    _check("responses", response, longest, "data.max_response_tokens")
-    _check("prompts", prompt, data.max_prompt_tokens, "max_prompt_tokens")
-    return Lengths(prompt, response, longest)
+    """The lengths of the data set's responses, spread like those of a rollout. ValueError as `lengths_of`."""
+    longest, longest_prompt = pipeline.data.max_response_tokens or 1, pipeline.data.max_prompt_tokens
+    response = _checked("responses", assumed.response_tokens, longest, "data.max_response_tokens")
+    prompt = _checked("prompts", assumed.prompt_tokens, longest_prompt, "max_prompt_tokens")
+    return Lengths(
+        longest_prompt * MEAN_PROMPT if prompt is None else prompt,
+        longest * MEAN_RESPONSE if response is None else response,
+        longest,
+    )
 
 
 def lengths_of_judgements(node: JudgeNode, judged: Lengths) -> Lengths:
@@ -75,9 +71,11 @@ def _longest_prompt(pipeline: Pipeline, rollout: RolloutNode) -> int:
     return rollout.max_prompt_tokens or pipeline.data.max_prompt_tokens
 
 
-def _check(what: str, mean: float, limit: int, field: str) -> None:
-    if not 0 < mean <= limit:
+def _checked(what: str, mean: float | None, limit: int, field: str) -> float | None:
+    """The mean. ValueError if it is above the limit."""
+    if mean is not None and not 0 < mean <= limit:
         raise ValueError(
             f"{what} of {mean:g} tokens on average do not fit the pipeline's {field}, {limit}; "
             f"choose a number between 1 and {limit}"
         )
+    return mean
