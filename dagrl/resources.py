@@ -73,7 +73,6 @@ def path_in_template(folder: Path, path: str, pipeline: Path) -> Path:
 
 
 def template_text(name: str) -> str:
-    """The content of a template's file."""
     return (OWN_TEMPLATES / f"{name}.yaml").read_text(encoding="utf-8")
 
 

@@ -92,7 +92,6 @@ app.callback(**help_of(dagrl))(dagrl)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
     try:
         code = app(arguments, prog_name="dagrl", standalone_mode=False)
         sys.stdout.flush()

@@ -13,12 +13,10 @@ from dagrl.resources import data_script_names, pipeline_file, template_names
 
 
 def templates(incomplete: str) -> list[str]:
-    """Names of dagrl's templates."""
     return _begun(template_names(), incomplete)
 
 
 def data_sets(incomplete: str) -> list[str]:
-    """Data sets that have a preprocessing script."""
     return _begun(data_script_names(), incomplete)
 
 
@@ -51,7 +49,6 @@ def overrides(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def engines(context: typer.Context, incomplete: str) -> list[str]:
-    """Engines of the run that the call names."""
     from dagrl.config.loading.yaml_source import read_document
 
     # Where the option is the last word, the run is not assigned to its parameter yet.
@@ -64,7 +61,6 @@ def engines(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def gpus(incomplete: str) -> list[str]:
-    """GPUs that the cost model knows."""
     from dagrl.backends.planning.gpus import GPUS
 
     return _begun((gpu.name for gpu in GPUS), incomplete)

@@ -98,7 +98,6 @@ def replay(
 
 
 def _result(outcome: ReplayOutcome, within: float) -> tuple[str, int]:
-    """Name the result, and the exit status that it has."""
     if outcome.failure is not None:
         return "fails", _DIFFERS
     if outcome.differences and outcome.largest > within:

@@ -145,7 +145,6 @@ def open_trackers(
 
 
 def _made(spec: TrackerSpec, run_name: str, note: Callable[[str], None], folder: Path | None) -> Tracker:
-    """A tracker that is not started yet."""
     name = spec.name or run_name
     match spec.tracker:
         case "tensorboard":

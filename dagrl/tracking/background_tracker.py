@@ -118,7 +118,6 @@ class BackgroundTracker:
             self._end()
 
     def _end(self) -> None:
-        """Let the thread end after the queued calls."""
         self._is_closed = True
         with suppress(queue.Full):
             self._calls.put_nowait(None)

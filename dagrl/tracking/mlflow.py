@@ -56,7 +56,6 @@ class Mlflow:
         self._tables: list[dict[str, str]] = []
 
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
-        """Begin or resume a run."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -93,7 +92,6 @@ class Mlflow:
             self._client.log_batch(self._run_id, metrics=some)
 
     def samples(self, step: int, table: SampleTable) -> None:
-        """Add a table to the run's artifacts."""
         assert self._client is not None, "samples before start"
         path = f"samples/step_{step}_val.json"
         self._client.log_dict(self._run_id, {"columns": list(table.columns), "data": [*map(list, table.rows)]}, path)
@@ -102,7 +100,6 @@ class Mlflow:
         self._client.set_tag(self._run_id, _TABLES, json.dumps(self._tables))
 
     def close(self, ok: bool) -> None:
-        """Mark the run as finished or failed."""
         client, self._client = self._client, None
         if client is not None and self._run_id:
             client.set_terminated(self._run_id, "FINISHED" if ok else "FAILED")

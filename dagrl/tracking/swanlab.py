@@ -79,7 +79,6 @@ class SwanLab:
         self._run.log({"val/samples": shown}, step=step)
 
     def close(self, ok: bool) -> None:
-        """Upload the rest and mark the run as finished or failed."""
         run, self._run = self._run, None
         if run is not None:
             run.finish(state="success" if ok else "crashed", error=None if ok else "the run failed")

@@ -71,7 +71,6 @@ class TensorBoard:
 
 
 def _text(name: str, text: str) -> Any:
-    """A summary for TensorBoard's text plugin."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

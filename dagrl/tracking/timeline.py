@@ -103,7 +103,6 @@ class _Names:
         return [*events, event]
 
     def text(self, activities: Iterable[Activity]) -> str:
-        """A whole trace."""
         lines = [json.dumps(event) for activity in activities for event in self.events(activity)]
         return ("[\n" if lines else "[") + ",\n".join(lines) + _END.decode()
 

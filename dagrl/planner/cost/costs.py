@@ -110,7 +110,7 @@ class PipelineCosts:
         return costs
 
     def prompts(self, task: PlannedTask) -> int:
-        """Return how many prompts of a step, or of a round, the task works on."""
+        """Prompts of a step, or of a round, that the task works on."""
         data = self.pipeline.data
         if task.rows is Rows.VALIDATION:
             # As groups, of which a prompt of a set may have several.
@@ -120,11 +120,10 @@ class PipelineCosts:
         return prompts_per_round(self.pipeline) if task.in_rounds else data.prompts_per_step
 
     def rows(self, task: PlannedTask) -> int:
-        """Return how many rows those prompts have."""
+        """The rows of those prompts."""
         return self.prompts(task) * self.plan.group_size(task.rows)
 
     def lengths(self, task: PlannedTask) -> Lengths:
-        """Return the lengths of those rows."""
         if task.sampled_by is None and self.pipeline.is_offline:
             return lengths_of_demonstrations(self.pipeline, self.assumed)
         name = task.node if task.generates else task.sampled_by or self.pipeline.leading_rollout

@@ -56,7 +56,6 @@ class StepEstimate:
 
 
 def estimate_step(costs: PipelineCosts) -> StepEstimate:
-    """Estimate a step of the costs' plan."""
     plan = costs.plan
     simulated, steady_steps = _simulated(plan, costs)
     last = max(simulated.step_seconds)

@@ -118,7 +118,6 @@ def placings(cluster: Cluster, *, together: bool = False) -> Iterator[Placing]:
 
 
 def _spread(units: int) -> list[int]:
-    """Return 1 to `units` - 1, or numbers spread evenly over them."""
     if units - 1 <= _SPLITS:
         return list(range(1, units))
     return sorted({round(units * part / (_SPLITS + 1)) for part in range(1, _SPLITS + 1)})

@@ -35,7 +35,6 @@ class Report:
 
     @property
     def fits(self) -> bool:
-        """Whether every engine fits."""
         return not self.fit.problems
 
 

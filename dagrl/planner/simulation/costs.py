@@ -36,7 +36,6 @@ class CostTable:
     commit: float = 0.0
 
     def seconds(self, command: Command) -> float:
-        """Return the seconds of `command`."""
         match command:
             case Run(_, task, shards):
                 return self.shard.get(task, 0.0) * len(shards)

@@ -69,7 +69,6 @@ class _Simulation:
         self._commits: dict[int, float] = {}
 
     def go_on_until(self, step: int) -> None:
-        """Execute commands until `step` is committed."""
         self._begin(self._scheduler.start())
         while step not in self._commits:
             assert self._coming, "nothing is under way and nothing may start"
@@ -78,7 +77,6 @@ class _Simulation:
             self._begin(self._scheduler.handle(event))
 
     def seen(self) -> Simulated:
-        """Return the result up to now."""
         ends = sorted(self._commits.items(), key=lambda commit: commit[1])
         begins = [0.0, *(end for _, end in ends)]
         step_seconds = {step: end - begin for (step, end), begin in zip(ends, begins, strict=False)}
