@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dagrl.reporting.comparison import Comparison, compare_with_plan
-from dagrl.reporting.run_data.run_reader import RunReader
-from dagrl.scheduler.plan import HOST
+from dagrl.reporting.run_data.run_reader import RunReader, step_window
+from dagrl.reporting.run_data.step_view import bar
 
 
 def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, Any]:
@@ -28,25 +28,15 @@ def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, Any]:
     }
 
 
-def _last_step(planned: Comparison) -> list[list[Any]]:
+def _last_step(comparison: Comparison) -> list[list[Any]]:
     """The bars of the last planned step: those before it may wait for things that happen once."""
-    step = planned.steps
-    own = [activity for activity in planned.simulated.activities if activity.step == step]
+    simulated, step = comparison.simulated, comparison.steps
+    own = [activity for activity in simulated.activities if activity.step == step]
     if not own:
         return []
-    end = max(activity.end for activity in own)
-    starts = [activity.start for activity in own if activity.group != HOST] or [activity.start for activity in own]
-    start = min(min(starts), end - planned.simulated.step_seconds.get(step, 0.0))
+    window = step_window(own, simulated.step_seconds.get(step, 0.0))
     return [
-        [
-            activity.name,
-            activity.group,
-            str(activity.worker),
-            activity.start - start,
-            activity.end - activity.start,
-            activity.shard,
-            activity.step,
-        ]
-        for activity in planned.simulated.activities
-        if activity.end > start and activity.start < end
+        bar(activity, window.start)
+        for activity in simulated.activities
+        if activity.end > window.start and activity.start < window.end
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -91,17 +92,9 @@ class RunReader(RunRecord):
         return sorted(self._of_step)
 
     def window(self, step: int) -> Interval | None:
-        """When a step was under way, in seconds since the epoch; None if the timeline lacks it.
-
-        From its first activity on an engine, or from ``time/step_s`` before its end, the commit of the step before,
-        whichever is earlier. The host reads prompts ahead.
-        """
+        """When a step was under way, in seconds since the epoch; None if the timeline lacks it."""
         activities = self._of_step.get(step)
-        if not activities:
-            return None
-        end = max(span.end for span in activities)
-        starts = [span.start for span in activities if span.group != HOST] or [span.start for span in activities]
-        return Interval(min(min(starts), end - self.step_seconds.get(step, 0.0)), end)
+        return step_window(activities, self.step_seconds.get(step, 0.0)) if activities else None
 
     def commit_interval(self, step: int) -> Interval | None:
         """From the commit of the step before to the step's own: what a step takes where steps overlap."""
@@ -140,6 +133,18 @@ class RunReader(RunRecord):
         self.steps += [step for step in new if step is not None]
         self.steps.sort(key=lambda step: step["step"])
         self.step_seconds = {step["step"]: step["time/step_s"] for step in self.steps if step.get("time/step_s")}
+
+
+def step_window(activities: Sequence[Activity], seconds: float) -> Interval:
+    """When a step of these activities was under way.
+
+    From its first activity on an engine, or from `seconds` before its end, the commit of the step before, whichever is
+    earlier. The host reads prompts ahead.
+    """
+    end = max(activity.end for activity in activities)
+    on_engines = [activity for activity in activities if activity.group != HOST]
+    start = min(activity.start for activity in on_engines or activities)
+    return Interval(min(start, end - seconds), end)
 
 
 def is_run(folder: Path) -> bool:

@@ -7,16 +7,16 @@ from typing import Any
 from dagrl.reporting.run_data.idle import idle_times
 from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.why.critical_path import Part, critical_path
-from dagrl.scheduler.intervals import busy_seconds
+from dagrl.scheduler.intervals import Activity, busy_seconds
 from dagrl.scheduler.plan import HOST, Plan
 
 
 def step_view(run: RunReader, step: int, plan: Plan | None = None) -> dict[str, Any] | None:
     """The bars and pauses of a step, and its critical path if there is a `plan`; None if the timeline lacks the step.
 
-    ``spans``: [name, group, worker, start, seconds, shard, step] of all activities in the window of the step, also
-    those of steps that overlap with it; ``idle``: [group, start, seconds, cause]; ``path``: [name, executor, cause,
-    start, seconds]. Starts are in seconds from the window's.
+    ``spans``: the `bar` of each activity in the window of the step, also of steps that overlap with it; ``idle``:
+    [group, start, seconds, cause]; ``path``: [name, executor, cause, start, seconds]. Starts are in seconds from the
+    window's.
     """
     window = run.window(step)
     if window is None:
@@ -28,18 +28,7 @@ def step_view(run: RunReader, step: int, plan: Plan | None = None) -> dict[str, 
         "step": step,
         "begin": window.start,
         "seconds": _rounded(whole),
-        "spans": [
-            [
-                span.name,
-                span.group,
-                str(span.worker),
-                _rounded(span.start - window.start),
-                _rounded(span.end - span.start),
-                span.shard,
-                span.step,
-            ]
-            for span in spans
-        ],
+        "spans": [bar(span, window.start) for span in spans],
         "idle": [
             [idle.group, _rounded(idle.start - window.start), _rounded(idle.seconds), idle.cause] for idle in pauses
         ],
@@ -52,6 +41,12 @@ def step_view(run: RunReader, step: int, plan: Plan | None = None) -> dict[str, 
             for group in run.groups
         },
     }
+
+
+def bar(activity: Activity, begin: float) -> list[Any]:
+    """[name, group, worker, start, seconds, shard, step] of an activity, with its start in seconds from `begin`."""
+    times = _rounded(activity.start - begin), _rounded(activity.end - activity.start)
+    return [activity.name, activity.group, str(activity.worker), *times, activity.shard, activity.step]
 
 
 def _path(run: RunReader, step: int, plan: Plan | None) -> list[Part]:
