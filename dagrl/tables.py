@@ -14,11 +14,7 @@ HEADING = "bold"
 
 
 def table(
-    rows: Iterable[Sequence[str]],
-    *,
-    headings: Sequence[str] = (),
-    left: Container[int] = (0,),
-    indent: int = 2,
+    rows: Iterable[Sequence[str]], *, headings: Sequence[str] = (), left: Container[int] = (0,)
 ) -> RenderableType:
     """A table without lines. The columns in `left` are aligned to the left, the others to the right."""
     cells = list(rows)
@@ -28,7 +24,7 @@ def table(
         built.add_column(heading, justify="left" if index in left else "right", no_wrap=True)
     for row in cells:
         built.add_row(*row)
-    return Padding(built, (0, 0, 0, indent), expand=False)
+    return Padding(built, (0, 0, 0, 2), expand=False)
 
 
 def render(parts: Iterable[RenderableType]) -> str:

@@ -157,7 +157,11 @@ class Console:
         self._progress.update(self._task, completed=resumed_step or 0)
         self._progress.start_task(self._task)
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
-            self._live = Live(console=self._terminal, get_renderable=self._picture, refresh_per_second=2)
+            self._live = Live(
+                console=self._terminal,
+                get_renderable=lambda: Group(self._progress, self._rollout),
+                refresh_per_second=2,
+            )
             self._live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -241,9 +245,6 @@ class Console:
         # soft_wrap: a log file has no width.
         self._terminal.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
         self._terminal.file.flush()
-
-    def _picture(self) -> Group:
-        return Group(self._progress, self._rollout)
 
 
 def _place(heading: str, order: list[str]) -> int:
