@@ -144,7 +144,7 @@ def library_fields(pattern: str, engine: str, section: str) -> Rule:
             else:
                 t.imply(f"there is no engine `{engine}`", key)
 
-    return Rule((pattern,), apply, (f"engines.{engine}.{section}", f"engines.{engine}.extra.{section}"))
+    return Rule((pattern,), apply)
 
 
 def write_betas(t: Translation, engine: str, key: str) -> None:

@@ -71,7 +71,7 @@ def trackers(t: Translation, values: Iterable[Any], keys: Iterable[str], setting
 
 def named(key: str) -> Rule:
     """Write the pipeline's name."""
-    return joint(lambda t: t.write("name", name_of(t.get(key)), key), key, targets=("name",), always=True)
+    return joint(lambda t: t.write("name", name_of(t.get(key)), key), key, always=True)
 
 
 def tracked(key: str, **settings: str) -> Rule:
@@ -81,7 +81,7 @@ def tracked(key: str, **settings: str) -> Rule:
         value = t.get(key)
         trackers(t, value if isinstance(value, list) else [value], [key], settings)
 
-    return joint(apply, key, *settings.values(), targets=("track",), always=True)
+    return joint(apply, key, *settings.values(), always=True)
 
 
 def keep(t: Translation, key: str) -> None:

@@ -71,8 +71,6 @@ class Rule:
     keys: tuple[str, ...]
     """Keys of the source; ``*`` stands for any rest."""
     apply: Apply
-    targets: tuple[str, ...] = ()
-    """Keys of the pipeline that it may write, for the documentation's test."""
     always: bool = False
     """Apply it even if the source sets none of its keys: it writes defaults."""
 
@@ -319,17 +317,22 @@ def to(
         for target in targets:
             t.write(target, convert(value), key, note=note)
 
-    return Rule((key,), apply, targets, always=write_default)
+    return Rule((key,), apply, always=write_default)
 
 
-def joint(apply: Apply, *keys: str, targets: tuple[str, ...] = (), always: bool = False) -> Rule:
-    """Compute keys of the pipeline from several keys of the source."""
-    return Rule(keys, apply, targets, always)
+def under(section: str, names: str) -> str:
+    """Keys of a section, whose names are divided by spaces."""
+    return " ".join(f"{section}.{name}" for name in names.split())
+
+
+def joint(apply: Apply, *keys: str, always: bool = False) -> Rule:
+    """Compute keys of the pipeline from several keys of the source, which are divided by spaces."""
+    return Rule(tuple(" ".join(keys).split()), apply, always)
 
 
 def implied(reason: str, *keys: str) -> Rule:
-    """Keys that need no counterpart."""
-    return Rule(keys, lambda t: t.imply_all(reason))
+    """Keys that need no counterpart, divided by spaces."""
+    return joint(lambda t: t.imply_all(reason), *keys)
 
 
 def refused(reason: str, *keys: str) -> Rule:
@@ -339,7 +342,7 @@ def refused(reason: str, *keys: str) -> Rule:
         t.imply("is null or off", *(key for key in t.current if _is_off(t.get(key))))
         t.refuse(reason, *(key for key in t.current if not _is_off(t.get(key))))
 
-    return Rule(keys, apply)
+    return joint(apply, *keys)
 
 
 def refused_unless(value: Any, reason: str, *keys: str) -> Rule:
@@ -353,4 +356,4 @@ def refused_unless(value: Any, reason: str, *keys: str) -> Rule:
             else:
                 t.refuse(reason, key)
 
-    return Rule(keys, apply)
+    return joint(apply, *keys)

@@ -7,7 +7,7 @@ import re
 from dagrl.importing.parts import put_logprob, put_node, put_reference
 from dagrl.importing.roll.common import TRAIN
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.table import Translation, joint
+from dagrl.importing.table import Translation, joint, under
 
 _KL = {"kl": "k1", "abs": "abs", "mse": "k2"}
 
@@ -127,27 +127,18 @@ def _correction(t: Translation) -> None:
 
 
 RULES = (
-    joint(
-        _estimator,
-        *("adv_estimator", "whiten_advantages", "norm_mean_type", "norm_std_type", "gamma", "lambd"),
-        targets=("nodes.advantage.estimator", "nodes.advantage.lam", "nodes.advantage.gamma"),
-        always=True,
-    ),
+    joint(_estimator, "adv_estimator whiten_advantages norm_mean_type norm_std_type gamma lambd", always=True),
     joint(
         _loss,
-        *("pg_clip", "use_pg_clip_range", "pg_clip_low", "pg_clip_high", "dual_clip_loss", "importance_sampling"),
-        *(f"{TRAIN}.pg_variant", "entropy_loss_coef", "loss_agg_mode"),
-        targets=(
-            *("nodes.update.loss.clip_ratio", "nodes.update.loss.clip_ratio_high", "nodes.update.loss.dual_clip"),
-            *("nodes.update.loss.policy", "nodes.update.loss.entropy_coef", "nodes.update.loss.aggregation"),
-        ),
+        "pg_clip use_pg_clip_range pg_clip_low pg_clip_high dual_clip_loss importance_sampling "
+        "entropy_loss_coef loss_agg_mode",
+        under(TRAIN, "pg_variant"),
         always=True,
     ),
     joint(
         _divergence,
-        *("use_kl_loss", "kl_loss_coef", "add_token_level_kl", "init_kl_coef", "kl_penalty", "target_kl", "kl_horizon"),
-        targets=("nodes.update.loss.kl_coef", "nodes.advantage.kl_in_reward"),
+        "use_kl_loss kl_loss_coef add_token_level_kl init_kl_coef kl_penalty target_kl kl_horizon",
         always=True,
     ),
 )
-CORRECTION = (joint(_correction, "train_infer_correction.*", targets=("nodes.update.rollout_correction.rollout_is",)),)
+CORRECTION = (joint(_correction, "train_infer_correction.*"),)

@@ -6,7 +6,7 @@ import math
 
 from dagrl.importing.engines import PARALLEL
 from dagrl.importing.roll.common import CRITIC, INFER, REFERENCE, STRATEGY, TRAIN, devices_of
-from dagrl.importing.table import Translation, joint, to
+from dagrl.importing.table import Translation, joint, to, under
 
 
 def _mini_batch(t: Translation) -> None:
@@ -60,10 +60,7 @@ def _tokens(t: Translation) -> None:
 
 RULES = (
     joint(
-        _mini_batch,
-        f"{TRAIN}.training_args.per_device_train_batch_size",
-        f"{TRAIN}.training_args.gradient_accumulation_steps",
-        targets=("nodes.update.mini_batch",),
+        _mini_batch, under(TRAIN, "training_args.per_device_train_batch_size training_args.gradient_accumulation_steps")
     ),
     to("ppo_epochs", "nodes.update.epochs"),
 )
@@ -83,6 +80,5 @@ TOKENS = (
                 *("sequence_length_round_in_train", "sequence_length_round_in_infer", "infer_batch_size"),
             )
         ),
-        targets=("nodes.update.tokens_per_micro_batch",),
     ),
 )

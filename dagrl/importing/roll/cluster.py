@@ -42,9 +42,8 @@ def _groups(t: Translation) -> None:
 RULES = (
     joint(
         _groups,
-        *(f"{role}.device_mapping" for role in (TRAIN, INFER, REFERENCE, CRITIC)),
         "num_gpus_per_node",
-        targets=("groups",),
+        *(f"{role}.device_mapping" for role in (TRAIN, INFER, REFERENCE, CRITIC)),
         always=True,
     ),
 )

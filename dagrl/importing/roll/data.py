@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from dagrl.importing.parts import data_file, val_label
 from dagrl.importing.roll.common import INFER, TRAIN
-from dagrl.importing.table import Translation, joint, to
+from dagrl.importing.table import Translation, joint, to, under
 
 
 def _lengths(t: Translation) -> None:
@@ -44,19 +44,10 @@ def _data(t: Translation) -> None:
 RULES = (
     joint(
         _lengths,
-        "prompt_length",
-        "response_length",
-        "sequence_length",
-        f"{INFER}.generating_args.max_new_tokens",
-        targets=("data.max_prompt_tokens", "nodes.rollout.sampling.max_new_tokens"),
+        "prompt_length response_length sequence_length",
+        under(INFER, "generating_args.max_new_tokens"),
         always=True,
     ),
-    joint(
-        _data,
-        f"{TRAIN}.data_args.file_name",
-        "validation.data_args.file_name",
-        targets=("data.train", "data.val"),
-        always=True,
-    ),
+    joint(_data, under(TRAIN, "data_args.file_name"), "validation.data_args.file_name", always=True),
     to("rollout_batch_size", "data.prompts_per_step", write_default=True),
 )

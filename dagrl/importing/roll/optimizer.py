@@ -46,13 +46,12 @@ def _learning_rate(t: Translation) -> None:
 RULES = (
     joint(
         _learning_rate,
+        "max_grad_norm",
         *(
             f"{role}.training_args.{name}"
             for role in (TRAIN, CRITIC)
             for name in ("learning_rate", "weight_decay", "warmup_steps", "warmup_ratio", "lr_scheduler_type")
         ),
-        "max_grad_norm",
-        targets=("engines.actor.optimizer", "engines.actor.lr_schedule"),
         always=True,
     ),
 )

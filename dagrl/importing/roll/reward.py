@@ -43,4 +43,4 @@ def _query_filter(t: Translation, prefix: str) -> None:
         t.copy(key, "nodes.keep.min_std")
 
 
-RULES = (joint(_reward, "rewards.*", "rewards", targets=("nodes.reward.fn", "nodes.keep"), always=True),)
+RULES = (joint(_reward, "rewards.* rewards", always=True),)

@@ -6,7 +6,7 @@ from dagrl.importing.engines import generator_of, library_field, server_key
 from dagrl.importing.parts import has_val_data, put_node, write_val_n
 from dagrl.importing.roll.common import INFER, STRATEGY
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.table import Translation, joint, to
+from dagrl.importing.table import Translation, joint, to, under
 
 _SAMPLING = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
 """Defaults of ROLL's ``generating_args``."""
@@ -76,25 +76,13 @@ def _server(t: Translation) -> None:
 RULES = (
     joint(
         _rollout,
+        "is_use_additional_prompts max_additional_running_prompts",
         *(f"{INFER}.generating_args.{name}" for name in (*_SAMPLING, "stop_strings", "num_return_sequences")),
-        "is_use_additional_prompts",
-        "max_additional_running_prompts",
-        targets=("nodes.rollout.sampling", "nodes.rollout.over_sampling_batch_size"),
         always=True,
     ),
     to("num_return_sequences_in_group", "nodes.rollout.n", write_default=True),
+    joint(_validation, "eval_steps validation.generating_args.*"),
     joint(
-        _validation,
-        "eval_steps",
-        "validation.generating_args.*",
-        targets=("run.validate_every", "nodes.rollout.val_sampling", "nodes.rollout.val_n"),
-    ),
-    joint(
-        _server,
-        f"{INFER}.strategy_args.strategy_name",
-        f"{INFER}.{STRATEGY}*",
-        f"{INFER}.num_gpus_per_worker",
-        targets=("engines.generator.backend", "engines.generator.server"),
-        always=True,
+        _server, under(INFER, "strategy_args.strategy_name num_gpus_per_worker"), f"{INFER}.{STRATEGY}*", always=True
     ),
 )

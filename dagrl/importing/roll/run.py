@@ -19,11 +19,11 @@ def _ahead(t: Translation) -> None:
 
 RULES = (
     named("exp_name"),
-    joint(_ahead, "async_generation_ratio", targets=("schedule.max_staleness",)),
+    joint(_ahead, "async_generation_ratio"),
     to("seed", "run.seed"),
     to("max_steps", "run.steps", write_default=True),
     to("save_steps", "run.save_every", write_default=True),
-    joint(lambda t: keep(t, "max_ckpt_to_keep"), "max_ckpt_to_keep", targets=("run.keep",), always=True),
+    joint(lambda t: keep(t, "max_ckpt_to_keep"), "max_ckpt_to_keep", always=True),
     tracked(
         "track_with",
         project="tracker_kwargs.project",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagrl.importing.engines import NO_CRITIC, PARALLEL, critic_model, library_field, put_critic, sequence_parallel
 from dagrl.importing.parts import is_known, put_critic_nodes
 from dagrl.importing.roll.common import CRITIC, REFERENCE, STRATEGY, TRAIN, uses_critic
-from dagrl.importing.table import Translation, joint, to
+from dagrl.importing.table import Translation, joint, to, under
 
 _OPTIMIZER = ("use_distributed_optimizer", "optimizer_cpu_offload", "use_precision_aware_optimizer")
 _DDP = ("overlap_grad_reduce", "overlap_param_gather")
@@ -87,27 +87,11 @@ def _lora(t: Translation) -> None:
 
 
 RULES = (
-    joint(
-        _trainer,
-        *(f"{role}.strategy_args.strategy_name" for role in (TRAIN, REFERENCE, CRITIC)),
-        targets=("engines.actor.backend",),
-        always=True,
-    ),
-    joint(
-        _critic,
-        "reward_pretrain",
-        "value_clip",
-        "critic_warmup",
-        targets=("engines.critic", "nodes.critic"),
-        always=True,
-    ),
-    joint(
-        _strategy,
-        *(f"{role}.{STRATEGY}{rest}" for role in (TRAIN, REFERENCE, CRITIC) for rest in ("", ".*")),
-        targets=("engines.actor.parallel", "engines.actor.transformer", "engines.actor.optimizer", "engines.actor.ddp"),
-    ),
+    joint(_trainer, *(f"{role}.strategy_args.strategy_name" for role in (TRAIN, REFERENCE, CRITIC)), always=True),
+    joint(_critic, "reward_pretrain value_clip critic_warmup", always=True),
+    joint(_strategy, *(f"{role}.{STRATEGY}{rest}" for role in (TRAIN, REFERENCE, CRITIC) for rest in ("", ".*"))),
 )
 MODEL = (
     to("pretrain", "model.path"),
-    joint(_lora, f"{TRAIN}.model_args.lora_*", targets=("engines.actor.lora",)),
+    joint(_lora, under(TRAIN, "model_args.lora_*")),
 )

@@ -121,41 +121,15 @@ def _correction(t: Translation) -> None:
 RULES = (
     joint(
         _estimator,
-        "--advantage-estimator",
-        "--disable-grpo-std-normalization",
-        "--normalize-advantages",
-        "--gamma",
-        "--lambd",
-        targets=("nodes.advantage.estimator", "nodes.advantage.normalize_by_std"),
+        "--advantage-estimator --disable-grpo-std-normalization --normalize-advantages --gamma --lambd",
         always=True,
     ),
-    joint(
-        _loss,
-        *("--eps-clip", "--eps-clip-high", "--eps-clip-c", "--entropy-coef", "--calculate-per-token-loss"),
-        targets=(
-            *("nodes.update.loss.clip_ratio", "nodes.update.loss.clip_ratio_high", "nodes.update.loss.dual_clip"),
-            "nodes.update.loss.aggregation",
-        ),
-        always=True,
-    ),
-    joint(
-        _critic,
-        *("--critic-lr", "--critic-load", "--critic-save", "--value-clip", "--num-critic-only-steps"),
-        targets=("engines.critic", "nodes.critic", "nodes.values"),
-        always=True,
-    ),
+    joint(_loss, "--eps-clip --eps-clip-high --eps-clip-c --entropy-coef --calculate-per-token-loss", always=True),
+    joint(_critic, "--critic-lr --critic-load --critic-save --value-clip --num-critic-only-steps", always=True),
     joint(
         _divergence,
-        *("--use-kl-loss", "--kl-loss-coef", "--kl-loss-type", "--kl-coef", "--use-unbiased-kl"),
-        "--use-rollout-logprobs",
-        targets=("nodes.update.loss.kl_coef", "nodes.update.loss.kl_estimator", "nodes.advantage.kl_in_reward"),
+        "--use-kl-loss --kl-loss-coef --kl-loss-type --kl-coef --use-unbiased-kl --use-rollout-logprobs",
         always=True,
     ),
 )
-CORRECTION = (
-    joint(
-        _correction,
-        *("--use-tis", "--tis-clip", "--tis-clip-low", "--tis-level", "--custom-tis-function-path"),
-        targets=("nodes.update.rollout_correction.rollout_is",),
-    ),
-)
+CORRECTION = (joint(_correction, "--use-tis --tis-clip --tis-clip-low --tis-level --custom-tis-function-path"),)

@@ -42,11 +42,7 @@ def _tokens(t: Translation) -> None:
                     t.write(f"nodes.{node}.tokens_per_micro_batch", tokens, key, note=note)
 
 
-RULES = (joint(_mini_batch, "--global-batch-size", "--num-steps-per-rollout", targets=("nodes.update.mini_batch",)),)
+RULES = (joint(_mini_batch, "--global-batch-size --num-steps-per-rollout"),)
 TOKENS = (
-    joint(
-        _tokens,
-        *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "--log-probs-max-tokens-per-gpu", "--micro-batch-size"),
-        targets=("nodes.update.tokens_per_micro_batch",),
-    ),
+    joint(_tokens, "--use-dynamic-batch-size --max-tokens-per-gpu --log-probs-max-tokens-per-gpu --micro-batch-size"),
 )

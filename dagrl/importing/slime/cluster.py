@@ -31,14 +31,8 @@ def _groups(t: Translation) -> None:
 RULES = (
     joint(
         _groups,
-        "--actor-num-nodes",
-        "--actor-num-gpus-per-node",
-        "--critic-num-nodes",
-        "--critic-num-gpus-per-node",
-        "--rollout-num-gpus",
-        "--num-gpus-per-node",
-        "--colocate",
-        targets=("groups",),
+        "--actor-num-nodes --actor-num-gpus-per-node --critic-num-nodes --critic-num-gpus-per-node "
+        "--rollout-num-gpus --num-gpus-per-node --colocate",
         always=True,
     ),
 )

@@ -34,14 +34,8 @@ def _prompt_length(t: Translation) -> None:
 
 
 RULES = (
-    joint(_data, "--prompt-data", "--input-key", "--label-key", targets=("data.train",), always=True),
+    joint(_data, "--prompt-data --input-key --label-key", always=True),
     to("--rollout-shuffle", "data.shuffle", write_default=True),
     to("--rollout-batch-size", "data.prompts_per_step"),
-    joint(
-        _prompt_length,
-        "--rollout-max-prompt-len",
-        "--rollout-max-context-len",
-        targets=("data.max_prompt_tokens",),
-        always=True,
-    ),
+    joint(_prompt_length, "--rollout-max-prompt-len --rollout-max-context-len", always=True),
 )

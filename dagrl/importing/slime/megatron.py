@@ -93,20 +93,17 @@ def _learning_rate(t: Translation) -> None:
 RULES = (
     joint(
         _megatron,
+        "--num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank",
         *_PARALLEL,
         *_TRANSFORMER,
         *_OPTIMIZER,
         *_DDP,
-        "--num-layers-per-virtual-pipeline-stage",
-        "--num-virtual-stages-per-pipeline-rank",
-        targets=("engines.actor.parallel", "engines.actor.transformer", "engines.actor.optimizer", "engines.actor.ddp"),
     ),
-    joint(_balancing, "--moe-router-load-balancing-type", targets=("engines.actor.transformer",)),
+    joint(_balancing, "--moe-router-load-balancing-type"),
     joint(
         _learning_rate,
-        *("--lr", "--weight-decay", "--optimizer", "--lr-decay-style", "--min-lr", "--lr-warmup-iters"),
-        *("--lr-decay-iters", "--lr-warmup-fraction"),
-        targets=("engines.actor.optimizer", "engines.actor.lr_schedule"),
+        "--lr --weight-decay --optimizer --lr-decay-style --min-lr --lr-warmup-iters --lr-decay-iters "
+        "--lr-warmup-fraction",
         always=True,
     ),
     to("--use-rollout-routing-replay", "engines.actor.router_replay"),

@@ -39,9 +39,9 @@ def _lora(t: Translation) -> None:
 
 RULES = (
     to("--hf-checkpoint", "model.path"),
-    joint(_lora, "--lora-*", "--target-modules", targets=("engines.actor.lora",)),
+    joint(_lora, "--lora-* --target-modules"),
     implied(
-        "the model's folder has weights and tokenizer; Megatron's are `dist_checkpointing_path`", "--ref-load", "--load"
+        "the model's folder has weights and tokenizer; Megatron's are `dist_checkpointing_path`", "--ref-load --load"
     ),
     implied("follows from the model's config.json", *(f"--{name}" for name in _MODEL)),
 )

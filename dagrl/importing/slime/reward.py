@@ -23,4 +23,4 @@ def _reward(t: Translation) -> None:
         t.note(kind, "nodes.reward.fn", "set `fn`: math, code, exact, or your own; math stands in", None)
 
 
-RULES = (joint(_reward, "--rm-type", "--custom-rm-path", targets=("nodes.reward.fn",), always=True),)
+RULES = (joint(_reward, "--rm-type --custom-rm-path", always=True),)

@@ -104,39 +104,22 @@ RULES = (
     to("--rollout-max-response-len", "nodes.rollout.sampling.max_new_tokens"),
     joint(
         _sampling,
-        *("--rollout-temperature", "--rollout-top-p", "--rollout-top-k", "--rollout-stop", "--rollout-stop-token-ids"),
-        targets=("nodes.rollout.sampling",),
+        "--rollout-temperature --rollout-top-p --rollout-top-k --rollout-stop --rollout-stop-token-ids",
         always=True,
     ),
     joint(
         _validation,
-        "--eval-interval",
-        "--eval-prompt-data",
-        "--skip-eval-before-train",
-        *("--eval-temperature", "--eval-top-p", "--eval-top-k", "--eval-max-response-len"),
-        "--n-samples-per-eval-prompt",
-        targets=(
-            "data.val",
-            "run.validate_every",
-            "run.validate_first",
-            "nodes.rollout.val_sampling",
-            "nodes.rollout.val_n",
-        ),
+        "--eval-interval --eval-prompt-data --skip-eval-before-train --eval-temperature --eval-top-p "
+        "--eval-top-k --eval-max-response-len --n-samples-per-eval-prompt",
     ),
-    joint(
-        _server,
-        "--rollout-num-gpus-per-engine",
-        targets=("engines.generator.backend", "engines.generator.server.tp_size"),
-        always=True,
-    ),
-    joint(_server_fields, "--sglang-*", targets=("engines.generator.server", "engines.generator.extra.server")),
+    joint(_server, "--rollout-num-gpus-per-engine", always=True),
+    joint(_server_fields, "--sglang-*"),
     joint(
         _dynamic,
-        *("--dynamic-sampling-filter-path", "--over-sampling-batch-size", "--partial-rollout"),
+        "--dynamic-sampling-filter-path --over-sampling-batch-size --partial-rollout "
         "--mask-offpolicy-in-partial-rollout",
-        targets=("nodes.keep", "nodes.rollout.over_sampling_batch_size", "nodes.rollout.partial_rollout"),
     ),
-    joint(_asynchronous, "train_async.py", targets=("schedule.max_staleness",)),
+    joint(_asynchronous, "train_async.py"),
     to(
         "--update-weight-buffer-size",
         "engines.generator.weight_sync.bucket_mib",

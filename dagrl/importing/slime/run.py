@@ -50,12 +50,12 @@ def _keep(t: Translation) -> None:
         t.write("run.keep", "all", "--save-interval", note="there, all checkpoints are kept")
 
 
-STEPS = (joint(_steps, "--num-rollout", "--num-epoch", targets=("run.steps", "run.epochs"), always=True),)
+STEPS = (joint(_steps, "--num-rollout --num-epoch", always=True),)
 RULES = (
-    joint(_name, "--wandb-group", "--tb-experiment-name", targets=("name",), always=True),
-    joint(_track, "--use-wandb", "--use-tensorboard", "--use-mlflow", *_WANDB.values(), targets=("track",)),
+    joint(_name, "--wandb-group --tb-experiment-name", always=True),
+    joint(_track, "--use-wandb --use-tensorboard --use-mlflow", *_WANDB.values()),
     to("--save-interval", "run.save_every"),
-    joint(_keep, targets=("run.keep",), always=True),
+    joint(_keep, always=True),
     to("--async-save", "run.async_save"),
     to("--rollout-seed", "run.seed"),
 )

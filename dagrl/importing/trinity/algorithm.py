@@ -135,45 +135,21 @@ def _divergence(t: Translation) -> None:
 RULES = (
     joint(
         _algorithm,
-        *(
-            "algorithm.algorithm_type",
-            "algorithm.advantage_fn",
-            "algorithm.advantage_fn_args.*",
-            "model.critic_model_path",
-        ),
-        targets=(
-            "nodes.advantage.estimator",
-            "nodes.advantage.baseline",
-            "nodes.advantage.tau",
-            "engines.critic.model",
-        ),
+        "algorithm.algorithm_type algorithm.advantage_fn algorithm.advantage_fn_args.* model.critic_model_path",
         always=True,
     ),
     joint(
         _loss,
-        *("algorithm.policy_loss_fn", "algorithm.policy_loss_fn_args.*", "algorithm.loss_agg_mode"),
-        *(
-            "algorithm.entropy_loss_fn",
-            "algorithm.entropy_loss_fn_args.*",
-            "algorithm.entropy_loss_fn_args.entropy_coef",
-        ),
+        "algorithm.policy_loss_fn algorithm.policy_loss_fn_args.* algorithm.loss_agg_mode "
+        "algorithm.entropy_loss_fn algorithm.entropy_loss_fn_args.* "
+        "algorithm.entropy_loss_fn_args.entropy_coef",
         *(f"algorithm.policy_loss_fn_args.{name}" for name in _CLIP_KEYS),
-        targets=(
-            *("nodes.update.loss.policy", "nodes.update.loss.clip_ratio", "nodes.update.loss.clip_ratio_high"),
-            *("nodes.update.loss.dual_clip", "nodes.update.loss.entropy_coef", "nodes.update.loss.aggregation"),
-        ),
         always=True,
     ),
     joint(
         _divergence,
-        *("algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args.kl_coef", "algorithm.kl_penalty_fn"),
-        *("algorithm.kl_penalty_fn_args.*", "algorithm.bypass_old_logprobs"),
-        targets=(
-            "nodes.update.loss.kl_estimator",
-            "nodes.update.loss.kl_coef",
-            "nodes.advantage.kl_in_reward",
-            "nodes.update.read",
-        ),
+        "algorithm.kl_loss_fn algorithm.kl_loss_fn_args.kl_coef algorithm.kl_penalty_fn "
+        "algorithm.kl_penalty_fn_args.* algorithm.bypass_old_logprobs",
         always=True,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dagrl.importing.parts import put_groups
-from dagrl.importing.table import Translation, joint
+from dagrl.importing.table import Translation, joint, under
 from dagrl.importing.trinity.common import MODEL, interval_of, uses_critic
 
 
@@ -65,15 +65,6 @@ def _ahead(t: Translation) -> None:
 
 
 RULES = (
-    joint(
-        _groups,
-        *("cluster.node_num", "cluster.gpu_per_node", f"{MODEL}.engine_num"),
-        targets=("groups",),
-        always=True,
-    ),
-    joint(
-        _ahead,
-        *("synchronizer.sync_offset", "synchronizer.sync_style", "synchronizer.sync_method"),
-        targets=("schedule.max_staleness", "engines.generator.weight_sync.route"),
-    ),
+    joint(_groups, "cluster.node_num cluster.gpu_per_node", under(MODEL, "engine_num"), always=True),
+    joint(_ahead, "synchronizer.sync_offset synchronizer.sync_style synchronizer.sync_method"),
 )

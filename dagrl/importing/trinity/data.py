@@ -7,7 +7,7 @@ from typing import Any
 
 from dagrl.importing.parts import data_file
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.table import Translation, joint
+from dagrl.importing.table import Translation, joint, under
 from dagrl.importing.trinity.common import TASKS, eval_sets, has_own_responses, interval_of, type_default
 
 
@@ -96,31 +96,21 @@ def _batches(t: Translation) -> None:
 
 
 RULES = (
-    joint(
-        _lengths,
-        *("model.max_prompt_tokens", "model.max_response_tokens", "model.max_model_len"),
-        targets=("data.max_prompt_tokens", "nodes.rollout.sampling.max_new_tokens"),
-        always=True,
-    ),
+    joint(_lengths, "model.max_prompt_tokens model.max_response_tokens model.max_model_len", always=True),
     joint(
         _data,
-        f"{TASKS}.taskset.path",
-        f"{TASKS}.taskset.split",
-        f"{TASKS}.taskset.name",
-        f"{TASKS}.taskset.subset_name",
-        f"{TASKS}.taskset.storage_type",
-        f"{TASKS}.taskset.format.*",
-        f"{TASKS}.taskset.data_selector.selector_type",
-        f"{TASKS}.taskset.task_selector.selector_type",
-        f"{TASKS}.tasksets.0.*",
-        *(f"{TASKS}.eval_tasksets.*.{name}" for name in ("path", "split", "name")),
-        targets=("data.train", "data.val", "data.shuffle"),
+        under(
+            TASKS,
+            "taskset.path taskset.split taskset.name taskset.subset_name taskset.storage_type "
+            "taskset.format.* taskset.data_selector.selector_type "
+            "taskset.task_selector.selector_type tasksets.0.* eval_tasksets.*.path "
+            "eval_tasksets.*.split eval_tasksets.*.name",
+        ),
         always=True,
     ),
     joint(
         _batches,
-        *("buffer.batch_size", "synchronizer.sync_interval", "buffer.train_batch_size", "algorithm.repeat_times"),
-        targets=("nodes.update.mini_batch", "data.prompts_per_step", "nodes.rollout.n"),
+        "buffer.batch_size synchronizer.sync_interval buffer.train_batch_size algorithm.repeat_times",
         always=True,
     ),
 )

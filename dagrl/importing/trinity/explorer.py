@@ -6,7 +6,7 @@ import math
 
 from dagrl.importing.engines import generator, library_field, server_key
 from dagrl.importing.parts import put_node
-from dagrl.importing.table import Translation, joint
+from dagrl.importing.table import Translation, joint, under
 from dagrl.importing.trinity.common import EVAL_SAMPLING, MODEL, TASKS, eval_sets, has_own_responses
 
 
@@ -87,25 +87,23 @@ def _over_rollout(t: Translation) -> None:
 RULES = (
     joint(
         _rollout,
-        *(f"{TASKS}.taskset.rollout_args.{name}" for name in ("temperature", "top_p", "top_k")),
+        under(
+            TASKS,
+            "taskset.rollout_args.temperature taskset.rollout_args.top_p taskset.rollout_args.top_k "
+            "eval_tasksets.*.rollout_args.* eval_tasksets.*.repeat_times",
+        ),
         *(f"{prefix}.{name}" for prefix in ("model", MODEL) for name in ("temperature", "top_p", "top_k")),
-        f"{TASKS}.eval_tasksets.*.rollout_args.*",
-        f"{TASKS}.eval_tasksets.*.repeat_times",
-        targets=("nodes.rollout.sampling", "nodes.rollout.val_sampling", "nodes.rollout.val_n", "data.val"),
         always=True,
     ),
     joint(
         _server,
-        *(
-            f"{MODEL}.{name}"
-            for name in (
-                *("engine_type", "tensor_parallel_size", "gpu_memory_utilization", "enforce_eager"),
-                *("enable_prefix_caching", "enable_chunked_prefill", "data_parallel_size", "enable_expert_parallel"),
-                "extra_engine_args.*",
-            )
+        under(
+            MODEL,
+            "engine_type tensor_parallel_size gpu_memory_utilization enforce_eager "
+            "enable_prefix_caching enable_chunked_prefill data_parallel_size enable_expert_parallel "
+            "extra_engine_args.*",
         ),
-        targets=("engines.generator.backend", "engines.generator.server", "engines.generator.environment"),
         always=True,
     ),
-    joint(_over_rollout, "explorer.over_rollout.*", targets=("nodes.rollout.over_sampling_batch_size",)),
+    joint(_over_rollout, "explorer.over_rollout.*"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.importing.engines import NO_SUCH_SHAPE, write_betas, write_warmup_ratio
 from dagrl.importing.parts import is_known
-from dagrl.importing.table import Translation, joint
+from dagrl.importing.table import Translation, joint, under
 from dagrl.importing.trinity.common import VERL, interval_of, uses_critic
 
 _OPTIMIZERS = ("algorithm.optimizer", f"{VERL}.actor_rollout_ref.actor.optim")
@@ -56,13 +56,11 @@ def _optimizer(t: Translation) -> None:
 RULES = (
     joint(
         _optimizer,
-        *(f"algorithm.optimizer.{name}" for name in ("lr", "weight_decay", "betas")),
+        "algorithm.optimizer.lr algorithm.optimizer.weight_decay algorithm.optimizer.betas "
+        "algorithm.optimizer.lr_scheduler_type algorithm.optimizer.warmup_style "
+        "algorithm.optimizer.min_lr_ratio trainer.grad_clip",
+        under(VERL, "actor_rollout_ref.actor.optim.lr critic.optim.lr"),
         *_WARMUPS,
-        *(f"algorithm.optimizer.{name}" for name in ("lr_scheduler_type", "warmup_style", "min_lr_ratio")),
-        "trainer.grad_clip",
-        f"{VERL}.actor_rollout_ref.actor.optim.lr",
-        f"{VERL}.critic.optim.lr",
-        targets=("engines.actor.optimizer", "engines.actor.lr_schedule"),
         always=True,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.importing.parts import DAPO
-from dagrl.importing.table import Translation, joint
+from dagrl.importing.table import Translation, joint, under
 from dagrl.importing.trinity.common import TASKS
 
 
@@ -72,11 +72,12 @@ def _operators(t: Translation) -> None:
 RULES = (
     joint(
         _reward,
-        *(f"{TASKS}.{name}" for name in ("default_workflow_type", "default_reward_fn_type")),
-        *(f"{TASKS}.taskset.{name}" for name in ("default_workflow_type", "default_reward_fn_type")),
-        targets=("nodes.reward.fn", "nodes.rollout.agent"),
+        under(
+            TASKS,
+            "default_workflow_type default_reward_fn_type taskset.default_workflow_type taskset.default_reward_fn_type",
+        ),
         always=True,
     ),
-    joint(_penalty, f"{TASKS}.taskset.reward_fn_args.*", targets=("nodes.advantage.overlong_buffer",)),
-    joint(_operators, "data_processor.experience_pipeline.operators.*", targets=("nodes.keep",)),
+    joint(_penalty, under(TASKS, "taskset.reward_fn_args.*")),
+    joint(_operators, "data_processor.experience_pipeline.operators.*"),
 )

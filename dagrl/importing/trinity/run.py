@@ -45,24 +45,9 @@ def _every(t: Translation) -> None:
 
 RULES = (
     named("name"),
-    joint(_mode, "mode", targets=("run.val_only",)),
-    joint(
-        _steps,
-        *("buffer.total_steps", "buffer.total_epochs", "trainer.total_steps"),
-        targets=("run.steps", "run.epochs"),
-        always=True,
-    ),
-    joint(
-        _every,
-        *("trainer.save_interval", "explorer.eval_interval", "explorer.eval_on_startup"),
-        targets=("run.save_every", "run.validate_every", "run.validate_first"),
-        always=True,
-    ),
-    joint(
-        lambda t: keep(t, "trainer.max_checkpoints_to_keep"),
-        "trainer.max_checkpoints_to_keep",
-        targets=("run.keep",),
-        always=True,
-    ),
+    joint(_mode, "mode"),
+    joint(_steps, "buffer.total_steps buffer.total_epochs trainer.total_steps", always=True),
+    joint(_every, "trainer.save_interval explorer.eval_interval explorer.eval_on_startup", always=True),
+    joint(lambda t: keep(t, "trainer.max_checkpoints_to_keep"), "trainer.max_checkpoints_to_keep", always=True),
     tracked("monitor.monitor_type", project="project", group="group"),
 )

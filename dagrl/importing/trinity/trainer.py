@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.importing.engines import FSDP, PARALLEL, RECOMPUTE, library_fields, put_critic
 from dagrl.importing.parts import is_known
-from dagrl.importing.table import Translation, joint, to
+from dagrl.importing.table import Translation, joint, to, under
 from dagrl.importing.trinity.common import VERL, is_megatron, uses_critic
 
 
@@ -64,23 +64,17 @@ RULES = (
     to("model.model_path", "model.path"),
     joint(
         _trainer,
-        "trainer.trainer_strategy",
-        f"{VERL}.actor_rollout_ref.actor.strategy",
-        "trainer.megatron.*",
+        "trainer.trainer_strategy trainer.megatron.* trainer.ulysses_sequence_parallel_size",
+        under(VERL, "actor_rollout_ref.actor.strategy"),
         *(f"{VERL}.actor_rollout_ref.actor.megatron.{name}" for name in (*PARALLEL, "sequence_parallel")),
-        "trainer.ulysses_sequence_parallel_size",
-        targets=("engines.actor.parallel",),
         always=True,
     ),
     library_fields(f"{VERL}.actor_rollout_ref.actor.megatron.override_transformer_config.*", "actor", "transformer"),
     joint(
         _tokens,
-        "trainer.max_token_len_per_gpu",
-        f"{VERL}.actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-        "trainer.use_dynamic_bsz",
-        "trainer.use_remove_padding",
-        targets=("nodes.update.tokens_per_micro_batch",),
+        "trainer.max_token_len_per_gpu trainer.use_dynamic_bsz trainer.use_remove_padding",
+        under(VERL, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
     ),
-    joint(_lora, "model.lora_configs.*", targets=("engines.actor.lora",)),
+    joint(_lora, "model.lora_configs.*"),
     to("trainer.critic_warmup", "nodes.update.critic_warmup"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagrl.importing.engines import FSDP
 from dagrl.importing.parts import kl_estimator
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 from dagrl.importing.verl.common import ACTOR, CORRECTION, MEMORY, context_parallel, is_megatron, packed_tokens
 from dagrl.importing.verl.megatron import layout, megatron_rest, offload
 from dagrl.importing.verl.optimizer import optimizer_rest
@@ -164,14 +164,7 @@ def _tis(t: Translation) -> None:
 
 
 ENGINE = (
-    joint(
-        _strategy,
-        "model_engine",
-        f"{ACTOR}.strategy",
-        "--config-name",
-        targets=("engines.actor.backend",),
-        always=True,
-    ),
+    joint(_strategy, "model_engine --config-name", under(ACTOR, "strategy"), always=True),
     layout(ACTOR, "actor"),
     offload(ACTOR, "actor"),
     *megatron_rest(ACTOR, "actor"),
@@ -181,77 +174,35 @@ UPDATE = (
     to(f"{ACTOR}.ppo_epochs", "nodes.update.epochs"),
     joint(
         _policy,
-        f"{ACTOR}.policy_loss.*",
-        f"{ACTOR}.tau_pos",
-        f"{ACTOR}.tau_neg",
-        f"{ACTOR}.use_cpgd_loss",
-        f"{ACTOR}.use_gpg_loss",
-        f"{ACTOR}.policy_drift_coeff",
-        f"{ACTOR}.policy_loss.loss_mode",
-        targets=("nodes.update.loss.policy", "nodes.held"),
+        under(
+            ACTOR, "policy_loss.* tau_pos tau_neg use_cpgd_loss use_gpg_loss policy_drift_coeff policy_loss.loss_mode"
+        ),
         always=True,
     ),
-    joint(
-        _clip,
-        f"{ACTOR}.clip_ratio",
-        f"{ACTOR}.clip_ratio_low",
-        f"{ACTOR}.clip_ratio_high",
-        f"{ACTOR}.clip_ratio_c",
-        targets=("nodes.update.loss.clip_ratio", "nodes.update.loss.clip_ratio_high", "nodes.update.loss.dual_clip"),
-        always=True,
-    ),
-    joint(
-        _aggregation,
-        f"{ACTOR}.loss_agg_mode",
-        f"{ACTOR}.loss_scale_factor",
-        targets=("nodes.update.loss.aggregation",),
-        always=True,
-    ),
+    joint(_clip, under(ACTOR, "clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c"), always=True),
+    joint(_aggregation, under(ACTOR, "loss_agg_mode loss_scale_factor"), always=True),
     to(f"{ACTOR}.entropy_coeff", "nodes.update.loss.entropy_coef", write_default=True),
-    joint(
-        _kl,
-        f"{ACTOR}.use_kl_loss",
-        f"{ACTOR}.kl_loss_coef",
-        f"{ACTOR}.kl_loss_type",
-        targets=("nodes.update.loss.kl_coef", "nodes.update.loss.kl_estimator"),
-    ),
+    joint(_kl, under(ACTOR, "use_kl_loss kl_loss_coef kl_loss_type")),
     joint(
         _update_tokens,
-        f"{ACTOR}.ppo_max_token_len_per_gpu",
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-        f"{ACTOR}.ppo_micro_batch_size",
-        f"{ACTOR}.use_dynamic_bsz",
-        targets=("nodes.update.tokens_per_micro_batch",),
+        under(ACTOR, "ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu ppo_micro_batch_size use_dynamic_bsz"),
     ),
-    joint(_tis, f"{ACTOR}.tis_imp_ratio_cap", targets=("nodes.update.rollout_correction",)),
+    joint(_tis, under(ACTOR, "tis_imp_ratio_cap")),
     to(f"{ACTOR}.checkpoint.async_save", "run.async_save"),
     to(
         f"{ACTOR}.freeze_vision_tower",
         "engines.actor.freeze",
         convert=lambda frozen: ["vision"] if frozen else [],
     ),
-    refused(FSDP, f"{ACTOR}.fsdp_config.*"),
-    refused_unless(False, "mini-batches follow the order of the samples", f"{ACTOR}.shuffle"),
-    refused_unless(True, "old log-probs are computed where an update reads them", f"{ACTOR}.recompute_old_log_prob"),
-    refused_unless((False, {}), "there is no training of quantized weights", f"{ACTOR}.qat.*", f"{ACTOR}.qat"),
+    refused(FSDP, under(ACTOR, "fsdp_config.*")),
+    refused_unless(False, "mini-batches follow the order of the samples", under(ACTOR, "shuffle")),
     implied(
-        MEMORY,
-        f"{ACTOR}.use_torch_compile",
-        f"{ACTOR}.entropy_*",
-        f"{ACTOR}.use_remove_padding",
-        f"{ACTOR}.use_fused_kernels",
-        f"{ACTOR}.pad_to_length*",
-        f"{ACTOR}.use_prefix_grouper",
+        MEMORY, under(ACTOR, "use_torch_compile entropy_* use_remove_padding use_fused_kernels use_prefix_grouper")
     ),
     implied(
         "is measured or saved by itself",
-        f"{ACTOR}.calculate_*",
-        f"{ACTOR}.checkpoint.*",
-        f"{ACTOR}.data_loader_seed",
-        f"{ACTOR}.load_weight",
-        f"{ACTOR}.rollout_n",
-        f"{ACTOR}._target_",
+        under(ACTOR, "calculate_* checkpoint.* data_loader_seed load_weight rollout_n _target_"),
     ),
-    refused("is `profile` of the pipeline (docs/profiling.md)", f"{ACTOR}.profile*"),
+    refused("is `profile` of the pipeline (docs/profiling.md)", under(ACTOR, "profile*")),
     optimizer_rest(ACTOR),
 )

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from dagrl.importing.parts import kl_estimator
-from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.table import Translation, implied, joint, refused_unless, to, under
 from dagrl.importing.verl.common import ACTOR, CORRECTION
 
 _ESTIMATORS = {
@@ -195,45 +195,15 @@ def _limits(name: str, text: str) -> tuple[str, float, float | None] | None:
 RULES = (
     joint(
         _estimator,
-        "algorithm.adv_estimator",
-        "algorithm.norm_adv_by_std_in_grpo",
-        "algorithm.gamma",
-        "algorithm.lam",
-        "algorithm.gigpo.*",
-        targets=(
-            "nodes.advantage.estimator",
-            "nodes.advantage.normalize_by_std",
-            "nodes.advantage.gamma",
-            "nodes.advantage.lam",
-        ),
+        "algorithm.adv_estimator algorithm.norm_adv_by_std_in_grpo algorithm.gamma algorithm.lam algorithm.gigpo.*",
         always=True,
     ),
-    joint(
-        _kl_in_reward,
-        "algorithm.use_kl_in_reward",
-        "algorithm.kl_penalty",
-        "algorithm.kl_ctrl.*",
-        "algorithm.kl_ctrl",
-        targets=("nodes.advantage.kl_in_reward",),
-    ),
-    joint(_filter, "algorithm.filter_groups.*", "data.gen_batch_size", targets=("nodes.keep",)),
-    joint(
-        _correction,
-        f"{CORRECTION}.*",
-        f"{CORRECTION}",
-        targets=("nodes.update.rollout_correction", "nodes.update.read"),
-    ),
+    joint(_kl_in_reward, "algorithm.use_kl_in_reward algorithm.kl_penalty algorithm.kl_ctrl.* algorithm.kl_ctrl"),
+    joint(_filter, "algorithm.filter_groups.* data.gen_batch_size"),
+    joint(_correction, under(CORRECTION, "*"), f"{CORRECTION}"),
     to("algorithm.step_advantage_w", "nodes.advantage.step_coef"),
     refused_unless((False, None), "samples are not drawn again by reward", "algorithm.use_pf_ppo"),
-    refused("is a correction of an older verl: use `nodes.update.rollout_correction`", "algorithm.rollout_is*"),
     implied(
-        "follows from the estimator",
-        "algorithm.pf_ppo*",
-        "algorithm.algorithm_name",
-        "algorithm.workflow_type",
-        "algorithm.share_reward_in_agent",
-        "algorithm._target_",
-        f"{ACTOR}.use_rollout_log_probs",
+        "follows from the estimator", "algorithm.pf_ppo* algorithm._target_", under(ACTOR, "use_rollout_log_probs")
     ),
-    refused("weights of CPGD's advantages are those of grpo", "algorithm.weight_factor_in_cpgd"),
 )

@@ -50,48 +50,23 @@ def _nodes(t: Translation) -> None:
 
 
 RULES = (
-    joint(
-        _engine,
-        "critic.model.path",
-        "critic.model.enable_gradient_checkpointing",
-        targets=("engines.critic.model.path",),
-        always=True,
-    ),
+    joint(_engine, "critic.model.path critic.model.enable_gradient_checkpointing", always=True),
     layout("critic", "critic"),
     offload("critic", "critic"),
     optimizer("critic", "critic"),
     joint(
         _nodes,
-        *(f"critic.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode", "cliprange_value")),
-        *(
-            f"critic.{name}"
-            for name in ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu")
-        ),
-        *(
-            f"critic.forward_{name}"
-            for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu", "micro_batch_size")
-        ),
-        "critic.ppo_micro_batch_size",
-        targets=("nodes.values", "nodes.critic"),
+        "critic.ppo_mini_batch_size critic.ppo_epochs critic.loss_agg_mode critic.cliprange_value "
+        "critic.use_dynamic_bsz critic.ppo_max_token_len_per_gpu critic.ppo_micro_batch_size_per_gpu "
+        "critic.forward_max_token_len_per_gpu critic.forward_micro_batch_size_per_gpu "
+        "critic.forward_micro_batch_size critic.ppo_micro_batch_size",
         always=True,
     ),
     *megatron_rest("critic", "critic"),
     implied(
         MEMORY,
-        "critic.model.*",
-        "critic.fsdp*",
-        "critic.strategy",
-        "critic.enable",
-        "critic.shuffle",
-        "critic.checkpoint.*",
-        "critic.rollout_n",
-        "critic.data_loader_seed",
-        "critic.load_weight",
-        "critic.nccl_timeout",
-        "critic.loss_scale_factor",
-        "critic.pad_to_length*",
-        "critic.entropy_*",
-        "critic._target_",
+        "critic.model.* critic.fsdp* critic.strategy critic.enable critic.shuffle critic.checkpoint.* "
+        "critic.rollout_n critic.data_loader_seed critic.load_weight critic.nccl_timeout critic._target_",
     ),
     refused_unless(None, "is `profile` of the pipeline (docs/profiling.md)", "critic.profile*"),
     optimizer_rest("critic"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from dagrl.importing.parts import data_file
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 from dagrl.importing.verl.common import ROLLOUT
 
 _SEES = re.compile(r"[-_.]VL\b", re.IGNORECASE)
@@ -85,53 +85,27 @@ def _images(t: Translation) -> None:
 
 
 RULES = (
-    joint(_train, "data.train_files", targets=("data.train",), always=True),
-    joint(_val, "data.val_files", targets=("data.val",), always=True),
+    joint(_train, "data.train_files", always=True),
+    joint(_val, "data.val_files", always=True),
     to("data.train_batch_size", "data.prompts_per_step", write_default=True),
-    joint(
-        _prompt, "data.max_prompt_length", f"{ROLLOUT}.prompt_length", targets=("data.max_prompt_tokens",), always=True
-    ),
-    joint(
-        _response,
-        "data.max_response_length",
-        f"{ROLLOUT}.response_length",
-        targets=("nodes.rollout.sampling.max_new_tokens",),
-        always=True,
-    ),
-    joint(
-        _overlong,
-        "data.filter_overlong_prompts",
-        "data.truncation",
-        targets=("data.overlong_prompts",),
-        always=True,
-    ),
+    joint(_prompt, "data.max_prompt_length", under(ROLLOUT, "prompt_length"), always=True),
+    joint(_response, "data.max_response_length", under(ROLLOUT, "response_length"), always=True),
+    joint(_overlong, "data.filter_overlong_prompts data.truncation", always=True),
     to("data.shuffle", "data.shuffle"),
     to("data.seed", "run.seed"),
-    joint(_images, "data.image_key", targets=("data.image_key",), always=True),
+    joint(_images, "data.image_key", always=True),
     to("data.val_max_samples", "data.val_prompts", convert=lambda count: count if count > 0 else None),
     refused_unless(-1, "the whole file is used; cut the file beforehand", "data.train_max_samples"),
     refused_unless("prompt", "the column is `prompt`; rename it", "data.prompt_key"),
     refused_unless("data_source", "the column is `data_source`; rename it", "data.reward_fn_key"),
     refused_unless((None, "null"), "rows are read as they are; prepare the file beforehand", "data.custom_cls.*"),
     refused("the chat template is called without arguments", "data.apply_chat_template_kwargs*"),
-    refused("rows are drawn in the order of `data.shuffle`", "data.sampler.*", "data.datagen.*", "data.curriculum*"),
-    refused("images alone: there are neither videos nor sounds", "data.video_key", "data.audio_key"),
+    refused("rows are drawn in the order of `data.shuffle`", "data.sampler.* data.datagen.*"),
+    refused("images alone: there are neither videos nor sounds", "data.video_key"),
     implied(
         "follows from the pipeline",
-        "data.return_*",
-        "data.val_batch_size",
-        "data.validation_shuffle",
-        "data.dataloader_num_workers",
-        "data.filter_overlong_prompts_workers",
-        "data.trust_remote_code",
-        "data.use_shm",
-        "data.tokenizer",
-        "data.need_tools_kwargs",
+        "data.return_* data.val_batch_size data.validation_shuffle data.dataloader_num_workers "
+        "data.filter_overlong_prompts_workers data.trust_remote_code data.use_shm data.tokenizer "
         "data.image_patch_size",
-        "data.num_loader_workers",
-        "data.force_on_the_fly",
-        "data.auto_repeat",
-        "data.dataset_type",
-        "data.mm_processor_kwargs*",
     ),
 )

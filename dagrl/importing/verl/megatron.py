@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.importing.engines import NO_CRITIC, PARALLEL, library_fields
 from dagrl.importing.parts import is_known
-from dagrl.importing.table import Rule, Translation, implied, joint, refused_unless, to
+from dagrl.importing.table import Rule, Translation, implied, joint, refused_unless, to, under
 from dagrl.importing.verl.common import context_parallel, has_own_rollout_nodes, is_megatron, trained_engines
 
 _OFFLOAD = {"param_offload": "param", "grad_offload": "grad", "optimizer_offload": "optimizer"}
@@ -42,7 +42,7 @@ def layout(section: str, engine: str) -> Rule:
         t.imply("has no effect without tensor parallelism", sequence)
         t.refuse("has no effect with Megatron: `megatron.context_parallel_size` has", *ulysses)
 
-    return joint(apply, *keys, sequence, *ulysses, targets=(f"engines.{engine}.parallel",), always=True)
+    return joint(apply, *keys, sequence, *ulysses, always=True)
 
 
 def offload(section: str, engine: str) -> Rule:
@@ -62,7 +62,7 @@ def offload(section: str, engine: str) -> Rule:
             else:
                 t.imply("`sleep: auto` offloads while another engine of the group works", key)
 
-    return joint(apply, *keys, targets=(f"engines.{engine}.offload", f"engines.{engine}.sleep"))
+    return joint(apply, *keys)
 
 
 def megatron_rest(section: str, engine: str) -> tuple[Rule, ...]:
@@ -77,41 +77,26 @@ def megatron_rest(section: str, engine: str) -> tuple[Rule, ...]:
             t.imply_all("weights come from the model's folder")
 
     return (
-        joint(
-            checkpoint,
-            f"{prefix}.use_dist_checkpointing",
-            f"{prefix}.dist_checkpointing_path",
-            targets=(f"engines.{engine}.dist_checkpointing_path",),
-        ),
+        joint(checkpoint, under(prefix, "use_dist_checkpointing dist_checkpointing_path")),
         library_fields(f"{prefix}.override_transformer_config.*", engine, "transformer"),
         library_fields(f"{prefix}.override_ddp_config.*", engine, "ddp"),
         to(f"{prefix}.use_distributed_optimizer", f"engines.{engine}.optimizer.use_distributed_optimizer"),
         refused_unless(
-            "disabled", "routes are recorded by `router_replay`, from the generator", f"{prefix}.router_replay.mode"
+            "disabled",
+            "routes are recorded by `router_replay`, from the generator",
+            under(prefix, "router_replay.mode"),
         ),
-        refused_unless(False, "Megatron's FSDP is not built in", f"{prefix}.use_megatron_fsdp"),
-        refused_unless(False, "sequences are split evenly", f"{prefix}.dynamic_context_parallel"),
-        refused_unless((False, {}), "there is no training of quantized weights", f"{prefix}.qat.*"),
+        refused_unless(False, "Megatron's FSDP is not built in", under(prefix, "use_megatron_fsdp")),
+        refused_unless(False, "sequences are split evenly", under(prefix, "dynamic_context_parallel")),
+        refused_unless((False, {}), "there is no training of quantized weights", under(prefix, "qat.*")),
         implied(
             "follows from the model and the devices",
-            f"{prefix}.override_ddp_config",
-            f"{prefix}.override_transformer_config",
-            f"{prefix}.use_mbridge",
-            f"{prefix}.vanilla_mbridge",
-            f"{prefix}.seed",
-            f"{prefix}.dtype",
-            f"{prefix}.param_dtype",
-            f"{prefix}.pad_*",
-            f"{prefix}.use_remove_padding",
-            f"{prefix}.forward_only",
-            f"{prefix}.load_weight",
-            f"{prefix}.extra*",
-            f"{prefix}.override_mcore_model_config*",
-            f"{prefix}.entropy_*",
-            f"{prefix}.dist_ckpt_*",
-            f"{prefix}.distrib_*",
-            f"{prefix}.dist_checkpointing_prefix",
-            f"{prefix}.router_replay.*",
-            f"{prefix}.max_seqlen_per_dp_cp_rank",
+            under(
+                prefix,
+                "override_ddp_config override_transformer_config use_mbridge vanilla_mbridge seed dtype "
+                "param_dtype pad_* use_remove_padding forward_only load_weight extra* "
+                "override_mcore_model_config* entropy_* dist_ckpt_* distrib_* dist_checkpointing_prefix "
+                "router_replay.* max_seqlen_per_dp_cp_rank",
+            ),
         ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.importing.engines import RECOMPUTE
-from dagrl.importing.table import Translation, implied, joint, refused_unless, to
+from dagrl.importing.table import Translation, implied, joint, refused_unless, to, under
 from dagrl.importing.verl.common import MEMORY, MODEL, is_megatron
 
 _LAYERS = {
@@ -70,40 +70,19 @@ def _target_modules(t: Translation, key: str) -> None:
 RULES = (
     to(f"{MODEL}.path", "model.path", write_default=True),
     to(f"{MODEL}.tokenizer_path", "model.tokenizer"),
-    joint(
-        _recompute,
-        f"{MODEL}.enable_gradient_checkpointing",
-        targets=("engines.actor.transformer",),
-        always=True,
-    ),
+    joint(_recompute, under(MODEL, "enable_gradient_checkpointing"), always=True),
     to(f"{MODEL}.use_fused_kernels", "engines.actor.fused_linear_cross_entropy"),
-    joint(
-        _lora,
-        f"{MODEL}.lora_rank",
-        f"{MODEL}.lora_alpha",
-        f"{MODEL}.target_modules",
-        f"{MODEL}.exclude_modules",
-        f"{MODEL}.lora_adapter_path",
-        f"{MODEL}.lora.*",
-        targets=("engines.actor.lora",),
-    ),
-    refused_unless(False, "draft models are not trained or served", f"{MODEL}.mtp.*", f"{MODEL}.mtp"),
-    refused_unless((None, {}), "the model's config.json holds", f"{MODEL}.override_config*", f"{MODEL}.hf_config_path"),
-    refused_unless(None, "the chat template is the tokenizer's", f"{MODEL}.custom_chat_template"),
+    joint(_lora, under(MODEL, "lora_rank lora_alpha target_modules exclude_modules lora_adapter_path lora.*")),
+    refused_unless(False, "draft models are not trained or served", under(MODEL, "mtp.*")),
+    refused_unless((None, {}), "the model's config.json holds", under(MODEL, "override_config* hf_config_path")),
+    refused_unless(None, "the chat template is the tokenizer's", under(MODEL, "custom_chat_template")),
     implied(
         MEMORY,
-        f"{MODEL}.use_remove_padding",
-        f"{MODEL}.use_liger",
-        f"{MODEL}.enable_activation_offload",
-        f"{MODEL}.fused_kernel_options.*",
-        f"{MODEL}.tiled_mlp.*",
-        f"{MODEL}.gradient_checkpointing_kwargs*",
+        under(
+            MODEL,
+            "use_remove_padding use_liger enable_activation_offload fused_kernel_options.* "
+            "tiled_mlp.* gradient_checkpointing_kwargs*",
+        ),
     ),
-    implied(
-        "follows from the model's folder",
-        f"{MODEL}.trust_remote_code",
-        f"{MODEL}.use_shm",
-        f"{MODEL}.external_lib",
-        f"{MODEL}.model_type",
-    ),
+    implied("follows from the model's folder", under(MODEL, "trust_remote_code use_shm external_lib")),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.importing.engines import NO_CRITIC, NO_SUCH_SHAPE, library_field, write_betas, write_warmup_ratio
 from dagrl.importing.parts import is_known
-from dagrl.importing.table import Rule, Translation, joint, refused_unless
+from dagrl.importing.table import Rule, Translation, joint, refused_unless, under
 from dagrl.importing.verl.common import is_megatron, trained_engines
 
 
@@ -45,14 +45,7 @@ def optimizer(section: str, engine: str) -> Rule:
             *("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"),
         )
     ]
-    return joint(
-        apply,
-        *keys,
-        clip,
-        f"{prefix}.override_optimizer_config*",
-        targets=(f"engines.{engine}.optimizer",),
-        always=True,
-    )
+    return joint(apply, under(prefix, "override_optimizer_config*"), *keys, clip, always=True)
 
 
 def schedule(section: str, engine: str) -> Rule:
@@ -90,7 +83,7 @@ def schedule(section: str, engine: str) -> Rule:
                 t.write(f"{target}.min_lr", part * lr, f"{prefix}.min_lr_ratio", note=f"{part} of {lr}")
 
     names = ("lr_warmup_steps", "lr_warmup_steps_ratio", *styles, "min_lr", "min_lr_ratio", "lr_decay_steps")
-    return joint(apply, *(f"{prefix}.{name}" for name in names), targets=(f"engines.{engine}.lr_schedule",))
+    return joint(apply, *(f"{prefix}.{name}" for name in names))
 
 
 def optimizer_rest(section: str) -> Rule:
@@ -99,6 +92,9 @@ def optimizer_rest(section: str) -> Rule:
     return refused_unless(
         (-1, 0, 0.0, 0.5, "constant", "exponential", "torch.optim", False, True, "fp32"),
         "the learning rate has a warm-up and a shape; see `lr_schedule`",
-        *(f"{prefix}.{name}" for name in ("total_training_steps", "num_cycles", "zero_indexed_step", "optimizer_impl")),
-        *(f"{prefix}.{name}" for name in ("lr_warmup_init", "weight_decay_incr_style", "lr_wsd_*", "muon_*", "use_*")),
+        under(
+            prefix,
+            "total_training_steps num_cycles zero_indexed_step optimizer_impl lr_warmup_init "
+            "weight_decay_incr_style lr_wsd_* muon_* use_*",
+        ),
     )

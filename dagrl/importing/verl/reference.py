@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.importing.parts import put_reference
-from dagrl.importing.table import Translation, implied, joint
+from dagrl.importing.table import Translation, implied, joint, under
 from dagrl.importing.verl.common import ACTOR, MEMORY, REF, context_parallel, is_megatron, packed_tokens
 
 
@@ -27,24 +27,12 @@ RULES = (
     joint(put_reference, always=True),
     joint(
         _ref_tokens,
-        f"{REF}.log_prob_max_token_len_per_gpu",
-        f"{REF}.log_prob_micro_batch_size_per_gpu",
-        f"{REF}.log_prob_micro_batch_size",
-        f"{REF}.log_prob_use_dynamic_bsz",
-        targets=("nodes.ref.tokens_per_micro_batch",),
+        under(
+            REF,
+            "log_prob_max_token_len_per_gpu log_prob_micro_batch_size_per_gpu "
+            "log_prob_micro_batch_size log_prob_use_dynamic_bsz",
+        ),
     ),
-    joint(
-        _ref_layout,
-        f"{REF}.megatron.*",
-        f"{REF}.fsdp_config.*",
-        f"{REF}.ulysses_sequence_parallel_size",
-        f"{REF}.strategy",
-    ),
-    implied(
-        MEMORY,
-        f"{REF}.entropy_*",
-        f"{REF}.use_torch_compile",
-        f"{REF}.pad_to_length*",
-        f"{REF}.*",
-    ),
+    joint(_ref_layout, under(REF, "megatron.* fsdp_config.* ulysses_sequence_parallel_size strategy")),
+    implied(MEMORY, under(REF, "entropy_* use_torch_compile *")),
 )

@@ -107,35 +107,20 @@ def _manager(t: Translation) -> None:
 
 
 RULES = (
-    joint(
-        _function,
-        *(f"{prefix}.{name}" for prefix in _FUNCTIONS for name in ("path", "name")),
-        targets=("nodes.reward.fn",),
-        always=True,
-    ),
-    joint(_buffer, *(f"{prefix}.*" for prefix in _BUFFERS), targets=("nodes.advantage.overlong_buffer",)),
-    joint(_max_length, "reward_model.reward_kwargs.max_resp_len", "reward.reward_kwargs.max_resp_len"),
-    joint(_manager, "reward_model.reward_manager", "reward.reward_manager.*", "reward.reward_manager"),
+    joint(_function, *(f"{prefix}.{name}" for prefix in _FUNCTIONS for name in ("path", "name")), always=True),
+    joint(_buffer, *(f"{prefix}.*" for prefix in _BUFFERS)),
+    joint(_max_length, "reward_model.reward_kwargs.max_resp_len reward.reward_kwargs.max_resp_len"),
+    joint(_manager, "reward_model.reward_manager reward.reward_manager.* reward.reward_manager"),
     refused(
         "arguments of the function are `nodes.reward.args`",
-        *(f"{prefix}.reward_kwargs*" for prefix in _FUNCTIONS),
         "reward_model.reward_kwargs.*",
-        "reward.reward_kwargs.*",
+        *(f"{prefix}.reward_kwargs*" for prefix in _FUNCTIONS),
     ),
     refused("code runs in a sandbox of its own: `fn: code` (docs/rewards.md)", "*sandbox_fusion*"),
     implied(
         "rewards are computed on the host by `run.host_workers`",
-        "reward.num_workers",
-        "reward_model.num_workers",
-        "reward_model.launch_reward_fn_async",
-        "reward_model.reward_loop*",
+        "reward_model.num_workers reward_model.launch_reward_fn_async reward_model.reward_loop*",
     ),
-    joint(
-        _model,
-        "reward_model.*",
-        "reward.reward_model.*",
-        "reward_model.enable",
-        targets=("engines.reward_model", "nodes.reward"),
-    ),
-    implied("is null, as by default", *_FUNCTIONS, "reward._target_"),
+    joint(_model, "reward_model.* reward.reward_model.* reward_model.enable"),
+    implied("is null, as by default", *_FUNCTIONS),
 )

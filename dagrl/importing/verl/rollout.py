@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.importing.engines import generator_of, library_field, server_key
 from dagrl.importing.parts import put_logprob, put_node
-from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 from dagrl.importing.verl.common import ACTOR, ROLLOUT, context_parallel, packed_tokens
 
 
@@ -171,101 +171,61 @@ def _replay(t: Translation) -> None:
 
 
 RULES = (
-    joint(
-        _backend, f"{ROLLOUT}.name", targets=("engines.generator.backend", "engines.generator.environment"), always=True
-    ),
+    joint(_backend, under(ROLLOUT, "name"), always=True),
     joint(
         _server,
-        f"{ROLLOUT}.tensor_model_parallel_size",
-        f"{ROLLOUT}.gpu_memory_utilization",
-        f"{ROLLOUT}.max_num_seqs",
-        f"{ROLLOUT}.enforce_eager",
-        f"{ROLLOUT}.max_model_len",
-        targets=("engines.generator.server",),
+        under(ROLLOUT, "tensor_model_parallel_size gpu_memory_utilization max_num_seqs enforce_eager max_model_len"),
         always=True,
     ),
     joint(
         _server_rest,
-        f"{ROLLOUT}.max_num_batched_tokens",
-        f"{ROLLOUT}.enable_chunked_prefill",
-        f"{ROLLOUT}.enable_prefix_caching",
-        f"{ROLLOUT}.data_parallel_size",
-        f"{ROLLOUT}.expert_parallel_size",
-        f"{ROLLOUT}.pipeline_model_parallel_size",
-        f"{ROLLOUT}.moe_tensor_parallel_size",
-        targets=("engines.generator.server",),
+        under(
+            ROLLOUT,
+            "max_num_batched_tokens enable_chunked_prefill enable_prefix_caching "
+            "data_parallel_size expert_parallel_size pipeline_model_parallel_size "
+            "moe_tensor_parallel_size",
+        ),
     ),
-    joint(_engine_arguments, f"{ROLLOUT}.engine_kwargs.*", targets=("engines.generator.extra.server",)),
-    joint(_sleep, f"{ROLLOUT}.free_cache_engine", targets=("engines.generator.sleep",)),
+    joint(_engine_arguments, under(ROLLOUT, "engine_kwargs.*")),
+    joint(_sleep, under(ROLLOUT, "free_cache_engine")),
     to(f"{ROLLOUT}.n", "nodes.rollout.n", write_default=True),
-    joint(
-        _sampling,
-        *(f"{ROLLOUT}.{name}" for name in ("temperature", "top_p", "top_k", "ignore_eos", "do_sample")),
-        targets=("nodes.rollout.sampling",),
-    ),
-    joint(_validation, f"{ROLLOUT}.val_kwargs.*", targets=("nodes.rollout.val_sampling", "nodes.rollout.val_n")),
+    joint(_sampling, under(ROLLOUT, "temperature top_p top_k ignore_eos do_sample")),
+    joint(_validation, under(ROLLOUT, "val_kwargs.*")),
     joint(
         _old,
-        f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-        f"{ROLLOUT}.log_prob_micro_batch_size",
-        f"{ROLLOUT}.log_prob_use_dynamic_bsz",
-        targets=("nodes.old.tokens_per_micro_batch",),
+        under(
+            ROLLOUT,
+            "log_prob_max_token_len_per_gpu log_prob_micro_batch_size_per_gpu "
+            "log_prob_micro_batch_size log_prob_use_dynamic_bsz",
+        ),
         always=True,
     ),
-    joint(
-        _turns,
-        f"{ROLLOUT}.multi_turn.*",
-        "data.tool_config_path",
-        "data.function_tool_path",
-        targets=("nodes.rollout.tools", "nodes.rollout.environment", "nodes.rollout.max_turns"),
-    ),
-    joint(_agent, f"{ROLLOUT}.agent.*", f"{ROLLOUT}.agent", targets=("nodes.rollout.agent",)),
-    joint(_replay, f"{ROLLOUT}.enable_rollout_routing_replay", targets=("engines.actor.router_replay",)),
+    joint(_turns, under(ROLLOUT, "multi_turn.*"), "data.tool_config_path data.function_tool_path"),
+    joint(_agent, under(ROLLOUT, "agent.* agent")),
+    joint(_replay, under(ROLLOUT, "enable_rollout_routing_replay")),
     to(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", "engines.generator.weight_sync.bucket_mib"),
     to(f"{ROLLOUT}.update_weights_bucket_megabytes", "engines.generator.weight_sync.bucket_mib"),
-    implied("follows from `run.seed`", f"{ROLLOUT}.seed"),
     refused_unless(
-        0, "over-sampling is `nodes.rollout.over_sampling_batch_size`, in prompts", f"{ROLLOUT}.over_sample_rate"
+        0, "over-sampling is `nodes.rollout.over_sampling_batch_size`, in prompts", under(ROLLOUT, "over_sample_rate")
     ),
     refused_unless(
         (None, False, {}),
         "fp8 is `quantization` of the generator, and other formats are not built in (docs/fp8.md)",
-        f"{ROLLOUT}.quantization*",
-        f"{ROLLOUT}.qat*",
+        under(ROLLOUT, "quantization*"),
     ),
-    refused_unless((None, False), "draft models are not served", f"{ROLLOUT}.mtp*"),
-    refused_unless((False, None, 1, "nixl"), "prefill and decoding share a server", f"{ROLLOUT}.disaggregation.*"),
+    refused_unless((None, False), "draft models are not served", under(ROLLOUT, "mtp*")),
     refused(
-        "rollouts are `samples/` of the run folder, and spans `timeline.json`",
-        f"{ROLLOUT}.trace.*",
-        f"{ROLLOUT}.prometheus.*",
+        "rollouts are `samples/` of the run folder, and spans `timeline.json`", under(ROLLOUT, "trace.* prometheus.*")
     ),
     implied(
         "follows from the weight sync and the tokens",
-        f"{ROLLOUT}.load_format",
-        f"{ROLLOUT}.layered_summon",
-        f"{ROLLOUT}.dtype",
-        f"{ROLLOUT}.mode",
-        f"{ROLLOUT}.calculate_log_probs",
-        f"{ROLLOUT}.logprobs_mode",
-        f"{ROLLOUT}.skip_tokenizer_init",
-        f"{ROLLOUT}.multi_stage_wake_up",
-        f"{ROLLOUT}.disable_log_stats",
-        f"{ROLLOUT}.checkpoint_engine.*",
-        f"{ROLLOUT}.trust_remote_code",
-        f"{ROLLOUT}.hybrid_engine",
-        f"{ROLLOUT}.use_fire_sampling",
-        f"{ROLLOUT}.scheduling_policy",
-        f"{ROLLOUT}.cudagraph_capture_sizes",
-        f"{ROLLOUT}.limit_images",
-        f"{ROLLOUT}.layer_name_map.*",
-        f"{ROLLOUT}.full_determinism",
-        f"{ROLLOUT}.moe_load_balance_metrics_interval",
-        f"{ROLLOUT}.router_config_path",
-        f"{ROLLOUT}._target_",
-        "actor_rollout_ref.hybrid_engine",
-        "actor_rollout_ref.nccl_timeout",
+        under(
+            ROLLOUT,
+            "load_format layered_summon dtype mode calculate_log_probs logprobs_mode "
+            "skip_tokenizer_init multi_stage_wake_up disable_log_stats checkpoint_engine.* "
+            "scheduling_policy cudagraph_capture_sizes layer_name_map.* _target_",
+        ),
+        "actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout",
     ),
-    refused("is `profile` of the pipeline (docs/profiling.md)", f"{ROLLOUT}.profiler*"),
+    refused("is `profile` of the pipeline (docs/profiling.md)", under(ROLLOUT, "profiler*")),
 )

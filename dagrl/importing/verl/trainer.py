@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagrl.importing.parts import first_group, has_val_data, keep, named, put_node, tracked, write_epochs
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 from dagrl.importing.verl.common import ROLLOUT, has_own_rollout_nodes, uses_critic
 
 
@@ -101,70 +101,27 @@ def _finish(t: Translation) -> None:
 
 GROUPS = (
     named("trainer.experiment_name"),
-    joint(
-        _groups,
-        "trainer.nnodes",
-        "trainer.n_gpus_per_node",
-        f"{ROLLOUT}.nnodes",
-        f"{ROLLOUT}.n_gpus_per_node",
-        targets=("groups",),
-        always=True,
-    ),
+    joint(_groups, "trainer.nnodes trainer.n_gpus_per_node", under(ROLLOUT, "nnodes n_gpus_per_node"), always=True),
 )
 RULES = (
-    joint(
-        _steps, "trainer.total_training_steps", "trainer.total_epochs", targets=("run.steps", "run.epochs"), always=True
-    ),
-    joint(
-        _every,
-        "trainer.save_freq",
-        "trainer.test_freq",
-        "trainer.val_before_train",
-        targets=("run.save_every", "run.validate_every", "run.validate_first"),
-        always=True,
-    ),
-    joint(_val_only, "trainer.val_only", targets=("run.val_only",)),
-    joint(_warmup, "trainer.critic_warmup", targets=("nodes.update.critic_warmup",)),
-    joint(
-        _keep, "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", targets=("run.keep",), always=True
-    ),
-    joint(_resume, "trainer.resume_mode", "trainer.resume_from_path", targets=("run.resume",)),
+    joint(_steps, "trainer.total_training_steps trainer.total_epochs", always=True),
+    joint(_every, "trainer.save_freq trainer.test_freq trainer.val_before_train", always=True),
+    joint(_val_only, "trainer.val_only"),
+    joint(_warmup, "trainer.critic_warmup"),
+    joint(_keep, "trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep", always=True),
+    joint(_resume, "trainer.resume_mode trainer.resume_from_path"),
     tracked("trainer.logger", project="trainer.project_name", name="trainer.experiment_name"),
     to("trainer.log_val_generations", "run.log_val_generations"),
     to("trainer.seed", "run.seed"),
     joint(_finish, always=True),
     refused_unless(("cuda", "gpu"), "GPUs are NVIDIA's", "trainer.device"),
-    refused_unless(
-        ("sync", {}, None), "steps overlap by `schedule.max_staleness` (docs/async.md)", "trainer.v1.trainer_mode"
-    ),
     refused("checkpoints stay in the run folder", "trainer.default_hdfs_dir"),
     implied("is `dagrl run --run-dir DIR`", "trainer.default_local_dir"),
     implied(
         "is done by itself, or is part of the run folder",
-        "trainer.balance_batch",
-        "trainer.rollout_data_dir",
-        "trainer.validation_data_dir",
-        "trainer.del_local_ckpt_after_load",
-        "trainer.remove_previous_ckpt_in_save",
-        "trainer.ray_wait_register_center_timeout",
-        "trainer.esi_redundant_time",
-        "trainer.checkpoint_callback_class",
-        "trainer.use_v1",
-        "trainer.use_legacy_worker_impl",
-        "trainer.v1*",
-        "trainer.should_*",
-        "*_target_",
-        "trainer.profile*",
-        "ray_kwargs*",
-        "ray_init*",
-        "global_profiler*",
-        "transfer_queue*",
-        "skip*",
-        "npu_profile*",
-        "hydra*",
-        "defaults*",
-        "--config-path",
+        "trainer.balance_batch trainer.rollout_data_dir trainer.validation_data_dir "
+        "trainer.del_local_ckpt_after_load trainer.ray_wait_register_center_timeout "
+        "trainer.esi_redundant_time trainer.use_legacy_worker_impl *_target_ trainer.profile* ray_kwargs* "
+        "global_profiler* transfer_queue* hydra* defaults* dag* --config-path",
     ),
-    implied("edges follow from the columns that nodes read and write", "dag*"),
-    refused("there is no distillation from a teacher while sampling", "distillation*"),
 )
