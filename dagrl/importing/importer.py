@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dagrl.importing.bounded import bounded
 from dagrl.importing.pipeline_text import pipeline_text
 from dagrl.importing.registry import FRAMEWORKS
-from dagrl.importing.settings import Remark
+from dagrl.importing.settings import ImportProblem, Remark
 from dagrl.importing.sources import read_source
 from dagrl.importing.table import Translation, translate
 
@@ -35,14 +33,16 @@ def import_file(
 ) -> Imported:
     """Translate a script or configuration. `read_source` describes the arguments; ImportProblem if it cannot be read.
 
-    A child process does it, with bounded time and memory. `folder` is that of the pipeline file, where data files are
-    looked for. Default: the source's.
+    `folder` is that of the pipeline file, where data files are looked for. Default: the source's.
     """
-
-    def work() -> tuple[Any, ...]:
+    try:
         source = read_source(path, arguments, variables, framework)
-        t = translate(FRAMEWORKS[source.framework], source.settings, folder or path.resolve().parent)
-        return source.framework, t.settings, t.tree, t.origins, t.lines, pipeline_text(t, path), source.remarks
-
-    name, settings, tree, origins, lines, text, remarks = bounded(work, path)
-    return Imported(Translation(FRAMEWORKS[name], settings, folder, tree, origins, lines), text, remarks)
+        translation = translate(FRAMEWORKS[source.framework], source.settings, folder or path.resolve().parent)
+        return Imported(translation, pipeline_text(translation, path), source.remarks)
+    except ImportProblem:
+        raise
+    except RecursionError as error:
+        raise ImportProblem(f"{path}: is nested too deeply, or names itself") from error
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ImportProblem(f"{path}: cannot be translated, by a fault of dagrl ({why}); please report it") from error

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dagrl.importing import bounded
 from dagrl.importing.files import is_file, read_file
 from dagrl.importing.plain_script import read_plain_script
 from dagrl.importing.settings import ImportProblem, Remark, Word
 from dagrl.rewards.sandbox import Outcome, Result, run_bash
 
+_CPU_SECONDS, _SECONDS, _MEMORY_MIB = 2, 4, 192
+"""Limits of bash. Scripts of the frameworks take less than 0.1 s."""
 _MARK = "\1"
 _PS4 = f"+{_MARK}${{BASH_SOURCE-}}{_MARK}${{LINENO}}{_MARK}${{PWD}}{_MARK} "
 _PRELUDE = r"""
@@ -52,7 +53,7 @@ _REFERENCE = re.compile(rf"\$\{{[#!]?({_NAME})(?:\[[^]]*\])?(:?[-=+])?|\$({_NAME
 _NUMBER = re.compile(r"\(\(([^()]*)\)\)")
 _ASKED = re.compile(rf'-[nz]\s+"?\$\{{({_NAME}):?-\}}')
 _PARTLY_SET = re.compile(
-    rf"({_NAME})(?:\[[^]\n]*\]|\+=)|\bfor\s+({_NAME})"
+    rf"(?<!\w)({_NAME})(?:\[[^]\n]*\]|\+=)|\bfor\s+({_NAME})"
     r"|\b(?:declare|local|typeset|read|mapfile|readarray|printf -v)\b([^\n;]*)"
 )
 _ARGUMENT = re.compile(r"\$(?:\{([1-9])(?::?\?[^}]*)?\}|([1-9]))")
@@ -121,7 +122,7 @@ def read_script(
             break
     script = Script(remarks=[*_faults(result.stderr, path, unset), *_conditions(texts, calls, unset)])
     for call in calls:
-        if program.search(call.text) and not _NO_CALL.match(call.text):
+        if not _NO_CALL.match(call.text) and program.search(call.text):
             places = {text: ("command line", number) for number, text in enumerate(arguments, start=1)}
             words = ((text, *(places.get(text) or _place(text, call, texts))) for text in call.words())
             script.commands.append([Word(*word, _missing(word[0], unset)) for word in words])
@@ -129,7 +130,7 @@ def read_script(
             missing = Remark(call.file, call.line, f"sources {names[0]}, which is not here; what it sets is missing")
             script.remarks.append(missing)
     if result.exit_status < 0 or result.outcome in (Outcome.TIMED_OUT, Outcome.TOO_MUCH) or _NO_MEMORY in result.stderr:
-        limits = f"reading it takes more than {bounded.CPU_SECONDS} s or {bounded.MEMORY >> 20} MiB"
+        limits = f"reading it takes more than {_CPU_SECONDS} s or {_MEMORY_MIB} MiB"
         if not script.commands:
             raise ImportProblem(f"{path}: {limits}; shorten its loops and values")
         script.remarks.append(Remark(calls[-1].file, calls[-1].line, f"{limits}; what follows is missing"))
@@ -151,10 +152,10 @@ def _run(path: Path, unset: Iterable[str], arguments: list[str], variables: Mapp
             **{name: f"${name}" for name in unset},
             **variables,
             "DAGRL_FOLDER": str(folder),
-            "DAGRL_SECONDS": str(bounded.CPU_SECONDS),
+            "DAGRL_SECONDS": str(_CPU_SECONDS),
         },
-        timeout_s=bounded.SECONDS * 0.75,
-        memory_mib=bounded.MEMORY >> 20,
+        timeout_s=_SECONDS,
+        memory_mib=_MEMORY_MIB,
     )
 
 

@@ -119,7 +119,7 @@ def _launch(words: list[Word], framework: str | None) -> tuple[str, list[Word]] 
     for index, word in enumerate(words):
         for name, each in FRAMEWORKS.items():
             has_settings = each.is_hydra or any(w.text.startswith("--") for w in words[index + 1 :])
-            if has_settings and re.fullmatch(each.program, word.text):
+            if has_settings and re.fullmatch(each.program, word.text.rpartition("/")[2]):
                 return framework or name, words[index:]
     return None
 

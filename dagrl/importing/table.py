@@ -94,7 +94,7 @@ class Framework:
     defaults: Mapping[str, Any]
     """The framework's own defaults of keys that rules read."""
     program: str = "(?!)"
-    """Pattern of the word in a script's call that starts the framework; what follows are its settings."""
+    """Pattern of the module or file that a script calls; the words that follow are its settings."""
     sections: tuple[str, ...] = ()
     """Sections of which one marks its YAML."""
     is_hydra: bool = False

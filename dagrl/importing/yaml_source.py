@@ -6,6 +6,7 @@ are known; of the environment, only what the caller sets.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from dagrl.importing.settings import ImportProblem, Setting, Unresolved, normali
 
 _MOST_DEPTH = 40
 """Levels of interpolations that name others; deeper ones name themselves."""
+_MOST_VALUES, _MOST_LENGTH = 20_000, 20_000
+"""Values of a file whose anchors are followed, and characters of an interpolated value."""
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 
 
@@ -28,12 +31,15 @@ def read_yaml(path: Path) -> list[Setting]:
     """
     try:
         root = yaml.compose(read_file(path), Loader=yaml.SafeLoader)
-        settings = list(_leaves(root, "", str(path))) if isinstance(root, yaml.MappingNode) else []
+        leaves = _leaves(root, "", str(path)) if isinstance(root, yaml.MappingNode) else iter(())
+        settings = list(itertools.islice(leaves, _MOST_VALUES))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise ImportProblem(f"{place}: is not YAML: {problem}") from error
+    if next(leaves, None):
+        raise ImportProblem(f"{path}: has more than {_MOST_VALUES} values; give a smaller file")
     if not settings:
         raise ImportProblem(f"{path}: is not a mapping of settings")
     return settings
@@ -69,7 +75,7 @@ def _plain(node: yaml.Node) -> Any:
 def resolved(settings: list[Setting], variables: Mapping[str, str]) -> list[Setting]:
     """Return the settings with their interpolations replaced; an unknown one makes its value `Unresolved`."""
     by_key = {setting.key: setting.value for setting in settings}
-    resolver = _Resolver(by_key, variables)
+    resolver = _Resolver(by_key, variables, settings[0].file if settings else "")
     return [
         Setting(setting.key, resolver.value(setting.key, setting.value), setting.file, setting.line)
         for setting in settings
@@ -77,8 +83,8 @@ def resolved(settings: list[Setting], variables: Mapping[str, str]) -> list[Sett
 
 
 class _Resolver:
-    def __init__(self, by_key: Mapping[str, Any], variables: Mapping[str, str]) -> None:
-        self.by_key, self.variables = by_key, variables
+    def __init__(self, by_key: Mapping[str, Any], variables: Mapping[str, str], file: str) -> None:
+        self.by_key, self.variables, self.file = by_key, variables, file
 
     def value(self, key: str, value: Any, depth: int = 0) -> Any:
         if isinstance(value, list):
@@ -98,6 +104,8 @@ class _Resolver:
             return str(inner)
 
         text = _INTERPOLATION.sub(replaced, value)
+        if len(text) > _MOST_LENGTH:
+            raise ImportProblem(f"{self.file}: the value of {key} has more than {_MOST_LENGTH} characters; shorten it")
         if missing:
             return Unresolved(text.replace("$(", "${"), tuple(missing))
         # An inner interpolation may have completed an outer one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dagrl.importing import finishing
-from dagrl.importing.roll import algorithm, batches, cluster, data, optimizer, rest, reward, rollout, run, trainer
+from dagrl.importing.roll import engines, nodes
 from dagrl.importing.table import Framework
 
 _DEFAULTS: dict[str, Any] = {
@@ -35,19 +35,19 @@ _DEFAULTS: dict[str, Any] = {
     "train_infer_correction.is_weight.weight_type": "token",
 }
 _RULES = (
-    *cluster.RULES,
-    *data.RULES,
-    *rollout.RULES,
-    *trainer.RULES,
-    *batches.RULES,
-    *optimizer.RULES,
-    *algorithm.RULES,
-    *batches.TOKENS,
-    *algorithm.CORRECTION,
-    *reward.RULES,
-    *run.RULES,
-    *trainer.MODEL,
-    *rest.RULES,
+    *engines.CLUSTER,
+    *nodes.DATA,
+    *nodes.ROLLOUT,
+    *engines.TRAINER,
+    *engines.BATCHES,
+    *engines.OPTIMIZER,
+    *nodes.ALGORITHM,
+    *engines.BATCHES_TOKENS,
+    *nodes.ALGORITHM_CORRECTION,
+    *nodes.REWARD,
+    *nodes.RUN,
+    *engines.TRAINER_MODEL,
+    *nodes.REST,
     *finishing.RULES,
 )
 ROLL = Framework("roll", "ROLL", _RULES, _DEFAULTS, sections=("actor_train", "actor_infer", "rollout_batch_size"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dagrl.importing import finishing
-from dagrl.importing.slime import algorithm, batches, cluster, data, megatron, model, rest, reward, rollout, run
+from dagrl.importing.slime import engines, nodes
 from dagrl.importing.table import Framework
 
 _DEFAULTS: dict[str, Any] = {
@@ -29,19 +29,19 @@ _DEFAULTS: dict[str, Any] = {
     "--calculate-per-token-loss": False,
 }
 _RULES = (
-    *cluster.RULES,
-    *data.RULES,
-    *run.STEPS,
-    *rollout.RULES,
-    *batches.RULES,
-    *run.RULES,
-    *megatron.RULES,
-    *algorithm.RULES,
-    *batches.TOKENS,
-    *algorithm.CORRECTION,
-    *reward.RULES,
-    *model.RULES,
-    *rest.RULES,
+    *engines.CLUSTER,
+    *nodes.DATA,
+    *nodes.RUN_STEPS,
+    *nodes.ROLLOUT,
+    *engines.BATCHES,
+    *nodes.RUN,
+    *engines.MEGATRON,
+    *nodes.ALGORITHM,
+    *engines.BATCHES_TOKENS,
+    nodes.CORRECTION,
+    *nodes.REWARD,
+    *engines.MODEL,
+    *nodes.REST,
     *finishing.RULES,
 )
-SLIME = Framework("slime", "slime", _RULES, _DEFAULTS, program=r"(.*/)?train(_async)?\.py")
+SLIME = Framework("slime", "slime", _RULES, _DEFAULTS, program=r"train(_async)?\.py")

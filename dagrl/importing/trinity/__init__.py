@@ -6,7 +6,7 @@ from typing import Any
 
 from dagrl.importing import finishing
 from dagrl.importing.table import Framework
-from dagrl.importing.trinity import algorithm, cluster, data, explorer, optimizer, rest, reward, run, trainer
+from dagrl.importing.trinity import engines, nodes
 
 _DEFAULTS: dict[str, Any] = {
     "mode": "both",
@@ -33,15 +33,15 @@ _DEFAULTS: dict[str, Any] = {
     "monitor.monitor_type": "tensorboard",
 }
 _RULES = (
-    *cluster.RULES,
-    *data.RULES,
-    *run.RULES,
-    *explorer.RULES,
-    *optimizer.RULES,
-    *algorithm.RULES,
-    *trainer.RULES,
-    *reward.RULES,
-    *rest.RULES,
+    *engines.CLUSTER,
+    *nodes.DATA,
+    *nodes.RUN,
+    *nodes.EXPLORER,
+    *engines.OPTIMIZER,
+    *nodes.ALGORITHM,
+    *engines.TRAINER,
+    *nodes.REWARD,
+    *nodes.REST,
     *finishing.RULES,
 )
 TRINITY = Framework("trinity", "Trinity-RFT 0.6", _RULES, _DEFAULTS, sections=("explorer", "synchronizer", "buffer"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dagrl.importing import finishing
 from dagrl.importing.table import Framework
-from dagrl.importing.verl import actor, algorithm, critic, data, model, optimizer, reference, reward, rollout, trainer
+from dagrl.importing.verl import actor, algorithm, data, engines, rollout, run
 from dagrl.importing.verl.common import ACTOR, REF, ROLLOUT
 
 _DEFAULTS = {
@@ -79,20 +79,20 @@ _DEFAULTS = {
 """Defaults of verl 0.9 that rules read."""
 
 _RULES = (
-    *trainer.GROUPS,
-    *data.RULES,
+    *run.TRAINER_GROUPS,
+    *data.DATA,
     *actor.ENGINE,
-    *model.RULES,
-    optimizer.optimizer(ACTOR, "actor"),
+    *engines.MODEL_RULES,
+    engines.optimizer(ACTOR, "actor"),
     *rollout.RULES,
     *algorithm.RULES,
     *actor.UPDATE,
-    *reference.RULES,
-    *critic.RULES,
-    *reward.RULES,
-    *trainer.RULES,
-    optimizer.schedule(ACTOR, "actor"),
-    optimizer.schedule("critic", "critic"),
+    *engines.REFERENCE,
+    *engines.CRITIC,
+    *data.REWARD,
+    *run.TRAINER,
+    engines.schedule(ACTOR, "actor"),
+    engines.schedule("critic", "critic"),
     *finishing.RULES,
 )
 
@@ -101,7 +101,7 @@ VERL = Framework(
     "verl 0.9",
     _RULES,
     _DEFAULTS,
-    program=r"(verl|recipe)(\.\w+)*\.main_\w+|.*/main_ppo\.py",
+    program=r"(verl|recipe)(\.\w+)*\.main_\w+|main_ppo\.py",
     sections=("actor_rollout_ref",),
     is_hydra=True,
 )

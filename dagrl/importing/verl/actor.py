@@ -7,8 +7,7 @@ from dagrl.importing.parts import kl_estimator
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 from dagrl.importing.verl.common import ACTOR, CORRECTION, MEMORY, context_parallel, is_megatron, packed_tokens
-from dagrl.importing.verl.megatron import layout, megatron_rest, offload
-from dagrl.importing.verl.optimizer import optimizer_rest
+from dagrl.importing.verl.engines import layout, megatron_rest, offload, optimizer_rest
 
 
 def _strategy(t: Translation) -> None:

@@ -1,4 +1,4 @@
-"""verl's ``trainer``: groups of GPUs, steps, checkpoints and trackers."""
+"""verl's run."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def _finish(t: Translation) -> None:
     put_node(t, "update", "update", "actor")
 
 
-GROUPS = (
+TRAINER_GROUPS = (
     named("trainer.experiment_name"),
     joint(_groups, "trainer.nnodes trainer.n_gpus_per_node", under(ROLLOUT, "nnodes n_gpus_per_node"), always=True),
 )
-RULES = (
+TRAINER = (
     joint(_steps, "trainer.total_training_steps trainer.total_epochs", always=True),
     joint(_every, "trainer.save_freq trainer.test_freq trainer.val_before_train", always=True),
     joint(_val_only, "trainer.val_only"),
