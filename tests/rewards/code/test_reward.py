@@ -8,7 +8,6 @@ import pytest
 
 from dagrl.rewards.code.reward import _holds, code_reward
 from dagrl.rewards.code.tests import Check
-from dagrl.rewards.registry import load_reward
 from dagrl.rewards.score import RewardError, Samples, score
 
 PROGRAM = json.dumps({"inputs": ["1 2\n", "3 4\n", "5 6\n"], "outputs": ["3\n", "7\n", "11\n"]})
@@ -247,7 +246,7 @@ def test_samples_are_scored_at_once_and_a_bad_answer_names_its_sample() -> None:
         rows = range(len(answers))
         responses = [answering(HONEST[PROGRAM])] * len(answers)
         samples = Samples(list(rows), ["sum"] * len(rows), responses, answers, ["sums"] * len(rows), [{} for _ in rows])
-        return score(load_reward("code"), samples, args={}, on_error=on_error).rewards.tolist()
+        return score(code_reward, samples, args={}, on_error=on_error).rewards.tolist()
 
     wrong = json.dumps({"inputs": ["1 2"], "outputs": ["4"]})
     assert scored([PROGRAM, wrong, PROGRAM]) == [1, 0, 1]
