@@ -72,11 +72,8 @@ def infer_graph(
     )
     readings = columns.readings()
     if not pipeline.rollouts and not pipeline.data.responses:
-        message = (
-            "no node samples responses; add `rollout: {op: rollout, engine: ..., sampling: ...}`, or train on the "
-            "data set's with `data.responses` and a node `{op: sft}` or `{op: dpo}`"
-        )
-        findings.error(_ALL_NODES, message, "missing-rollout")
+        remedy = "add a node `{op: rollout, ...}`, or train on the data set's with `data.responses` and `{op: sft}`"
+        findings.error(_ALL_NODES, f"no node samples responses; {remedy}", "missing-rollout")
     _report_cycle(readings, findings)
     columns.warn_of_unread(readings)
     if len(findings.problems) > before or not findings.trusted(_ALL_NODES):

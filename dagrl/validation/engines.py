@@ -195,12 +195,12 @@ def _warn_of_unused(pipeline: Pipeline, findings: Findings) -> None:
     homes = {engine.group for engine in pipeline.engines.values()}
     for name in pipeline.groups:
         if name not in homes:
-            message = "no engine runs on the group; remove it, or name it in an engine"
+            message = removal("no engine runs on the group", "name it in an engine")
             findings.warning(("groups", name), message, "unused-group", depends_on=[("engines",)])
     used = {getattr(node, "engine", None) for node in pipeline.nodes.values()}
     for name in pipeline.engines:
         if name not in used:
-            message = "no node uses the engine; remove it, or name it in a node"
+            message = removal("no node uses the engine", "name it in a node")
             findings.warning(("engines", name), message, "unused-engine", depends_on=[("nodes",)])
     trained = _policies(pipeline)
     samplers = {node.engine for node in pipeline.nodes.values() if isinstance(node, RolloutNode)}

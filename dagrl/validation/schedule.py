@@ -61,10 +61,8 @@ def _warn_of_bias(pipeline: Pipeline, findings: Findings) -> None:
         if not isinstance(node, UpdateNode) or node.loss.policy == "opmd":
             continue
         if node.rollout_correction is None and not node.takes_rollout_for_old:
-            message = (
-                f"`{name}` treats samples of older weights as its own; set `rollout_correction: {{rollout_is: token}}` "
-                "there, or `read: {old_logprob: rollout_logprob}`, which clips against the weights that sampled"
-            )
+            remedy = "set `rollout_correction: {rollout_is: token}` there, or `read: {old_logprob: rollout_logprob}`"
+            message = f"`{name}` treats samples of older weights as its own; {remedy}"
             findings.warning(_STALENESS, message, "uncorrected-staleness")
 
 
@@ -78,10 +76,8 @@ def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
             message = removal(f"`{name}`, a {engine.backend} engine, takes no new weights during a rollout")
             findings.error(_IN_FLIGHT, message, "no-in-flight-updates")
         elif engine.weight_sync.pause == "abort":
-            message = (
-                "`pause: abort` ends responses that the step needs; set `weight_sync: {pause: retract}` to continue "
-                "them with the new weights, or `in_place` to also keep the cache of the old ones"
-            )
+            remedy = "set `weight_sync: {pause: retract}` to continue them, or `in_place` to also keep their cache"
+            message = f"`pause: abort` ends responses that the step needs; {remedy}"
             given = "pause" in engine.weight_sync.model_fields_set
             where = (*place, "weight_sync", "pause") if given else _IN_FLIGHT
             findings.error(where, message if given else f"engine `{name}`: {message}", "pause-aborts")

@@ -87,7 +87,7 @@ def _schedule(pipeline: Pipeline) -> Iterable[str]:
     schedule, moment = pipeline.schedule, "between rollouts"
     if schedule.max_staleness:
         moment = "during rollouts" if schedule.in_flight_weight_update else moment
-        versions = "1 version" if schedule.max_staleness == 1 else f"{schedule.max_staleness} versions"
+        versions = counted(schedule.max_staleness, "version")
         yield f"samples up to {versions} behind the weights that train on them; new weights arrive {moment}"
     if schedule.stream_update:
         yield "updates start with the first mini-batch that is ready"
@@ -113,9 +113,8 @@ def _model(model: ModelSpec) -> str:
 
 
 def _group(group: GroupSpec) -> str:
-    each = f"{group.cpus_per_node} CPU slot" if group.is_cpu else f"{group.gpus_per_node} GPU"
-    each += "" if each.startswith("1 ") else "s"
-    return each if group.nodes == 1 else f"{group.nodes} nodes with {each} each"
+    slots = counted(group.cpus_per_node, "CPU slot") if group.is_cpu else counted(group.gpus_per_node, "GPU")
+    return slots if group.nodes == 1 else f"{group.nodes} nodes with {slots} each"
 
 
 def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:

@@ -67,10 +67,8 @@ def _place_of(details: ErrorDetails, tree: dict[str, Any]) -> Place:
         else:
             continue
         place.append(key)
-    absent = details["type"] == "missing" or (
-        details["type"] == "value_error" and not isinstance(details["input"], dict)  # of a default
-    )
-    if absent and isinstance(value, dict):
+    of_default = details["type"] == "value_error" and not isinstance(details["input"], dict)
+    if (details["type"] == "missing" or of_default) and isinstance(value, dict):
         place.append(details["loc"][-1])
     elif details["type"].startswith("union_tag") and isinstance(value, dict):
         place.append("backend" if place[:1] == ["engines"] else "op")
@@ -96,15 +94,12 @@ def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> F
         ):
             options = [option.strip(" '") for option in details["ctx"]["expected"].replace(" or ", ",").split(",")]
             own = _OWN if len(several) > 1 else ""
-            message = (
-                f"{shown(details['input'])} is not one of the options{own}; {suggest(str(details['input']), options)}"
-            )
+            given = details["input"]
+            message = f"{shown(given)} is not one of the options{own}; {suggest(str(given), options)}"
             return Fault(place, "unknown-option", message)
         case "string_pattern_mismatch" if details["loc"][-1] == "[key]":
-            message = (
-                f"{key!r} is not a name; begin with a lower-case letter, then use lower-case letters, digits and _"
-            )
-            return Fault(place, "invalid-name", message)
+            rule = "begin with a lower-case letter, then use lower-case letters, digits and _"
+            return Fault(place, "invalid-name", f"{key!r} is not a name; {rule}")
         case "value_error":
             # Of a default, where the value is missing.
             return Fault(place, "missing-key" if value is None else "invalid-value", str(details["ctx"]["error"]))

@@ -168,11 +168,9 @@ def _by_choice(faults: list[Fault], tree: Tree, positions: Positions) -> list[Fa
     for choice, places in left_over.items():
         keys = [str(place[-1]) for place in places]
         parent = Path(positions.at(places[0]).file).name
-        message = (
-            f"`{choice[-1]}: {value_at(tree, choice)}` does not take {listed(keys)}, which {parent} sets; choose "
-            f"another, or write {listed(f'{key}: null' for key in keys)} beside it"
-        )
-        kept.append(Fault(choice, "other-kind", message))
+        fact = f"`{choice[-1]}: {value_at(tree, choice)}` does not take {listed(keys)}, which {parent} sets"
+        remedy = f"choose another, or write {listed(f'{key}: null' for key in keys)} beside it"
+        kept.append(Fault(choice, "other-kind", f"{fact}; {remedy}"))
     return kept
 
 
