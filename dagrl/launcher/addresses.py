@@ -54,8 +54,8 @@ async def _resolve(name: str) -> str:
     deadline = loop.time() + _RESOLVE_TIMEOUT_S
     while True:
         try:
-            found = await loop.getaddrinfo(name, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
-            return str(found[0][4][0])
+            addresses = await loop.getaddrinfo(name, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+            return str(addresses[0][4][0])
         except OSError as error:
             if loop.time() > deadline:
                 raise LaunchError(

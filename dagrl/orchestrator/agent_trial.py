@@ -75,10 +75,10 @@ def _print_trial(pipeline: Pipeline, folder: Path, plan: Plan, row: int) -> None
 
 
 def _rollout_with_agent(pipeline: Pipeline) -> tuple[str, RolloutNode]:
-    found = [(name, node) for name, node in pipeline.rollouts.items() if node.agent is not None]
-    if not found:
+    with_agent = [(name, node) for name, node in pipeline.rollouts.items() if node.agent is not None]
+    if not with_agent:
         raise ValueError("no rollout of this pipeline has an `agent`")
-    return found[0]
+    return with_agent[0]
 
 
 @contextmanager

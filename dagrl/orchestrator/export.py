@@ -86,10 +86,10 @@ def _trained(pipeline: Pipeline) -> list[str]:
 
 
 def _engine(pipeline: Pipeline, wanted: str | None) -> str:
-    trained, found = _trained(pipeline), policies(pipeline)
-    if wanted is None and len(found) > 1:
-        raise ValueError(f"the run trains {', '.join(found)}; say which one with --engine")
-    name = found[0] if wanted is None else wanted
+    trained, named = _trained(pipeline), policies(pipeline)
+    if wanted is None and len(named) > 1:
+        raise ValueError(f"the run trains {', '.join(named)}; say which one with --engine")
+    name = named[0] if wanted is None else wanted
     if name not in trained:
         raise ValueError(f"the run trains no engine {name!r}; it trains {', '.join(trained)}")
     return name

@@ -37,32 +37,32 @@ def run_pipeline(prepared: PreparedPipeline, run_dir: Path, verbosity: Verbosity
     began, stop_after_s = time.monotonic(), prepared.loaded.pipeline.run.stop_after_s
     stop_at = None if stop_after_s is None else began + stop_after_s
     restarts = RestartPolicy(prepared.loaded.pipeline.run.max_restarts)
-    told = ""
+    failure = ""
     with signals_as_ctrl_c():
         while True:
             try:
-                outcome = _go_on(prepared, run_dir, restarts, told, verbosity, stop_at)
+                outcome = _go_on(prepared, run_dir, restarts, failure, verbosity, stop_at)
                 exported = tuple(policies(prepared.loaded.pipeline))
                 return replace(outcome, seconds=time.monotonic() - began, policies=exported)
             except RefusedFolderError as refused:
-                if told:  # the run has failed while it restarted
+                if failure:  # the run has failed while it restarted
                     raise RunError(refused.cause, hint=refused.hint) from refused
                 raise
             except WorkerLostError as lost:
-                told = restarts.use_restart(lost, "all of the run goes on from its last checkpoint")
+                failure = restarts.use_restart(lost, "all of the run goes on from its last checkpoint")
 
 
 def _go_on(
     prepared: PreparedPipeline,
     run_dir: Path,
     restarts: RestartPolicy,
-    told: str,
+    failure: str,
     verbosity: Verbosity,
     stop_at: float | None,
 ) -> RunOutcome:
     """Run from the last checkpoint until the end, a failure or `stop_at`, by the monotonic clock.
 
-    `told`: the failure before.
+    `failure` is that of the start before, in words; empty for the first start.
     """
     loaded, rows = prepared.loaded, prepared.rows["train"]
     pipeline = loaded.pipeline
@@ -72,7 +72,7 @@ def _go_on(
         loaded.resolved,
         modules=loaded.folder,
         graph=prepared.graph,
-        again=bool(told),
+        again=bool(failure),
         rows=rows,
     )
     with opened as folder:
@@ -84,14 +84,14 @@ def _go_on(
             return RunOutcome(done, stopped=False, before=True, changed=folder.changed)
         with _opened(loaded, folder, verbosity) as trackers:
             changed = folder.changed and f"changed since the last start of the run: {folder.changed}"
-            for note in filter(None, (told, *folder.torn, changed)):
+            for note in filter(None, (failure, *folder.torn, changed)):
                 trackers.note(note)
             trackers.note(
                 f"run folder {folder.path}" + (f", {'with' if alone else 'going on after'} step {done}" if done else "")
             )
             used = {name: group for name, group in pipeline.groups.items() if name in prepared.plan.groups}
             with cluster(
-                pipeline.model_copy(update={"groups": used}), folder.path / "logs", trackers.note, patient=bool(told)
+                pipeline.model_copy(update={"groups": used}), folder.path / "logs", trackers.note, patient=bool(failure)
             ):
                 return asyncio.run(_train(prepared, folder, trackers, restarts, stop_at))
 

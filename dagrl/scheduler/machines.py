@@ -36,11 +36,11 @@ class MisfitError(ValueError):
 
 
 def assign_machines(groups: Mapping[str, GroupSpec], machines: Sequence[Machine]) -> dict[str, tuple[int, ...]]:
-    """The machines of each group, by index, ascending. An assignment is found if there is one; else MisfitError.
+    """The machines of each group, by index, ascending. MisfitError if there is no assignment.
 
     Partly used machines are filled first, so that whole ones stay free.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    assigned: dict[str, tuple[int, ...]] = {}
     for cpu in (False, True):
         alike = {name: group for name, group in groups.items() if group.is_cpu == cpu}
         # Large groups first: small ones fit in between.
@@ -48,8 +48,8 @@ def assign_machines(groups: Mapping[str, GroupSpec], machines: Sequence[Machine]
         placed = _place(order, [machine.slots(cpu) for machine in machines])
         if placed is None:
             raise MisfitError(_misfit(alike, machines, cpu))
-        found |= placed
-    return {name: found[name] for name in groups}
+        assigned |= placed
+    return {name: assigned[name] for name in groups}
 
 
 def _each(group: GroupSpec) -> int:

@@ -64,8 +64,8 @@ class ObjectCache:
         refs = dict.fromkeys(ref for part in parts for source in part.sources for ref in source.refs)
         missing = [ref for ref in refs if not isinstance(ref, bytes) and ref.binary() not in objects]
         names = {name for part in parts for source in part.sources for name in source.columns.values()}
-        found = get_objects(missing, self._timeout_s, f"{len(missing)} blocks of {', '.join(sorted(names))}")
-        objects.update(zip((ref.binary() for ref in missing), found, strict=True))
+        fetched = get_objects(missing, self._timeout_s, f"{len(missing)} blocks of {', '.join(sorted(names))}")
+        objects.update(zip((ref.binary() for ref in missing), fetched, strict=True))
         return [OpInput(part.index, _assemble(part, objects)) for part in parts]
 
     def partial_rollout(self, begun: PartialRollout, outputs: Mapping[str, str]) -> Batch:

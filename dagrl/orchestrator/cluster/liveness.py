@@ -69,8 +69,8 @@ def ended_process() -> RayLostError | None:
 
 
 def _last_words(logs: Path, name: str) -> str:
-    told = []
+    words = []
     for log in sorted(logs.glob(f"{name}.*")):
         if lines := log.read_text(errors="replace").splitlines()[-_TOLD_LINES:]:
-            told += [f"{log.name}:", *lines]
-    return "\n".join(told)
+            words += [f"{log.name}:", *lines]
+    return "\n".join(words)

@@ -55,16 +55,16 @@ def cluster(
     """
     for name, value in RAY_VARIABLES.items():
         os.environ.setdefault(name, value)
-    told = os.environ.get("RAY_ADDRESS")
-    address = told or running_here()
-    if address and not told:
+    named = os.environ.get("RAY_ADDRESS")
+    address = named or running_here()
+    if address and not named:
         note(f"joining the Ray that runs on this machine, at {address}; RAY_ADDRESS=local keeps a run to itself")
     theirs = None if address == OWN else address
     if not theirs:
         _check_home()
     import ray
 
-    with _joined(ray, theirs, found_here=not told) if theirs else _started(ray, pipeline, logs, note):
+    with _joined(ray, theirs, found_here=not named) if theirs else _started(ray, pipeline, logs, note):
         _check_resources(ray, pipeline, pipeline.run.start_timeout_s if patient else 0.0)
         yield ray
 
@@ -88,9 +88,9 @@ def _joined(ray: ModuleType, address: str, *, found_here: bool) -> Iterator[None
         ) from error
     except (RuntimeError, ray.exceptions.RayError) as error:
         # Another version of Ray or Python, or a wrong token: a message of several lines.
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise RunError(
-            f"the Ray cluster at {address} cannot be joined: {told}",
+            f"the Ray cluster at {address} cannot be joined: {reason}",
             hint="use the versions and the token of the cluster; or, for a Ray of the run's own, unset RAY_ADDRESS "
             f"and end the one that {RUNNING_CLUSTER} names, if there is one",
         ) from error
@@ -131,8 +131,8 @@ def _agree_on_token(address: str, *, found_here: bool) -> None:
 def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[str], None]) -> Iterator[None]:
     slots = sum(group.ranks for group in pipeline.groups.values() if group.is_cpu)
     _check_memory(slots, pipeline.run.host_workers)
-    if told := small_shared_memory():
-        note(told)
+    if warning := small_shared_memory():
+        note(warning)
     note("starting Ray on this machine")
     for again in (True, False):
         with session_folder() as folder, watched(folder, reaper.EPITAPH) as watch:
@@ -274,9 +274,9 @@ def running_here() -> str | None:
     """
     try:
         with os.fdopen(os.open(RUNNING_CLUSTER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            found = os.fstat(file.fileno())
-            theirs = found.st_uid not in (os.getuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            if theirs or not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            theirs = status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if theirs or not stat.S_ISREG(status.st_mode):
                 return None
             address = file.read(_LONGEST_ADDRESS).strip()
         host, _, port = address.rpartition(":")

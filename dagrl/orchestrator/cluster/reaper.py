@@ -47,12 +47,12 @@ def descendants(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             parents.setdefault(parent, []).append(int(folder.name))
-    found, queue = [], [pid]
+    below, queue = [], [pid]
     while queue:
         children = parents.get(queue.pop(), [])
-        found += children
+        below += children
         queue += children
-    return found
+    return below
 
 
 def end(identities: list[str]) -> None:
@@ -80,13 +80,13 @@ def writing_in(folder: str) -> list[str]:
 
 def _others(matches: Callable[[Path], bool]) -> list[str]:
     """Identities of the other processes whose folder in /proc matches."""
-    found = []
+    identities = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             pid = int(process.name)
             if pid != os.getpid() and matches(process):
-                found.append(identity(pid))
-    return [each for each in found if each]
+                identities.append(identity(pid))
+    return [each for each in identities if each]
 
 
 def _writes(descriptor: Path, folder: str) -> bool:

@@ -184,8 +184,8 @@ class Checkpoints:
                 f"this one reads format {_FORMAT}"
             )
         # Checkpoints of earlier versions have no checksums.
-        if found := damage(folder, fields.get("files", {})):
-            raise TornCheckpointError(folder, found)
+        if fault := damage(folder, fields.get("files", {})):
+            raise TornCheckpointError(folder, fault)
         try:
             return RunState(
                 fields["step"],
@@ -263,9 +263,9 @@ def damage(folder: Path, table: Table) -> str | None:
     for name, (size, checksum) in table.items():
         path = folder / name
         try:
-            found = path.stat().st_size
-            if found != size:
-                return f"{name} has {found} bytes instead of {size}"
+            there = path.stat().st_size
+            if there != size:
+                return f"{name} has {there} bytes instead of {size}"
             if _checksum(path) != checksum:
                 return f"{name} holds something else than was written"
         except FileNotFoundError:

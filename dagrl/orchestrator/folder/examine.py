@@ -47,15 +47,15 @@ def examine(
     if earlier and (other := another_name(earlier, resolved)):
         raise RefusedFolderError(f"{path} holds {other}", hint=_ELSEWHERE)
     wanted = pipeline.run.val_only
-    found = _find(checkpoints) if isinstance(wanted, bool) else _named(path, pipeline, wanted)
+    checkpoint = _find(checkpoints) if isinstance(wanted, bool) else _named(path, pipeline, wanted)
     with _reading(path):
-        recorded = found.folder is not None or (METRICS in entries and (path / METRICS).stat().st_size > 0)
-    if earlier and recorded and (other := another_run(earlier, resolved, with_model=found.folder is None)):
+        recorded = checkpoint.folder is not None or (METRICS in entries and (path / METRICS).stat().st_size > 0)
+    if earlier and recorded and (other := another_run(earlier, resolved, with_model=checkpoint.folder is None)):
         raise RefusedFolderError(f"{path} holds {other}", hint=_ELSEWHERE)
-    if found.folder and found.state:
-        _check_checkpoint(pipeline, found, again or pipeline.run.only_validates)
-    _check_metrics(path, found)
-    return found, earlier
+    if checkpoint.folder and checkpoint.state:
+        _check_checkpoint(pipeline, checkpoint, again or pipeline.run.only_validates)
+    _check_metrics(path, checkpoint)
+    return checkpoint, earlier
 
 
 @contextmanager
@@ -138,18 +138,18 @@ def _earlier(path: Path) -> dict[str, Any]:
 
 def _find(checkpoints: Checkpoints) -> FoundCheckpoint:
     try:
-        found = checkpoints.find()
+        checkpoint = checkpoints.find()
     except ValueError as error:
         raise RefusedFolderError(
             str(error), hint="go on with the dagrl that wrote it, or give the run a new --run-dir"
         ) from error
-    if found.torn and not found.folder:
+    if checkpoint.torn and not checkpoint.folder:
         # A new run would delete all metrics.
         raise RefusedFolderError(
-            ", and ".join(found.torn.values()),
+            ", and ".join(checkpoint.torn.values()),
             hint="put a whole checkpoint there, or give the run a new --run-dir to begin anew",
         )
-    return found
+    return checkpoint
 
 
 def _named(path: Path, pipeline: Pipeline, wanted: int | str) -> FoundCheckpoint:
@@ -175,26 +175,26 @@ def _named(path: Path, pipeline: Pipeline, wanted: int | str) -> FoundCheckpoint
         raise RefusedFolderError(str(error), hint=f"name another step, {newest}") from error
 
 
-def _check_checkpoint(pipeline: Pipeline, found: FoundCheckpoint, again: bool) -> None:
-    assert found.folder and found.state
+def _check_checkpoint(pipeline: Pipeline, checkpoint: FoundCheckpoint, again: bool) -> None:
+    assert checkpoint.folder and checkpoint.state
     if pipeline.run.resume == "never" and not again:
         raise RefusedFolderError(
-            f"{found.folder.parent.parent} holds a checkpoint of step {found.state.step} and the pipeline says resume: "
-            "never",
+            f"{checkpoint.folder.parent.parent} holds a checkpoint of step {checkpoint.state.step} and the pipeline "
+            "says resume: never",
             hint="say resume: auto, or give the run a new --run-dir",
         )
-    if not is_same_model(found.state.model, model_identity(pipeline)):
+    if not is_same_model(checkpoint.state.model, model_identity(pipeline)):
         raise RefusedFolderError(
-            f"{found.folder} holds another model than the pipeline's",
+            f"{checkpoint.folder} holds another model than the pipeline's",
             hint="give the run a new --run-dir, or put model (and run.seed, where it starts from random weights) back",
         )
 
 
-def _check_metrics(path: Path, found: FoundCheckpoint) -> None:
+def _check_metrics(path: Path, checkpoint: FoundCheckpoint) -> None:
     metrics = path / METRICS
     try:
         if metrics.is_file():
-            kept_lines(metrics, found.state.step if found.state else None)
+            kept_lines(metrics, checkpoint.state.step if checkpoint.state else None)
     except OSError as error:
         raise RefusedFolderError(f"{metrics} cannot be read: {error.strerror}", hint=_ELSEWHERE) from error
     except ValueError as error:

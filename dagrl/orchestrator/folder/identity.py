@@ -78,11 +78,11 @@ def _other_adapter(before: Any, after: Any) -> str | None:
 
 def _trained(tree: Mapping[str, Any]) -> dict[str, list[str]]:
     """Engine -> ops that train it."""
-    found: dict[str, set[str]] = {}
+    ops: dict[str, set[str]] = {}
     for _, node in _sections(tree, "nodes"):
         if node.get("op") in _TRAINING:
-            found.setdefault(str(node.get("engine")), set()).add(node["op"])
-    return {engine: sorted(found[engine]) for engine in sorted(found)}
+            ops.setdefault(str(node.get("engine")), set()).add(node["op"])
+    return {engine: sorted(ops[engine]) for engine in sorted(ops)}
 
 
 def _told(trained: Mapping[str, list[str]]) -> str:
@@ -123,12 +123,12 @@ def _section(tree: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """The keys that differ between two resolved pipelines, with both values; empty if none does."""
     old, new = dict(_values(without_secrets(before))), dict(_values(without_secrets(after)))
-    told = [
+    differing = [
         f"{key} {_shown(old, key)} -> {_shown(new, key)}"
         for key in dict.fromkeys((*old, *new))
         if key not in old or key not in new or old[key] != new[key]
     ]
-    return ", ".join(told[:_MOST]) + (f" and {len(told) - _MOST} more" if len(told) > _MOST else "")
+    return ", ".join(differing[:_MOST]) + (f" and {len(differing) - _MOST} more" if len(differing) > _MOST else "")
 
 
 def _values(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

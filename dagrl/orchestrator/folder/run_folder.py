@@ -81,11 +81,11 @@ def open_run_folder(
         if lock is not None:
             stack.enter_context(lock)
             _take(lock, path)
-        found, earlier = examine(path, pipeline, resolved, again=again)
+        checkpoint, earlier = examine(path, pipeline, resolved, again=again)
         alone = pipeline.run.only_validates
-        changed = changes(earlier, resolved) if earlier and found.state and not alone else ""
-        if found.state and found.state.finishes(pipeline.run, rows) and not alone:
-            yield RunFolder(path, _checkpoints(path, pipeline), found.state, found.folder, changed=changed)
+        changed = changes(earlier, resolved) if earlier and checkpoint.state and not alone else ""
+        if checkpoint.state and checkpoint.state.finishes(pipeline.run, rows) and not alone:
+            yield RunFolder(path, _checkpoints(path, pipeline), checkpoint.state, checkpoint.folder, changed=changed)
             return
         if lock is None:
             with _writing(path):
@@ -93,10 +93,12 @@ def open_run_folder(
                 lock = stack.enter_context((path / LOCK).open("a+"))
             _take(lock, path)
             # Another process may have started a run here in the meantime.
-            found, earlier = examine(path, pipeline, resolved, again=again)
+            checkpoint, earlier = examine(path, pipeline, resolved, again=again)
         if alone and earlier:
             # What the folder's run goes on with stays as it is.
-            yield RunFolder(path, _checkpoints(path, pipeline), found.state, found.folder, tuple(found.torn.values()))
+            yield RunFolder(
+                path, _checkpoints(path, pipeline), checkpoint.state, checkpoint.folder, tuple(checkpoint.torn.values())
+            )
             return
         with _writing(path):
             _sign(lock)
@@ -107,9 +109,11 @@ def open_run_folder(
                 replace_text(path / CONTRACTS, contracts_text(graph))
             checkpoints = _checkpoints(path, pipeline)
             checkpoints.remove_torn()
-            torn = tuple(f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in found.torn.items())
+            torn = tuple(
+                f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in checkpoint.torn.items()
+            )
         try:
-            yield RunFolder(path, checkpoints, found.state, found.folder, torn, changed, hiding(resolved))
+            yield RunFolder(path, checkpoints, checkpoint.state, checkpoint.folder, torn, changed, hiding(resolved))
         finally:
             # A failed save may have left something; its writers have ended.
             checkpoints.remove_torn()

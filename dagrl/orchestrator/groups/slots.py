@@ -115,7 +115,7 @@ class SlotAllocator:
             machines = machines_of(ray, free=True)
             groups = {name: group for name, group in self._pipeline.groups.items() if name in self._plan.groups}
             try:
-                found = assign_machines(groups, machines)
+                assigned = assign_machines(groups, machines)
             except MisfitError as error:
                 if time.monotonic() > deadline:
                     raise RunError(
@@ -124,4 +124,4 @@ class SlotAllocator:
                     ) from error
                 await asyncio.sleep(_PAUSE_S)
             else:
-                return {group: [machines[index].id for index in chosen] for group, chosen in found.items()}
+                return {group: [machines[index].id for index in chosen] for group, chosen in assigned.items()}

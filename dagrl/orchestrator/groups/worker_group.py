@@ -260,7 +260,7 @@ def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine)
     engine = executor.engines[0] if executor.engines else None
     spec = common.pipeline.engines[engine] if engine else None
     group = common.pipeline.groups[str(spec.group)] if spec and spec.replicas_are_servers else None
-    found = []
+    rank_setups = []
     for rank, place in enumerate(executor.places):
         leader = where[0]
         gpus: tuple[str, ...] = ()
@@ -270,7 +270,7 @@ def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine)
             here = [other for other in server if other // per_node == rank // per_node]
             leader = where[server[0]]
             gpus = tuple(gpu for other in here for gpu in where[other].gpus) if rank == here[0] else ()
-        found.append(
+        rank_setups.append(
             replace(
                 common,
                 engine=engine,
@@ -283,4 +283,4 @@ def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine)
                 gpus=gpus,
             )
         )
-    return found
+    return rank_setups

@@ -16,15 +16,15 @@ _DAGRL = Path(__file__).parents[2]
 
 def versions() -> dict[str, str]:
     """The versions that results may depend on."""
-    found = {"dagrl": __version__, "python": platform.python_version()}
+    versions_of = {"dagrl": __version__, "python": platform.python_version()}
     of_backends = {name for backend in backends().values() for name in (*backend.requires, *backend.gpu_requires)}
     # A package such as megatron.core is distributed as megatron-core.
     for package in (*_PACKAGES, *sorted(name.replace(".", "-") for name in of_backends)):
         try:
-            found[package] = version(package)
+            versions_of[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions_of
 
 
 def code_hash(modules: Path | None) -> str:

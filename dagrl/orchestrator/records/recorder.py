@@ -150,8 +150,8 @@ class Recorder:
         if recording is None or self._stopped:
             return
         stats = merge(block.stats for _, block in blocks)
-        if recording.task.trains and (found := self._alarms.look(recording.task.node, stats)):
-            self._alarmed.setdefault(recording.run.step, found)
+        if recording.task.trains and (alarm := self._alarms.look(recording.task.node, stats)):
+            self._alarmed.setdefault(recording.run.step, alarm)
         owners = {block.ref: worker for worker, block in blocks if block.ref is not None}
         names = tuple(recording.task.outputs.values())
         wanted = [(worker, ColumnsToStore(ref, names)) for ref, worker in owners.items()]
@@ -281,12 +281,12 @@ class Recorder:
                 known[key, ""] = block.rows
                 # Empty for a column that the object does not have.
                 known.update({(key, name): block.columns.get(name, "") for name in each.names})
-        found = []
+        blocks = []
         for each in wanted:
             key = each.ref.binary()
             columns = {name: known[key, name] for name in each.names if known[key, name]}
-            found.append(StoredBlock(rows=known[key, ""], columns=columns))
-        return found
+            blocks.append(StoredBlock(rows=known[key, ""], columns=columns))
+        return blocks
 
     def _inputs(self, recording: Recording) -> RecordedInputs:
         return self._open[recording.run.step, recording.task.node].runs[recording.place].inputs

@@ -67,17 +67,17 @@ class AlarmDetector:
 
     def look(self, node: str, metrics: Mapping[str, Stat]) -> str | None:
         """Describe a NaN, an infinity or a spike in the metrics of an update; None if there is none."""
-        found = None
+        alarm = None
         for name, stat in metrics.items():
             # A metric without values has no mean.
             if stat.count and not math.isfinite(stat.mean) and "nonfinite" in self._events:
-                found = found or f"{name} of {node} is {stat.mean}"
+                alarm = alarm or f"{name} of {node} is {stat.mean}"
         norm = next((stat for name, stat in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)
         if norm is None or not norm.count or not math.isfinite(norm.high):
-            return found
+            return alarm
         history = self._norms.setdefault(node, deque(maxlen=_HISTORY))
         usual = median(history) if len(history) >= _LEAST_HISTORY else math.inf
         if norm.high > _SPIKE * usual and "spike" in self._events:
-            found = found or f"grad_norm of {node} is {norm.high:.3g}, and its median was {usual:.3g}"
+            alarm = alarm or f"grad_norm of {node} is {norm.high:.3g}, and its median was {usual:.3g}"
         history.append(norm.mean)
-        return found
+        return alarm

@@ -80,7 +80,7 @@ def _complete(updates: Sequence[RecordedUpdate]) -> bool:
 
 def updates_of(records: Records, engine: str, step: int) -> list[RecordedUpdate]:
     """All recorded updates of an engine up to a step. Unreadable records of other steps are left out."""
-    found: list[RecordedUpdate] = []
+    updates: list[RecordedUpdate] = []
     for each in (each for each in records.steps() if each <= step):
         for node in records.nodes(each):
             try:
@@ -88,8 +88,8 @@ def updates_of(records: Records, engine: str, step: int) -> list[RecordedUpdate]
             except RecordError:
                 continue
             if record.trains and record.executor == engine:
-                found += [RecordedUpdate(each, node, run.inputs, record.group_size) for run in record.runs]
-    return found
+                updates += [RecordedUpdate(each, node, run.inputs, record.group_size) for run in record.runs]
+    return updates
 
 
 def states_of(run_dir: Path, records: Records, engine: str) -> dict[int, Path]:

@@ -32,27 +32,27 @@ class Difference:
     """Ids of the rows that differ, of a column."""
 
 
-def compare_columns(recorded: Batch, found: Batch) -> list[Difference]:
+def compare_columns(recorded: Batch, replayed: Batch) -> list[Difference]:
     """The columns of two batches with the same rows that differ, in order."""
     differences = []
     for name in recorded.columns:
-        if name not in found:
+        if name not in replayed:
             differences.append(Difference(f"column {name}", "is missing", math.inf))
-        elif (difference := _compare(name, recorded.rows, recorded[name], found[name])) is not None:
+        elif (difference := _compare(name, recorded.rows, recorded[name], replayed[name])) is not None:
             differences.append(difference)
     return differences
 
 
-def _compare(name: str, rows: np.ndarray, recorded: Column, found: Column) -> Difference | None:
-    places = [place for place in range(len(rows)) if not _equal(recorded[place], found[place])]
+def _compare(name: str, rows: np.ndarray, recorded: Column, replayed: Column) -> Difference | None:
+    places = [place for place in range(len(rows)) if not _equal(recorded[place], replayed[place])]
     if not places:
         return None
-    size = max(_distance(recorded[place], found[place]) for place in places)
-    scale = max(_magnitude(recorded), _magnitude(found))
+    size = max(_distance(recorded[place], replayed[place]) for place in places)
+    scale = max(_magnitude(recorded), _magnitude(replayed))
     first = places[0]
     ids = [int(rows[place]) for place in places]
     shown = ", ".join(map(str, ids[:_MOST_ROWS])) + (", ..." if len(ids) > _MOST_ROWS else "")
-    text = f"{len(ids)} of {len(rows)} rows differ ({shown}); row {ids[0]}{_where(recorded[first], found[first])}"
+    text = f"{len(ids)} of {len(rows)} rows differ ({shown}); row {ids[0]}{_where(recorded[first], replayed[first])}"
     if math.isfinite(size):
         text += f"; largest difference {size:.3g}"
         text += f", {size / scale:.1e} of the largest value" if scale else ""
@@ -98,15 +98,15 @@ def _where(left: np.ndarray, right: np.ndarray) -> str:
     return f", value {place}: {flat[0][place]} and {flat[1][place]}"
 
 
-def compare_metrics(recorded: Mapping[str, Stat], found: Mapping[str, Stat]) -> list[Difference]:
+def compare_metrics(recorded: Mapping[str, Stat], replayed: Mapping[str, Stat]) -> list[Difference]:
     """The metrics that differ, or that one side lacks."""
     differences = []
-    for name in dict.fromkeys((*recorded, *found)):
-        if name not in recorded or name not in found:
+    for name in dict.fromkeys((*recorded, *replayed)):
+        if name not in recorded or name not in replayed:
             where = "was not recorded" if name not in recorded else "is missing"
             differences.append(Difference(f"metric {name}", where, math.inf))
             continue
-        left, right = recorded[name], found[name]
+        left, right = recorded[name], replayed[name]
         # NaN is equal to itself.
         what = next((what for what in _TOLD if not _same(getattr(left, what), getattr(right, what))), None)
         if what is None:
@@ -124,15 +124,15 @@ def _same(left: float, right: float) -> bool:
     return left == right or (math.isnan(left) and math.isnan(right))
 
 
-def compare_weights(recorded: WeightDigests, found: WeightDigests) -> Difference | None:
+def compare_weights(recorded: WeightDigests, replayed: WeightDigests) -> Difference | None:
     """The weights that differ, by the norms of the tensors that do."""
-    if recorded == found:
+    if recorded == replayed:
         return None
-    names = [name for name, (digest, _) in recorded.items() if name not in found or found[name][0] != digest]
-    missing = [name for name in dict.fromkeys((*recorded, *found)) if name not in recorded or name not in found]
+    names = [name for name, (digest, _) in recorded.items() if name not in replayed or replayed[name][0] != digest]
+    missing = [name for name in dict.fromkeys((*recorded, *replayed)) if name not in recorded or name not in replayed]
     if missing:
         return Difference("weights", f"{missing[0]} and {len(missing) - 1} more are only on one side", math.inf)
-    sizes = {name: _norm_distance(recorded[name][1], found[name][1]) for name in names}
+    sizes = {name: _norm_distance(recorded[name][1], replayed[name][1]) for name in names}
     largest = max(sizes, key=sizes.__getitem__)
     text = (
         f"{len(names)} of {len(recorded)} tensors differ; norms by at most {sizes[largest]:.1e} of themselves "

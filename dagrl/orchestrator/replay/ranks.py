@@ -54,15 +54,15 @@ class ClusterRanks:
         by_server: dict[int, list[RolloutWork]] = {}
         for number, each in work:
             by_server.setdefault(number % len(servers), []).append(each)
-        found = await run_all([self._chunks(servers[number], chunks) for number, chunks in by_server.items()])
-        return [block for blocks in found for block in blocks]
+        sampled = await run_all([self._chunks(servers[number], chunks) for number, chunks in by_server.items()])
+        return [block for blocks in sampled for block in blocks]
 
     async def _chunks(self, server: WorkerHandle, chunks: Sequence[RolloutWork]) -> list[Block]:
         return [item for chunk in chunks async for item in server.stream(chunk, _ignore) if isinstance(item, Block)]
 
     async def digests(self, executor: str) -> WeightDigests:
-        found = await self._groups[executor].call_all(f"the weights of {executor}", Worker.weight_digests)
-        return found[0]
+        digests = await self._groups[executor].call_all(f"the weights of {executor}", Worker.weight_digests)
+        return digests[0]
 
     async def sync(self, source: str, follower: str, version: int) -> None:
         async def updated() -> None:

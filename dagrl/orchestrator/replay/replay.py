@@ -145,7 +145,7 @@ class _Replay:
                 await self._restore(each.chain, each.record.executor)
             recorded = each.run.outputs
             try:
-                found = await self._again(each.task, each.record.step, each.record.group_size, each.run)
+                replayed = await self._again(each.task, each.record.step, each.record.group_size, each.run)
             except RunError as failure:
                 outcome.failure, outcome.failed = failure, each.record.node
                 outcome.not_recorded = recorded is None
@@ -155,7 +155,7 @@ class _Replay:
             if recorded is None:
                 outcome.not_recorded = True
             else:
-                self._compare(each, recorded, found, outcome)
+                self._compare(each, recorded, replayed, outcome)
         return outcome
 
     async def _restore(self, chain: Chain, executor: str) -> None:
@@ -196,8 +196,8 @@ class _Replay:
             position=0, committed=step - 1, kl_weight=inputs.kl_weight,
         )  # fmt: skip
         blocks = await self._ranks.run(task.executor, shares)
-        told = recorded.outputs is not None and recorded.outputs.weights
-        return _result(blocks, await self._ranks.digests(task.executor) if told else {})
+        has_digests = recorded.outputs is not None and recorded.outputs.weights
+        return _result(blocks, await self._ranks.digests(task.executor) if has_digests else {})
 
     def _batch(self, inputs: RecordedInputs, group_size: int) -> BatchIndex:
         """The batch as the run saw it, with its columns in Ray's object store. Raises DamagedColumnError."""
@@ -213,12 +213,14 @@ class _Replay:
                 batch.promise(task, columns.rows, ray.put(columns))
         return batch
 
-    def _compare(self, each: ReplayedRun, recorded: RecordedOutputs, found: Replayed, outcome: ReplayOutcome) -> None:
+    def _compare(
+        self, each: ReplayedRun, recorded: RecordedOutputs, replayed: Replayed, outcome: ReplayOutcome
+    ) -> None:
         node, differences = each.record.node, list[Difference]()
         batch = joined(self._records, recorded)
         if batch is not None:
             outcome.add(node, *batch.columns)
-            there = found.batch
+            there = replayed.batch
             missing = batch.rows[~np.isin(batch.rows, there.rows)] if there is not None else batch.rows
             if there is None or len(missing):
                 text = f"{len(missing)} of {len(batch)} rows are missing, the first is row {missing[0]}"
@@ -227,10 +229,10 @@ class _Replay:
                 differences += compare_columns(batch, there.in_order(batch.rows))
         if each.task.trains:
             outcome.add(node, counted(len(recorded.metrics), "metric"))
-            differences += compare_metrics(recorded.stats(), found.stats)
+            differences += compare_metrics(recorded.stats(), replayed.stats)
         if recorded.weights:
             outcome.add(node, f"{counted(len(recorded.weights), 'tensor')} of weights")
-            if (difference := compare_weights(recorded.weights, found.weights)) is not None:
+            if (difference := compare_weights(recorded.weights, replayed.weights)) is not None:
                 differences.append(difference)
         outcome.differences += [replace(difference, what=f"{node}: {difference.what}") for difference in differences]
 

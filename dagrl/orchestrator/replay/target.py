@@ -242,8 +242,8 @@ def _notes(run_dir: Path, record: NodeRecord, stored: Path, modules: Path) -> li
     now = versions()
     other = [name for name in dict.fromkeys((*record.versions, *now)) if record.versions.get(name) != now.get(name)]
     if other:
-        told = ", ".join(f"{name} {record.versions.get(name)} -> {now.get(name)}" for name in other)
-        notes.append(f"versions have changed since it was recorded: {told}")
+        changes_of_versions = ", ".join(f"{name} {record.versions.get(name)} -> {now.get(name)}" for name in other)
+        notes.append(f"versions have changed since it was recorded: {changes_of_versions}")
     elif record.code != code_hash(modules if modules.is_dir() else None):
         notes.append("dagrl's sources, or the modules beside the pipeline, have changed since it was recorded")
     changed = changes(read_document(stored).tree, read_document(run_dir / PIPELINE).tree)

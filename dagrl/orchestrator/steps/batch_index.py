@@ -179,11 +179,11 @@ class BatchIndex:
 
         Without rows one object is named all the same: a rank without rows needs the types of its columns.
         """
-        found = []
+        sources = []
         for producer in task.needs:
             columns = {mine: theirs for mine, (task_name, theirs) in task.inputs.items() if task_name == producer}
             if len(rows):
-                found.append(ColumnSource(tuple(self.objects(producer, rows)), columns))
+                sources.append(ColumnSource(tuple(self.objects(producer, rows)), columns))
             elif producer in self._refs:
-                found.append(ColumnSource((self._refs[producer][0],), columns))
-        return tuple(found)
+                sources.append(ColumnSource((self._refs[producer][0],), columns))
+        return tuple(sources)

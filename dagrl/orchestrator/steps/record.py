@@ -52,16 +52,16 @@ class TaskUsage:
         if rank_seconds <= 0:
             return {}
         tokens = sum(usage.tokens for usage in self._usages)
-        found = {f"throughput/{task}_tokens_per_s_per_gpu": tokens / rank_seconds}
+        metrics = {f"throughput/{task}_tokens_per_s_per_gpu": tokens / rank_seconds}
         flops = [usage.flops for usage in self._usages if usage.flops is not None]
         peaks = [usage.peak_flops_per_s for usage in self._usages if usage.peak_flops_per_s is not None]
         if len(flops) == len(peaks) == len(self._usages):
             # A group has GPUs of one kind. If not, the best one gives the honest MFU.
-            found[f"mfu/{task}"] = sum(flops) / (rank_seconds * max(peaks))
+            metrics[f"mfu/{task}"] = sum(flops) / (rank_seconds * max(peaks))
         memory = [usage.peak_bytes for usage in self._usages if usage.peak_bytes is not None]
         if memory:
-            found[f"memory/{task}_peak_gib"] = max(memory) / 2**30
-        return found
+            metrics[f"memory/{task}_peak_gib"] = max(memory) / 2**30
+        return metrics
 
 
 @dataclass(slots=True)
@@ -124,28 +124,28 @@ class StepRecord:
         Steps overlap, so ``time/step_s`` starts at the `last_commit`, in seconds since the epoch, if that is later.
         """
         seconds = time.time() - max(self._began, last_commit or self._began)
-        found: dict[str, float] = {"policy_version": policy_version, **self.measured()}
-        found["time/step_s"] = seconds
-        found.update({f"time/{name}_s": busy_seconds(spans) for name, spans in self._busy.items()})
-        found["throughput/tokens_per_s"] = tokens / seconds
-        found["throughput/tokens_per_s_per_gpu"] = tokens / seconds / slots
+        metrics: dict[str, float] = {"policy_version": policy_version, **self.measured()}
+        metrics["time/step_s"] = seconds
+        metrics.update({f"time/{name}_s": busy_seconds(spans) for name, spans in self._busy.items()})
+        metrics["throughput/tokens_per_s"] = tokens / seconds
+        metrics["throughput/tokens_per_s_per_gpu"] = tokens / seconds / slots
         for name, use in self._usages.items():
-            found.update(use.metrics(name))
-        found.update({f"memory/{executor}_freed_gib": gib for executor, gib in self._freed_gib.items()})
-        found["driver/bytes"] = self.driver_bytes
-        return found
+            metrics.update(use.metrics(name))
+        metrics.update({f"memory/{executor}_freed_gib": gib for executor, gib in self._freed_gib.items()})
+        metrics["driver/bytes"] = self.driver_bytes
+        return metrics
 
     def measured(self) -> dict[str, float]:
         """The statistics of all nodes so far."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, stat in merge(self._stats).items():
             details = _details(name)
             if details is None:
-                found[name] = stat.mean
+                metrics[name] = stat.mean
                 continue
             if details == _COUNTED:
-                found[name] = stat.total
+                metrics[name] = stat.total
                 continue
             values = {"mean": stat.mean, "std": stat.std, "max": stat.high}
-            found.update({f"{name}/{detail}": values[detail] for detail in details})
-        return found
+            metrics.update({f"{name}/{detail}": values[detail] for detail in details})
+        return metrics
