@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from dagrl.config.errors import suggest
 from dagrl.config.schema import KeepBestSpec
@@ -37,7 +36,7 @@ class CheckpointWriter:
         in_background: bool,
         timeout_s: float,
         draw: Callable[[Iterable[Activity]], None],
-        report: Callable[[asyncio.Task[Any]], None],
+        report: Callable[[asyncio.Task[None]], None],
     ) -> None:
         """`draw` adds background writes to the timeline. `report` is called when one ends. `timeout_s` bounds waits
         for the disk.

@@ -92,7 +92,7 @@ class Driver:
         self._overlong = {"dropped": 0, "cut": 0}
         """Training prompts longer than ``max_prompt_tokens``, by what was done with them."""
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        self._running: dict[asyncio.Task[Any], Command] = {}
+        self._running: dict[asyncio.Task[Event | None], Command] = {}
         """The commands that are being executed, in the order in which they began."""
         self._restarts = restarts
         timeout_s = pipeline.run.node_timeout_s
@@ -189,7 +189,7 @@ class Driver:
             failure.memory = self._offloader.describe(self.scheduler.workers_of(command))
             raise
 
-    def _report(self, task: asyncio.Task[Any]) -> None:
+    def _report(self, task: asyncio.Task[Event | None]) -> None:
         """Pass the event that ended a task, or its failure, to the main loop."""
         if task.cancelled():
             return
@@ -417,7 +417,7 @@ class Driver:
         return self._records.setdefault(step, StepRecord(step))
 
 
-async def wait_for_earlier_runs(executor: str, plan: Plan, running: dict[asyncio.Task[Any], Command]) -> None:
+async def wait_for_earlier_runs(executor: str, plan: Plan, running: dict[asyncio.Task[Event | None], Command]) -> None:
     """Wait for the runs on an executor that began before the current task. Raises the failure of the first one.
 
     If a run fails, so do those that are queued behind it, and it has the cause.

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.cluster.ray_cluster import machines_of
@@ -28,12 +30,14 @@ class SlotAllocator:
 
     def __init__(self, plan: Plan, pipeline: Pipeline) -> None:
         self._plan, self._pipeline = plan, pipeline
-        self._reserved: dict[str, Any] = {}
+        self._reserved: dict[str, PlacementGroup] = {}
         """Group -> placement group."""
         self._homes: dict[str, list[str]] | None = None
         """Group -> Ray node ids of its machines, once known."""
 
-    async def place(self, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]) -> list[Any]:
+    async def place(
+        self, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]
+    ) -> list[ray.actor.ActorHandle]:
         """Create the actors of these ranks. They may not have started yet."""
         # Otherwise Ray's control store keeps an event for each call, 39 KB a step, up to 100,000 of them.
         remote = ray.remote(enable_task_events=False)(Worker)
@@ -53,7 +57,7 @@ class SlotAllocator:
             options.append({**share, **pinned, "max_concurrency": threads, "runtime_env": env})
         return await self._create(remote, options)
 
-    async def _create(self, remote: Any, options: Iterable[dict[str, Any]]) -> list[Any]:
+    async def _create(self, remote: Any, options: Iterable[dict[str, Any]]) -> list[ray.actor.ActorHandle]:
         """Create one actor for each of the options. There may be thousands: the loop handles Ctrl-C in between."""
         actors = []
         for each in options:
@@ -70,24 +74,18 @@ class SlotAllocator:
                 raise WorkerLostError(f"{few} of group {group} {'is' if gone == 1 else 'are'} gone")
 
     def release(self) -> None:
-        from ray.util.placement_group import remove_placement_group
-
         for placement in self._reserved.values():
             remove_placement_group(placement)
         self._reserved = {}
 
-    def _host_homes(self, executor: Executor) -> list[Any]:
+    def _host_homes(self, executor: Executor) -> list[NodeAffinitySchedulingStrategy]:
         """CPU workers are spread over all machines. The first one is on the driver's, where the data is."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         machines = machines_of(ray)
         homes = [machines[rank % len(machines)].id for rank in range(executor.ranks)]
         return [NodeAffinitySchedulingStrategy(home, soft=False) for home in homes]
 
-    async def _reserve(self, group: str) -> Any:
+    async def _reserve(self, group: str) -> PlacementGroup:
         """A bundle for each slot, machine by machine, so that neighbouring ranks share a machine."""
-        from ray.util.placement_group import placement_group
-
         if group not in self._reserved:
             if self._homes is None:
                 self._homes = await self._find_homes()

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
-from dagrl.scheduler.commands import Command, WorkerLost
+from dagrl.scheduler.commands import Command, Event, WorkerLost
 from dagrl.scheduler.plan import Plan, WorkerId
 from dagrl.workers.errors import RunError, WorkerHungError, WorkerLostError
 
@@ -52,7 +52,7 @@ class WorkerFailures:
         plan: Plan,
         policy: RestartPolicy,
         timeout_s: float,
-        running: Mapping[asyncio.Task[object], Command],
+        running: Mapping[asyncio.Task[Event | None], Command],
         workers_of: Callable[[Command], tuple[str, ...]],
     ) -> None:
         """`running`: the commands that are being executed. `workers_of`: the executors of a command."""

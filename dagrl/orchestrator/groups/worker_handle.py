@@ -53,7 +53,7 @@ class PendingCall[Result]:
 
     worker: WorkerHandle
     waits_for: str
-    ref: Any
+    ref: ray.ObjectRef
     """Ref of the result, which other workers may read too."""
 
     async def result(self, timeout: Timeout | None = None) -> Result:
@@ -67,9 +67,9 @@ class PendingTask:
 
     worker: WorkerHandle
     node: str
-    message: Any
+    message: ray.ObjectRef
     """Ref of the message with the blocks."""
-    columns: Any
+    columns: ray.ObjectRef
     """Ref of the object that will hold the columns, if there are any."""
 
     async def result(self, count_bytes: ByteCounter) -> list[Block]:
@@ -86,7 +86,7 @@ class WorkerHandle:
     def __init__(
         self,
         worker: WorkerId,
-        actor: Any,
+        actor: ray.actor.ActorHandle,
         timeout: Timeout,
         info: WorkerInfo = NOT_STARTED,
         cache: CacheView | None = None,
@@ -141,7 +141,7 @@ class WorkerHandle:
         """Run a chunk of a rollout. The driver owns the columns: they outlive the worker."""
         node = _describe(work)
 
-        async def read(ref: Any) -> Any:
+        async def read(ref: ray.ObjectRef) -> bytes:
             return await self._wait_for(ref, f"a heartbeat of {node}", node, self.timeout)
 
         with self._run_errors(node):
@@ -158,12 +158,14 @@ class WorkerHandle:
 
     # -- waits
 
-    async def wait_for(self, ref: Any, waits_for: str, *, node: str = "", timeout: Timeout | None = None) -> Any:
+    async def wait_for(
+        self, ref: ray.ObjectRef, waits_for: str, *, node: str = "", timeout: Timeout | None = None
+    ) -> Any:
         """The object of a ref. Raises RunError."""
         with self._run_errors(node or waits_for):
             return await self._wait_for(ref, waits_for, node or waits_for, timeout or self.timeout)
 
-    async def _wait_for(self, ref: Any, waits_for: str, node: str, timeout: Timeout) -> Any:
+    async def _wait_for(self, ref: ray.ObjectRef, waits_for: str, node: str, timeout: Timeout) -> Any:
         """The timeout starts again when the worker shows that it is alive: a call may be queued behind a long task."""
         clock = asyncio.get_running_loop().time
         begin = clock()
@@ -224,7 +226,9 @@ class WorkerHandle:
         return WorkerLostError(f"{type(error).__name__}: {_first_sentence(str(error))}", **about)
 
 
-async def next_pair(stream: Any, read: Callable[[ray.ObjectRef], Awaitable[Any]]) -> tuple[ray.ObjectRef, Any] | None:
+async def next_pair(
+    stream: ray.ObjectRefGenerator, read: Callable[[ray.ObjectRef], Awaitable[bytes]]
+) -> tuple[ray.ObjectRef, bytes] | None:
     """The next two objects of a Ray stream: the first as a ref, the second as `read` returns it. None at the end.
 
     The second object arrives after the first, so one wait covers both. Ray's own iterator waits for each of them.

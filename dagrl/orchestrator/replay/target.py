@@ -28,7 +28,7 @@ from dagrl.orchestrator.records.provenance import code_hash, versions
 from dagrl.orchestrator.replay.chain import Chain, chain_to, states_of, updates_of
 from dagrl.plugins.isolation import isolated_imports
 from dagrl.scheduler.placement import make_plan
-from dagrl.scheduler.plan import HOST, Plan, PlannedTask
+from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask
 from dagrl.validation.model import check_models
 
 _MOST_RANKS = 4096
@@ -197,7 +197,7 @@ def _groups(pipeline: Pipeline, engines: Sequence[str]) -> dict[str, GroupSpec]:
     return {name: group for name, group in pipeline.groups.items() if name in names}
 
 
-def _executors(plan: Plan, needed: Sequence[str]) -> dict[str, Any]:
+def _executors(plan: Plan, needed: Sequence[str]) -> dict[str, Executor]:
     """The executors of a replay, which all stay awake; one CPU worker."""
     return {
         name: replace(executor, sleeps=False, places=executor.places[:1] if name == HOST else executor.places)
