@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dagrl.backends.families.base import Family
 from dagrl.backends.families.config_fields import ConfigFields, HfConfig, is_size
 from dagrl.backends.families.registry import UNKNOWN, find_family
 
@@ -26,6 +27,8 @@ class ModelSizes:
 
     family: str | None = None
     """Its ``model_type``."""
+    traits: Family = UNKNOWN
+    """Its family, as far as that is known."""
     layers: Size | None = None
     heads: Size | None = None
     key_value_heads: Size | None = None
@@ -43,11 +46,6 @@ class ModelSizes:
     mixture: bool | None = None
     """Whether it is a mixture of experts."""
     latent_attention: bool = False
-    reports_routed_experts: bool = True
-    serves_dense_layers: bool = True
-    bridged: bool = False
-    has_tables: bool = True
-    """As in `Family`."""
     has_vision: bool = True
     """Whether it has a vision tower, as far as that is known."""
     added_layers: int = 0
@@ -62,23 +60,24 @@ def sizes_of(config: HfConfig | None) -> ModelSizes:
     """Return the sizes that a config says; none for None, which stands for a config that cannot be read."""
     config = config or {}
     family = find_family(config.get("model_type"))
-    names = family or UNKNOWN
+    traits = family or UNKNOWN
     fields = family.fields(config) if family else ConfigFields(dict(config))
-    tower, mlp = _if_known(lambda: names.vision(fields)), _if_known(lambda: names.mlp(fields))
+    tower, mlp = _if_known(lambda: traits.vision(fields)), _if_known(lambda: traits.mlp(fields))
 
     def size(name: str) -> Size | None:
         value = config.get(name)
         return Size(name, value) if is_size(value) else None
 
-    experts = next((found for name in names.expert_count if (found := size(name))), None)
+    experts = next((found for name in traits.expert_count if (found := size(name))), None)
     mixture = bool(family.expert_count) if family else True if experts else None
     mixture_layers = (_if_known(lambda: family.mixture_layers(fields)) if family and mixture else None) or ()
-    latent = names.latent or is_size(config.get("kv_lora_rank"))
-    shared, width = size("n_shared_experts"), size(names.expert_width)
+    latent = traits.latent or is_size(config.get("kv_lora_rank"))
+    shared, width = size("n_shared_experts"), size(traits.expert_width)
     product = "n_shared_experts * moe_intermediate_size"
     shared_width = Size(product, shared.value * width.value) if shared and width else None
     return ModelSizes(
         family=str(config["model_type"]) if config.get("model_type") else None,
+        traits=traits,
         layers=size("num_hidden_layers"),
         heads=size("num_attention_heads"),
         key_value_heads=None if latent else size("num_key_value_heads"),
@@ -91,12 +90,8 @@ def sizes_of(config: HfConfig | None) -> ModelSizes:
         vocabulary=size("vocab_size"),
         mixture=mixture,
         latent_attention=latent,
-        reports_routed_experts=names.reports_routed_experts,
-        serves_dense_layers=names.serves_dense_layers,
-        has_vision=names.has_vision if family else "vision_config" in config,
+        has_vision=traits.has_vision if family else "vision_config" in config,
         added_layers=len(tower.extra_layers) if tower else 0,
-        bridged=names.bridged,
-        has_tables=names.has_tables,
         norms_outputs=mlp is not None and bool(mlp.post_norm),
         capped_logits=family is not None and bool(fields.get("final_logit_softcapping")),
     )

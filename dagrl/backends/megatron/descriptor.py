@@ -53,7 +53,7 @@ class MegatronBackend(Backend[MegatronEngineSpec]):
         check_options(check)
         check_lora(check)
         # Providers of megatron-bridge have further fields.
-        check_extra(check, open_sections=("transformer",) if check.sizes.bridged else ())
+        check_extra(check, open_sections=("transformer",) if check.sizes.traits.bridged else ())
         check_field_rules(check)
         check_fp8(check)
 

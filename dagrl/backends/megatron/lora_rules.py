@@ -38,7 +38,7 @@ def check_lora(check: EngineCheck[MegatronEngineSpec]) -> None:
     if sizes.mixture and engine.transformer.get("moe_grouped_gemm") is False:
         message = removal("adapters of experts need them in one module")
         findings.error((*check.place, "transformer", "moe_grouped_gemm"), message, depends_on=[place])
-    if not sizes.has_tables and sizes.family is not None:
+    if not sizes.traits.has_tables and sizes.family is not None:
         message = f"models of type {sizes.family} have no adapters here; remove it, or choose a model of another type"
         findings.error(place, message, depends_on=[("model",)])
     if not lora.merge and sizes.mixture:
@@ -65,7 +65,7 @@ def _check_folder(check: EngineCheck[MegatronEngineSpec], lora: LoraSpec) -> Non
     """Report a folder of adapters that are not those of the section and the model."""
     tensors = None
     try:
-        if check.sizes.has_tables:
+        if check.sizes.traits.has_tables:
             shape = model_shape(check.pipeline.model_of(check.name))
             tensors = list(model_tensors(shape, shape.vocabulary, check.engine.head))
     except (ValueError, KeyError, TypeError):

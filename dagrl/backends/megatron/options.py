@@ -93,7 +93,7 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
     if sizes.mixture is False:
         message = removal("is about experts, and the model has none")
         findings.error(place, message, depends_on=[("model",)])
-    elif not sizes.reports_routed_experts:
+    elif not sizes.traits.reports_routed_experts:
         message = removal(f"no generator tells how a {sizes.family} model routes")
         findings.error(place, message, depends_on=[("model",)])
     elif engine.head != "lm":
@@ -115,10 +115,10 @@ def _check_bridge(check: EngineCheck[MegatronEngineSpec]) -> None:
     """Report a model that megatron-bridge builds where it cannot, and options that such a model does not have."""
     engine, sizes, findings = check.engine, check.sizes, check.findings
     depends: list[Place] = [check.pipeline.model_section(check.name)]
-    if sizes.bridged and not has_bridge():
+    if sizes.traits.bridged and not has_bridge():
         message = f"megatron-bridge builds models of type {sizes.family}, and is not installed; install it with "
         findings.error(check.place, f"{message}`{BRIDGE_INSTALL}`", depends_on=depends)
-    if not sizes.has_tables and engine.head != "lm":
+    if not sizes.traits.has_tables and engine.head != "lm":
         message = f"models of type {sizes.family} have no {engine.head} head here; use a model of another type for it"
         findings.error((*check.place, "head"), message, depends_on=depends)
 
@@ -184,7 +184,7 @@ def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tu
     if engine.frozen_copy_of is not None:
         message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and remove it here"
         return message, ("engines", engine.frozen_copy_of)
-    if sizes.bridged:
+    if sizes.traits.bridged:
         return removal(f"models of type {sizes.family} have attention that does not share prefixes"), ("model",)
     if sizes.has_vision:
         return removal("positions among images are three-dimensional, and not shared"), ("model",)

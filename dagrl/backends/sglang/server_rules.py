@@ -157,7 +157,7 @@ class _Rules(ServerRules[SglangEngineSpec]):
     def check_experts(self) -> None:
         """Whether the model has experts where an option or SGLang's implementation needs them."""
         model = self.model
-        if not model.serves_dense_layers and model.dense_width is not None:
+        if not model.traits.serves_dense_layers and model.dense_width is not None:
             message = (
                 f"SGLang puts experts into every layer of a {model.family}, and some layers of this one have none; "
                 "take a model without mlp_only_layers and with decoder_sparse_step 1, or sample with hf"
