@@ -25,19 +25,26 @@ def times_section(applied: Applied, *, searched: bool = False) -> ReportSection:
     With `searched` they are extrapolated to other layouts.
     """
     times = applied.times
-    rows = []
-    for work, measured in sorted(times.measured.items(), key=lambda item: -item[1]):
-        estimated = times.estimated.get(work)
-        factor = applied.calibration.work.get(work)
-        rows.append(
-            [
-                work.name,
-                work.executor,
-                "-" if estimated is None else seconds_text(estimated),
-                seconds_text(measured),
-                "-" if factor is None else f"{factor:.2f}",
-            ]
-        )
+    nodes: list[dict[str, Any]] = [
+        {
+            "name": work.name,
+            "executor": work.executor,
+            "planned_s": times.estimated.get(work),
+            "measured_s": measured,
+            "factor": applied.calibration.work.get(work),
+        }
+        for work, measured in times.measured.items()
+    ]
+    rows = [
+        [
+            node["name"],
+            node["executor"],
+            "-" if node["planned_s"] is None else seconds_text(node["planned_s"]),
+            seconds_text(node["measured_s"]),
+            "-" if node["factor"] is None else f"{node['factor']:.2f}",
+        ]
+        for node in sorted(nodes, key=lambda node: -node["measured_s"])
+    ]
     known = times.lengths
     sizes = [
         f"{what} of {tokens:,.1f} tokens"
@@ -64,16 +71,7 @@ def times_section(applied: Applied, *, searched: bool = False) -> ReportSection:
         "driver_s": times.calibration.driver_s,
         "prompt_tokens": known.prompt_tokens,
         "response_tokens": known.response_tokens,
-        "nodes": [
-            {
-                "name": work.name,
-                "executor": work.executor,
-                "planned_s": times.estimated.get(work),
-                "measured_s": measured,
-                "factor": applied.calibration.work.get(work),
-            }
-            for work, measured in times.measured.items()
-        ],
+        "nodes": nodes,
         "extrapolated": notes,
     }
     return ReportSection(content, "calibrated_by", value)
