@@ -18,7 +18,7 @@ def test_templates_fit_the_machines_that_they_name() -> None:
     assert fitted("tiny_grpo", "H100").problems == ()
 
 
-def test_an_engine_that_works_lies_beside_what_sleepers_leave() -> None:
+def test_a_working_engine_shares_the_gpu_with_the_rest_of_sleeping_ones() -> None:
     (group,) = fitted("qwen3_8b_megatron", "H100").groups
     actor, generator = group.tenants
     update, rollout, sync = group.moments

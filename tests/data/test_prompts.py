@@ -208,7 +208,7 @@ def test_chats_may_be_text_in_json_or_maps(tmp_path: Path, kind: pa.DataType, co
 
 
 @pytest.mark.parametrize("text", ["[1, 2] sorted:", '[{"a": 1}]', "[]", '{"role": "user", "content": "x"}', '["role"]'])
-def test_other_texts_in_brackets_are_prompts_as_they_are(loader: Callable[..., PromptLoader], text: str) -> None:
+def test_other_texts_in_brackets_are_plain_prompts(loader: Callable[..., PromptLoader], text: str) -> None:
     assert texts(loader([text]).take(0, 1)) == [text]
 
 

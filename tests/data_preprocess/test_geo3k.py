@@ -11,7 +11,7 @@ from dagrl.model_files.tokenizer import make_tokenizer
 FIGURES = [{"bytes": bytes(range(256)) * 50, "path": "a.png"}, {"bytes": b"\x00", "path": None}]
 
 
-def test_images_are_kept_as_they_are(originals, prepared, tmp_path, capsys) -> None:
+def test_images_are_kept_unchanged(originals, prepared, tmp_path, capsys) -> None:
     rows = [
         {"problem": "<image>Find x.", "answer": "3", "images": FIGURES[:1]},
         {"problem": "<image><image>Compare.", "answer": "2 \\sqrt { 221 }", "images": FIGURES},

@@ -6,7 +6,7 @@ import types
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from project import told
+from project import assert_code
 
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
@@ -280,7 +280,7 @@ def test_errors_of_columns_are_reported_once(project, monkeypatch, old, new, pla
         graph_of(path)
     (problem,) = caught.value.problems
     assert problem.place == place
-    told(problem, code)
+    assert_code(problem, code)
     marked = [number for number, line in enumerate(path.read_text().splitlines(), start=1) if "#!" in line]
     if marked:
         assert problem.line == marked[0]

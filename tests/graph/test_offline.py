@@ -108,7 +108,7 @@ def test_without_a_loss_validation_needs_no_responses(checked, project, row) -> 
     assert "demonstration" not in validating["prompts"].outputs
 
 
-def test_experts_stand_between_the_rollout_and_all_others(checked) -> None:
+def test_the_mix_node_is_between_the_rollout_and_all_other_nodes(checked) -> None:
     found = checked(MIX, "response")
     graph = found.graph
     replaced = ("response_tokens", "response_mask", "rollout_logprob", "finish_reason")

@@ -36,7 +36,7 @@ def test_they_are_not_computed_to_be_shown_with_samples(graph_of):
     assert "rollout_logprob" not in graph_of(OLD).nodes["samples"].inputs
 
 
-def test_they_are_skipped_for_older_samples_too_as_they_are_of_the_weights_that_the_update_begins_with(graph_of):
+def test_old_log_probs_are_skipped_for_older_samples_too(graph_of):
     assert graph_of(OLD, "schedule.max_staleness=2").skipped == {"old": REASON}
 
 

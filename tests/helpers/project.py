@@ -82,14 +82,14 @@ class Project:
         problem = self.only_problem(path)
         assert [problem.line] == marked, str(problem)
         assert (problem.file, problem.place) == (str(path), place)
-        told(problem, code, *named)
+        assert_code(problem, code, *named)
 
     def warnings(self, *edits: tuple[str, str]) -> list[tuple[str, str]]:
         """Places and codes of the warnings about the edited pipeline."""
         return [(warning.place, warning.code) for warning in check_file(self.pipeline(*edits)).warnings]
 
 
-def told(problem: Problem, code: str, *named: str) -> None:
+def assert_code(problem: Problem, code: str, *named: str) -> None:
     """The problem is of this kind (a code, or a part of its message), names these words, and has a remedy."""
     assert code == problem.code or code in problem.message, f"{problem.code}: {problem}"
     for word in named:

@@ -93,7 +93,7 @@ def test_a_host_that_is_cut_off_in_mid_run_ends_it_on_both_sides(make_job, pipel
     assert [host.left_behind() for host in job.hosts] == [[], []]
 
 
-def test_a_host_that_comes_back_goes_on_from_the_last_checkpoint(make_job, pipeline):
+def test_a_host_that_comes_back_continues_from_the_last_checkpoint(make_job, pipeline):
     pipeline["run"] |= {"steps": 40, "save_every": 1}
     job = make_job(2, pipeline)
     job.start_all()

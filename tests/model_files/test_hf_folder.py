@@ -82,7 +82,7 @@ def test_a_config_of_quantised_weights_promises_none(model: Any, tmp_path: Path)
     assert config.quantization_config, "the caller's config stays"
 
 
-def test_tokenizer_and_generation_config_come_along_as_they_are(tmp_path: Path) -> None:
+def test_tokenizer_and_generation_config_are_copied_unchanged(tmp_path: Path) -> None:
     from dagrl.model_files.hf_folder import copy_tokenizer
 
     source, other, target = tmp_path / "source", tmp_path / "other", tmp_path / "target"

@@ -145,7 +145,7 @@ def test_an_exception_of_a_function_is_reported_with_its_line(run_op, part, erro
 
 
 @pytest.mark.parametrize("returned", ["[1, 2]", "[[1], [[2]]]"])
-def test_a_column_of_tokens_wants_a_list_for_each_row(run_op, part, returned: str) -> None:
+def test_a_column_of_tokens_requires_a_list_for_each_row(run_op, part, returned: str) -> None:
     with pytest.raises(ValueError, match="'advantage' that are not float32 per response token"):
         run_op([part], f"return {{'advantage': {returned}}}", reads=[], writes=["advantage"])
 

@@ -113,7 +113,7 @@ def test_validation_of_pairs(bench) -> None:
     assert merge([output.stats, nothing.stats]) == output.stats, "a rank without pairs has nothing to tell"
 
 
-def test_log_probs_of_demonstrations_are_of_logits_as_they_are(bench) -> None:
+def test_log_probs_of_demonstrations_are_of_unscaled_logits(bench) -> None:
     scored = bench.batch([0], prompt_tokens=["1="], response_tokens=[[3, 4]])
     (output,) = logprob([OpInput(0, scored)], offline(bench, Engine(), op="logprob"))
     assert output.columns["logprob"].values.tolist() == [-1.0, -1.0]

@@ -59,7 +59,7 @@ def test_a_further_round_continues_the_group_ids_and_takes_the_requested_prompts
     assert np.concatenate([output.positions for output in outputs]).tolist() == [1, 2, 3]
 
 
-def test_a_step_goes_on_where_the_one_before_ended(bench, trained_on, texts) -> None:
+def test_a_step_continues_where_the_one_before_ended(bench, trained_on, texts) -> None:
     context = trained_on(1, data={"prompts_per_step": 3})
     seen, position = [], 0
     for step in (1, 2, 3):
@@ -85,7 +85,7 @@ def test_only_the_first_shard_reports_the_position_and_dropped_prompts(
     assert (second.facts, second.stats) == ({}, {})
 
 
-def test_prompts_that_were_left_come_first_and_the_others_go_on(bench, trained_on, texts) -> None:
+def test_prompts_that_were_left_come_first_and_the_others_continue(bench, trained_on, texts) -> None:
     rollout = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 3}}
     bench.write_prompts("train.parquet")
     data = {"train": bench.folder / "train.parquet", "prompts_per_step": 2}

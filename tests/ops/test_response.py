@@ -43,7 +43,7 @@ def test_a_response_is_unfinished_while_it_is_answered() -> None:
     assert response.ended("turns").finish_reason == "turns"
 
 
-def test_rewards_stand_at_the_last_tokens_of_their_turns() -> None:
+def test_rewards_are_at_the_last_tokens_of_their_turns() -> None:
     assert conversation().token_turns().tolist() == [1, 1, 1, 0, 0, 2]
     assert conversation().token_rewards().tolist() == [0, 0, 0.5, 0, 0, -1]
 

@@ -192,7 +192,7 @@ def test_tokens_of_older_weights_can_be_left_out_of_training(bench, partial, ver
     assert output.columns["response_mask"][1].tolist() == ([1.0] * 4 if version == 5 else [0.0] * 4)
 
 
-def test_a_response_that_is_too_old_begins_anew(bench, partial) -> None:
+def test_a_response_that_is_too_old_starts_again(bench, partial) -> None:
     part = part_of(bench, [0, 1])
     begun = begun_of(list(rollout([part], partial(Generator(answers=1, version=2)))))
     for version, anew in ((4, False), (5, True)):

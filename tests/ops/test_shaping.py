@@ -20,7 +20,7 @@ def node(bench, **options):
     return bench.context("advantage", nodes=nodes).node
 
 
-def test_without_a_word_on_lengths_rewards_stay_as_they_are(bench, batch) -> None:
+def test_without_options_for_lengths_rewards_do_not_change(bench, batch) -> None:
     rewards, stats = shaped_rewards(node(bench), batch, longest=4)
     assert (rewards.tolist(), stats) == ([1, 0, 1], {})
 

@@ -101,7 +101,7 @@ def test_each_row_exists_once_after_any_worker_was_killed(run) -> None:
     assert run.left_behind() == []
 
 
-def test_agents_go_on_with_tokens_of_older_weights(run) -> None:
+def test_agents_continue_with_tokens_of_older_weights(run) -> None:
     mixed = 0
     for line in run.metrics():
         for row in samples(run, line["step"]):
@@ -113,7 +113,7 @@ def test_agents_go_on_with_tokens_of_older_weights(run) -> None:
     assert any(line["rollout/begun_token_fraction"] > 0 for line in run.metrics())
 
 
-def test_an_agent_that_goes_on_is_not_started_again(run) -> None:
+def test_an_agent_that_continues_is_not_started_again(run) -> None:
     begun = [json.loads(line) for line in (run.folder.parent / "begun").read_text().splitlines()]
     assert len({key for _, key in begun}) == len(begun)
     prompts = len(run.metrics()) * NEEDED + BEGUN - NEEDED

@@ -92,7 +92,7 @@ def ours(identity, run):
     return int(identity.partition(":")[0]) in reaper.descendants(run.process.pid)
 
 
-def test_a_killed_control_store_of_ray_is_replaced_and_the_run_goes_on(lab, unbroken, tmp_path):
+def test_a_killed_control_store_of_ray_is_replaced_and_the_run_continues(lab, unbroken, tmp_path):
     """Ray's driver would train on to the end of the run, wait for a minute and exit."""
     run = lab.start(lab.write_pipeline(tmp_path, lab.tiny_pipeline()), tmp_path / "run")
     run.wait_for_step(2)

@@ -32,7 +32,7 @@ def check(run: Any, steps: int) -> None:
     assert run.left_behind() == []
 
 
-def test_it_runs_on_one_gpu_and_goes_on_from_its_checkpoint(lab, tmp_path):
+def test_it_runs_on_one_gpu_and_continues_from_its_checkpoint(lab, tmp_path):
     pipeline = lab.write_pipeline(tmp_path, on_gpus(lab.tiny_pipeline(), 1))
     check(lab.start(pipeline, tmp_path / "run"), 6)
     check(lab.start(pipeline, tmp_path / "run", "run.steps=8"), 8)

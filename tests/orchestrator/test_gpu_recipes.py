@@ -51,7 +51,7 @@ def start(lab: Any, folder: Path, recipe: list[str], *overrides: str, **sections
     return run
 
 
-def test_ppo_with_a_critic_and_two_reward_models_goes_on_from_its_checkpoint(lab, tmp_path: Path) -> None:
+def test_ppo_with_a_critic_and_two_reward_models_continues_from_its_checkpoint(lab, tmp_path: Path) -> None:
     megatron = {"backend": "megatron", "group": "devices", "model": {"init": SMALLER}}
     engines = {
         "critic": {**megatron, "optimizer": {"lr": 1e-3}},

@@ -148,7 +148,7 @@ sys.meta_path.insert(0, Finder())
 
 
 @pytest.mark.soak
-def test_it_goes_on_from_a_checkpoint_with_the_same_numbers(lab, pairs, tmp_path: Path) -> None:
+def test_it_continues_from_a_checkpoint_with_the_same_numbers(lab, pairs, tmp_path: Path) -> None:
     shutil.copytree(pairs.folder, tmp_path / "run", symlinks=True)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_4")
     run = start(lab, tmp_path, "tiny_dpo", "groups.devices.cpus_per_node=2")

@@ -74,7 +74,7 @@ def test_no_prompt_is_lost_by_an_abort(run):
     assert max(trained.values()) <= 3
 
 
-def test_responses_go_on_with_what_older_weights_have_sampled(run):
+def test_responses_continue_with_tokens_of_older_weights(run):
     metrics = run.metrics()
     assert metrics[0]["rollout/begun_token_fraction"] == 0
     gone_on = [line for line in metrics if line["rollout/begun_token_fraction"] > 0]

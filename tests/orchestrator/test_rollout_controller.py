@@ -314,7 +314,7 @@ def test_partial_rollouts_go_with_their_prompts_and_are_kept_otherwise(ran) -> N
 AGENT = {"function": "bots:once", "concurrency": 4}
 
 
-def test_agents_that_were_paused_go_on_where_they_run(ran) -> None:
+def test_agents_that_were_paused_continue_where_they_run(ran) -> None:
     begun = {100 + group: PausedGroup(worker_of(group % 2), 3, 7 + group) for group in range(4)}
     fake = Servers(RequestLimits(1, 1), [2])
     over = ran(fake, 8, 5, 1, 3, partial=True, begun=begun, agent=AGENT)
@@ -327,7 +327,7 @@ def test_agents_that_were_paused_go_on_where_they_run(ran) -> None:
     assert set(left) <= set(range(100, 108)), "what was left by this step, or is where it was"
 
 
-def test_agents_go_on_after_the_loss_of_another_server(ran) -> None:
+def test_agents_continue_after_the_loss_of_another_server(ran) -> None:
     begun = {100: PausedGroup(worker_of(0), 3, 7), 101: PausedGroup(worker_of(1), 3, 8)}
     fake = Servers(RequestLimits(1, 1), [1])
     fake.lives = {worker_of(1): 0}

@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_a_pipeline_that_only_samples_stops_and_goes_on_with_its_prompts(lab, tmp_path):
+def test_a_pipeline_that_only_samples_stops_and_continues_with_its_prompts(lab, tmp_path):
     pipeline = lab.tiny_pipeline()
     pipeline["engines"] = {"generator": {"backend": "hf", "group": "rollout"}}
     del pipeline["groups"]["train"]

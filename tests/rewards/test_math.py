@@ -30,7 +30,7 @@ def test_an_answer_is_compared_with_the_reference() -> None:
     assert [math_reward(r"\boxed{3 1/2}", answer) for answer in ("3.5", "1.5")] == [1.0, 0.0]
 
 
-def test_a_strict_reward_wants_a_number_that_is_not_cut() -> None:
+def test_a_strict_reward_requires_a_number_that_is_not_cut() -> None:
     responses = ["#### 18", "#### 9+9"]
     assert [math_reward(each, "18") for each in responses] == [1.0, 1.0]
     assert [math_reward(each, "18", strict=True) for each in responses] == [1.0, 0.0]
@@ -49,7 +49,7 @@ def test_a_bound_of_no_time_is_refused() -> None:
         math_reward("18", "18", timeout_s=0)
 
 
-def test_the_bound_holds_in_any_thread_and_work_goes_on() -> None:
+def test_the_bound_holds_in_any_thread_and_work_continues() -> None:
     def one_after_another() -> tuple[float, float, float]:
         return (math_reward("18", "18"), math_reward(ENDLESS, "18", timeout_s=0.5), math_reward("17", "17"))
 

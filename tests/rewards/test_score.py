@@ -373,7 +373,7 @@ class WithoutLength(list):
         (lambda: UnreadableToo(), "returned a UnreadableToo that cannot be read"),
     ],
 )
-def test_lists_of_rewards_that_lie_are_failures(make: Callable, what: str) -> None:
+def test_inconsistent_lists_of_rewards_are_failures(make: Callable, what: str) -> None:
     results = make()
     with pytest.raises(RewardError, match=what):
         stop(dagrl.reward(batched=True)(lambda response: results))

@@ -92,7 +92,7 @@ def test_shards_that_had_arrived_stay_and_the_others_are_run_again_on_weights_th
     assert [each.step for each in commands if isinstance(each, Commit)] == [1, 2]
 
 
-def test_a_lost_run_that_brings_all_at_once_begins_anew():
+def test_a_lost_run_that_brings_all_at_once_starts_again():
     play = Play(grpo())
     play.until(lambda pending: Run(1, "ref", (0,)) in pending)
     assert play.lose("reference") == [Restart(1, "reference")]

@@ -106,7 +106,7 @@ def test_nodes_without_an_engine_run_on_the_host_workers(plan_of) -> None:
     assert all(task.engine is None for task in plan.tasks if task.executor == HOST)
 
 
-def test_tasks_stand_in_topological_order_with_the_scope_of_their_op(plan_of) -> None:
+def test_tasks_are_in_topological_order_with_the_scope_of_their_op(plan_of) -> None:
     plan = plan_of()
     assert names(plan, Rows.TRAIN)[0] == "prompts"
     assert sorted(names(plan, Rows.TRAIN)) == sorted(TRAINING)

@@ -106,7 +106,7 @@ class Play:
             self.tell(BatchShort(first) if isinstance(first, Run) and short else CommandDone(first))
 
 
-def test_the_next_step_takes_its_prompts_when_it_is_known_where_the_data_go_on():
+def test_the_next_step_takes_its_prompts_when_the_position_in_the_data_is_known():
     play = Play(plan(steps=3, max_staleness=2), {1: 2, 2: 1, 3: 3})
     play.until()
     taken = [each for each in play.begun if isinstance(each, Run) and each.task in ("prompts", "filter")]

@@ -63,7 +63,7 @@ def test_without_a_version_between_them_it_takes_as_long_as_both():
     assert steady(plan(), rollout=5, old=2, update=3) == [10 + 2 + 6 + 1] * 4
 
 
-def test_a_generator_that_is_about_to_begin_gets_its_weights_before_their_source_goes_on():
+def test_a_generator_that_is_about_to_begin_gets_its_weights_before_their_source_continues():
     costs = CostTable(shard={"rollout": 5, "old": 2, "update": 3}, sync=1)
     activities = simulate(plan(max_staleness=1), costs, STEPS).activities
 
@@ -93,7 +93,7 @@ def test_weights_in_flight_cost_the_generator_nothing():
     assert steady(plan(max_staleness=1, in_flight=True), rollout=5, old=1, update=2.5) == [10] * 4
 
 
-def test_an_update_in_pieces_wants_weights_in_flight():
+def test_an_update_in_pieces_requires_weights_in_flight():
     ahead = plan(old=False, streams=True, max_staleness=1)
     # Every second rollout would end in the midst of an update, and wait for its end.
     assert sum(steady(ahead, rollout=5, update=4)) > 45

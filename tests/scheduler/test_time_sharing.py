@@ -146,7 +146,7 @@ def test_without_sleep_no_engine_moves():
     assert not any(isinstance(each, Sleep | Wake) for each in commands)
 
 
-def test_a_sync_to_another_group_takes_an_engine_as_it_is():
+def test_a_sync_to_another_group_moves_no_engine():
     """Actor and reference share a group, the generator has its own: only who stands in the way moves."""
     plan = colocated(reference="gpus", steps=2)
     generator = executor("generator", "others", weights_from="actor")

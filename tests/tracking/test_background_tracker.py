@@ -73,7 +73,7 @@ def test_all_is_done_in_order_in_another_thread(recorder: Recorder, notes: list[
     assert notes == []
 
 
-def test_a_failure_is_one_note_and_the_run_goes_on(recorder: Recorder, notes: list[str], tmp_path: Path) -> None:
+def test_a_failure_is_one_note_and_the_run_continues(recorder: Recorder, notes: list[str], tmp_path: Path) -> None:
     recorder.fail_at = 1
     tracker = BackgroundTracker("mlflow", recorder, notes.append)
     tracker.start(tmp_path, {}, None)

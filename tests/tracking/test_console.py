@@ -109,7 +109,7 @@ def test_validation_has_its_own_line(tmp_path):
     ]
 
 
-def test_notes_are_printed_as_they_are(tmp_path):
+def test_notes_are_printed_unchanged(tmp_path):
     console, stream = plain_console()
     console.note("dropped [3] prompts [bold]longer[/bold] than 16 tokens")
     console.start(tmp_path, {}, 4)

@@ -54,7 +54,7 @@ def test_resuming_cuts_later_steps(tmp_path, resumed_step, kept):
     tracker.close(ok=True)
 
 
-def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
+def test_a_resumed_run_continues_in_the_same_file(tmp_path):
     write_steps(tmp_path, 4)
     write_steps(tmp_path, 5, resumed_step=2)
     assert steps(tmp_path) == [1, 2, 3, 4, 5]

@@ -52,7 +52,7 @@ def track(run_dir: Path, steps: list[int], resumed_step: int | None, *, ok: bool
     return notes
 
 
-def test_a_run_has_metrics_parameters_the_pipeline_and_tables_and_goes_on_as_the_same(run_dir: Path) -> None:
+def test_a_run_has_metrics_parameters_the_pipeline_and_tables_and_continues_as_the_same(run_dir: Path) -> None:
     (note,) = track(run_dir, [1, 2], None)
     first = run_id(run_dir)
     assert note == (
@@ -89,14 +89,14 @@ def test_a_run_from_the_start_is_another_one(run_dir: Path) -> None:
     assert run_id(run_dir) != first
 
 
-def test_a_run_that_the_server_has_lost_begins_anew(run_dir: Path) -> None:
+def test_a_run_that_the_server_has_lost_starts_again(run_dir: Path) -> None:
     track(run_dir, [1], None)
     (run_dir / "mlflow" / "run_id").write_text("0" * 32)
     track(run_dir, [2], resumed_step=1)
     assert client(run_dir).get_run(run_id(run_dir)).info.status == "FINISHED"
 
 
-def test_a_deleted_run_begins_anew(run_dir: Path) -> None:
+def test_a_deleted_run_starts_again(run_dir: Path) -> None:
     track(run_dir, [1], None)
     deleted = run_id(run_dir)
     client(run_dir).delete_run(deleted)

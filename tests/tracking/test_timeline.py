@@ -64,7 +64,7 @@ def test_groups_and_workers_are_named_once_and_distinctly(tmp_path, timeline):
 
 
 @pytest.mark.parametrize(("resumed_step", "kept"), [(None, []), (2, [1, 2])])
-def test_resuming_cuts_later_steps_and_goes_on(tmp_path, resumed_step, kept):
+def test_resuming_cuts_later_steps_and_continues(tmp_path, resumed_step, kept):
     first = Timeline()
     first.start(tmp_path, None)
     for step in (1, 2, 3, 4):
@@ -94,7 +94,7 @@ def test_a_file_that_lost_its_end_can_be_gone_on_with(tmp_path, timeline, lost):
 
 
 @pytest.mark.parametrize("args", [None, {"step": 1}, {"step": "1", "group": "g", "worker": "w"}])
-def test_events_that_are_no_runs_are_left_out_when_it_goes_on(tmp_path, timeline, args):
+def test_events_that_are_no_runs_are_left_out_when_it_continues(tmp_path, timeline, args):
     record(timeline, 1)
     path = tmp_path / "timeline.json"
     foreign = {"name": "theirs", "ph": "X", "ts": 0, "dur": 1} | ({} if args is None else {"args": args})

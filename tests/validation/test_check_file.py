@@ -114,7 +114,7 @@ _VALUES = st.sampled_from([*_SCALARS, *_NAMES, [], {}, ["x"], [[1]], {"op": "rol
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_stands_in_the_file_the_answer_is_a_pipeline_or_lines_with_a_remedy(project, data):
+def test_any_file_gives_a_pipeline_or_problems_with_a_remedy(project, data):
     tree = read_document(Path(project.folder / "p.yaml")).tree
     for _ in range(data.draw(st.integers(1, 3))):
         section = tree

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from model_folders import write_model, write_tokenizer
-from project import told
+from project import assert_code
 
 from dagrl.validation import check_file
 
@@ -101,7 +101,7 @@ CASES = {
 def test_errors_of_a_critic_are_reported(project, ppo, old, new, place, fragment):
     problem = project.only_problem(ppo((old, new)))
     assert problem.place == place
-    told(problem, fragment)
+    assert_code(problem, fragment)
 
 
 def test_a_warm_up_needs_a_critic(project):

@@ -210,7 +210,7 @@ def test_some_answers_of_null_are_a_warning_for_an_own_reward(project, row):
     assert "in row 30 (the first is 0), and 1 more like it; `reward` gets an empty text there" in warning.message
 
 
-def test_a_reward_that_goes_on_at_errors_takes_empty_answers(project, row):
+def test_a_reward_that_continues_at_errors_takes_empty_answers(project, row):
     project.write_rows("train.parquet", rows_of(answers(["2"] * 31 + [""]), row))
     check_file(project.pipeline(("fn: exact}", "fn: math, on_error: 0.0}")))
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from project import told as assert_told
+from project import assert_code
 
 from dagrl.config.errors import PipelineError
 from dagrl.validation import check_file
@@ -165,7 +165,7 @@ def with_folder(project):
 def test_the_configs_that_are_broken_below_are_right(project, with_folder, family):
     (project.folder / "model" / "config.json").write_text(json.dumps(changed(family, {})))
     check_file(with_folder, with_files=False)
-    assert not told(with_folder)
+    assert not problems_of(with_folder)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_router_that_cannot_learn_is_warned_of(project, with_folder, family, c
 def test_an_impossible_value_of_config_json_is_one_sentence(project, with_folder, family, changes, message):
     file = project.folder / "model" / "config.json"
     file.write_text(json.dumps(changed(family, changes)))
-    (problem,) = told(with_folder)
+    (problem,) = problems_of(with_folder)
     assert (problem.place, problem.line) == ("model.path", 3)
     assert message in problem.message
     assert str(file) in problem.message or problem.message.startswith(("the megatron engine", "megatron", "this "))
@@ -195,7 +195,7 @@ def test_an_impossible_value_of_config_json_is_one_sentence(project, with_folder
 
 def test_an_integer_of_config_json_may_be_too_large_for_a_float(project, with_folder):
     (project.folder / "model" / "config.json").write_text(json.dumps(changed("qwen3", {"rope_theta": 10**400})))
-    (problem,) = told(with_folder)
+    (problem,) = problems_of(with_folder)
     assert "`rope_theta`: expected a number above 0, got 1000" in problem.message
 
 
@@ -207,7 +207,7 @@ OF_INIT = [case for case in CONFIGS if not case[1].keys() & {"scoring_func", "to
 def test_the_same_value_of_init_is_reported_at_its_line(project, family, changes, message):
     init = next(line for line in (project.folder / "p.yaml").read_text().splitlines() if line.startswith("  init:"))
     text = json.dumps(changed(family, changes)).replace("Infinity", ".inf").replace("NaN", ".nan")
-    (problem,) = told(project.pipeline((init, f"  init: {text}")))
+    (problem,) = problems_of(project.pipeline((init, f"  init: {text}")))
     field, _, words = message.partition(": ")
     place = f"model.init.{field[1:-1]}" if field.startswith("`") else "model.init"
     assert problem.place.startswith(place)
@@ -215,7 +215,7 @@ def test_the_same_value_of_init_is_reported_at_its_line(project, family, changes
     assert "; " in problem.message
 
 
-def told(path):
+def problems_of(path):
     try:
         check_file(path, with_files=False)
     except PipelineError as error:
@@ -254,7 +254,7 @@ def test_a_model_too_large_for_memory_is_reported_at_once_with_its_parameters(pr
     text = json.dumps({"model_type": "qwen3", **sizes, **heads})
     path = project.pipeline((init, f"  init: {text}"), ("train: {cpus_per_node: 2}", f"train: {group}"))
     start = time.process_time()
-    (problem,) = told(path)
+    (problem,) = problems_of(path)
     assert time.process_time() - start < 3
     assert problem.place == "model.init"
     assert message in problem.message
@@ -313,4 +313,4 @@ BOUNDS = [
 def test_a_number_with_which_no_run_can_work_is_reported(project, old, new, place, message):
     problem = project.only_problem(project.pipeline((old, new)))
     assert problem.place == place
-    assert_told(problem, message)
+    assert_code(problem, message)

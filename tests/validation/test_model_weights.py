@@ -736,7 +736,7 @@ def test_weights_that_no_engine_reads_are_not_asked_for(project, folder: Path, c
     check_file(project.folder / "p.yaml", [f"engines.actor.dist_checkpointing_path={start}"])
 
 
-def test_a_model_of_another_family_is_checked_as_far_as_it_is_known(tmp_path: Path) -> None:
+def test_a_model_of_another_family_is_checked_as_far_as_possible(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 8}
     write_tensors(tmp_path / WEIGHTS, {"h.0.weight": ("F32", (8, 8)), "h.0.attn.masked": ("BOOL", (8, 8))})
     assert weights_problem(tmp_path, config, [Reader()]) is None

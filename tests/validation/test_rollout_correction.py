@@ -112,7 +112,7 @@ def test_normalized_weights_keep_the_old_log_probs(project):
     assert problem.code == "missing-old-logprob"
 
 
-def test_the_generators_log_probs_may_stand_for_the_old_ones(project):
+def test_the_generators_log_probs_may_replace_the_old_ones(project):
     overrides = ["nodes.update.read={old_logprob: rollout_logprob}", "nodes.update.mini_batch=4"]
     checked = check_file(project.folder / "p.yaml", overrides)
     update = checked.loaded.pipeline.nodes["update"]

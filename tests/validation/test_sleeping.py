@@ -18,7 +18,7 @@ def asleep(path, *overrides: str) -> list[str]:
     return [name for name in pipeline.engines if pipeline.sleeps(name)]
 
 
-def test_engines_sleep_by_themselves_where_they_share_gpus(project):
+def test_engines_that_share_gpus_sleep_by_default(project):
     assert asleep(project.pipeline(GPUS, SHARED)) == ["actor", "generator"]
     assert asleep(project.pipeline(GPUS)) == []
     assert asleep(project.pipeline(SHARED)) == []

@@ -53,7 +53,7 @@ def test_older_samples_on_one_group_are_a_warning(project):
 
 
 @pytest.mark.parametrize("pause", ["retract", "in_place"])
-def test_weights_in_flight_are_allowed_where_responses_go_on(project, pause):
+def test_weights_in_flight_are_allowed_where_responses_continue(project, pause):
     overrides = ["schedule={max_staleness: 1, in_flight_weight_update: true}", CORRECTED]
     assert warnings(project, *overrides, SGLANG % f", weight_sync: {{pause: {pause}}}") == []
 
@@ -101,7 +101,7 @@ def test_an_update_cannot_begin_early_on_the_group_that_generates(project):
     assert warnings(project, *STREAMS, "engines.generator.group=train")[-1] == "shared-group"
 
 
-def test_an_update_that_streams_beside_rollouts_ahead_wants_weights_in_flight(project):
+def test_an_update_that_streams_beside_rollouts_ahead_requires_weights_in_flight(project):
     assert warnings(project, "schedule={max_staleness: 1, stream_update: true}", *STREAMS[1:]) == [
         "rollout-waits-for-update"
     ]

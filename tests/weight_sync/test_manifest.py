@@ -96,7 +96,7 @@ def test_another_one_has_another_name(other):
     assert Manifest.cut([[("a", torch.float32, (2, 4))]], 99).digest != Manifest.cut([other], 99).digest
 
 
-def test_views_lie_in_the_buffer():
+def test_views_are_in_the_buffer():
     layout = BucketLayout.of([("a", torch.bfloat16, (3,)), ("b", torch.float32, (2, 2)), ("c", torch.float32, ())])
     assert layout.nbytes == 192
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)

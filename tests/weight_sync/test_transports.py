@@ -261,7 +261,7 @@ def test_memory_for_buckets_is_kept_between_syncs_where_the_route_says_so(genera
 
 
 @pytest.mark.parametrize("reach", REACHES)
-def test_a_tensor_that_does_not_fit_is_named_and_the_others_go_on(generators, sources, reach):
+def test_a_tensor_that_does_not_fit_is_named_and_the_others_continue(generators, sources, reach):
     tensors = weights() | {"layers.0.k": torch.zeros(3 * HEAD_DIM, HIDDEN)}
     source, halves = sources(reach, tensors), [generators(rank, 2) for rank in (0, 1)]
     route = source.route()

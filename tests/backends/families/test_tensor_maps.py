@@ -20,7 +20,7 @@ def rows(*values: int) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def test_queries_stand_before_their_groups_key_and_value():
+def test_queries_precede_the_key_and_value_of_their_group():
     # Two groups of two heads of one channel.
     qkv, full = GroupedQkv(groups=2, head_dim=1), [rows(0, 1, 2, 3), rows(10, 11), rows(20, 21)]
     assert qkv.shard(full, 0, 1).tolist() == [0, 1, 10, 20, 2, 3, 11, 21]

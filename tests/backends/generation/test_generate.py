@@ -117,7 +117,7 @@ def test_a_response_continues_after_its_beginning(engine, requests) -> None:
         np.testing.assert_allclose(later.logprobs, all_.logprobs[5:], atol=1e-5)
 
 
-def test_a_response_that_goes_on_draws_other_random_numbers(engine, requests) -> None:
+def test_a_response_that_continues_draws_other_random_numbers(engine, requests) -> None:
     hot = SamplingSpec(max_new_tokens=24, temperature=2.0, ignore_eos=True)
     short = [replace(each, limit=12) for each in requests]
     first = complete(engine, short, hot)

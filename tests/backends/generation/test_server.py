@@ -93,7 +93,7 @@ def test_an_update_by_abort_ends_what_is_under_way(server, requests, weights_of)
     assert {each.finish_reason for each in done} == {"abort"} and {each.policy_version for each in done} == {0}
 
 
-def test_an_update_by_retraction_goes_on_with_a_cache_of_the_new_weights(
+def test_an_update_by_retraction_continues_with_a_cache_of_the_new_weights(
     server, requests, model_of: ModelOf, weights_of
 ) -> None:
     server.pause = "retract"
@@ -139,7 +139,7 @@ def test_each_response_of_a_group_has_the_routes_of_its_prompt(routing, model_of
 
 
 @pytest.mark.parametrize("reach", ["cuda_ipc", "broadcast"])
-def test_weights_reach_the_servers_processes_by_themselves(
+def test_weights_reach_the_servers_processes_automatically(
     server, requests, model_of: ModelOf, weights_of, sender_of, reach
 ) -> None:
     """Shared memory and gloo stand for CUDA IPC and NCCL. The first time they are loaded, later copied."""

@@ -177,7 +177,7 @@ def test_end_of_sequence_on_the_last_allowed_token_is_a_stop(
     assert reasons == {True: "stop", False: "length"}
 
 
-def test_ignore_eos_goes_on_to_the_full_length(model: ModelSpec, build_engine: Build, complete: Complete) -> None:
+def test_ignore_eos_continues_to_the_full_length(model: ModelSpec, build_engine: Build, complete: Complete) -> None:
     sampling = SamplingSpec(temperature=1.5, max_new_tokens=12, ignore_eos=True)
     completions = complete(build_engine(model), PROMPTS * 4, sampling)
     assert {len(completion.tokens) for completion in completions} == {12}
@@ -223,7 +223,7 @@ def named_weights(model: ModelSpec, seed: int) -> list[tuple[str, torch.Tensor]]
     return [(name, source.get(name)) for name in source.names()]
 
 
-def test_a_model_folder_is_taken_as_it_is(
+def test_a_model_folder_is_used_unchanged(
     model: ModelSpec, build_engine: Build, complete: Complete, reference: PreTrainedModel, tmp_path: Path
 ) -> None:
     reference.save_pretrained(tmp_path)
@@ -270,7 +270,7 @@ def requests_of(prompts: list[list[int]], begun: list[list[int]] | None = None) 
     ]
 
 
-def test_a_response_goes_on_behind_its_beginning_as_if_nothing_had_happened(
+def test_an_interrupted_response_continues_with_the_same_tokens(
     model: ModelSpec, build_engine: Build, complete: Complete
 ) -> None:
     engine = build_engine(model, max_batch_size=3)

@@ -63,7 +63,7 @@ def test_log_probs_are_those_of_the_library(engine) -> None:
         assert np.abs(expected.numpy() - found.logprobs).max() < 1e-5
 
 
-def test_a_partial_response_goes_on_behind_the_image(engine) -> None:
+def test_a_partial_response_continues_after_the_image(engine) -> None:
     whole = sampled(engine, requests())
     begun = [
         GenerationRequest(each.prompt, each.seed, completion.tokens[:2], images=each.images)

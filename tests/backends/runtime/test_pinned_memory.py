@@ -175,7 +175,7 @@ def test_room_on_the_host_is_given_back_with_its_owner(monkeypatch: pytest.Monke
 
 
 @pytest.mark.gpu
-def test_room_for_what_leaves_a_gpu_is_pinned_as_long_as_it_is_there() -> None:
+def test_host_memory_for_offloaded_state_is_pinned_while_in_use() -> None:
     tensor = torch.randint(0, 256, (3 * MIB,), dtype=torch.uint8, device="cuda")
     host = HostMemory(chunk_bytes=2 * MIB)
     host.put([tensor.untyped_storage()])

@@ -199,7 +199,7 @@ def test_an_abort_that_comes_too_late_takes_nothing_away(play) -> None:
     play(act)
 
 
-def test_retracted_responses_go_on_behind_their_tokens_when_all_is_new(play) -> None:
+def test_retracted_responses_continue_after_their_tokens_with_new_weights(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin()
         await scene.responses.stand_still("retract")
@@ -401,7 +401,7 @@ def test_a_call_that_is_given_up_takes_its_prompt_along(play) -> None:
     play(act)
 
 
-def test_standing_still_ends_prompts_too_and_their_group_goes_on_afterwards(play) -> None:
+def test_a_pause_ends_prompts_too_and_their_group_continues_afterwards(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin(LONG[0], LONG[1])
         await scene.responses.stand_still("retract")

@@ -25,7 +25,7 @@ def test_gpus_of_a_server(server, gpus):
     assert engine(**server).gpus_per_server == gpus
 
 
-def test_servers_lie_side_by_side_on_a_machine():
+def test_servers_are_on_adjacent_slots_of_a_machine():
     slots = engine(tp_size=2).slots(GroupSpec(gpus_per_node=4))
     assert [(slot.server, slot.place) for slot in slots] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [slot.place == 0 for slot in slots] == [slot.starts for slot in slots] == [True, False, True, False]

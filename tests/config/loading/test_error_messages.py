@@ -1,5 +1,5 @@
 import pytest
-from project import told
+from project import assert_code
 
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
@@ -177,7 +177,7 @@ def test_errors_of_form_have_plain_messages(project, old, new, place, fragment):
     marked = [number for number, line in enumerate(path.read_text().splitlines(), start=1) if "#!" in line]
     assert [problem.line] == (marked or [1])
     assert problem.place == place
-    told(problem, fragment)
+    assert_code(problem, fragment)
 
 
 def test_no_message_speaks_pydantic(project):

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from project import told
+from project import assert_code
 
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.extends import read_with_parents
@@ -106,7 +106,7 @@ def test_an_impossible_entry_is_the_only_problem_with_its_line(project, entry, p
     (problem,) = caught.value.problems
     line = (str(child), 3) if entry != "other" else (str(project.folder / "other.yaml"), 1)
     assert (problem.file, problem.line, problem.place) == (*line, place)
-    told(problem, message)
+    assert_code(problem, message)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_keys_that_a_missing_parent_may_have_set_are_not_reported(project, said,
         load_pipeline(child)
     (problem,) = caught.value.problems
     assert (problem.line, problem.place) == (2, "extends")
-    told(problem, message)
+    assert_code(problem, message)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_path_to_nowhere_says_what_may_have_been_meant(path, remedy):
         load_pipeline(path)
     (problem,) = caught.value.problems
     assert (problem.file, problem.line, problem.place) == (path, 1, "file")
-    told(problem, remedy)
+    assert_code(problem, remedy)
 
 
 class TestNulls:
@@ -166,7 +166,7 @@ class TestNulls:
             load_pipeline(child)
         (problem,) = caught.value.problems
         assert (problem.line, problem.place) == (2, place)
-        told(problem, message)
+        assert_code(problem, message)
 
 
 def test_a_misspelt_node_gets_the_nearest_name(project):

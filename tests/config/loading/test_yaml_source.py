@@ -3,7 +3,7 @@ import math
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from project import told
+from project import assert_code
 
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.yaml_source import dump_document, parse_value, read_document
@@ -128,7 +128,7 @@ def test_a_file_that_holds_no_mapping_is_one_problem(tmp_path, content, line, pl
         read_document(path)
     (problem,) = caught.value.problems
     assert (problem.file, problem.line, problem.place) == (str(path), line, place)
-    told(problem, fragment)
+    assert_code(problem, fragment)
 
 
 def test_missing_file_and_folder_have_different_messages(tmp_path):
@@ -168,4 +168,4 @@ def test_smaller_faults_leave_the_rest_readable(tmp_path, content, line, place, 
     path.write_text(content)
     (problem,) = read_document(path).problems
     assert (problem.line, problem.place) == (line, place)
-    told(problem, fragment)
+    assert_code(problem, fragment)

@@ -134,7 +134,7 @@ def check_places(sequence: SampledSequence, shades: list[int]) -> str:
     return text
 
 
-def test_a_conversation_goes_on_after_its_images(gateway, session, policy, monkeypatch) -> None:
+def test_a_conversation_continues_after_its_images(gateway, session, policy, monkeypatch) -> None:
     decoded = []
     resized = agent_images.resized
     monkeypatch.setattr(agent_images, "resized", lambda *given: decoded.append(0) or resized(*given))
@@ -185,7 +185,7 @@ def test_branches_and_rewritten_conversations_keep_their_images(gateway, session
     assert len({each.seed for each in session.tree.exchanges}) == 4 - 1
 
 
-def test_a_prompt_that_is_too_long_goes_on_in_the_response_before_an_image(gateway, session, policy) -> None:
+def test_a_prompt_that_is_too_long_continues_in_the_response_before_an_image(gateway, session, policy) -> None:
     session.tree.longest_prompt = 5
     chat(gateway, session, user("look", png(1), "x"))
     (request,) = policy.asked

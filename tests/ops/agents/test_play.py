@@ -347,7 +347,7 @@ def go_on(play, context: Context) -> Output:
 
 
 @with_both
-def test_an_agent_goes_on_in_a_later_call(play, engine, monkeypatch) -> None:
+def test_an_agent_continues_in_a_later_call(play, engine, monkeypatch) -> None:
     whole = together(play("bots:pauses", prompts=PROMPTS[:2], tokens=20))
     left, later = pause(play, "bots:pauses", tokens=20)
     monkeypatch.setattr(engine, "policy_version", 1)
@@ -364,7 +364,7 @@ def test_an_agent_goes_on_in_a_later_call(play, engine, monkeypatch) -> None:
 
 
 @with_both
-def test_a_reply_goes_on_after_the_tokens_that_were_sampled_before_an_abort(play, engine, monkeypatch) -> None:
+def test_a_reply_continues_after_the_tokens_that_were_sampled_before_an_abort(play, engine, monkeypatch) -> None:
     whole = together(play("bots:once", prompts=PROMPTS[:2]))
     generate, both_asked = engine.generate, threading.Barrier(2)
 
@@ -393,7 +393,7 @@ def test_a_reply_goes_on_after_the_tokens_that_were_sampled_before_an_abort(play
     assert batch["response_mask"].values.tolist() == batch["token_version"].values.tolist()
 
 
-def test_an_agent_whose_tokens_are_too_old_begins_anew(play, engine, monkeypatch) -> None:
+def test_an_agent_whose_tokens_are_too_old_starts_again(play, engine, monkeypatch) -> None:
     _, later = pause(play, "bots:pauses", tokens=20)
     monkeypatch.setattr(engine, "policy_version", 5)
     output = go_on(play, later)
@@ -401,7 +401,7 @@ def test_an_agent_whose_tokens_are_too_old_begins_anew(play, engine, monkeypatch
     assert together([output])["policy_version"].values.tolist() == [5, 5]
 
 
-def test_an_agent_that_no_worker_has_any_more_begins_anew(play) -> None:
+def test_an_agent_that_no_worker_has_any_more_starts_again(play) -> None:
     _, later = pause(play, "bots:pauses", tokens=20)
     whole = go_on(play, changed(later, begun={0: PausedGroup(WORKER, 1, 7)}))
     assert whole.stats["rollout/begun_token_fraction"].mean == 0
@@ -429,7 +429,7 @@ def test_an_agent_that_ends_while_it_waits_for_a_slot_leaves_it_to_others(play) 
         asyncio.run_coroutine_threadsafe(slots.acquire(), loop).result(timeout=10)
 
 
-def test_a_group_that_a_full_step_did_not_take_is_passed_on_as_it_is(play) -> None:
+def test_a_group_that_a_full_step_did_not_take_is_passed_on_unchanged(play) -> None:
     (first,) = play("bots:once", prompts=PROMPTS[:2], **PAUSED)
     (again,) = play(prompts=PROMPTS[:2], context=replace(play.last, begun={0: Batch(first.rows, first.columns)}))
     assert again.columns.keys() == first.columns.keys()

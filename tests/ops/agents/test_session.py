@@ -39,7 +39,7 @@ def text(sequence: SampledSequence) -> str:
     return TOKENIZER.decode(np.concatenate([sequence.prompt, sequence.tokens]))
 
 
-def test_a_conversation_that_goes_on_is_one_sequence() -> None:
+def test_a_conversation_that_continues_is_one_sequence() -> None:
     policy = Policy(["<think>\nhm\n</think>\n\nIs it 7? ", "8"])
     session = session_of(policy)
     (first,) = ask(session, USER)

@@ -23,7 +23,7 @@ def pixels(height: int, width: int) -> np.ndarray:
     return np.zeros((height, width, 3), dtype=np.uint8)
 
 
-def test_images_stand_before_the_text_of_their_answer() -> None:
+def test_images_precede_the_text_of_their_answer() -> None:
     writer = MessageWriter(TOKENIZER, [], 9, vision=SETTINGS)
     answers = [
         Answer("tool", "a", (pixels(8, 16), pixels(8, 8))),
@@ -37,7 +37,7 @@ def test_images_stand_before_the_text_of_their_answer() -> None:
     assert writer.image_starts(tokens, images).tolist() == [0, 2, 5]
 
 
-def test_images_stand_at_their_places_in_the_text() -> None:
+def test_images_are_at_their_places_in_the_text() -> None:
     writer = MessageWriter(TOKENIZER, [], 9, vision=SETTINGS)
     answer = Answer("user", "aab", (pixels(8, 16), pixels(8, 8), pixels(8, 8)), (2, 3, 3))
     tokens = writer.tokens([answer], TOKENIZER.eos_token_id)

@@ -319,7 +319,7 @@ def test_an_abort_does_not_wait_for_tools(build, play) -> None:
 @pytest.mark.parametrize(
     "others", [TOOLS, GAME, TOOLS | {"max_turn_tokens": 12}], ids=["tools", "environment", "short turns"]
 )
-def test_a_later_call_goes_on_with_what_an_aborted_one_has_left(build, play, others) -> None:
+def test_a_later_call_continues_aborted_responses(build, play, others) -> None:
     whole = together(play(build(2), **others))
     engine = build(2)
     told = aborting(engine)

@@ -36,7 +36,7 @@ def test_a_tools_answer_is_written_as_the_template_writes_it(tokenizer) -> None:
     )
 
 
-def test_several_answers_stand_in_one_message_where_the_template_has_it_so(tokenizer) -> None:
+def test_several_answers_share_a_message_if_the_template_does_so(tokenizer) -> None:
     assert written(tokenizer, [Answer("tool", "one"), Answer("tool", "two")]) == (
         "\n<|im_start|>user\n<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -166,7 +166,7 @@ def test_an_end_token_is_not_repeated_where_the_template_writes_space_before_it(
 
 
 @pytest.mark.parametrize("call_id", ["", "call_0123456789abcdef", "functions.search:0", "abc"])
-def test_ids_of_calls_are_as_long_as_the_template_wants_them(call_id: str) -> None:
+def test_ids_of_calls_are_as_long_as_the_template_requires_them(call_id: str) -> None:
     tokenizer = chatml_tokenizer()
     tokenizer.chat_template = NINE
     shown = written(tokenizer, [Answer("tool", "7", call_id=call_id)])
@@ -211,7 +211,7 @@ def test_a_template_that_joins_contents_adds_nothing() -> None:
     assert tokenizer.decode(writer.tokens([Answer("tool", "123456")], tokenizer.eos_token_id)) == "126"
 
 
-def test_without_a_template_answers_follow_as_they_are(tokenizer) -> None:
+def test_without_a_template_answers_follow_unchanged(tokenizer) -> None:
     bare = make_tokenizer(TokenizerSpec(kind="bytes"))
     bare.chat_template = None
     assert bare.decode(MessageWriter(bare, [], 9).tokens([Answer("user", "Größe")], 0)) == "Größe"

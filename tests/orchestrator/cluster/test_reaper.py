@@ -101,7 +101,7 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(folder, spawned) -> Non
     wait_until(lambda: not running(told["watcher"]), "the reaper itself is gone")
 
 
-def test_a_driver_that_has_cleaned_up_by_itself_is_believed(folder, watcher, sleeper) -> None:
+def test_a_driver_that_has_cleaned_up_is_left_alone(folder, watcher, sleeper) -> None:
     output, _ = watcher.communicate(f"{folder}\n{reaper.identity(sleeper.pid)}\n{reaper.CLEAN}\n", timeout=100)
     assert (watcher.returncode, output) == (0, "")
     assert (folder / "logs" / "raylet.out").exists()

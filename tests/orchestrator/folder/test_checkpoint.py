@@ -77,7 +77,7 @@ def test_the_best_stays_beside_the_newest_and_is_named(tmp_path, mode, values, b
     assert checkpoints.read(checkpoints.of_step(best)).score == Score("val/reward/mean", values[best])
 
 
-def test_the_best_is_known_again_by_a_run_that_goes_on(tmp_path):
+def test_the_best_is_known_again_by_a_run_that_continues(tmp_path):
     for step, value in ((2, 0.9), (4, 0.5), (6, 0.4)):
         best = KeepBestSpec(metric="val/reward/mean")
         save(Checkpoints(tmp_path, keep=1, keep_best=best), step, score=Score("val/reward/mean", value))

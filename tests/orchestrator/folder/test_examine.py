@@ -143,7 +143,7 @@ def test_adapters_that_mean_another_model_are_refused(tmp_path, tree, name: str)
     assert f"another `engines.actor.{key}` than the pipeline's" in refused(path, second)
 
 
-def test_adapters_go_on_with_what_may_change(tmp_path, tree) -> None:
+def test_adapters_continue_with_what_may_change(tmp_path, tree) -> None:
     path = make_run(tmp_path / "run", set_in(tree, "engines.actor.lora", {}))
     defaults = LoraSpec()
     same = {"rank": defaults.rank, "alpha": defaults.alpha, "target_modules": defaults.target_modules}
@@ -175,7 +175,7 @@ SAME_RUN = {
 
 
 @pytest.mark.parametrize("name", SAME_RUN)
-def test_a_run_goes_on_with_what_may_change(tmp_path, tree, name: str) -> None:
+def test_a_run_continues_with_what_may_change(tmp_path, tree, name: str) -> None:
     key, value = SAME_RUN[name]
     path = make_run(tmp_path / "run", tree)
     with opened(path, set_in(tree, key, value)) as folder:
@@ -192,7 +192,7 @@ def test_a_run_that_has_recorded_nothing_may_change_its_model(tmp_path, tree) ->
 
 
 @pytest.mark.parametrize("change", ["none", "lr", "fewer steps", "model of another seed"])
-def test_a_finished_run_stays_as_it_is(tmp_path, tree, change: str) -> None:
+def test_a_finished_run_does_not_change(tmp_path, tree, change: str) -> None:
     tree["run"]["steps"] = 4
     path = make_run(tmp_path / "run", tree)
     before = snapshot(path)
@@ -208,7 +208,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path, tree, change: str) -> None:
     assert snapshot(path) == before
 
 
-def test_a_copy_without_hidden_files_goes_on(tmp_path, tree) -> None:
+def test_a_copy_without_hidden_files_continues(tmp_path, tree) -> None:
     path = make_run(tmp_path / "run", tree)
     (path / ".lock").unlink()
     with opened(path, tree) as folder:

@@ -134,7 +134,7 @@ def test_a_folder_that_another_process_writes_to_is_refused_with_its_pid(tmp_pat
     assert written(tmp_path / "run") == "holder"
 
 
-def test_a_run_that_has_to_go_on_after_a_failure_may_even_where_it_never_resumes(tmp_path, pipeline) -> None:
+def test_a_run_restarts_after_a_failure_even_with_resume_never(tmp_path, pipeline) -> None:
     never = edited(pipeline, run={"resume": "never"})
     saved = save_checkpoint(tmp_path, never)
     with open_run_folder(tmp_path, never, resolved("again"), again=True) as folder:
@@ -218,7 +218,7 @@ def test_no_run_starts_over_if_every_checkpoint_is_torn(tmp_path, pipeline) -> N
     assert torn.is_dir()
 
 
-def test_a_validation_alone_leaves_the_folder_of_a_run_as_it_is(tmp_path, pipeline) -> None:
+def test_a_validation_alone_leaves_the_folder_of_a_run_unchanged(tmp_path, pipeline) -> None:
     run = tmp_path / "run"
     save_checkpoint(run, pipeline, 2)
     newest = save_checkpoint(run, pipeline, 4)

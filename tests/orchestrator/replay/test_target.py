@@ -60,7 +60,7 @@ def test_a_wrong_call_ends_in_one_sentence(tmp_path: Path, capsys, arguments: li
     assert told in error and error.count("\n") == 1
 
 
-def test_a_folder_without_a_run_and_a_run_that_goes_on_are_refused(tmp_path: Path, capsys) -> None:
+def test_a_folder_without_a_run_and_a_run_that_continues_are_refused(tmp_path: Path, capsys) -> None:
     assert main(["replay", str(tmp_path), "--step", "1"]) == 2
     assert "is no run folder" in capsys.readouterr().err
     (tmp_path / "pipeline.yaml").write_text(load_pipeline(TINY).to_yaml())

@@ -96,7 +96,7 @@ def test_nodes_after_the_filter_take_mini_batches_of_the_passed_groups(lab):
     assert [part.rows.tolist() for part in work.parts] == [[0, 1, 4, 5], [6, 7, 12, 13]]
 
 
-def test_a_step_that_cannot_be_full_ends_the_run_and_its_batch_stays_as_it_is(lab):
+def test_a_step_that_cannot_be_full_ends_the_run_and_its_batch_does_not_change(lab):
     step = Step(lab, max_rounds=1)
     step.sampled(0)
     with pytest.raises(RunError, match="2 of 4 prompts have passed in 1 round, and the step needs 4"):

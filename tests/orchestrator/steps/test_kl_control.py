@@ -78,7 +78,7 @@ def test_without_a_target_the_weight_is_the_files():
     st.lists(st.floats(-0.5, 0.5), min_size=8, max_size=8),
     st.integers(1, 7),
 )
-def test_a_resumed_run_goes_on_with_the_weights_of_one_that_was_not_stopped(staleness, divergences, stop):
+def test_a_resumed_run_continues_with_the_weights_of_one_that_was_not_stopped(staleness, divergences, stop):
     whole = KlControl(pipeline(staleness), {}, first_step=1)
     weights = []
     for step, divergence in enumerate(divergences, start=1):
@@ -100,7 +100,7 @@ def test_a_resumed_run_goes_on_with_the_weights_of_one_that_was_not_stopped(stal
     assert resumed == weights[stop:]
 
 
-def test_a_run_that_is_resumed_with_another_staleness_goes_on_with_what_there_is():
+def test_a_run_resumed_with_another_staleness_continues():
     more = KlControl(pipeline(staleness=2), {"advantage": (0.3,)}, first_step=5)
     assert [more.weight("advantage", step) for step in (5, 6, 7)] == [0.3, 0.3, 0.3]
     less = KlControl(pipeline(), {"advantage": (0.3, 0.4)}, first_step=5)

@@ -150,7 +150,7 @@ def test_statistics_of_shards_and_ranks_count_by_their_rows() -> None:
     assert found["grad_norm"] == 2
 
 
-def test_a_number_is_kept_as_it_is() -> None:
+def test_a_number_is_kept_unchanged() -> None:
     record = StepRecord(3)
     record.add_number("run/restarts", 4)
     assert record.metrics(tokens=1, policy_version=2, slots=1)["run/restarts"] == 4

@@ -59,7 +59,7 @@ def test_a_timeline_that_grows_has_each_event_once(tmp_path: Path) -> None:
     assert [span.step for span in run.spans] == [1, 1] and run.timed_steps == [1]
 
 
-def test_metrics_are_those_of_the_run_as_it_is_now(tmp_path: Path) -> None:
+def test_metrics_are_those_of_the_current_run(tmp_path: Path) -> None:
     run, metrics = RunReader(tmp_path), MetricsFile()
     metrics.start(tmp_path, {}, None)
     metrics.log(1, {"reward/mean": 0.25, "lr": 1 / 3})

@@ -53,7 +53,7 @@ def test_the_exit_status_of_a_program_is_reported() -> None:
     assert run("print(").outcome is Outcome.FAILED
 
 
-def test_text_that_is_no_utf8_comes_out_as_far_as_it_is() -> None:
+def test_the_valid_part_of_invalid_utf8_is_returned() -> None:
     assert run("import os; os.write(1, b'a\\xffb')").stdout == "a\N{REPLACEMENT CHARACTER}b"
     assert run("print(len(input()))", stdin="a\ud800b").stdout == "3\n"
 
@@ -76,7 +76,9 @@ thread.join()
     assert run("import numpy\nprint(numpy.eye(3) @ numpy.arange(3))").stdout == "[0. 1. 2.]\n"
 
 
-def test_files_lie_beside_the_program_and_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_beside_the_program_and_are_removed_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = run("print(open('data.txt').read())\nopen('more.txt', 'w')", files={"data.txt": "seven"})
     assert (result.outcome, result.stdout) == (Outcome.FINISHED, "seven\n")

@@ -146,7 +146,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES)
-def test_weights_lie_where_the_native_tables_put_them_and_come_out_to_the_bit(bridge, run_ranks, capfd, name, layout):
+def test_weights_are_where_the_native_tables_put_them_and_are_exported_to_the_bit(
+    bridge, run_ranks, capfd, name, layout
+):
     from dagrl.backends.megatron.engine import hf_weights
 
     ranks, sizes = LAYOUTS[layout]

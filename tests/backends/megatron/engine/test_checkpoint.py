@@ -210,7 +210,7 @@ def test_a_hybrid_optimizer_has_no_state_before_its_first_step(
     assert (tmp_path / "saved" / "metadata.json").is_file()
 
 
-def test_random_generators_go_on_where_they_were(run_engine, tmp_path: Path) -> None:
+def test_random_generators_continue_where_they_were(run_engine, tmp_path: Path) -> None:
     def on_rank(engine: Any) -> tuple[Any, Any]:
         import torch
         from megatron.core.tensor_parallel.random import get_cuda_rng_tracker

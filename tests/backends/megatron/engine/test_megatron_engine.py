@@ -152,7 +152,7 @@ def test_a_clipped_step_is_as_long_as_the_bound_says(run_engine, samples: Batch,
     assert clipped_step == pytest.approx(0.5 * 0.02, rel=1e-3)
 
 
-def test_start_weights_change_places_and_training_goes_on_exactly(run_engine, samples: Batch, objective: Any) -> None:
+def test_start_weights_change_places_and_training_continues_exactly(run_engine, samples: Batch, objective: Any) -> None:
     def on_rank(engine: Any, *, look: bool) -> list[Any]:
         def logprobs() -> np.ndarray:
             return engine.logprobs(samples, temperature=1.0, tokens_per_micro_batch=40).values

@@ -41,7 +41,7 @@ def packed(rows: Batch, *, tokens: int, at_least: int = 1, **packing: Any) -> li
     return [how.micro_batch(rows, some, CPU) for some in how.bins(rows, tokens, at_least)]
 
 
-def test_rows_lie_end_to_end_and_each_response_token_is_predicted_by_the_one_before_it() -> None:
+def test_rows_are_packed_and_each_response_token_is_predicted_by_the_one_before_it() -> None:
     (pack,) = packed(batch(([1, 2], [3, 4, 5]), ([6], [7])), tokens=20, alignment=4)
     assert pack.rows.tolist() == [0, 1]
     assert pack.input_ids.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0, 6, 7, 0, 0]]

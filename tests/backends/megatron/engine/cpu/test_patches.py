@@ -35,7 +35,7 @@ def test_a_tensor_is_of_the_type_that_optimizers_know_and_converts_as_ever():
     assert torch.zeros(1).type(torch.int64).dtype == torch.int64
 
 
-def test_functions_that_megatron_fuses_are_left_as_they_are():
+def test_functions_that_megatron_fuses_are_not_changed():
     from megatron.core.fusions.fused_bias_swiglu import swiglu
 
     assert not hasattr(swiglu, "_torchdynamo_orig_callable")
