@@ -316,7 +316,7 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> tuple[str,
 
 
 def curves(rewards: dict[str, list[float]]) -> str:
-    """Rewards of every fifth step of each case, as a table for RESULTS.md."""
+    """Rewards of every fifth step of each case, as a table for LEARNING.md."""
     steps = [1, *range(_EVERY, max(map(len, rewards.values()), default=0) + 1, _EVERY)]
     rows = [["step", *map(str, steps)], ["---"] * (1 + len(steps))]
     for name, by_step in rewards.items():

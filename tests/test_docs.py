@@ -13,7 +13,7 @@ from dagrl.graph.drawing.draw import draw_svg
 from dagrl.graph.inference import build_graph
 
 REPOSITORY = Path(__file__).parents[1]
-PAGES = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "benchmarks" / "RESULTS.md"]
+PAGES = [page for folder in (".", "docs", "benchmarks") for page in sorted((REPOSITORY / folder).glob("*.md"))]
 
 
 def anchors(page: Path) -> set[str]:

@@ -15,7 +15,11 @@ from mkdocs.structure.pages import Page
 
 _REPOSITORY = Path(__file__).parents[2]
 _INDEX = "index.md"
-_OTHERS = {"CONTRIBUTING.md": "Working on dagrl", "benchmarks/RESULTS.md": "Benchmarks"}
+_OTHERS = {
+    "CONTRIBUTING.md": "Working on dagrl",
+    "benchmarks/RESULTS.md": "Benchmarks",
+    "benchmarks/LEARNING.md": "Learning and exactness",
+}
 """Pages outside of docs/, and their titles."""
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _ROW = re.compile(r"^\| ([\w ]+) \| (\[.*\]\(docs/.*) \|$", re.MULTILINE)
