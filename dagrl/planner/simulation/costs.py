@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dagrl.scheduler.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
+from dagrl.scheduler.commands import Command, Run
 
 
 class Costs(Protocol):
@@ -36,21 +36,10 @@ class CostTable:
     commit: float = 0.0
 
     def seconds(self, command: Command) -> float:
-        match command:
-            case Run(_, task, shards):
-                return self.shard.get(task, 0.0) * len(shards)
-            case Sync():
-                return self.sync
-            case Sleep():
-                return self.sleep
-            case Wake():
-                return self.wake
-            case Restart():
-                return self.restart
-            case Save():
-                return self.save
-            case Commit():
-                return self.commit
+        if isinstance(command, Run):
+            return self.shard.get(command.task, 0.0) * len(command.shards)
+        seconds: float = getattr(self, type(command).__name__.lower())
+        return seconds
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
         return [self.shard.get(run.task, 0.0) * count for count in range(1, len(run.shards) + 1)]
