@@ -105,7 +105,7 @@ def plan(
     else:
         print(show.as_text(planned, sections), end="", flush=True)
     if search:
-        return 0 if any(section.value for section in sections) else _DOES_NOT_FIT
+        return 0 if any(section.key == "proposals" and section.value for section in sections) else _DOES_NOT_FIT
     if simulate is not None and planned.fits:
         with exit_on("plan", OSError):
             written = write_planned(planned, simulate, assumed)

@@ -64,6 +64,13 @@ def test_the_text_shows_planned_beside_measured(capsys) -> None:
     assert "are orders of magnitude" not in out
 
 
+def test_a_search_that_proposes_nothing_fails_also_if_it_knows_a_run(capsys) -> None:
+    dense = TEMPLATE.parent / "qwen3_8b_megatron.yaml"
+    call = ("plan", dense, "--search", "--gpus", "1", "--gpu", "L4", "--from", RUNS / "once")
+    assert main([*map(str, call)]) == 3
+    assert "none that was tried fits" in capsys.readouterr().out
+
+
 def test_a_search_learns_from_the_run_where_the_devices_are_the_same(capsys, tmp_path: Path) -> None:
     """A plan for GPUs takes only the times of the host from a run on CPU slots."""
     folder = write_run(tmp_path / "run", "run.save_every=null", "run.validate_every=null", steps=6, costs=SECONDS)
