@@ -1,34 +1,17 @@
 """The scheduler: a state machine that decides what may run now. Events in, commands out; no I/O, no clock, no Ray.
 
-A *step* is one pass through the DAG. Its batch is split into *shards* of whole groups. A row-wise task runs on each
-shard once its inputs are done, a batch task once all shards are. Synchronous, colocated and asynchronous training
-differ only in `Plan.max_staleness` and in which executors share a group:
+A *step* is one pass through the DAG. Its batch is split into *shards* of whole groups. Synchronous, colocated and
+asynchronous training differ only in `Plan.max_staleness` and in which executors share a group. docs/schedule.md has the
+order of work, and the rules of weights and of lost workers. Besides:
 
-- A step opens once step ``s - 1 - max_staleness`` has nothing left but updates whose last piece is running.
-- A task runs when its inputs are done (a source: when earlier steps have read their prompts), its executor has a free
-  worker, and no other executor of its group is busy.
-- Work is queued on a busy worker if it is certain to come next, which saves a round trip through the driver: a run
-  behind one of the same step, which may make its inputs; a sync behind the update that makes its weights; a rollout
-  behind its weights. Never if another executor could need the devices, or older weights, in the meantime.
-- Tasks in rounds run again, on new prompts, while the filter says that the batch is short. Tasks after the filter, and
-  the source of the next step, wait until it is full.
-- Version v of the weights is the policy after step v. A rollout of step s needs version ``s - 1 - max_staleness`` or
-  newer, a validation of step s needs version s. If the generator's weights are older, a `Sync` comes first; the same
-  holds for any engine that takes weights. An engine that was offloaded has none. Tasks on trained weights run in the
-  order of steps.
-- If executors of a group sleep, `time_sharing` tells what must move before one of them may work. An executor that is
-  awake continues while it has work; then the oldest step that waits for memory gets it. A step never offloads an
+- A source runs when earlier steps have read their prompts; sources run before other tasks, as generators may wait for
+  them; then tasks by step, engines before CPU workers.
+- Work is queued on a busy worker only if it is certain to come next, which saves a round trip through the driver. Never
+  if another executor could need the devices, or older weights, in the meantime.
+- An engine that was offloaded, and takes its weights from another one, has none.
+- `time_sharing` tells what must move before an executor of a group with sleepers may work. A step never offloads an
   executor with work of an older step.
-- The pieces of an update run in order. Until the last one has ended the weights are incomplete: no other task and no
-  sync uses them, except for a generator that has lost its weights and for which this very step waits.
-- A generator that is about to begin gets its weights before a source in another group continues, even with an older
-  step: a sync is short.
-- Sources run before other tasks, as generators may wait for them; then tasks by step, engines before CPU workers.
-- With `Plan.in_flight` a generator that is sampling gets newer weights as soon as its source is free.
-- An executor that has lost workers is restarted: at once if its group is not time-shared, otherwise when a step needs
-  it and the others are asleep. What the workers had not returned runs again, after a sync.
 - A step that is saved saves each trained executor right after its training.
-- Steps are committed in order, once their tasks and saves are done.
 - After `LastStep` later steps do not start, and that step is saved.
 - After `StopRequested` the oldest uncommitted step is finished, saved and committed; nothing else starts.
 

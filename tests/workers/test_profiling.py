@@ -52,7 +52,7 @@ def pipeline(lab) -> Any:
 
 
 def setup_of(pipeline: Pipeline, folder: Path, engine: str = "actor", rank: int = 0) -> StartEngine:
-    return StartEngine(pipeline, None, folder, engine, rank, 2, 0, trained=True, keeps_start_weights=False)
+    return StartEngine(pipeline, None, folder, engine, rank, 2, trained=True, keeps_start_weights=False)
 
 
 def work_of(node: str | None, step: int = 2, task: str | None = None) -> TaskWork:
