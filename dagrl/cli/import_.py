@@ -62,7 +62,7 @@ def import_(
             raise ValueError(f"--from takes {', '.join(FRAMEWORKS)}, got {source!r}")
         if os.path.lexists(output):
             raise ValueError(f"{output} exists; remove it, or name another file with -o")
-        imported = import_file(script, arguments or (), _variables(variables or []), source, output.absolute().parent)
+        imported = import_file(script, arguments or (), _variables(variables or []), source)
         try:
             # Never through a link.
             with output.open("x", encoding="utf-8") as file:

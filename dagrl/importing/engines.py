@@ -26,7 +26,6 @@ PARALLEL = (
 """Megatron's sizes of a layout."""
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 """Megatron's fields that compute every layer anew."""
-NO_SUCH_SHAPE = "shapes are constant, linear, cosine and inverse-square-root"
 NO_CRITIC = "there is no critic with this estimator"
 _SERVER = "engines.generator.server"
 _SERVER_NAMES = {
@@ -153,6 +152,23 @@ def write_betas(t: Translation, engine: str, key: str) -> None:
     if isinstance(betas, list) and len(betas) == 2:
         for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
             t.write(f"engines.{engine}.optimizer.{name}", beta, key)
+
+
+def write_shape(t: Translation, engine: str, key: str, default: str | None = None) -> bool:
+    """Write the shape of the learning rate, if Megatron has it; whether it does."""
+    style = t.get(key, default)
+    if style not in ("constant", "linear", "cosine", "inverse-square-root"):
+        t.refuse("shapes are constant, linear, cosine and inverse-square-root", key)
+        return False
+    t.write(f"engines.{engine}.lr_schedule.lr_decay_style", style, key)
+    return True
+
+
+def write_steps(t: Translation, engine: str, target: str, key: str, each: int) -> None:
+    """Write a length that the source counts in optimizer steps, of which a step here has `each`."""
+    if t.number(key, 0) > 0:
+        note = f"optimizer steps there, {each} a step" if each > 1 else ""
+        t.write(f"engines.{engine}.lr_schedule.{target}", -(-int(t.get(key)) // each), key, note=note)
 
 
 def write_warmup_ratio(t: Translation, engine: str, key: str) -> None:

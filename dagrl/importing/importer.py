@@ -29,15 +29,11 @@ def import_file(
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     framework: str | None = None,
-    folder: Path | None = None,
 ) -> Imported:
-    """Translate a script or configuration. `read_source` describes the arguments; ImportProblem if it cannot be read.
-
-    `folder` is that of the pipeline file, where data files are looked for. Default: the source's.
-    """
+    """Translate a script or configuration, with the arguments of `read_source`. ImportProblem if that fails."""
     try:
         source = read_source(path, arguments, variables, framework)
-        translation = translate(FRAMEWORKS[source.framework], source.settings, folder or path.resolve().parent)
+        translation = translate(FRAMEWORKS[source.framework], source.settings)
         return Imported(translation, pipeline_text(translation, path), source.remarks)
     except ImportProblem:
         raise

@@ -13,20 +13,7 @@ from dagrl.importing.table import Translation
 
 _SECTIONS = ("name", "model", "data", "groups", "engines", "nodes", "schedule", "run", "track")
 _ENGINES = ("actor", "reference", "critic", "reward_model", "generator")
-_NODES = (
-    "rollout",
-    "greedy",
-    "reward",
-    "baseline",
-    "keep",
-    "old",
-    "ref",
-    "values",
-    "advantage",
-    "held",
-    "critic",
-    "update",
-)
+_NODES = ("rollout", "greedy", "reward", "baseline", "keep", "old", "ref", "values", "advantage", "held", "critic")
 _FIRST = ("op", "backend", "group", "engine", "estimator", "fn", "n", "frozen_copy_of", "weights_from", "environment")
 _WIDTH = 60
 """Column of the comments."""

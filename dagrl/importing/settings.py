@@ -90,13 +90,10 @@ class Settings:
     """The settings of a source by key; the last of several wins, as in all of these frameworks."""
 
     by_key: dict[str, Setting] = field(default_factory=dict)
-    overridden: list[Setting] = field(default_factory=list)
-    """Settings that a later one replaces."""
 
     def add(self, setting: Setting) -> None:
         """Add a setting, in place of an earlier one of the same key."""
-        if earlier := self.by_key.pop(setting.key, None):
-            self.overridden.append(earlier)
+        self.by_key.pop(setting.key, None)
         self.by_key[setting.key] = setting
 
     def remove(self, key: str) -> None:

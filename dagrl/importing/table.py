@@ -111,8 +111,6 @@ class Translation:
 
     framework: Framework
     settings: Settings
-    folder: Any = None
-    """The folder of the source, for files that it names."""
     tree: dict[str, Any] = field(default_factory=dict)
     """Keys of the pipeline, dotted, with their values."""
     origins: dict[str, tuple[Setting, ...]] = field(default_factory=dict)
@@ -190,10 +188,6 @@ class Translation:
         """Record settings as refused: they have no counterpart."""
         self._record_all(Status.REFUSED, reason, keys)
 
-    def refuse_all(self, reason: str) -> None:
-        """Record all settings of the current rule as refused."""
-        self._record_all(Status.REFUSED, reason, self.current)
-
     def imply(self, reason: str, *keys: str) -> None:
         """Record settings as implied, unless they have an outcome: the pipeline does the same without them."""
         self._record_all(Status.IMPLIED, reason, tuple(key for key in keys if not self.is_recorded(key)))
@@ -252,9 +246,9 @@ _WRONG_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeE
 """Raised by rules that compute with values of types that the source framework would refuse as well."""
 
 
-def translate(framework: Framework, settings: Settings, folder: Any = None) -> Translation:
+def translate(framework: Framework, settings: Settings) -> Translation:
     """Apply all rules of a framework."""
-    translation = Translation(framework, settings, folder)
+    translation = Translation(framework, settings)
     concerned: dict[int, list[str]] = {}
     for setting in settings:
         for index, rule in enumerate(framework.rules):

@@ -55,7 +55,7 @@ def folder(tmp_path, sources):
 
 
 def imported(sources, folder, name, *arguments):
-    return import_file(sources / name, arguments, VARIABLES.get(name), folder=folder)
+    return import_file(sources / name, arguments, VARIABLES.get(name))
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -119,7 +119,9 @@ def test_arguments_of_the_script_come_last(sources, folder):
 
 def test_variables_choose_branches(sources, folder):
     found = import_file(
-        sources / "verl_grpo_megatron.sh", (), {"INFER_BACKEND": "vllm", "MCORE_PATH": "/ckpt"}, folder=folder
+        sources / "verl_grpo_megatron.sh",
+        (),
+        {"INFER_BACKEND": "vllm", "MCORE_PATH": "/ckpt"},
     )
     tree = found.translation.tree
     assert tree["engines.generator.backend"] == "vllm"
@@ -128,7 +130,7 @@ def test_variables_choose_branches(sources, folder):
 
 
 def test_an_unset_variable_is_named(sources, folder):
-    found = import_file(sources / "slime_async.sh", folder=folder)
+    found = import_file(sources / "slime_async.sh")
     (line,) = [line for line in found.translation.lines if line.key == "--hf-checkpoint"]
     assert line.status == "unknown"
     assert "--set MODEL_PATH=" in line.note
@@ -162,7 +164,7 @@ def test_a_field_that_the_library_lacks_is_refused(translated):
 
 def test_secrets_are_not_printed(sources, folder):
     for name in ("roll_rlvr.yaml", "slime_grpo.sh"):
-        found = import_file(sources / name, (), {"WANDB_KEY": "not-a-real-key-0123456789"}, folder=folder)
+        found = import_file(sources / name, (), {"WANDB_KEY": "not-a-real-key-0123456789"})
         said = report.as_text(found.translation, ()) + found.text + str(report.as_object(found.translation, ()))
         assert "***" in said
         assert "not-a-real-key" not in said

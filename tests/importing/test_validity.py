@@ -114,7 +114,7 @@ def test_values_that_the_table_of_a_library_lacks_are_refused(checked, field, va
     "siirl_dapo.sh", "slime_grpo.sh", "slime_async.sh", "roll_rlvr.yaml", "roll_async.yaml", "trinity_grpo.yaml",
     "trinity_ppo.yaml"])  # fmt: skip
 def test_the_sources_are_valid(name, sources, folder, unlisted):
-    found = import_file(sources / name, folder=folder)
+    found = import_file(sources / name)
     text = found.text.replace(str(found.translation.tree["model.path"]), str(folder / "model"))
     shutil.copy(sources / "my_math.py", folder)
     path = folder / name

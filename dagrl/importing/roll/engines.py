@@ -7,12 +7,13 @@ import math
 from dagrl.config.errors import counted
 from dagrl.importing.engines import (
     NO_CRITIC,
-    NO_SUCH_SHAPE,
     PARALLEL,
     critic_model,
     library_field,
     put_critic,
     sequence_parallel,
+    write_shape,
+    write_steps,
     write_warmup_ratio,
 )
 from dagrl.importing.parts import is_known, put_critic_nodes, put_groups
@@ -166,22 +167,9 @@ def _learning_rate(t: Translation) -> None:
         t.write(f"{target}.lr", _DEFAULT_RATE if t.get(rate) is None else t.get(rate), rate)
         t.copy(f"{prefix}.weight_decay", f"{target}.weight_decay")
         t.write(f"{target}.clip_grad", t.get("max_grad_norm"), "max_grad_norm")
-        schedule = f"engines.{engine}.lr_schedule"
-        style = f"{prefix}.lr_scheduler_type"
-        if t.get(style, "linear") in ("constant", "linear", "cosine"):
-            t.write(
-                f"{schedule}.lr_decay_style",
-                t.get(style, "linear"),
-                style,
-                note="" if t.given(style) else "default of ROLL",
-            )
-        else:
-            t.refuse(NO_SUCH_SHAPE, style)
-        warmup = f"{prefix}.warmup_steps"
-        if t.number(warmup, 0):
-            each = optimizer_steps(t)
-            note = f"optimizer steps there, {each} a step" if each > 1 else ""
-            t.write(f"{schedule}.lr_warmup_steps", -(-int(t.get(warmup)) // each), warmup, note=note)
+        write_shape(t, engine, f"{prefix}.lr_scheduler_type", "linear")
+        write_steps(t, engine, "lr_warmup_steps", f"{prefix}.warmup_steps", optimizer_steps(t))
+        if t.number(f"{prefix}.warmup_steps", 0):
             t.imply("`warmup_steps` counts alone", f"{prefix}.warmup_ratio")
         else:
             write_warmup_ratio(t, engine, f"{prefix}.warmup_ratio")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.importing.engines import NO_SUCH_SHAPE, library_field, sequence_parallel, write_warmup_ratio
+from dagrl.importing.engines import library_field, sequence_parallel, write_shape, write_steps, write_warmup_ratio
 from dagrl.importing.parts import first_group, padded_rows
 from dagrl.importing.slime.common import steps_per_rollout, uses_critic
 from dagrl.importing.table import Translation, implied, joint, to
@@ -107,19 +107,11 @@ def _learning_rate(t: Translation) -> None:
         t.imply("as by default", "--optimizer")
     else:
         t.write("engines.actor.optimizer.optimizer", t.get("--optimizer"), "--optimizer")
-    style = t.get("--lr-decay-style")
-    schedule = "engines.actor.lr_schedule"
-    if style in ("constant", "linear", "cosine", "inverse-square-root"):
-        t.write(f"{schedule}.lr_decay_style", style, "--lr-decay-style")
-    else:
-        t.refuse(NO_SUCH_SHAPE, "--lr-decay-style")
+    write_shape(t, "actor", "--lr-decay-style")
     if t.number("--min-lr"):
-        t.write(f"{schedule}.min_lr", t.get("--min-lr"), "--min-lr")
-    each = steps_per_rollout(t)
-    for key, target in (("--lr-warmup-iters", "lr_warmup_steps"), ("--lr-decay-iters", "lr_decay_steps")):
-        if t.number(key):
-            note = f"optimizer steps there, {each} a step" if each > 1 else ""
-            t.write(f"{schedule}.{target}", -(-t.get(key) // each), key, note=note)
+        t.write("engines.actor.lr_schedule.min_lr", t.get("--min-lr"), "--min-lr")
+    write_steps(t, "actor", "lr_warmup_steps", "--lr-warmup-iters", steps_per_rollout(t))
+    write_steps(t, "actor", "lr_decay_steps", "--lr-decay-iters", steps_per_rollout(t))
     write_warmup_ratio(t, "actor", "--lr-warmup-fraction")
 
 
@@ -162,23 +154,8 @@ _MODEL = """
 """Arguments that say what the model is: dagrl reads its config.json. bfloat16 softmax is computed in float32."""
 
 
-def _lora(t: Translation) -> None:
-    if not t.number("--lora-rank", 0):
-        t.imply_all("there are no adapters")
-        return
-    t.write("engines.actor.lora.rank", t.get("--lora-rank"), "--lora-rank")
-    t.write("engines.actor.lora.alpha", t.get("--lora-alpha", 16), "--lora-alpha")
-    if t.number("--lora-dropout"):
-        t.write("engines.actor.lora.dropout", t.get("--lora-dropout"), "--lora-dropout")
-    if t.get("--target-modules") in (None, "all-linear"):
-        t.imply("all linear layers, as by default", "--target-modules")
-    else:
-        t.refuse("names layers in Megatron's names: `lora.target_modules`", "--target-modules")
-
-
 MODEL = (
     to("--hf-checkpoint", "model.path"),
-    joint(_lora, "--lora-* --target-modules"),
     implied(
         "the model's folder has weights and tokenizer; Megatron's are `dist_checkpointing_path`", "--ref-load --load"
     ),

@@ -275,7 +275,7 @@ def _correction(t: Translation) -> None:
         t.imply_all("there is no correction without `--use-tis`")
         return
     if t.flag("--use-rollout-logprobs"):
-        t.refuse_all("the loss has the ratio to the generator already, with `--use-rollout-logprobs`")
+        t.refuse("the loss has the ratio to the generator already, with `--use-rollout-logprobs`", *t.current)
         return
     target = "nodes.update.rollout_correction"
     level = t.get("--tis-level", "token")
@@ -401,6 +401,7 @@ REST = (
         "is a node, an agent or a loss of your own (docs/your_own.md, docs/gateway.md)",
         "--custom-* --rollout-function-path",
     ),
+    refused("adapters are `engines.actor.lora` (docs/lora.md)", "--lora-* --target-modules"),
     refused("draft layers are not trained", "--mtp-* --enable-mtp-training"),
     refused("wandb reads its own environment, such as WANDB_API_KEY and WANDB_PROJECT", "--wandb-*"),
     refused("rewards are functions of a row", "--rm-url --reward-key"),

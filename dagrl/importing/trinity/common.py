@@ -9,7 +9,6 @@ from dagrl.importing.table import Translation
 
 MODEL = "explorer.rollout_model"
 TASKS = "buffer.explorer_input"
-VERL = "trainer.trainer_config"
 EVAL_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_new_tokens"}
 """Sampling of a validation set -> dagrl's names."""
 TYPES = {
@@ -63,5 +62,4 @@ def has_own_responses(t: Translation, index: int) -> bool:
 
 def is_megatron(t: Translation) -> bool:
     """Return whether Trinity-RFT trains with Megatron-core."""
-    strategies = (t.get("trainer.trainer_strategy"), t.get(f"{VERL}.actor_rollout_ref.actor.strategy"))
-    return "megatron" in strategies
+    return t.get("trainer.trainer_strategy") == "megatron"

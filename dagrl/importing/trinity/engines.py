@@ -6,17 +6,18 @@ import math
 
 from dagrl.importing.engines import (
     FSDP,
-    NO_SUCH_SHAPE,
     PARALLEL,
     RECOMPUTE,
     library_fields,
     put_critic,
     write_betas,
+    write_shape,
+    write_steps,
     write_warmup_ratio,
 )
 from dagrl.importing.parts import is_known, put_groups
 from dagrl.importing.table import Translation, joint, to, under
-from dagrl.importing.trinity.common import MODEL, VERL, interval_of, is_megatron, uses_critic
+from dagrl.importing.trinity.common import MODEL, interval_of, is_megatron, uses_critic
 
 
 def _groups(t: Translation) -> None:
@@ -83,21 +84,20 @@ CLUSTER = (
 def _trainer(t: Translation) -> None:
     key = "trainer.trainer_strategy"
     if is_megatron(t):
-        t.write("engines.actor.backend", "megatron", key, f"{VERL}.actor_rollout_ref.actor.strategy")
+        t.write("engines.actor.backend", "megatron", key)
     else:
-        t.refuse(FSDP, key, f"{VERL}.actor_rollout_ref.actor.strategy")
+        t.refuse(FSDP, key)
     engines = ("actor", "critic") if uses_critic(t) else ("actor",)
     if uses_critic(t):
         put_critic(t)
     for name in (*PARALLEL, "sequence_parallel"):
-        keys = (f"trainer.megatron.{name}", f"{VERL}.actor_rollout_ref.actor.megatron.{name}")
-        given = next((each for each in keys if t.given(each) and is_known(t.get(each))), None)
-        if given and is_megatron(t):
+        size = f"trainer.megatron.{name}"
+        if is_known(t.get(size)) and is_megatron(t):
             for engine in engines:
                 if name == "sequence_parallel" and t.tree.get(f"engines.{engine}.parallel.{PARALLEL[0]}", 1) == 1:
-                    t.imply("has no effect without tensor parallelism", given)
-                    continue
-                t.write(f"engines.{engine}.parallel.{name}", t.get(given), given)
+                    t.imply("has no effect without tensor parallelism", size)
+                else:
+                    t.write(f"engines.{engine}.parallel.{name}", t.get(size), size)
     sequence = "trainer.ulysses_sequence_parallel_size"
     if not is_megatron(t):
         if t.number(sequence, 1) > 1:
@@ -113,9 +113,8 @@ def _tokens(t: Translation) -> None:
     parallel = max(
         t.number("trainer.ulysses_sequence_parallel_size", 1), t.number("trainer.megatron.context_parallel_size", 1)
     )
-    keys = ("trainer.max_token_len_per_gpu", f"{VERL}.actor_rollout_ref.actor.ppo_max_token_len_per_gpu")
-    key = next((each for each in keys if t.number(each)), None)
-    if key:
+    key = "trainer.max_token_len_per_gpu"
+    if t.number(key):
         for node in ("update", "old", "ref", "values", "critic"):
             if f"nodes.{node}.op" in t.tree:
                 t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key) * parallel, key)
@@ -137,75 +136,44 @@ TRAINER = (
     joint(
         _trainer,
         "trainer.trainer_strategy trainer.megatron.* trainer.ulysses_sequence_parallel_size",
-        under(VERL, "actor_rollout_ref.actor.strategy"),
-        *(f"{VERL}.actor_rollout_ref.actor.megatron.{name}" for name in (*PARALLEL, "sequence_parallel")),
         always=True,
     ),
-    library_fields(f"{VERL}.actor_rollout_ref.actor.megatron.override_transformer_config.*", "actor", "transformer"),
-    joint(
-        _tokens,
-        "trainer.max_token_len_per_gpu trainer.use_dynamic_bsz trainer.use_remove_padding",
-        under(VERL, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
-    ),
+    library_fields("trainer.megatron.override_transformer_config.*", "actor", "transformer"),
+    joint(_tokens, "trainer.max_token_len_per_gpu trainer.use_dynamic_bsz trainer.use_remove_padding"),
     joint(_lora, "model.lora_configs.*"),
     to("trainer.critic_warmup", "nodes.update.critic_warmup"),
 )
 
 
-_OPTIMIZERS = ("algorithm.optimizer", f"{VERL}.actor_rollout_ref.actor.optim")
-_WARMUPS = tuple(f"{each}.{name}" for name in ("lr_warmup_steps", "lr_warmup_steps_ratio") for each in _OPTIMIZERS)
+_OPTIM, _CLIP = "algorithm.optimizer", "trainer.grad_clip"
 
 
 def _optimizer(t: Translation) -> None:
-    lr = "algorithm.optimizer.lr"
-    old = f"{VERL}.actor_rollout_ref.actor.optim.lr"
-    key = lr if t.given(lr) or not t.given(old) else old
-    t.write("engines.actor.optimizer.lr", t.get(key), key)
-    decay = "algorithm.optimizer.weight_decay"
-    t.write("engines.actor.optimizer.weight_decay", t.get(decay), decay)
-    clip = "trainer.grad_clip"
-    t.write("engines.actor.optimizer.clip_grad", t.get(clip), clip)
+    for key, target in ((f"{_OPTIM}.lr", "lr"), (f"{_OPTIM}.weight_decay", "weight_decay"), (_CLIP, "clip_grad")):
+        t.write(f"engines.actor.optimizer.{target}", t.get(key), key)
     if uses_critic(t):
-        critic = f"{VERL}.critic.optim.lr"
+        critic = "trainer.trainer_config.critic.optim.lr"
         t.write("engines.critic.optimizer.lr", t.get(critic, 1.0e-5), critic)
-    write_betas(t, "actor", "algorithm.optimizer.betas")
-    syncs, schedule = interval_of(t), "engines.actor.lr_schedule"
-    warmup = next((key for key in _WARMUPS if t.number(key, 0) > 0), None)
-    if warmup and warmup.endswith("ratio"):
-        write_warmup_ratio(t, "actor", warmup)
-    elif warmup:
-        t.write(
-            f"{schedule}.lr_warmup_steps",
-            -(-t.get(warmup) // syncs),
-            warmup,
-            note=f"/ sync_interval {syncs}" if syncs > 1 else "",
-        )
-    t.imply("has no effect, or is off", *_WARMUPS)
-    style = next(
-        (
-            key
-            for key in ("algorithm.optimizer.lr_scheduler_type", "algorithm.optimizer.warmup_style")
-            if is_known(t.get(key))
-        ),
-        None,
-    )
-    if style and t.get(style) in ("constant", "linear", "cosine"):
-        t.write(f"{schedule}.lr_decay_style", t.get(style), style)
-        ratio = "algorithm.optimizer.min_lr_ratio"
-        if t.get(style) != "constant" and isinstance(t.tree["engines.actor.optimizer.lr"], float):
-            t.write(f"{schedule}.min_lr", t.get(ratio) * t.tree["engines.actor.optimizer.lr"], ratio)
-    elif style:
-        t.refuse(NO_SUCH_SHAPE, style)
+    write_betas(t, "actor", f"{_OPTIM}.betas")
+    steps, ratio = f"{_OPTIM}.lr_warmup_steps", f"{_OPTIM}.lr_warmup_steps_ratio"
+    write_steps(t, "actor", "lr_warmup_steps", steps, interval_of(t))
+    if t.number(steps, 0) <= 0:
+        write_warmup_ratio(t, "actor", ratio)
+    t.imply("has no effect, or is off", steps, ratio)
+    styles = (f"{_OPTIM}.lr_scheduler_type", f"{_OPTIM}.warmup_style")
+    style = next((key for key in styles if is_known(t.get(key))), None)
+    if style and write_shape(t, "actor", style) and t.get(style) != "constant":
+        floor, rate = f"{_OPTIM}.min_lr_ratio", t.tree["engines.actor.optimizer.lr"]
+        if isinstance(rate, float):
+            t.write("engines.actor.lr_schedule.min_lr", t.get(floor) * rate, floor)
 
 
 OPTIMIZER = (
     joint(
         _optimizer,
-        "algorithm.optimizer.lr algorithm.optimizer.weight_decay algorithm.optimizer.betas "
-        "algorithm.optimizer.lr_scheduler_type algorithm.optimizer.warmup_style "
-        "algorithm.optimizer.min_lr_ratio trainer.grad_clip",
-        under(VERL, "actor_rollout_ref.actor.optim.lr critic.optim.lr"),
-        *_WARMUPS,
+        under(_OPTIM, "lr weight_decay betas lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type warmup_style"),
+        under(_OPTIM, "min_lr_ratio"),
+        f"{_CLIP} trainer.trainer_config.critic.optim.lr",
         always=True,
     ),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dagrl.importing.engines import (
     NO_CRITIC,
-    NO_SUCH_SHAPE,
     PARALLEL,
     RECOMPUTE,
     critic_model,
@@ -12,6 +11,7 @@ from dagrl.importing.engines import (
     library_fields,
     put_critic,
     write_betas,
+    write_shape,
     write_warmup_ratio,
 )
 from dagrl.importing.parts import is_known, put_critic_nodes, put_reference
@@ -268,10 +268,8 @@ def schedule(section: str, engine: str) -> Rule:
             t.imply("there is no warm-up, as by default", *names)
         key = next((f"{prefix}.{style}" for style in styles if is_known(t.get(f"{prefix}.{style}"))), None)
         style = t.get(key) if key else "constant"
-        if key and style in ("constant", "linear", "cosine", "inverse-square-root"):
-            t.write(f"{target}.lr_decay_style", style, key)
-        elif key:
-            t.refuse(NO_SUCH_SHAPE, key)
+        if key:
+            write_shape(t, engine, key)
         if style in ("linear", "cosine"):
             floor, part = t.number(f"{prefix}.min_lr"), t.number(f"{prefix}.min_lr_ratio", 0)
             lr = t.tree.get(f"engines.{engine}.optimizer.lr")
