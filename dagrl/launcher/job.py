@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dagrl.config.schema import Pipeline
 from dagrl.launcher.node_rank import NodeRank
-from dagrl.orchestrator.cluster.interrupts import ONE_WISH_S
+from dagrl.orchestrator.cluster.interrupts import ONE_REQUEST_S
 from dagrl.scheduler.machines import Machine
 
 STOP_AT_ONCE = 3
@@ -39,11 +39,11 @@ class Job:
 @contextmanager
 def stop_signals(on_stop: Callable[[int], None]) -> Iterator[None]:
     """Call `on_stop` with 1, 2, ... for each Ctrl-C, SIGTERM or SIGHUP of this machine within the context."""
-    loop, count, last = asyncio.get_running_loop(), 0, -ONE_WISH_S
+    loop, count, last = asyncio.get_running_loop(), 0, -ONE_REQUEST_S
 
     def handle() -> None:
         nonlocal count, last
-        if loop.time() - last >= ONE_WISH_S:
+        if loop.time() - last >= ONE_REQUEST_S:
             count, last = count + 1, loop.time()
             on_stop(count)
 

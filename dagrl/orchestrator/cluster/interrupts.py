@@ -14,7 +14,7 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-ONE_WISH_S = 0.5
+ONE_REQUEST_S = 0.5
 """Signals within this time count as one: `timeout` signals its child, and then the child's process group."""
 
 
@@ -121,7 +121,7 @@ class InterruptHandler:
 
     def _interrupt(self) -> None:
         now = self._loop.time()
-        if self._requested is not None and now - self._requested < ONE_WISH_S:
+        if self._requested is not None and now - self._requested < ONE_REQUEST_S:
             return
         if self.training and self._requested is None:
             self._requested = now

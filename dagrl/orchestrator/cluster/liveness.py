@@ -14,7 +14,7 @@ from pathlib import Path
 from dagrl.workers.errors import RayLostError, RunError
 
 _WATCH_S = 1.0
-_TOLD_LINES = 100
+_LOG_LINES = 100
 """Last lines of the process's logs that go with the error."""
 
 
@@ -63,14 +63,14 @@ def ended_process() -> RayLostError | None:
                     f"the process {what}",
                     worker=f"Ray's {name} (pid {each.process.pid})",
                     hint="was it killed, or out of memory (see `dmesg`)? `dagrl run` goes on from the last checkpoint",
-                    details=_last_words(Path(node.get_logs_dir_path()), name),
+                    details=_ends_of_logs(Path(node.get_logs_dir_path()), name),
                 )
     return None
 
 
-def _last_words(logs: Path, name: str) -> str:
+def _ends_of_logs(logs: Path, name: str) -> str:
     words = []
     for log in sorted(logs.glob(f"{name}.*")):
-        if lines := log.read_text(errors="replace").splitlines()[-_TOLD_LINES:]:
+        if lines := log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
             words += [f"{log.name}:", *lines]
     return "\n".join(words)

@@ -52,7 +52,7 @@ def another_run(earlier: Mapping[str, Any], now: Mapping[str, Any], *, with_mode
     """
     before, after = _trained(earlier), _trained(now)
     if before != after:
-        return f"a run that trains {_told(before)}, and this pipeline trains {_told(after)}"
+        return f"a run that trains {_in_words(before)}, and this pipeline trains {_in_words(after)}"
     for engine in before:
         # The sections of the two kinds of optimizers are stored in different ways.
         kinds = [_section(tree, "engines", engine, "optimizer").get(_DISTRIBUTED, True) for tree in (earlier, now)]
@@ -85,7 +85,7 @@ def _trained(tree: Mapping[str, Any]) -> dict[str, list[str]]:
     return {engine: sorted(ops[engine]) for engine in sorted(ops)}
 
 
-def _told(trained: Mapping[str, list[str]]) -> str:
+def _in_words(trained: Mapping[str, list[str]]) -> str:
     return ", ".join(f"`{engine}` by {' and '.join(ops)}" for engine, ops in trained.items()) or "no engine"
 
 

@@ -117,7 +117,7 @@ class WeightSyncs:
         """All results. If workers of the follower are lost, the failure is raised after all others have left the sync.
 
         Then the next sync may start at once. Raises WorkerHungError if one does not leave. Each sender may wait for up
-        to `receivers` lost ones, and is told that they do not come.
+        to `receivers` lost ones; a message ends that wait.
         """
         tasks = [asyncio.ensure_future(call) for call in calls]
         try:

@@ -13,7 +13,7 @@ from dagrl.data.stats import Stat
 from dagrl.weight_sync.protocol import WeightDigests
 
 _MOST_ROWS = 5
-_TOLD = {"mean": "", "low": "least value ", "high": "largest value "}
+_COMPARED = {"mean": "", "low": "least value ", "high": "largest value "}
 """Compared fields of a metric, with their names in messages."""
 
 
@@ -108,7 +108,7 @@ def compare_metrics(recorded: Mapping[str, Stat], replayed: Mapping[str, Stat]) 
             continue
         left, right = recorded[name], replayed[name]
         # NaN is equal to itself.
-        what = next((what for what in _TOLD if not _same(getattr(left, what), getattr(right, what))), None)
+        what = next((what for what in _COMPARED if not _same(getattr(left, what), getattr(right, what))), None)
         if what is None:
             # Other layouts add up in other parts, and count other times: that alone is no difference.
             continue
@@ -116,7 +116,7 @@ def compare_metrics(recorded: Mapping[str, Stat], replayed: Mapping[str, Stat]) 
         # Many metrics are differences of numbers around 1, and near 0 themselves.
         size = abs(ours - theirs) / max(1.0, abs(ours), abs(theirs))
         size = size if math.isfinite(size) else math.inf
-        differences.append(Difference(f"metric {name}", f"{_TOLD[what]}{ours!r} and {theirs!r}", size))
+        differences.append(Difference(f"metric {name}", f"{_COMPARED[what]}{ours!r} and {theirs!r}", size))
     return differences
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from dagrl.orchestrator.cluster.interrupts import ONE_WISH_S
+from dagrl.orchestrator.cluster.interrupts import ONE_REQUEST_S
 
 PROGRAM = """
 import asyncio
@@ -109,7 +109,7 @@ def test_the_first_asks_for_the_end_of_the_step_and_the_second_ends_it(number) -
     assert [process.says(), process.says()] == ["noted", "asked to stop"]
     # As `timeout` does, which tells its child and then its group.
     process.gets(number)
-    time.sleep(2 * ONE_WISH_S)
+    time.sleep(2 * ONE_REQUEST_S)
     process.gets(number)
     assert process.rest().split("\n") == ["cancelled", "over", ""]
 
