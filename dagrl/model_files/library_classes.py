@@ -151,11 +151,9 @@ def config_class(model_type: str, part: str | None = None) -> ConfigClass:
     return NO_CLASS
 
 
-def has_type(annotation: str, value: Any, *, whole_floats: bool = False) -> bool:
+def has_type(annotation: str, value: Any) -> bool:
     """Whether a value has a type that is written as text. Types beyond plain ones and lists hold any value."""
-    if any(test(value) for test in _tests(annotation.replace("List[", "list["))):
-        return True
-    return whole_floats and is_whole(value) and has_type(annotation, float(value))
+    return any(test(value) for test in _tests(annotation.replace("List[", "list[")))
 
 
 def words_of_type(annotation: str) -> str:
