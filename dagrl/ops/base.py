@@ -91,7 +91,7 @@ class Resources:
 
         return load_tokenizer(self.pipeline.model)
 
-    def once(self, key: str, make: Callable[[], Any]) -> Any:
+    def once[Made](self, key: str, make: Callable[[], Made]) -> Made:
         """The result of `make`, called at the first use of `key`."""
         with self._loading:
             if key not in self.cache:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function
 from dagrl.plugins.judging import Judged, finite, is_function, parse, parser_arguments, shown
 from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 type PendingReply = Callable[[], EndpointReply]
 """Waits for the reply to one question. Raises EndpointError or ValueError."""
@@ -183,7 +186,7 @@ def _seed(node: JudgeNode, row: int, context: Context) -> int:
     return int(np.random.SeedSequence([sample_seed(context, row), own]).generate_state(1, np.uint64)[0])
 
 
-def _tokenizer(node: JudgeNode, resources: Resources) -> Any:
+def _tokenizer(node: JudgeNode, resources: Resources) -> PreTrainedTokenizerBase:
     from dagrl.model_files.tokenizer import load_tokenizer
 
     assert node.engine is not None
@@ -197,7 +200,7 @@ def _tokenizer(node: JudgeNode, resources: Resources) -> Any:
 
 
 def _tokens(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, Any]],
     node: JudgeNode,
     images: PromptImages,
@@ -221,7 +224,7 @@ def _tokens(
     return np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
 
-def _said(reply: Completion, tokenizer: Any) -> EndpointReply:
+def _said(reply: Completion, tokenizer: PreTrainedTokenizerBase) -> EndpointReply:
     return EndpointReply(tokenizer.decode(reply.tokens, skip_special_tokens=True), len(reply.tokens))
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dagrl.config.schema import JudgeNode, Pipeline
 from dagrl.model_files.images import MARKER, ImageSettings, fitting_size, image_settings, png_uri, resized
 from dagrl.plugins.judging import PROMPT_FIELD, Judged, filled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 type PromptImages = tuple[np.ndarray, ...]
 """PromptImages of a prompt, uint8 [height, width, 3]."""
@@ -59,7 +62,7 @@ def fitted(images: PromptImages, settings: ImageSettings) -> PromptImages:
 
 
 def without_tokens(
-    messages: Sequence[Mapping[str, Any]], tokenizer: Any, settings: ImageSettings
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, settings: ImageSettings
 ) -> list[dict[str, Any]]:
     """Messages whose text does not look like an image: a response may have sampled its token."""
     placeholder = _placeholder(tokenizer, settings)
@@ -70,7 +73,9 @@ def without_tokens(
     return _with_parts(messages, cleaned)
 
 
-def expanded(tokenizer: Any, text: str, images: PromptImages, settings: ImageSettings) -> np.ndarray:
+def expanded(
+    tokenizer: PreTrainedTokenizerBase, text: str, images: PromptImages, settings: ImageSettings
+) -> np.ndarray:
     """Token ids of a question, int64, with the tokens of each image where the chat template names it.
 
     ValueError if it names other than the number of images.
@@ -89,7 +94,7 @@ def expanded(tokenizer: Any, text: str, images: PromptImages, settings: ImageSet
     return np.array(tokens, dtype=np.int64)
 
 
-def _placeholder(tokenizer: Any, settings: ImageSettings) -> str:
+def _placeholder(tokenizer: PreTrainedTokenizerBase, settings: ImageSettings) -> str:
     return str(tokenizer.convert_ids_to_tokens(settings.token))
 
 

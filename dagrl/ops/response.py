@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dagrl.backends.base import Completion, not_sampled
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import image_columns, images_at
+
+if TYPE_CHECKING:
+    from dagrl.ops.agents.rows import AgentRow
 
 ABORTED = "abort"
 """Finish reason of an unfinished response."""
@@ -54,8 +57,8 @@ class Response:
     """Tokens sampled by earlier steps."""
     outdated: bool = False
     """Whether the tokens of earlier steps were too old and were dropped."""
-    agent: Any = None
-    """An `AgentRow`, in an agent rollout."""
+    agent: AgentRow | None = None
+    """Only in an agent rollout."""
     images: tuple[np.ndarray, ...] = ()
     """Images in observations, uint8 [height, width, 3] each."""
     image_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))

@@ -18,7 +18,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at
 from dagrl.data.stats import Stat
 from dagrl.ops.agents.play import AgentRollouts
-from dagrl.ops.agents.rows import agent_columns_of, agent_stats
+from dagrl.ops.agents.rows import agent_columns_of, agent_row, agent_stats
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response import Response, columns_of, image_columns_of, stored, turn_columns_of
 from dagrl.ops.turns.dialogue import ERROR, TURNS
@@ -175,7 +175,7 @@ def _output(
     sampled = sum(each.sampled for each in chosen)
     keeps_begun = context.keeps_unfinished
     if unfinished:
-        # What answers the policy stays in this process, with the tokens.
+        # Tools and environments stay in this process, and so do the tokens.
         columns = _columns(chosen, context) if keeps_begun and not context.rollout.multi_turn else {}
         return Output((), rows[places], columns, sampled=sampled, unfinished=True)
     columns, stats = _columns(chosen, context), {}
@@ -188,7 +188,7 @@ def _output(
         stats["rollout/outdated_fraction"] = Stat.of([each.outdated for each in chosen])
     if context.rollout.agent is not None:
         stats |= agent_stats(chosen)
-        chosen = [each for each in chosen if each.agent.first]
+        chosen = [each for each in chosen if agent_row(each).first]
     if context.rollout.multi_turn:
         stats |= turn_stats(chosen, context.rollout)
     return Output((), rows[places], columns, stats, sampled=sampled)

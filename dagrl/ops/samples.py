@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 from dagrl.config.columns import LOGPROB_COLUMNS
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
-from dagrl.model_files.images import image_settings, shortened
+from dagrl.model_files.images import shortened
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows, own_rows
 from dagrl.ops.turns.passages import passages
+from dagrl.ops.turns.settings import policy_images
 from dagrl.ops.validation import by_prompt, validation_stats
 from dagrl.ops.view import view_of
 
@@ -166,10 +167,8 @@ def _token_texts(batch: Batch, context: Context) -> list[list[str]]:
 
 def _shortened(prompt: np.ndarray, context: Context) -> np.ndarray:
     """A prompt with one token for each of its images."""
-    if context.pipeline.data.image_key is None:
-        return prompt
-    settings = context.resources.once("image settings", lambda: image_settings(context.pipeline.model))
-    return shortened(prompt, settings)
+    settings = context.resources.once("image settings", lambda: policy_images(context))
+    return prompt if settings is None else shortened(prompt, settings)
 
 
 def _turns(batch: Batch, row: int, context: Context) -> list[dict[str, Any]]:

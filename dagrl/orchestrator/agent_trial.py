@@ -25,7 +25,7 @@ from dagrl.data.image_column import ImageColumn, images_at
 from dagrl.data.prompt_table import PromptTable
 from dagrl.model_files.images import image_settings, shortened
 from dagrl.ops.agents.play import AgentRollouts
-from dagrl.ops.agents.rows import Trajectory
+from dagrl.ops.agents.rows import agent_row
 from dagrl.ops.base import Context, Resources
 from dagrl.ops.response import Response
 from dagrl.ops.rollout import sample_seed
@@ -133,13 +133,13 @@ def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
     def text(tokens: np.ndarray) -> str:
         return tokenizer.decode(shortened(tokens, vision) if vision else tokens)
 
-    trajectory: Trajectory = responses[0].agent.trajectory
+    first = agent_row(responses[0])
     for number, response in enumerate(responses, 1):
         if not response.turns:
             continue
-        prompt = counted(len(response.agent.prompt), "token")
-        yield f"-- sequence {number}: {prompt} of prompt, {len(response.tokens)} of response"
-        yield text(response.agent.prompt)
+        prompt = agent_row(response).prompt
+        yield f"-- sequence {number}: {counted(len(prompt), 'token')} of prompt, {len(response.tokens)} of response"
+        yield text(prompt)
         end = 0
         for turn, each in enumerate(response.turns, 1):
             if each.begin > end:
@@ -149,7 +149,7 @@ def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
             yield f"-- turn {turn} of the policy: {counted(each.end - each.begin, 'token')}{trained}"
             yield tokenizer.decode(response.tokens[each.begin : each.end])
             end = each.end
-    dropped = responses[0].agent.dropped
+    trajectory, dropped = first.trajectory, first.dropped
     requests = counted(len(trajectory.tree.exchanges), "request")
     yield f"-- {requests}, {trajectory.seconds:.2f} s, {responses[0].finish_reason}"
     if dropped:

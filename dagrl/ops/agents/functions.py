@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagrl.config.errors import bounded
 from dagrl.ops.agents.programs import ProgramError, ProgramResult, program_result
 from dagrl.plugins.calls import ending_children
 from dagrl.plugins.custom import raised_by
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from dagrl.ops.agents.client_transport import ClientTransport
 
 _FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 """Exceptions of user functions. SystemExit and KeyboardInterrupt would end the loop, and every agent with it."""
@@ -24,7 +29,7 @@ class FunctionProgram:
         self._function, self._place, self._args, self._score = function, place, args, score
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
-        self._transport: Any = None
+        self._transport: ClientTransport | None = None
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         call = asyncio.run_coroutine_threadsafe(self._call(base_url, key, row), self._loop)
@@ -57,7 +62,7 @@ class FunctionProgram:
             _unless_cancelled(error)
             raise ProgramError(bounded(f"it {raised_by(self._function, error)}")) from error
 
-    def _client(self, base_url: str, key: str) -> Any:
+    def _client(self, base_url: str, key: str) -> AsyncOpenAI:
         import httpx
         from openai import AsyncOpenAI
 

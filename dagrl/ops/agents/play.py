@@ -100,7 +100,7 @@ class AgentRollouts:
         self._open = {row for row in self.requests if not self.batch.rows[row] % context.sequences}
         self._images = images_of_rows(self.batch, sorted(self._open))
         groups = self.batch["group_id"].values
-        # Those that ended in an earlier step, but too long ago.
+        # Their group ended in an earlier step, with weights that are too old now.
         self._outdated = {row for row in self._open if int(groups[row]) in context.begun}
 
     def _paused_agents(self) -> PausedGroups[Agent]:

@@ -172,7 +172,7 @@ class ServiceProgram:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._client: Any = None
+        self._client: aiohttp.ClientSession | None = None
 
     async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
         import aiohttp

@@ -140,7 +140,7 @@ def agent_columns_of(responses: Sequence[Response], *, several: bool, has_images
 
     With `several` also that of trajectories with several rows, with `has_images` those of the images of prompts.
     """
-    rows = [_agent(each) for each in responses]
+    rows = [agent_row(each) for each in responses]
     columns = {
         "prompt_tokens": Column.ragged([row.prompt for row in rows], "int64"),
         "excluded": Column(np.array([row.excluded for row in rows], dtype=np.float32)),
@@ -160,7 +160,7 @@ def agent_columns_of(responses: Sequence[Response], *, several: bool, has_images
 
 
 def agent_stats(responses: Sequence[Response]) -> dict[str, Stat]:
-    rows = [row for row in map(_agent, responses) if row.first]
+    rows = [row for row in map(agent_row, responses) if row.first]
     trajectories = [row.trajectory for row in rows]
     stats = {
         "agent/failed_fraction": Stat.of([each.failed for each in trajectories]),
@@ -176,8 +176,8 @@ def agent_stats(responses: Sequence[Response]) -> dict[str, Stat]:
     return stats
 
 
-def _agent(response: Response) -> AgentRow:
-    assert isinstance(response.agent, AgentRow)
+def agent_row(response: Response) -> AgentRow:
+    assert response.agent is not None
     return response.agent
 
 

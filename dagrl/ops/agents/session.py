@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,7 +170,7 @@ class Session:
         """The reply that the conversation follows, and what comes after it; for a new conversation, all of it."""
         for count in range(len(messages) - 1, 0, -1):
             if ends := self._ends.get(said[count - 1]):
-                # Of replies that read the same, one that is not followed yet.
+                # Several replies may read the same: prefer one that no request follows yet.
                 parent = next((each for each in ends if not each.followers), ends[-1])
                 assert parent.reply is not None
                 images = self._images_of(messages[count:])
@@ -279,7 +279,7 @@ def _characters(message: Message) -> int:
     return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
 
 
-async def _all(replies: Any) -> list[Reply]:
+async def _all(replies: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
     """All results, in order; the first failure cancels the others."""
     waiting = [*replies]
     if len(waiting) == 1:
