@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -251,14 +251,18 @@ class AgentRollouts:
         if not (self._aborted or self.context.aborted()):
             self._queue.flush()
 
-    def _deliver(self, event: RequestCompleted | CallEnded) -> None:
-        self._loop.call_soon_threadsafe(self._received, event)
+    def _deliver(self, *events: RequestCompleted | CallEnded) -> None:
+        self._loop.call_soon_threadsafe(self._received, events)
 
-    def _received(self, event: RequestCompleted | CallEnded) -> None:
-        if isinstance(event, RequestCompleted):
-            self._aborted = self._aborted or event.completion.finish_reason == ABORTED
-            self._waiting.pop(event.number).extend(event.completion)
-            return
+    def _received(self, events: Sequence[RequestCompleted | CallEnded]) -> None:
+        for event in events:
+            if isinstance(event, RequestCompleted):
+                self._aborted = self._aborted or event.completion.finish_reason == ABORTED
+                self._waiting.pop(event.number).extend(event.completion)
+            else:
+                self._call_ended(event)
+
+    def _call_ended(self, event: CallEnded) -> None:
         self._queue.call_ended()
         if event.failure is not None:
             self.broken(event.failure)

@@ -76,7 +76,7 @@ class Conversations:
         )
         self._aborted = False
         self._events: queue.SimpleQueue[RequestCompleted | CallEnded | JobResult] = queue.SimpleQueue()
-        self._queue = RequestQueue(context.generator, self._sampling, self._events.put)
+        self._queue = RequestQueue(context.generator, self._sampling, self._deliver)
         self._jobs = Jobs(self._events.put, max_running=node.tool_concurrency, timeout_s=node.tool_timeout_s)
 
     def run(self) -> Iterator[tuple[int, Response]]:
@@ -100,6 +100,10 @@ class Conversations:
             self._queue.leave()
             for row in self._open:
                 self._dialogues[row].leave()
+
+    def _deliver(self, *events: RequestCompleted | CallEnded) -> None:
+        for event in events:
+            self._events.put(event)
 
     def _go_on(self) -> Iterator[tuple[int, Response]]:
         """Take the responses that an earlier call has paused; yield those that had ended."""

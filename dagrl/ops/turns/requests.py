@@ -33,15 +33,15 @@ class RequestQueue:
     call, unless the engine passes completions on by itself.
     """
 
-    def __init__(
-        self, engine: GenerateEngine, sampling: SamplingSpec, deliver: Callable[[RequestCompleted | CallEnded], None]
-    ) -> None:
-        """`deliver` receives the results, from any thread."""
+    def __init__(self, engine: GenerateEngine, sampling: SamplingSpec, deliver: Callable[..., None]) -> None:
+        """`deliver` is called with one or more of `RequestCompleted` and `CallEnded`, from any thread."""
         self._engine, self._sampling, self._deliver = engine, sampling, deliver
         self._running = 0
         self._waiting: list[tuple[int, GenerationRequest]] = []
         self._left = False
-        self._started: list[Future[None]] = []
+        self._starts = engine if isinstance(engine, StartsGenerating) else None
+        self._calls: set[Future[None]] = set()
+        """Calls that the engine has started and not ended."""
 
     @property
     def idle(self) -> bool:
@@ -58,8 +58,8 @@ class RequestQueue:
             return
         asked, self._waiting = self._waiting, []
         self._running += 1
-        if isinstance(self._engine, StartsGenerating):
-            self._start(self._engine, asked)
+        if self._starts is not None:
+            self._start(self._starts, asked)
         else:
             threading.Thread(target=self._wait_for, args=(asked,), daemon=True).start()
 
@@ -70,23 +70,28 @@ class RequestQueue:
     def leave(self) -> None:
         """End running calls, at the latest at their next completion, without waiting for them."""
         self._left = True
-        for call in self._started:
+        for call in tuple(self._calls):
             call.cancel()
 
     def _start(self, engine: StartsGenerating, asked: Sequence[tuple[int, GenerationRequest]]) -> None:
+        completed: list[RequestCompleted] = []
+
+        def take(completion: Completion) -> None:
+            completed.append(RequestCompleted(asked[completion.index][0], completion))
+            # The only completion of a call goes with its end: waking the other thread once is cheaper.
+            if len(asked) > 1:
+                self._deliver(completed.pop())
+
         def ended(call: Future[None]) -> None:
-            self._deliver(CallEnded(CancelledError() if call.cancelled() else call.exception()))
+            self._calls.discard(call)
+            self._deliver(*completed, CallEnded(CancelledError() if call.cancelled() else call.exception()))
 
         try:
-            call = engine.start_generating(
-                [request for _, request in asked],
-                self._sampling,
-                lambda completion: self._deliver(RequestCompleted(asked[completion.index][0], completion)),
-            )
+            call = engine.start_generating([request for _, request in asked], self._sampling, take)
         except Exception as error:  # noqa: BLE001 - raised in the thread that waits for the responses
             self._deliver(CallEnded(error))
             return
-        self._started = [*(each for each in self._started if not each.done()), call]
+        self._calls.add(call)
         call.add_done_callback(ended)
 
     def _wait_for(self, asked: list[tuple[int, GenerationRequest]]) -> None:
