@@ -6,8 +6,8 @@ import torch
 
 from dagrl.config.schema.nodes.update import KlEstimator
 
-_LARGEST_LOG = 20.0
-"""``k3`` clamps log-ratios to +-this, because exp() of a larger one may overflow."""
+LARGEST_LOG = 20.0
+"""Log-ratios are clamped to +-this before exp(), as in verl: exp() of a larger one may overflow."""
 _LARGEST_K3 = 10.0
 """Upper bound of ``k3``. The estimate grows as exp(-d): without a bound, one token that is far likelier under the
 reference dominates all others, and log-probs 89 apart overflow float32."""
@@ -52,7 +52,7 @@ def k3(difference: torch.Tensor) -> torch.Tensor:
 
 
 def _k3_of_clamped(difference: torch.Tensor) -> torch.Tensor:
-    return k3(difference.clamp(-_LARGEST_LOG, _LARGEST_LOG))
+    return k3(difference.clamp(-LARGEST_LOG, LARGEST_LOG))
 
 
 def _value(difference: torch.Tensor, estimator: str) -> torch.Tensor:

@@ -14,12 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dagrl.algorithms.kl import k3
+from dagrl.algorithms.kl import LARGEST_LOG, k3
 from dagrl.algorithms.rows import RowReducer
 
-_LARGEST_LOG = 20.0
-"""Upper bound of log-ratios before exp(). Beyond it the value does not matter, and the gradient of a clipped infinity
-is NaN."""
 _LARGEST_LOG_OF_GSPO = 10.0
 """Upper bound of the mean log-ratio of a response in `gspo`, as in verl and siiRL."""
 _STEEPEST_DRIFT = 2.0
@@ -124,7 +121,7 @@ def gmpo(tokens: PolicyTokens, *, rows: RowReducer, clip_low: float, clip_high: 
     # The smaller of A log r and A times the bounded one, as in PPO's clip.
     clipped = torch.where(tokens.advantage >= 0, bounded < log_ratio, bounded > log_ratio)
     kept = torch.where(clipped, bounded, log_ratio)
-    ratio, surrogate, beyond = _of_response(kept, kept, rows, _LARGEST_LOG)
+    ratio, surrogate, beyond = _of_response(kept, kept, rows, LARGEST_LOG)
     return PolicyLoss(-tokens.advantage * surrogate, ratio, clipped | beyond)
 
 
@@ -237,8 +234,8 @@ def opmd_pairwise(tokens: PolicyTokens, *, rows: RowReducer, group: torch.Tensor
 
 
 def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
-    """exp(`log_ratio`), at most e**20; no gradient beyond it."""
-    return torch.exp(log_ratio.clamp(max=_LARGEST_LOG))
+    """exp(`log_ratio`), at most e**20; no gradient beyond it, where that of a clipped infinity would be NaN."""
+    return torch.exp(log_ratio.clamp(max=LARGEST_LOG))
 
 
 def refusable(loss: torch.Tensor, output: torch.Tensor) -> torch.Tensor:

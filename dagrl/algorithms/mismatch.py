@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from dagrl.algorithms.kl import k3
+from dagrl.algorithms.kl import LARGEST_LOG, k3
 from dagrl.algorithms.rows import RowReducer
 from dagrl.data.tally import tally
-
-_LARGEST_LOG = 20.0
-"""Log-ratios are clamped to +-this before exp(), so that one outlier does not make a metric infinite."""
 
 
 def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowReducer) -> dict[str, torch.Tensor]:
@@ -34,7 +31,7 @@ def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowRedu
     unknown = ~rollout.isfinite()
     every, rows = rows.active, rows.among(~unknown)
     difference = trainer - rollout
-    log_ratio = difference.clamp(-_LARGEST_LOG, _LARGEST_LOG)
+    log_ratio = difference.clamp(-LARGEST_LOG, LARGEST_LOG)
     ratio = log_ratio.exp()
     of_tokens = {
         "mismatch/logprob_diff": difference.abs(),
@@ -56,4 +53,4 @@ def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowRedu
 
 
 def _exp(log_value: torch.Tensor) -> torch.Tensor:
-    return log_value.clamp(-_LARGEST_LOG, _LARGEST_LOG).exp()
+    return log_value.clamp(-LARGEST_LOG, LARGEST_LOG).exp()

@@ -16,14 +16,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from dagrl.algorithms.kl import k3
+from dagrl.algorithms.kl import LARGEST_LOG, k3
 from dagrl.algorithms.rows import RowReducer
 from dagrl.config.schema import ImportanceLevel, RejectionCriterion, RolloutCorrectionSpec
 from dagrl.data.batch import Batch
 from dagrl.data.tally import tally
 
-_LARGEST_LOG = 20.0
-"""Log-ratios are clamped to +-this before exp(), as in verl."""
 _RATIOS = {"token": "token", "sequence": "seq_sum", "geometric": "seq_mean"}
 """Criteria on ratios -> how log-ratios are reduced."""
 
@@ -85,7 +83,7 @@ def importance_weights(
     log_weight = log_ratio.double() if level == "token" else rows.sums(log_ratio)
     # Compared as logs, because the ratio of a response may overflow.
     above = log_weight > math.log(upper)
-    weight = log_weight.clamp(-_LARGEST_LOG, _LARGEST_LOG).exp().clamp(max=upper)
+    weight = log_weight.clamp(-LARGEST_LOG, LARGEST_LOG).exp().clamp(max=upper)
     masked = log_weight.isnan()
     if lower is not None:
         masked = masked | above | (log_weight < math.log(lower))
@@ -111,7 +109,7 @@ def rejected(
     Stability" (see `importance_weights`), part 3, and trust region masking, Li et al. 2025, arXiv 2512.23075. The names
     are verl's: `docs/mismatch.md` has the table.
     """
-    log_ratio = log_ratio_of(trainer.double(), rollout.double()).clamp(-_LARGEST_LOG, _LARGEST_LOG)
+    log_ratio = log_ratio_of(trainer.double(), rollout.double()).clamp(-LARGEST_LOG, LARGEST_LOG)
     if criterion in _RATIOS:
         statistic = _over(_RATIOS[criterion], log_ratio, rows)
         lower = 1 / upper if lower is None else lower
