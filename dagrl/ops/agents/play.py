@@ -105,13 +105,15 @@ class AgentRollouts:
 
     def _paused_agents(self) -> PausedGroups[Agent]:
         paused: PausedGroups[Agent] = PausedGroups(Agent.cancel)
+        # The function below outlives this call, and must not keep its batch.
+        loop = self._loop
 
         async def end() -> None:
             await asyncio.gather(*(agent.end() for agent in paused.all()))
 
         def close() -> None:
             with suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(end(), self._loop).result(_CLOSE_S)
+                asyncio.run_coroutine_threadsafe(end(), loop).result(_CLOSE_S)
 
         self.context.resources.at_close.append(close)
         return paused
