@@ -1,9 +1,10 @@
-"""One response as it grows: sampled tokens and, in a multi-turn rollout, the observations between turns."""
+"""One response as it grows, with the observations between turns; the columns that hold it, and its passages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -210,3 +211,27 @@ def stored(begun: Batch, place: int) -> Response:
         if "response_image_starts" in begun
         else np.zeros(0, dtype=np.int64),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Consecutive tokens of the policy or of an observation."""
+
+    tokens: np.ndarray
+    """Int64."""
+    turn: int
+    """Number of the policy's turn, from 1; 0 for an observation."""
+    reward: float
+    """Reward of the turn; 0 if turns are not rewarded."""
+
+
+def passages(batch: Batch, row: int) -> list[Passage]:
+    """Passages of a response in order. `batch` has ``token_turn`` and possibly ``token_reward``."""
+    tokens, turns = batch["response_tokens"][row], batch["token_turn"][row]
+    rewards = batch["token_reward"][row] if "token_reward" in batch else np.zeros(len(tokens), dtype=np.float32)
+    borders = [0, *(np.flatnonzero(np.diff(turns)) + 1).tolist(), len(tokens)]
+    return [
+        Passage(tokens[begin:end], int(turns[begin]), float(rewards[begin:end].sum()))
+        for begin, end in pairwise(borders)
+        if begin < end
+    ]

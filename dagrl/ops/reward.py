@@ -14,9 +14,9 @@ from dagrl.config.schema import NodeBase, RewardNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.response import passages
 from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows
-from dagrl.ops.turns.passages import passages
 from dagrl.plugins.custom import load_function
 from dagrl.rewards.score import Samples, score
 

@@ -19,9 +19,9 @@ from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.model_files.images import shortened
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.response import passages
 from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows, own_rows
-from dagrl.ops.turns.passages import passages
 from dagrl.ops.turns.settings import policy_images
 from dagrl.ops.validation import by_prompt, validation_stats
 from dagrl.ops.view import view_of

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dagrl.backends.base import Completion
 from dagrl.data.batch import Batch
-from dagrl.ops.response import Response, columns_of, turn_columns_of
-from dagrl.ops.turns.passages import passages
+from dagrl.ops.response import Response, columns_of, passages, turn_columns_of
 
 
 def said(tokens: list[int], *, version: int = 5, reason: str = "stop") -> Completion:

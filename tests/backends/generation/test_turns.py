@@ -15,8 +15,8 @@ from dagrl.config.schema import ModelSpec, Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.ops.base import OpInput
+from dagrl.ops.response import passages
 from dagrl.ops.rollout import rollout
-from dagrl.ops.turns.passages import passages
 
 pytestmark = pytest.mark.slow
 

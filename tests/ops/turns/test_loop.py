@@ -24,8 +24,8 @@ from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
 from dagrl.model_files.library_model import load_hf_config
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.response import passages
 from dagrl.ops.rollout import rollout
-from dagrl.ops.turns.passages import passages
 from dagrl.ops.work import PausedGroup
 from dagrl.scheduler.plan import WorkerId
 
