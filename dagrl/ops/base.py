@@ -148,12 +148,6 @@ class Context:
         begun = self.work.begun if isinstance(self.work, RolloutWork) else {}
         return {group: (each.step, each.group) for group, each in begun.items() if isinstance(each, PausedGroup)}
 
-    @property
-    def version(self) -> int:
-        """Only for a rollout: the weight version it begins with, which may still be arriving."""
-        work = self.work
-        return work.weights.version if isinstance(work, RolloutWork) and work.weights else NO_WEIGHTS
-
     # Validation has checked that the engine has the op's capability.
 
     @property
@@ -203,8 +197,10 @@ class Context:
 
     @property
     def policy_version(self) -> int:
-        """The weight version that a rollout begins with: its own, or a newer one that has arrived since."""
-        return max(self.generator.policy_version, self.version)
+        """The weight version that a rollout begins with: that of its work, or a newer one that has arrived since."""
+        work = self.work
+        begins_with = work.weights.version if isinstance(work, RolloutWork) and work.weights else NO_WEIGHTS
+        return max(self.generator.policy_version, begins_with)
 
     @property
     def keeps_unfinished(self) -> bool:
