@@ -20,7 +20,7 @@ from timed_steps import Shape, critical_s
 
 _OBJECT_STORE_BYTES = 2**30
 _MOST_THROUGH_DRIVER = 4096
-"""Bytes of a result that is no column: Ray would hand on up to 100 KiB by way of whoever has asked for it."""
+"""Bytes of a result that is no column: Ray would pass up to 100 KiB through the caller."""
 
 
 def bare_ray_ms(shape: Shape, timings: Timings, *, warmup: int, steps: int) -> float:

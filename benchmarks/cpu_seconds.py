@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_seconds.py dagrl run dag_templates/tiny_grpo.yaml run.steps=3
 
-Unlike `time`, which knows only of processes that were waited for: Ray's daemons are nobody's children in the end.
+Unlike `time`, it counts processes without a parent that waits for them, such as Ray's daemons.
 """
 
 from __future__ import annotations

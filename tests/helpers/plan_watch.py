@@ -60,7 +60,7 @@ class Watch:
                 self.moves += 1
             case Wake(_, name, residency):
                 assert residency > self.residency[name] and self.plan.executors[name].sleeps
-                assert name not in self.lost, "there is nobody to wake"
+                assert name not in self.lost, "no worker is left to wake"
                 # Only when all others have given back what they must.
                 most = ASLEEP if residency is AWAKE else WEIGHTS
                 assert all(self.residency[other] <= most for other in self._other_sleepers(name)), command
@@ -135,7 +135,7 @@ class Watch:
         return gone
 
     def overlooked(self) -> list[_Row]:
-        """Rows that wait for nothing, though somebody who waits for nobody could take them."""
+        """Rows without a reason to wait, although an idle executor could take them."""
         started = self.running | self.arrived
         return [
             row

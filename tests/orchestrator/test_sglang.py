@@ -1,4 +1,4 @@
-"""A real run whose generator is a SGLang server on the CPU, until somebody kills first the server, then its worker."""
+"""A real run whose generator is a SGLang server on the CPU, until first the server, then its worker is killed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_server_that_dies_is_started_again_and_trained_with(run):
 
 
 def test_a_worker_that_is_killed_takes_its_server_along(run):
-    """The last test: nobody brings the run back."""
+    """The last test: the run does not come back."""
     os.kill(pid_of_worker(run), signal.SIGKILL)
     assert run.wait() == 1
     assert "worker  generator/0" in run.output and "the worker's process died" in run.output

@@ -111,10 +111,10 @@ def test_a_run_outlives_twenty_deaths_at_random_moments(lab, tmp_path):
     assert lab.comparable(run.metrics()) == lab.comparable(whole.metrics()), told
     for step in range(1, STEPS + 1):
         assert comparable_samples(run, step) == comparable_samples(whole, step), told
-    # A lost generator alone takes nobody with it.
+    # A lost generator ends no other worker.
     alone, back = (run.output.count(what) for what in ("restarted\n", "goes on from its last checkpoint ("))
     assert alone <= len(GENERATORS) and back <= len(OTHERS), told
     assert run.output.count("executors started") == back + 1, told
-    # The last death may come when nobody is wanted any more.
+    # The last death may come when no worker is needed any more.
     assert run.metrics()[-1]["run/restarts"] in (len(victims) - 1, len(victims)), told
     assert run.left_behind() == [], told

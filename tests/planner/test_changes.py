@@ -78,7 +78,7 @@ def test_the_change_enlarges_a_group_that_is_too_small() -> None:
 
 
 def judged_by(fraction: float) -> str:
-    """An override: a server like the generator's on the same GPUs, which nobody updates."""
+    """An override: a server like the generator's on the same GPUs, without weight updates."""
     return f"engines.judge={{backend: sglang, group: gpu, server: {{tp_size: 2, mem_fraction_static: {fraction}}}}}"
 
 

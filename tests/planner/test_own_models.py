@@ -1,4 +1,4 @@
-"""Engines with a model of their own are planned by it: memory, cost, and what nobody knows of a classifier."""
+"""Engines with a model of their own are planned by it: memory, cost, and the unknowns of a classifier."""
 
 from __future__ import annotations
 

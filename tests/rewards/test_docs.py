@@ -21,7 +21,7 @@ def test_examples_pass_the_checks(example: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("JUDGE_KEY", "a key")
     declared = yaml.safe_load(example)
     for engine in declared.get("engines", {}).values():
-        # Whose folders are nobody's business here: the pipeline's own model.
+        # The folders of other models do not exist here: use the pipeline's own model.
         engine["model"] = None
     for node in declared["nodes"].values():
         if "engine" in node and node["op"] == "judge":

@@ -1,4 +1,4 @@
-"""Work in threads: so many at a time, and nobody waits for what takes too long."""
+"""Work in threads: at most a given number at a time, without waiting for those that take too long."""
 
 from __future__ import annotations
 

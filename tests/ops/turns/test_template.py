@@ -1,4 +1,4 @@
-"""Answers as tokens: the chat template's delta behind a policy's own tokens, in which nobody else can end a turn."""
+"""Answers as tokens: the chat template's delta behind a policy's own tokens, in which no other text can end a turn."""
 
 from __future__ import annotations
 

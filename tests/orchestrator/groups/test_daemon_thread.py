@@ -1,4 +1,4 @@
-"""Calls in a thread of their own: their end, and that nobody waits for one that has none."""
+"""Calls in a thread of their own: their end, and that an endless one blocks nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dealing prompts to servers: each of them once, to whoever has least in hand, however fast the servers are."""
+"""Load balancing: each prompt goes once to the server with the fewest open ones, at any speed of the servers."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_nodes_before_a_filter_cost_each_round_and_later_ones_once() -> None:
     assert once.response_tokens * 2 == twice.response_tokens
     for name, times in (("rollout", 2), ("reward", 2), ("ref", 1), ("update", 1)):
         assert twice.node_s[name] == pytest.approx(times * once.node_s[name]), name
-    # Between two rounds nobody moves.
+    # Between two rounds no engine sleeps or wakes.
     assert twice.move_s == pytest.approx(once.move_s)
     for edge, times in ((("prompts", "rollout"), 2), (("rollout", "ref"), 1)):
         assert twice.edge_bytes[edge] == times * once.edge_bytes[edge]

@@ -1,4 +1,4 @@
-"""Values come out of the sandbox as they are, and whoever forges them gets an error."""
+"""Values leave the sandbox unchanged, and forged ones are errors."""
 
 from __future__ import annotations
 
