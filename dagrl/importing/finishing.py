@@ -138,7 +138,7 @@ def _list_large_server(t: Translation) -> None:
     other = "pp_size" if is_sglang else "data_parallel_size"
     further = server.get(other, 1)
     tensor = server.get(target.rpartition(".")[2], 1)
-    if not all(isinstance(each, int) and each > 0 for each in (machine, nodes, tensor, further)):
+    if not all(isinstance(item, int) and item > 0 for item in (machine, nodes, tensor, further)):
         return
     size = tensor * further
     if machine % size and not (is_sglang and size % machine == 0 and (nodes * machine) % size == 0):

@@ -62,7 +62,7 @@ def trackers(t: Translation, values: Iterable[Any], keys: Iterable[str], setting
     for tracker in (name for name in wanted if name in known):
         own = {name: source for name, source in given.items() if name in TRACKER_KEYS.get(tracker, ())}
         used += own.values()
-        section = {name: str(t.get(each)) for name, each in own.items() if not isinstance(t.get(each), Unresolved)}
+        section = {name: str(t.get(item)) for name, item in own.items() if not isinstance(t.get(item), Unresolved)}
         track[tracker] = {"tracker": tracker, **section} if section else tracker
     note = f"no {', '.join(missing)}" if missing else ""
     t.write("track", list(track.values()), *dict.fromkeys(used), note=note)

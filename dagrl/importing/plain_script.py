@@ -44,7 +44,7 @@ def read_plain_script(
         for offset, part in enumerate(statement.split("\n")):
             for word in shlex.split(part, comments=True):
                 texts = arguments if word == "$@" else [_expanded(word, scope)]
-                words += [Word(each, str(path), line + offset, tuple(_missing(each))) for each in texts]
+                words += [Word(expanded, str(path), line + offset, tuple(_missing(expanded))) for expanded in texts]
         commands.append(words)
     return commands
 

@@ -8,5 +8,5 @@ from dagrl.importing.table import Framework
 from dagrl.importing.trinity import TRINITY
 from dagrl.importing.verl import SIIRL, VERL
 
-FRAMEWORKS: dict[str, Framework] = {each.name: each for each in (SIIRL, VERL, SLIME, ROLL, TRINITY)}
+FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (SIIRL, VERL, SLIME, ROLL, TRINITY)}
 """siiRL's files have verl's sections too, so it comes before verl."""

@@ -57,7 +57,7 @@ def as_object(translation: Translation, remarks: tuple[Remark, ...]) -> dict[str
             }
             for line in _sorted(translation.lines)
         ],
-        "remarks": [{"place": f"{each.file}:{each.line}", "message": each.message} for each in remarks],
+        "remarks": [{"place": f"{remark.file}:{remark.line}", "message": remark.message} for remark in remarks],
     }
 
 

@@ -136,9 +136,9 @@ def normalized(value: Any) -> Any:
     ValueError for a number that is too long.
     """
     if isinstance(value, dict):
-        return {str(key): normalized(each) for key, each in value.items()}
+        return {str(key): normalized(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [normalized(each) for each in value]
+        return [normalized(part) for part in value]
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()) and not value.strip().isdigit():
         return parse_scalar(value)
     if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:

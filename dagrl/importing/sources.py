@@ -66,9 +66,11 @@ def _read_yaml(path: Path, arguments: Sequence[str], variables: Mapping[str, str
             key, _, value = text.partition("=")
             settings.add(Setting(key, parse_scalar(value), "command line", index))
     sections = {setting.key.split(".")[0] for setting in settings}
-    found = framework or next((name for name, each in FRAMEWORKS.items() if sections & set(each.sections)), None)
+    found = framework or next(
+        (name for name, candidate in FRAMEWORKS.items() if sections & set(candidate.sections)), None
+    )
     if found is None:
-        marks = ((name, each.sections) for name, each in FRAMEWORKS.items() if each.sections)
+        marks = ((name, candidate.sections) for name, candidate in FRAMEWORKS.items() if candidate.sections)
         known = "; ".join(f"{name} has {' or '.join(sections)}" for name, sections in marks)
         raise ImportProblem(f"{path}: belongs to no known framework ({known}); give --from NAME")
     if found == "roll" and "actor_infer" not in sections:
@@ -93,7 +95,7 @@ def _parents(path: Path) -> list[Setting]:
 
 
 def _read_shell(path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None) -> Source:
-    programs = re.compile("|".join(each.program for each in FRAMEWORKS.values()))
+    programs = re.compile("|".join(candidate.program for candidate in FRAMEWORKS.values()))
     script = read_script(path, programs, arguments, variables)
     calls = [found for words in script.commands if (found := _launch(words, framework)) is not None]
     # A function that runs its arguments is traced, and then what it runs.
@@ -199,7 +201,7 @@ def _add_arguments(settings: Settings, words: list[Word], remarks: list[Remark])
         while len(values) > 1 and values[-1].text in values[-1].missing:
             # Most often more arguments, as in `--rollout-batch-size 32 $EXTRA_ARGS`.
             remarks.append(_not_read(values.pop()))
-        unknown = next((each.value for each in values if each.missing), None)
-        parsed = [parse_scalar(each.text) for each in values]
+        unknown = next((word.value for word in values if word.missing), None)
+        parsed = [parse_scalar(word.text) for word in values]
         value = unknown if unknown is not None else True if not values else parsed[0] if len(values) == 1 else parsed
         settings.add(Setting(key, value, word.file, word.line))

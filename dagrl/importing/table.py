@@ -175,7 +175,7 @@ class Translation:
         for line in [each for each in self.lines if target in each.targets]:
             if (line.key == key) if key else line.place is None:
                 self.lines.remove(line)
-                rest = tuple(each for each in line.targets if each != target)
+                rest = tuple(kept for kept in line.targets if kept != target)
                 if rest:
                     self.lines.append(replace(line, targets=rest))
 

@@ -52,7 +52,7 @@ def _leaves(node: yaml.Node, key: str, file: str) -> Iterator[Setting]:
         for key_node, value_node in node.value:
             name = str(key_node.value)
             yield from _leaves(value_node, f"{key}.{name}" if key else name, file)
-    elif isinstance(node, yaml.SequenceNode) and any(not isinstance(each, yaml.ScalarNode) for each in node.value):
+    elif isinstance(node, yaml.SequenceNode) and any(not isinstance(item, yaml.ScalarNode) for item in node.value):
         for index, each in enumerate(node.value):
             yield from _leaves(each, f"{key}.{index}", file)
     else:
@@ -68,7 +68,7 @@ def _plain(node: yaml.Node) -> Any:
     if isinstance(node, yaml.ScalarNode):
         return yaml.SafeLoader("").construct_object(node)
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(each) for each in node.value]
+        return [_plain(item) for item in node.value]
     return {}
 
 
@@ -88,7 +88,7 @@ class _Resolver:
 
     def value(self, key: str, value: Any, depth: int = 0) -> Any:
         if isinstance(value, list):
-            return self._of_several([self.value(key, each, depth) for each in value])
+            return self._of_several([self.value(key, item, depth) for item in value])
         if not isinstance(value, str) or "${" not in value or depth > _MOST_DEPTH:
             return value
         whole = _INTERPOLATION.fullmatch(value)

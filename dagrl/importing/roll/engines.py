@@ -224,7 +224,7 @@ def _tokens(t: Translation) -> None:
             f"{role}.max_tokens_per_microbatch_in_train",
             f"{role}.sequence_packing_args.max_packed_sequence_length_train",
         ]
-        key = next((each for each in packed if t.number(each)), None)
+        key = next((option for option in packed if t.number(option)), None)
         if key:
             t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key), key)
     for role, node in ((TRAIN, "old"), (REFERENCE, "ref")):
@@ -232,7 +232,7 @@ def _tokens(t: Translation) -> None:
             f"{role}.max_tokens_per_microbatch_in_infer",
             f"{role}.sequence_packing_args.max_packed_sequence_length_forward",
         ]
-        key = next((each for each in packed if t.number(each)), None)
+        key = next((option for option in packed if t.number(option)), None)
         if key and f"nodes.{node}.op" in t.tree:
             t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key), key)
     t.imply("rows are always packed by `tokens_per_micro_batch`", *(key for key in t.current if not t.is_recorded(key)))

@@ -169,16 +169,22 @@ def _estimator(t: Translation) -> None:
         t.imply("is grpo's own", mean, std)
     elif name == "reinforce" and (whitened or grouped) and t.get(std) in (None, "null"):
         form = ("reinforce_plus_plus_baseline" if grouped else "reinforce_plus_plus") if whitened else "dr_grpo"
-        t.write(target, form, *(each for each in (key, whiten, mean) if t.given(each) and t.get(each) is not None))
+        t.write(
+            target, form, *(option for option in (key, whiten, mean) if t.given(option) and t.get(option) is not None)
+        )
         t.imply("nothing is divided by a deviation of rewards", std)
     elif name == "reinforce" and grouped and t.get(std) == "group" and not whitened:
         t.write(target, "grpo", key, mean, std)
     else:
         t.put(target, "reinforce_plus_plus")
         t.refuse("has no counterpart: an estimator of your own (docs/your_own.md); reinforce_plus_plus stands in", key)
-        t.refuse("has no counterpart with this estimator", *(each for each in (mean, std) if t.get(each) is not None))
-    t.imply("is null or off, as by default", *(each for each in (whiten, mean, std) if t.get(each) in (None, False)))
-    rest = [each for each in ("gamma", "lambd", whiten, mean, std) if t.given(each) and not t.is_recorded(each)]
+        t.refuse(
+            "has no counterpart with this estimator", *(option for option in (mean, std) if t.get(option) is not None)
+        )
+    t.imply(
+        "is null or off, as by default", *(option for option in (whiten, mean, std) if t.get(option) in (None, False))
+    )
+    rest = [option for option in ("gamma", "lambd", whiten, mean, std) if t.given(option) and not t.is_recorded(option)]
     t.imply("has no effect on this estimator", *rest)
 
 
@@ -258,7 +264,7 @@ def _correction(t: Translation) -> None:
         ("rollout_rs_threshold_lower", "ratio_low", 0.8),
     ):
         if kept:
-            values = [t.get(f"{each}.{name}", default) for each in kept]
+            values = [t.get(f"{option}.{name}", default) for option in kept]
             unknown = next((value for value in values if isinstance(value, Unresolved)), None)
             keys = [f"{each}.{key}" for each in kept for key in (name, "enabled")]
             t.write(f"{target}.{option}", unknown or (values if len(kept) > 1 else values[0]), *keys)

@@ -56,7 +56,7 @@ def eval_sets(t: Translation) -> list[tuple[str, str]]:
 def has_own_responses(t: Translation, index: int) -> bool:
     """Return whether a validation set has other sampling, or another number of responses, than the first one."""
     keys = (*(f"rollout_args.{name}" for name in EVAL_SAMPLING), "repeat_times")
-    first, own = ([t.get(f"{TASKS}.eval_tasksets.{each}.{key}") for key in keys] for each in (0, index))
+    first, own = ([t.get(f"{TASKS}.eval_tasksets.{option}.{key}") for key in keys] for option in (0, index))
     return first != own
 
 

@@ -69,7 +69,7 @@ def _data(t: Translation) -> None:
     prefix = f"{TASKS}.taskset" if t.given(f"{TASKS}.taskset.path") else f"{TASKS}.tasksets.0"
     key, split = f"{prefix}.path", f"{prefix}.split"
     if t.given(key):
-        keys = tuple(each for each in (key, split) if t.given(each))
+        keys = tuple(option for option in (key, split) if t.given(option))
         t.write("data.train", _file(t.get(key), t.get(split)), *keys, note="convert it once (docs/data.md)")
     for index, (one, label) in enumerate(eval_sets(t)):
         target = f"data.val.{label}.path" if has_own_responses(t, index) else f"data.val.{label}"
@@ -146,10 +146,10 @@ def _rollout(t: Translation) -> None:
     put_node(t, "rollout", "rollout", "generator")
     for name in ("temperature", "top_p", "top_k"):
         keys = [f"{TASKS}.taskset.rollout_args.{name}", f"model.{name}", f"{MODEL}.{name}"]
-        key = next((each for each in keys if t.given(each) and t.get(each) is not None), None)
+        key = next((option for option in keys if t.given(option) and t.get(option) is not None), None)
         if key:
             t.write(f"nodes.rollout.sampling.{name}", t.get(key), key)
-            t.imply("the task set's takes its place", *(each for each in keys if each != key))
+            t.imply("the task set's takes its place", *(option for option in keys if option != key))
     for index, (one, label) in enumerate(eval_sets(t)):
         if has_own_responses(t, index):
             _val_responses(t, one, f"data.val.{label}.sampling", f"data.val.{label}.n")
@@ -174,7 +174,7 @@ def _val_responses(t: Translation, one: str, sampling: str, number: str) -> None
     else:
         t.imply("one response, as by default", key)
     others = [key for key in t.current if key.startswith(f"{one}.rollout_args.") and t.get(key) is not None]
-    t.refuse("has no counterpart in `sampling`", *(each for each in others if not t.is_recorded(each)))
+    t.refuse("has no counterpart in `sampling`", *(option for option in others if not t.is_recorded(option)))
 
 
 def _server(t: Translation) -> None:
@@ -295,7 +295,7 @@ def _loss(t: Translation) -> None:
     key, prefix = "algorithm.policy_loss_fn", "algorithm.policy_loss_fn_args"
     name = t.get(key) or type_default(t, 1)
     if name not in _LOSSES:
-        arguments = [each for each in t.current if each.startswith(f"{prefix}.")]
+        arguments = [option for option in t.current if option.startswith(f"{prefix}.")]
         t.refuse("has no counterpart: a loss of your own (docs/your_own.md); ppo stands in", key, *arguments)
         t.write(
             "nodes.update.loss.aggregation", t.get("algorithm.loss_agg_mode") or "token-mean", "algorithm.loss_agg_mode"
@@ -394,7 +394,9 @@ def _reward(t: Translation) -> None:
     t.put("nodes.reward.op", "reward")
     # A task set's own types go first.
     flow, key = (
-        next((each for each in (f"{TASKS}.taskset.{name}", f"{TASKS}.{name}") if t.given(each)), f"{TASKS}.{name}")
+        next(
+            (option for option in (f"{TASKS}.taskset.{name}", f"{TASKS}.{name}") if t.given(option)), f"{TASKS}.{name}"
+        )
         for name in ("default_workflow_type", "default_reward_fn_type")
     )
     value = str(t.get(key) or "")
@@ -404,7 +406,7 @@ def _reward(t: Translation) -> None:
         t.write(
             "nodes.reward.fn",
             "math",
-            *(each for each in (key, flow) if t.given(each)),
+            *(option for option in (key, flow) if t.given(option)),
             note="without points for the format" + (DAPO if "dapo" in value else ""),
         )
     else:

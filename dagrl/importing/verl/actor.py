@@ -7,7 +7,7 @@ from dagrl.importing.parts import kl_estimator
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 from dagrl.importing.verl.common import ACTOR, CORRECTION, MEMORY, context_parallel, is_megatron, packed_tokens
-from dagrl.importing.verl.engines import layout, megatron_rest, offload, optimizer_rest
+from dagrl.importing.verl.engines import layout, megatron_rest, optimizer_rest
 
 
 def _strategy(t: Translation) -> None:
@@ -165,7 +165,10 @@ def _tis(t: Translation) -> None:
 ENGINE = (
     joint(_strategy, "model_engine --config-name", under(ACTOR, "strategy"), always=True),
     layout(ACTOR, "actor"),
-    offload(ACTOR, "actor"),
+    implied(
+        "`sleep: auto` offloads while another engine of the group works",
+        *(under(section, "*param_offload *grad_offload *optimizer_offload") for section in (ACTOR, "critic")),
+    ),
     *megatron_rest(ACTOR, "actor"),
 )
 UPDATE = (

@@ -162,13 +162,13 @@ def _rejection(t: Translation, key: str, bound: str, target: str) -> None:
     """Criteria and their thresholds, divided by commas; a single threshold is that of all."""
     if t.get(key) is None:
         return
-    names, given = ([part.strip() for part in str(t.get(each)).split(",")] for each in (key, bound))
+    names, given = ([part.strip() for part in str(t.get(option)).split(",")] for option in (key, bound))
     given = given * len(names) if len(given) == 1 else given
-    found = [_limits(*each) for each in zip(names, given, strict=False)]
+    found = [_limits(*option) for option in zip(names, given, strict=False)]
     if None in found or len(names) != len(given) or len(set(names)) != len(names):
         t.refuse("criteria are token_k1 to token_k3, or seq_sum, seq_mean or seq_max of them, with bounds", key, bound)
         return
-    criteria, highs, lows = zip(*(each for each in found if each), strict=True)
+    criteria, highs, lows = zip(*(option for option in found if option), strict=True)
     columns = {"rollout_rs": criteria, "rollout_rs_threshold": highs, "rollout_rs_threshold_lower": lows}
     for name, column in columns.items():
         if any(value is not None for value in column):

@@ -30,11 +30,6 @@ def trained_engines(t: Translation) -> tuple[str, ...]:
     return ("actor", "critic") if uses_critic(t) else ("actor",)
 
 
-def has_own_rollout_nodes(t: Translation) -> bool:
-    """Whether generators have machines of their own."""
-    return bool(t.number(f"{ROLLOUT}.nnodes", 0))
-
-
 def context_parallel(t: Translation, section: str) -> int:
     """Ranks that share each sequence: Megatron's context parallelism, or Ulysses' with FSDP."""
     megatron = t.number(f"{section}.megatron.context_parallel_size", 1)

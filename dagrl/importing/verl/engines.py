@@ -22,7 +22,6 @@ from dagrl.importing.verl.common import (
     MODEL,
     REF,
     context_parallel,
-    has_own_rollout_nodes,
     is_megatron,
     packed_tokens,
     trained_engines,
@@ -111,9 +110,6 @@ MODEL_RULES = (
 )
 
 
-_OFFLOAD = {"param_offload": "param", "grad_offload": "grad", "optimizer_offload": "optimizer"}
-
-
 def layout(section: str, engine: str) -> Rule:
     """Translate Megatron's sizes of a section, and Ulysses' sequence parallelism with FSDP."""
     keys = [f"{section}.megatron.{size}" for size in PARALLEL]
@@ -147,26 +143,6 @@ def layout(section: str, engine: str) -> Rule:
         t.refuse("has no effect with Megatron: `megatron.context_parallel_size` has", *ulysses)
 
     return joint(apply, *keys, sequence, *ulysses, always=True)
-
-
-def offload(section: str, engine: str) -> Rule:
-    """Translate the offloading of a section's parameters, gradients and optimizer between its tasks."""
-    keys = {
-        f"{section}.{part}.{name}": target
-        for part in ("megatron", "fsdp_config", "fsdp", "model.fsdp_config")
-        for name, target in _OFFLOAD.items()
-    } | {f"{section}.{name}": target for name, target in _OFFLOAD.items()}
-
-    def apply(t: Translation) -> None:
-        for key in t.current:
-            if not t.flag(key):
-                t.imply("`sleep: auto` offloads only where engines do not fit together", key)
-            elif has_own_rollout_nodes(t) and engine in trained_engines(t):
-                t.write(f"engines.{engine}.offload.{keys[key]}", True, key)
-            else:
-                t.imply("`sleep: auto` offloads while another engine of the group works", key)
-
-    return joint(apply, *keys)
 
 
 def megatron_rest(section: str, engine: str) -> tuple[Rule, ...]:
@@ -338,7 +314,6 @@ def _nodes(t: Translation) -> None:
 CRITIC = (
     joint(_engine, "critic.model.path critic.model.enable_gradient_checkpointing", always=True),
     layout("critic", "critic"),
-    offload("critic", "critic"),
     optimizer("critic", "critic"),
     joint(
         _nodes,

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from dagrl.importing.parts import first_group, has_val_data, keep, named, put_node, tracked, write_epochs
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
-from dagrl.importing.verl.common import ROLLOUT, has_own_rollout_nodes, uses_critic
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.verl.common import uses_critic
 
 
 def _groups(t: Translation) -> None:
-    """One group for all, or a second one for generators that have machines of their own."""
-    nodes, gpus = "trainer.nnodes", "trainer.n_gpus_per_node"
-    own = has_own_rollout_nodes(t)
-    home = "train" if own else "gpus"
-    first_group(t, home, nodes, gpus)
+    first_group(t, "gpus", "trainer.nnodes", "trainer.n_gpus_per_node")
+    t.put("engines.generator.group", "gpus")
     if uses_critic(t):
-        t.put("engines.critic.group", home)
-    t.put("engines.generator.group", "rollout" if own else home)
-    keys = [f"{ROLLOUT}.{name}" for name in ("nnodes", "n_gpus_per_node")]
-    if own:
-        t.write("groups.rollout.nodes", t.get(keys[0]), keys[0])
-        t.write(
-            "groups.rollout.gpus_per_node",
-            t.get(keys[1]) or t.get(gpus),
-            *(key for key in (keys[1], gpus) if t.given(key)),
-        )
-    else:
-        t.imply("generators share the trainer's GPUs", *keys)
+        t.put("engines.critic.group", "gpus")
 
 
 def _steps(t: Translation) -> None:
@@ -101,7 +87,7 @@ def _finish(t: Translation) -> None:
 
 TRAINER_GROUPS = (
     named("trainer.experiment_name"),
-    joint(_groups, "trainer.nnodes trainer.n_gpus_per_node", under(ROLLOUT, "nnodes n_gpus_per_node"), always=True),
+    joint(_groups, "trainer.nnodes trainer.n_gpus_per_node", always=True),
 )
 TRAINER = (
     joint(_steps, "trainer.total_training_steps trainer.total_epochs", always=True),
