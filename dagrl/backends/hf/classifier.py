@@ -45,10 +45,9 @@ class HfClassifier:
         self._max_batch_size = spec.max_batch_size
         self._tokenizer = load_tokenizer(model)
         if not self._tokenizer.chat_template:
-            raise ValueError(
-                f"the tokenizer of {_name(model)} has no chat template, which a reward model needs; put the one it was "
-                "trained with into its folder, as chat_template.jinja"
-            )
+            name = model.path or "the model of random weights"
+            message = f"the tokenizer of {name} has no chat template, which a reward model needs"
+            raise ValueError(f"{message}; put the one it was trained with into its folder, as chat_template.jinja")
         config = _config(model)
         self._model = _read(model, config) if model.path is not None else _draw(model, config, ranks.seed)
         avoid_misaligned_grouped_mm(self._model)
@@ -58,7 +57,9 @@ class HfClassifier:
         if self._fills_left:
             self._model.config.get_text_config().pad_token_id = _NO_TOKEN
             _score_in_float32(self._model)
-        self._longest = _longest_row(config, self._tokenizer.model_max_length, is_decoder=self._fills_left)
+        places = getattr(config, "max_position_embeddings", None) or sys.maxsize
+        # Some encoders have unused positions, which only their tokenizers know.
+        self._longest = places if self._fills_left else min(places, self._tokenizer.model_max_length)
         # Scoring needs no KV cache.
         self._model.config.get_text_config().use_cache = False
         self._takes_positions = "position_ids" in inspect.signature(self._model.forward).parameters
@@ -190,12 +191,6 @@ def _draw(model: ModelSpec, config: PretrainedConfig, seed: int) -> PreTrainedMo
     return built.eval().requires_grad_(False)
 
 
-def _longest_row(config: PretrainedConfig, tokenizer_says: int, *, is_decoder: bool) -> int:
-    """Longest input in tokens: some encoders have unused positions, which only their tokenizers know."""
-    places = getattr(config, "max_position_embeddings", None) or sys.maxsize
-    return places if is_decoder else min(places, tokenizer_says)
-
-
 def _score_in_float32(model: PreTrainedModel) -> None:
     """Compute the last layer in float32: bfloat16 would round different scores to one."""
     model.score.float()
@@ -208,7 +203,3 @@ def _device() -> str:
 
 def _dtype() -> torch.dtype:
     return torch.bfloat16 if torch.cuda.is_available() else torch.float32
-
-
-def _name(model: ModelSpec) -> str:
-    return str(model.path) if model.path is not None else "the model of random weights"

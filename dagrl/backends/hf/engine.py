@@ -123,7 +123,10 @@ class HfEngine:
             for start in range(0, len(requests), self._max_batch_size):
                 batch = requests[start : start + self._max_batch_size]
                 if not goes_on(0):
-                    yield from _untouched(batch, start, self.policy_version)
+                    for index in range(start, start + len(batch)):
+                        yield Completion(
+                            index, np.zeros(0, np.int64), np.zeros(0, np.float32), "abort", self.policy_version
+                        )
                     continue
                 version, vision = self.policy_version, self._vision
                 for completion in decode(self._model, batch, sampling, stops, version, goes_on, vision, strings):
@@ -140,11 +143,6 @@ class HfEngine:
                 f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
                 f"model's {context} positions; lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
-
-
-def _untouched(batch: Sequence[GenerationRequest], start: int, policy_version: int) -> Iterator[Completion]:
-    for index in range(start, start + len(batch)):
-        yield Completion(index, np.zeros(0, np.int64), np.zeros(0, np.float32), "abort", policy_version)
 
 
 def _build(model: ModelSpec) -> PreTrainedModel:

@@ -7,8 +7,8 @@ from functools import cached_property
 from dagrl.backends.planning.costs import WEIGHT_BYTES, EngineCosts
 from dagrl.backends.planning.decoding import TORCH_PASSES, Server, cache_delay
 from dagrl.backends.planning.planned_engine import PlannedEngine, Workload
-from dagrl.backends.sglang.layout import FUSED, LARGEST_GRAPH
-from dagrl.backends.sglang.memory import cache_tokens, cache_value_bytes, server_memory
+from dagrl.backends.sglang.layout import FUSED
+from dagrl.backends.sglang.memory import cache_tokens, cache_value_bytes, largest_graph, server_memory
 from dagrl.backends.sglang.section import SglangEngineSpec
 
 _MOST_RUNNING = 2048
@@ -31,8 +31,6 @@ class SglangCosts(EngineCosts):
     def server(self) -> Server:
         engine = self.engine
         fields, shape = engine.spec.server, engine.shape
-        running = fields.get("max_running_requests")
-        graph = int(fields.get("cuda_graph_max_bs_decode") or min(running or LARGEST_GRAPH, LARGEST_GRAPH))
         own = engine.gpu is not None and fields.get("sampling_backend", FUSED) == FUSED
         memory = server_memory(shape, engine.spec, engine.gpu, Workload(sleeps=engine.executor.sleeps))
         value = cache_value_bytes(engine.spec, on_gpu=engine.gpu is not None)
@@ -42,12 +40,12 @@ class SglangCosts(EngineCosts):
             tensor=engine.spec.gpus_per_server // engine.spec.stages,
             stages=engine.spec.stages,
             per_node=engine.per_node,
-            running=int(running or _MOST_RUNNING),
+            running=int(fields.get("max_running_requests") or _MOST_RUNNING),
             fp8=engine.spec.fp8_granularity,
             cache_bytes=value,
             cache_delay=cache_delay(value, engine.spec.page_size),
             cache_tokens=max(1, cache_tokens(shape, engine.spec, memory, on_gpu=engine.gpu is not None)),
-            largest_graph=0 if fields.get("disable_cuda_graph") else graph,
+            largest_graph=0 if fields.get("disable_cuda_graph") else largest_graph(fields),
             shares_prompts=not fields.get("disable_radix_cache"),
             sampling_passes=OWN_PASSES if own else TORCH_PASSES,
         )

@@ -49,7 +49,10 @@ def _text(named_tensors: list[tuple[str, torch.Tensor]]) -> str:
 
 def _receive(model: Any, route: str, make_loader: Callable[[], Loader]) -> None:
     if model not in _receivers:
-        _receivers[model] = _receiver(model, make_loader())
+        from sglang.srt.distributed import get_world_group
+
+        who = f"SGLang's process {os.getpid()} (rank {get_world_group().rank_in_group} of its server)"
+        _receivers[model] = WeightReceiver(make_loader(), next(model.parameters()).device, who)
     try:
         _receivers[model].receive(Route.from_json(route))
     except PeerError as error:
@@ -80,12 +83,3 @@ def _forget_images() -> None:
 
     if mm_utils.embedding_cache is not None:
         mm_utils.embedding_cache.clear()
-
-
-def _receiver(model: Any, loader: Loader) -> WeightReceiver:
-    from sglang.srt.distributed import get_world_group
-
-    device = next(model.parameters()).device
-    return WeightReceiver(
-        loader, device, f"SGLang's process {os.getpid()} (rank {get_world_group().rank_in_group} of its server)"
-    )

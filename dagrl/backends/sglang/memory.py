@@ -37,7 +37,8 @@ def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, 
     """Return the memory of a server's fullest GPU, in the first pipeline stage; without a `gpu` that of the host."""
     fields = engine.server
     value = 4 if fields.get("dtype", "float32" if gpu is None else "bfloat16") in ("float32", "float") else 2
-    weights = _weights(shape, engine, value, 1 if engine.taken_fp8 or _is_fp8(fields) else value)
+    in_fp8 = engine.taken_fp8 or str(fields.get("quantization", "")).endswith("fp8")
+    weights = _weights(shape, engine, value, 1 if in_fp8 else value)
     per_token = cache_bytes_per_token(shape, engine, on_gpu=gpu is not None)
     least = max(work.longest, _LEAST_CACHE_TOKENS) * per_token
     bound = fields.get("max_total_tokens") or (CPU_CACHE_TOKENS if gpu is None else None)
@@ -117,10 +118,6 @@ def cache_bytes_per_token(shape: ModelShape, engine: SglangEngineSpec, *, on_gpu
     return 2 * heads * shape.head_dim * value * layers
 
 
-def _is_fp8(fields: dict[str, Any]) -> bool:
-    return str(fields.get("quantization", "")).endswith("fp8")
-
-
 def _weights(shape: ModelShape, engine: SglangEngineSpec, value: int, matrices: int) -> int:
     """Return the weights of the first stage, with the embedding; the last stage has an output layer of that size.
 
@@ -151,14 +148,13 @@ def _graphs(fields: dict[str, Any]) -> int:
     """Return SGLang's estimate for the capture of decoding."""
     if fields.get("disable_cuda_graph") or fields.get("cuda_graph_backend_decode") == "disabled":
         return 0
-    return _GRAPH_MIB * _MIB * _largest_batch(fields)
+    return _GRAPH_MIB * _MIB * largest_graph(fields)
 
 
-def _largest_batch(fields: dict[str, Any]) -> int:
-    largest = fields.get("cuda_graph_max_bs_decode") or min(
-        fields.get("max_running_requests") or LARGEST_GRAPH, LARGEST_GRAPH
-    )
-    return int(largest)
+def largest_graph(fields: dict[str, Any]) -> int:
+    """Return the running requests up to which decoding has graphs."""
+    most = fields.get("max_running_requests") or LARGEST_GRAPH
+    return int(fields.get("cuda_graph_max_bs_decode") or min(most, LARGEST_GRAPH))
 
 
 def _prefill_tokens(fields: dict[str, Any], gpu: Gpu) -> int:
@@ -178,5 +174,5 @@ def _activations(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu, value: i
         routed = experts.chosen * (shape.hidden + 3 * experts.width / engine.tensor_size)
         widest = max(widest, routed)
     prefill = _prefill_tokens(engine.server, gpu) * value * (3 * shape.hidden + 1.5 * widest)
-    logits = 3 * 4 * _largest_batch(engine.server) * shape.vocabulary
+    logits = 3 * 4 * largest_graph(engine.server) * shape.vocabulary
     return int(max(prefill, logits))
