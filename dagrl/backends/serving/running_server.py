@@ -178,6 +178,8 @@ class RunningServer(ABC):
         # Zombies hold no memory, and those of processes that this one has not started may stay.
         while any(map(is_alive, psutil.wait_procs(processes, timeout=_POLL_S)[1])) and time.monotonic() < ends:
             pass
+        # Reap those that have become zombies since.
+        psutil.wait_procs(processes, timeout=0)
 
     async def _wind_up(self) -> None:
         """Cancel all tasks on the loop, including the library's, and stop it."""
