@@ -21,6 +21,7 @@ _MOST_DEPTH = 40
 """Levels of interpolations that name others; deeper ones name themselves."""
 _MOST_VALUES, _MOST_LENGTH = 20_000, 20_000
 """Values of a file whose anchors are followed, and characters of an interpolated value."""
+_MERGE = "tag:yaml.org,2002:merge"
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 
 
@@ -47,10 +48,7 @@ def read_yaml(path: Path) -> list[Setting]:
 
 def _leaves(node: yaml.Node, key: str, file: str) -> Iterator[Setting]:
     if isinstance(node, yaml.MappingNode) and node.value:
-        # Put the keys that `<<` merges before the mapping's own keys, which override them.
-        yaml.SafeLoader("").flatten_mapping(node)
-        for key_node, value_node in node.value:
-            name = str(key_node.value)
+        for name, value_node in _entries(node, {}).items():
             yield from _leaves(value_node, f"{key}.{name}" if key else name, file)
     elif isinstance(node, yaml.SequenceNode) and any(not isinstance(item, yaml.ScalarNode) for item in node.value):
         for index, each in enumerate(node.value):
@@ -62,6 +60,28 @@ def _leaves(node: yaml.Node, key: str, file: str) -> Iterator[Setting]:
         except (ValueError, LookupError, ArithmeticError, AttributeError) as error:
             tag = node.tag.rpartition(":")[2]
             raise ImportProblem(f"{file}:{line}: the value of {key} is not of YAML's type `{tag}`") from error
+
+
+def _entries(node: yaml.Node, merged: dict[yaml.Node, dict[str, yaml.Node]]) -> dict[str, yaml.Node]:
+    """The values of a mapping by their keys: those that `<<` merges, and its own, which override them.
+
+    `merged` has the mappings that were read before, so that one that is merged many times is read once.
+    """
+    if not isinstance(node, yaml.MappingNode):
+        raise yaml.constructor.ConstructorError(problem="`<<` merges no mapping", problem_mark=node.start_mark)
+    if node in merged:
+        return merged[node]
+    entries = merged[node] = {}
+    own = {}
+    for key_node, value_node in node.value:
+        if key_node.tag == _MERGE:
+            sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+            for source in reversed(sources):
+                entries |= _entries(source, merged)
+        else:
+            own[str(key_node.value)] = value_node
+    entries |= own
+    return entries
 
 
 def _plain(node: yaml.Node) -> Any:

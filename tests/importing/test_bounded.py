@@ -9,6 +9,7 @@ import pytest
 from dagrl.importing import script
 from dagrl.importing.importer import import_file
 from dagrl.importing.settings import ImportProblem
+from dagrl.importing.yaml_source import read_yaml
 
 CALL = "\npython -m verl.trainer.main_ppo data.train_batch_size=8 trainer.nnodes=${N:-2}\n"
 EXPLORER = "actor_rollout_ref: {rollout: {n: 4}}\n"
@@ -64,6 +65,7 @@ def test_a_script_that_does_not_end_after_its_call_is_read(tmp_path):
         ("a: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 30)), "values"),
         ("a: &a {b: *a}\n", DEEP),
         ("a: " + "[" * 3000 + "]" * 3000 + "\n", EITHER),
+        ("a: &a {<<: 1}\n", "yaml:2: is not YAML: `<<` merges no mapping"),
         ("a: !!int abc\n", "yaml:2: the value of a is not of YAML's type `int`"),
         ("a: !!timestamp abc\n", "type `timestamp`"),
         ("a: 2026-99-99\n", "type `timestamp`"),
@@ -137,3 +139,11 @@ def test_a_fault_of_the_importer_is_a_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr("dagrl.importing.importer.read_source", fault)
     assert "fault of dagrl (KeyError: " in said_of(tmp_path / "run.sh")
+
+
+def test_mappings_that_merge_each_other_are_read_once(tmp_path):
+    merges = "".join(f"m{i}: &m{i} {{<<: [*m{i - 1}, *m{i - 1}], k{i}: 1}}\n" for i in range(1, 40))
+    (tmp_path / "c.yaml").write_text(f"m0: &m0 {{k0: 1}}\n{merges}a: &a {{<<: *a, b: 1}}\n")
+    keys = [setting.key for setting in read_yaml(tmp_path / "c.yaml")]
+    assert len(keys) == sum(range(1, 41)) + 1
+    assert (keys[-2], keys[-1]) == ("m39.k39", "a.b")
