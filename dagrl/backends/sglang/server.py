@@ -23,6 +23,8 @@ from dagrl.backends.sglang.layout import FUSED
 from dagrl.backends.sglang.processes import keep_code_out, run_scheduler, without_megatron
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
+_JOIN_S = 10.0
+
 
 class SglangServer(RunningServer):
     """SGLang on one machine."""
@@ -84,6 +86,11 @@ class SglangServer(RunningServer):
                 parent = psutil.Process(process.pid)
                 found += [*parent.children(recursive=True), parent]
         return found
+
+    def _end_processes(self) -> None:
+        super()._end_processes()
+        for process in self._processes:
+            process.join(timeout=_JOIN_S)
 
     async def _shut_down(self) -> None:
         if self.engine.tokenizer_manager is not None:
