@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-PROTOCOL = 3
-"""Raise it with each change of `dagrl.workers.messages` or of the messages of a weight sync."""
+PROTOCOL = 4
+"""Raise it with each change of `dagrl.workers.messages`, `dagrl.ops.work` or the messages of a weight sync."""
 
 
 def check_protocol(theirs: int) -> None:

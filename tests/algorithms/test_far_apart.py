@@ -114,7 +114,7 @@ def test_losses_and_gradients_are_bounded(name, dtype, now, old, advantage):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_nan_is_never_trained_on(name):
-    """A bound must not make a number of NaN: see `dagrl.algorithms.nonfinite`."""
+    """A bound must not make a number of NaN."""
     logprob = torch.tensor([math.nan, -1.0, -1.0], requires_grad=True)
     result = POLICIES[name].loss(PolicyTokens(logprob, torch.full((3,), -1.0), torch.tensor([1.0, -1.0, -1.0])))
     result.loss.sum().backward()

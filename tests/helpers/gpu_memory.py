@@ -303,7 +303,8 @@ class _Measured:
 
     def _close_is_measured(self) -> dict[str, float]:
         """What closing the communicators frees, and how long it takes, in the next sleep."""
-        from dagrl.backends.megatron.engine import communicators, engine
+        from dagrl.backends.megatron.engine import communicators
+        from dagrl.backends.megatron.engine import megatron_engine as engine
 
         found: dict[str, float] = {}
 

@@ -99,14 +99,23 @@ class ServerEngine[Spec: ServerSpec](ABC):
         self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, born: int
     ) -> Iterator[Completion]:
         finished: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        begun = time.time()
         sampled = self._server.submit(self._sample(requests, sampling, born, finished.put))
         sampled.add_done_callback(lambda _: finished.put(None))
         try:
-            while (completion := finished.get()) is not None:
+            while (completion := self._next(finished, begun)) is not None:
                 yield completion
             sampled.result()
         finally:
             sampled.cancel()
+
+    def _next(self, finished: queue.SimpleQueue[Completion | None], begun: float) -> Completion | None:
+        while True:
+            try:
+                return finished.get(timeout=_POLL_S)
+            except queue.Empty:
+                # The server's loop checks this too, unless it is blocked itself.
+                self._check_silence(begun)
 
     async def _sample(
         self,
@@ -120,11 +129,15 @@ class ServerEngine[Spec: ServerSpec](ABC):
         sampled = asyncio.ensure_future(self._responses.sample(requests, sampling, born, deliver))
         try:
             while not (await asyncio.wait([sampled], timeout=_POLL_S))[0]:
-                if time.time() - max(begun, self._client.heard) > self._timeout_s:
-                    raise ServerLostError(f"the server has not responded for {self._timeout_s:g} s")
+                self._check_silence(begun)
             await sampled
         finally:
             sampled.cancel()
+
+    def _check_silence(self, begun: float) -> None:
+        """Raise ServerLostError if requests that `begun` then have got nothing for the timeout."""
+        if time.time() - max(begun, self._client.heard) > self._timeout_s:
+            raise ServerLostError(f"the server has not responded for {self._timeout_s:g} s")
 
     def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
         """Raise ValueError for requests that a server would reject without a reason, or die of."""

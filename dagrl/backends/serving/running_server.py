@@ -24,6 +24,8 @@ _WATCH_S = 0.5
 _REPORT_S = 3.0
 """Time for the library to report itself that a process has ended during the start."""
 _POLL_S = 0.1
+_SHUT_DOWN_S = 3.0
+"""Timeout for the library to learn that its processes are about to end; its loop may be blocked."""
 _END_S = 10.0
 """Timeout for processes, and then for the loop, to end."""
 
@@ -152,7 +154,7 @@ class RunningServer(ABC):
         failure = self._start_failure()
         if failure is not None:
             return f"did not start: {self._cause(failure)}"
-        return None if dead is None else f"did not start: its process {dead}"
+        return None if dead is None else f"did not start: its process {dead or 'has ended'}"
 
     def _start_failure(self) -> BaseException | None:
         return self._started.exception() if self._started.done() else None
@@ -162,7 +164,7 @@ class RunningServer(ABC):
         if self._thread.is_alive():
             self._failure = self._failure or ServerError(f"{self._title} is closed")
             with contextlib.suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_END_S)
+                asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_SHUT_DOWN_S)
             self._end_processes()
             asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop)
             self._thread.join(timeout=_END_S)
@@ -200,4 +202,10 @@ def is_alive(process: psutil.Process) -> bool:
 
 def how_it_ended(exit_code: int) -> str:
     """For example ``was ended by SIGKILL``."""
-    return f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"has ended with {exit_code}"
+    if exit_code >= 0:
+        return f"has ended with {exit_code}"
+    try:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        # Python names few of the real-time signals.
+        return f"was ended by signal {-exit_code}"

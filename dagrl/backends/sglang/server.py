@@ -80,7 +80,6 @@ class SglangServer(RunningServer):
 
     def _own_processes(self) -> list[psutil.Process]:
         found: list[psutil.Process] = []
-        # The id of a process that has ended may have been used again.
         for process in filter(lambda each: each.is_alive(), self._processes):
             with contextlib.suppress(psutil.NoSuchProcess):
                 parent = psutil.Process(process.pid)
@@ -91,6 +90,8 @@ class SglangServer(RunningServer):
         super()._end_processes()
         for process in self._processes:
             process.join(timeout=_JOIN_S)
+        # Their ids may be used again.
+        self._processes.clear()
 
     async def _shut_down(self) -> None:
         if self.engine.tokenizer_manager is not None:
