@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import multiprocessing
 import signal
 import threading
 import time
@@ -138,7 +139,9 @@ class RunningServer(ABC):
             self._started.set_exception(failure)
             return
         self._started.set_result(None)
-        if not self._is_given_up:
+        if self._is_given_up:
+            self._end_processes()
+        else:
             self._loop.run_forever()
 
     def _await_start(self, timeout_s: float) -> str | None:
@@ -180,8 +183,9 @@ class RunningServer(ABC):
         # Zombies hold no memory, and those of processes that this one has not started may stay.
         while any(map(is_alive, psutil.wait_procs(processes, timeout=_POLL_S)[1])) and time.monotonic() < ends:
             pass
-        # Reap those that have become zombies since.
+        # Reap those that have become zombies since, and those that the library has ended itself.
         psutil.wait_procs(processes, timeout=0)
+        multiprocessing.active_children()
 
     async def _wind_up(self) -> None:
         """Cancel all tasks on the loop, including the library's, and stop it."""
