@@ -21,6 +21,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+_SYS_EXEC = {"x86_64": (59, 322), "aarch64": (221, 281)}
+"""`execve` and `execveat`."""
+_NUMBER_OFFSET, _ARGUMENT_OFFSET = 0, 16
+"""Places of a call's number and first argument in what a seccomp filter reads."""
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1
+"""Answers of a filter; the second one is EPERM."""
 _CAPABILITY_VERSION_3 = 0x20080522
 
 # The same on all machines.
@@ -41,15 +47,28 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     os.set_inheritable(order["status_fd"], False)
     try:
-        _confine(order)
+        program = ctypes.create_string_buffer(os.fsencode(order["command"][0]))
+        _confine(order, program)
         os.write(order["status_fd"], READY)
-        os.execve(order["command"][0], order["command"], order["environment"])
+        _execute(program, order["command"], order["environment"])
     except OSError as error:
         os.write(order["status_fd"], (error.strerror or str(error)).encode())
         os._exit(1)
 
 
-def _confine(order: dict[str, Any]) -> None:
+def _execute(program: Any, command: list[str], environment: dict[str, str]) -> None:
+    """Execute `command`, whose program is named by the memory at `program`."""
+    arguments = [os.fsencode(argument) for argument in command]
+    variables = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
+    _LIBC.execve(program, _pointers(arguments), _pointers(variables))
+    _check(-1, "cannot start the program")
+
+
+def _pointers(texts: list[bytes]) -> Any:
+    return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
+
+
+def _confine(order: dict[str, Any], program: Any) -> None:
     """Apply all restrictions. Raises OSError with an explanation if the kernel does not support one."""
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "cannot tie the process to its parent")
     if os.getppid() != order["parent"]:
@@ -63,7 +82,30 @@ def _confine(order: dict[str, Any]) -> None:
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "the kernel has no no_new_privs")
     if order["readable"] is not None:
         _hide_files(order["readable"], order.get("visible", []), order["writable"], order["port"])
+    if order["forks"]:
+        _filter_calls(_only_program(ctypes.addressof(program)))
     _filter_calls(bytes.fromhex(order["filter"]))
+
+
+def _only_program(address: int) -> bytes:
+    """A filter that refuses to execute any program but the one whose name lies at this address.
+
+    The memory is gone once that program runs, so it can execute no other.
+    """
+    execve, execveat = _SYS_EXEC[os.uname().machine]
+    load, jump_if_equal, answer = 0x20, 0x15, 0x06
+    instructions = (
+        (load, 0, 0, _NUMBER_OFFSET),
+        (jump_if_equal, 6, 0, execveat),
+        (jump_if_equal, 0, 4, execve),
+        (load, 0, 0, _ARGUMENT_OFFSET),
+        (jump_if_equal, 0, 3, address & 0xFFFFFFFF),
+        (load, 0, 0, _ARGUMENT_OFFSET + 4),
+        (jump_if_equal, 0, 1, address >> 32),
+        (answer, 0, 0, _ALLOW),
+        (answer, 0, 0, _REFUSE),
+    )
+    return b"".join(struct.pack("=HBBI", *each) for each in instructions)
 
 
 def _drop_capabilities() -> None:

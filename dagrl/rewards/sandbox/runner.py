@@ -35,7 +35,7 @@ from dagrl.rewards.sandbox.syscalls import filter_program
 
 MAX_THREADS = 32
 MAX_FILES = 256
-MAX_SUBSHELLS = 64
+MAX_SUBSHELLS = 16
 LEAST_MEMORY_MIB = 64
 """The lowest limit: Python itself needs memory."""
 _MIB = 1 << 20

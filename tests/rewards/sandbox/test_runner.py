@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
+import shutil
 import signal
 import socket
 import subprocess
@@ -453,6 +455,16 @@ def test_bash_has_its_builtins_and_subshells(tmp_path: Path) -> None:
     assert (result.outcome, result.stdout) == (Outcome.FINISHED, "script 1 a b\n\n")
     result = bash('read y < "$1"; echo $y', f"{tmp_path}/data.txt", visible=str(tmp_path))
     assert result.stdout == "seven\n"
+
+
+def test_bash_starts_no_program_of_the_system_and_none_through_the_loader(tmp_path: Path) -> None:
+    echo = shutil.copy("/bin/echo", tmp_path)
+    loaders = [path for pattern in ("/lib64/ld-linux*", "/lib/ld-linux*") for path in glob.glob(pattern)]  # noqa: PTH207
+    assert loaders
+    for attack in (f"{loaders[0]} {echo} DONE", f"exec {loaders[0]} {echo} DONE", f"({loaders[0]} {echo} DONE)"):
+        result = bash(attack, visible=str(tmp_path))
+        assert result.stdout == ""
+        assert "not permitted" in result.stderr
 
 
 @pytest.mark.parametrize(
