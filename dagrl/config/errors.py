@@ -41,9 +41,12 @@ class Removal(str):
     """The message without its remedy."""
 
 
-def removal(why: str, instead: str = "") -> str:
-    """The message ``WHY; remove it``, or ``WHY; INSTEAD, or remove it``. A template's key can also be reset to null."""
-    message = Removal(f"{why}; {instead}{', or ' if instead else ''}remove it")
+def removal(why: str, instead: str = "", *, key: str = "") -> str:
+    """The message ``WHY; remove it``, or ``WHY; INSTEAD, or remove it``. A template's key can also be reset to null.
+
+    `key` is the last one of the place, which the message then names.
+    """
+    message = Removal(f"{why}; {instead}{', or ' if instead else ''}remove {f'`{key}`' if key else 'it'}")
     message.why = why
     return message
 

@@ -145,8 +145,11 @@ class ColumnResolver:
             if isinstance(spec, RewardNode | RewardModelNode | JudgeNode) and written != ["baseline_reward"]:
                 continue
             if written and not any((name, column) in read for column in written):
-                hint = "set `write: old_logprob` or `write: ref_logprob`" if written == ["logprob"] else "remove it"
-                message = f"no node reads its columns ({listed(written)}); {hint}"
+                message = f"no node reads its columns ({listed(written)})"
+                if written == ["logprob"]:
+                    message = f"{message}; set `write: old_logprob` or `write: ref_logprob`"
+                else:
+                    message = removal(message)
                 self._findings.warning(("nodes", name), message, "unread-node", depends_on=[_ALL_NODES])
 
     def _outputs_of(self, name: str) -> dict[str, str]:
@@ -156,8 +159,9 @@ class ColumnResolver:
         given = self._specs[name].write if name in self._specs else None
         if isinstance(given, str) and len(writes) != 1:
             what = f"{len(writes)} columns ({listed(writes)})" if writes else "no column"
-            example = f"write a mapping, `{{{writes[0]}: ...}}`" if writes else "remove `write`"
-            self._findings.error(place, f"the op writes {what}; {example}", "wrong-number-of-columns")
+            message = f"the op writes {what}"
+            message = f"{message}; write a mapping, `{{{writes[0]}: ...}}`" if writes else removal(message, key="write")
+            self._findings.error(place, message, "wrong-number-of-columns")
             return outputs
         renames = {writes[0]: given} if isinstance(given, str) else given or {}
         for column, new_name in renames.items():

@@ -117,7 +117,7 @@ def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findin
     else:
         for section in _SHARED_SECTIONS:
             if section in engine.model_fields_set and getattr(engine, section) != getattr(owner, section):
-                message = f"differs from that of `{original}`, whose model it copies; remove `{section}`"
+                message = removal(f"differs from that of `{original}`, whose model it copies", key=section)
                 findings.error((*place, section), message, "copy-differs")
 
 
@@ -128,7 +128,7 @@ def _check_weights_from(pipeline: Pipeline, name: str, engine: EngineSpec, sourc
         findings.error(place, message, "takes-no-weights")
         return
     if engine.model is not None:
-        message = f"its weights come from `{source}`, and so does its model; remove `model`"
+        message = removal(f"its weights come from `{source}`, and so does its model", key="model")
         findings.error(("engines", name, "model"), message, "model-of-another")
     trained = _policies(pipeline)
     remedy = f"use {listed(trained)}" if trained else f"add a node `{{op: update, engine: {source}}}`"

@@ -15,7 +15,7 @@ from dagrl.backends.families.registry import UNKNOWN, find_family, model_shape, 
 from dagrl.backends.planning.gpus import GPUS, gpu_named
 from dagrl.backends.registry import backend_of
 from dagrl.config.capability import Capability
-from dagrl.config.errors import Place, nearest, suggest
+from dagrl.config.errors import Place, nearest, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
 from dagrl.model_files.library_classes import NO_CLASS, config_class
@@ -37,8 +37,12 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
     class_name, types, _ = config_class(family.model_type) if family else NO_CLASS
     if file is None and types:
         for name in config.keys() - types.keys() - {"model_type"}:
-            remedy = suggest(name, types) if nearest(name, types) else "look the name up in transformers, or remove it"
-            findings.error((*section, name), f"{class_name} has no field `{name}`; {remedy}", "unknown-field")
+            message = f"{class_name} has no field `{name}`"
+            if nearest(name, types):
+                message = f"{message}; {suggest(name, types)}"
+            else:
+                message = removal(message, "look the name up in transformers")
+            findings.error((*section, name), message, "unknown-field")
     known = family or UNKNOWN
     wrong = [
         (field, message)
@@ -47,8 +51,9 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
     ]
     for field, message in wrong:
         where = f"{file} has a wrong value of `{field}`: " if file else ""
-        remedy = "copy the file again, or correct it" if file else "write it so, or remove it"
-        findings.error(_place_of(section, field), f"{where}{message}; {remedy}", "invalid-config")
+        text = f"{where}{message}"
+        text = f"{text}; copy the file again, or correct it" if file else removal(text, "write it so")
+        findings.error(_place_of(section, field), text, "invalid-config")
     if wrong:
         return False
     if file and family and (left_out := family.sizes_left_out(config)):

@@ -191,7 +191,7 @@ def _check_several(pipeline: Pipeline, name: str, node: RolloutNode, graph: Grap
     leading, rollouts = pipeline.leading_rollout, pipeline.rollouts
     behind = next((other for other in rollouts if other in graph.ancestors(name)), None)
     if behind and node.n > 1:
-        message = f"it answers each row of `{behind}` once; remove `n`"
+        message = removal(f"it answers each row of `{behind}` once", key="n")
         findings.error(("nodes", name, "n"), message, "different-rows")
     elif not behind and node.n != rollouts[leading].n:
         rows = rollouts[leading].n

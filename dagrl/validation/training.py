@@ -254,8 +254,8 @@ def _check_rejections(spec: RolloutCorrectionSpec, place: Place, findings: Findi
     for each in spec.rejections:
         lower = 1 / each.upper if each.lower is None else each.lower
         if each.criterion not in ratios and each.lower is not None:
-            message = f"`{each.criterion}` is a divergence, which is best at 0; "
-            message += "write null in its place" if count > 1 else "remove it"
+            message = f"`{each.criterion}` is a divergence, which is best at 0"
+            message = f"{message}; write null in its place" if count > 1 else removal(message)
             findings.error((*place, "rollout_rs_threshold_lower"), message, "option-without-effect")
         elif each.criterion in ratios and not lower < 1 < each.upper:
             message = (

@@ -14,7 +14,7 @@ from dagrl.config.errors import Place, removal
 
 _REPLAYABLE = {
     ROUTED_EXPERTS: (True, "this turns off reporting routes"),
-    "pp_size": (1, "each stage of a server reports its own layers only; leave it at 1"),
+    "pp_size": (1, "each stage of a server reports its own layers only"),
     "enable_hierarchical_cache": (False, "the host's cache loses routes"),
 }
 """Values that fields must have for servers to report all routes, and why."""

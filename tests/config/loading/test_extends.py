@@ -191,6 +191,13 @@ def test_null_removes_a_value_of_a_template(project):
     assert problem.message.endswith("; remove it")
 
 
+def test_a_message_that_names_the_key_to_remove_says_how_to_reset_it(project):
+    inherited = project.pipeline(("backend: hf,", "backend: hf, model: {path: m},"))
+    child = project.write("child.yaml", f"extends: {inherited}\n")
+    (problem,) = [each for each in project.problems(child) if each.code == "model-of-another"]
+    assert problem.message.endswith("; remove `model`, or write `model: null` in child.yaml")
+
+
 def test_keys_of_a_templates_other_backend_are_taken_away_with_null(project):
     inherited = project.pipeline(("backend: hf,", "backend: hf, max_batch_size: 8,"))
     child = project.write("child.yaml", f"extends: {inherited}\nengines: {{generator: {{backend: sglang}}}}\n")
