@@ -180,12 +180,16 @@ class RunningServer(ABC):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         ends = time.monotonic() + _END_S
+        # Multiprocessing has to reap its own processes: to it, one that another call has reaped is alive for ever.
+        started = {process.pid: process for process in multiprocessing.active_children()}
+        for process in processes:
+            if process.pid in started:
+                started[process.pid].join(timeout=_END_S)
         # Zombies hold no memory, and those of processes that this one has not started may stay.
         while any(map(is_alive, psutil.wait_procs(processes, timeout=_POLL_S)[1])) and time.monotonic() < ends:
             pass
-        # Reap those that have become zombies since, and those that the library has ended itself.
+        # Reap those that have become zombies since.
         psutil.wait_procs(processes, timeout=0)
-        multiprocessing.active_children()
 
     async def _wind_up(self) -> None:
         """Cancel all tasks on the loop, including the library's, and stop it."""

@@ -23,8 +23,6 @@ from dagrl.backends.sglang.layout import FUSED
 from dagrl.backends.sglang.processes import keep_code_out, run_scheduler, without_megatron
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
-_JOIN_S = 10.0
-
 
 class SglangServer(RunningServer):
     """SGLang on one machine."""
@@ -88,8 +86,6 @@ class SglangServer(RunningServer):
 
     def _end_processes(self) -> None:
         super()._end_processes()
-        for process in self._processes:
-            process.join(timeout=_JOIN_S)
         # Their ids may be used again.
         self._processes.clear()
 
