@@ -21,6 +21,7 @@ from itertools import count, zip_longest
 import numpy as np
 
 from dagrl.backends.base import GenerationRequest
+from dagrl.config.schema import RolloutNode
 from dagrl.data.batch import Batch
 from dagrl.ops.agents.images import RowImages, images_of_rows
 from dagrl.ops.agents.rows import ScoreGroup, Trajectory, responses_of, scored
@@ -205,7 +206,11 @@ class AgentRollouts:
             paused.cancel()
             self._outdated.add(row)
         request, images = self.requests[row], self._images[row]
-        new_session = partial(_session, request, images, self._setup, self.context)
+        node, sampling = self.context.rollout, self.context.sampling
+        longest = node.max_prompt_tokens or self.context.pipeline.data.max_prompt_tokens
+        tree = partial(TrajectoryTree, request.prompt, request.seed, longest, sampling.max_new_tokens)
+        # Not the context: a paused agent would keep the batch of this step.
+        new_session = partial(_session, tree, images, self._setup, node)
         return Agent(self._setup, row_of(self.batch, row, request.seed, images), new_session)
 
     def _pause(self) -> dict[int, np.ndarray]:
@@ -301,10 +306,9 @@ class AgentRollouts:
         self._events.put(failure)
 
 
-def _session(request: GenerationRequest, images: RowImages, setup: AgentSetup, context: Context, ask: Ask) -> Session:
-    """A new trajectory of a row, whose first request a rollout without an agent would begin with `request`."""
-    node = context.rollout
-    longest = node.max_prompt_tokens or context.pipeline.data.max_prompt_tokens
-    tree = TrajectoryTree(request.prompt, request.seed, longest, context.sampling.max_new_tokens)
+def _session(
+    tree: Callable[[], TrajectoryTree], images: RowImages, setup: AgentSetup, node: RolloutNode, ask: Ask
+) -> Session:
+    """A new trajectory of a row."""
     hermes = node.tool_format == "hermes"
-    return Session(tree, setup.writer, setup.parser, hermes, ask, node.max_turns, setup.reader, images.by_key())
+    return Session(tree(), setup.writer, setup.parser, hermes, ask, node.max_turns, setup.reader, images.by_key())
