@@ -93,4 +93,4 @@ def test_stages_of_a_server_tell_of_their_own_layers_only(project):
     overrides = ["groups.rollout={gpus_per_node: 2}", "groups.train={gpus_per_node: 2}"]
     overrides.append("engines.generator.server.pp_size=2")
     messages = [each.message for each in project.problems(project.folder / "p.yaml", *RIGHT, *overrides)]
-    assert any("reports its own layers only; leave it at 1" in message for message in messages)
+    assert any("reports its own layers only; remove it" in message for message in messages)
