@@ -16,7 +16,7 @@ from dagrl.plugins import declarations
 _DECORATORS = ("node", "estimator", "loss", "reward")
 _MOST_BYTES = 4 << 20
 _ANY = inspect.Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)])
-"""Of a name that is no function in the source, such as an imported one."""
+"""For a name that is no function in the source, such as an imported one."""
 
 
 def function_in_source(place: str, folder: Path | None) -> Callable[..., Any]:

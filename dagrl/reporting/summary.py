@@ -98,7 +98,7 @@ def in_a_line(run: RunRecord) -> str:
 
 
 def scores(run: RunRecord, step: int) -> list[str]:
-    """What the validation of a step has measured, a line for each metric."""
+    """The metrics of a step's validation, one per line."""
     metrics = next((line for line in run.steps if line["step"] == step), {})
     names = [name for name in metrics if name.startswith("val/") and not name.startswith("val/data/")]
     width = max(map(len, names), default=0)

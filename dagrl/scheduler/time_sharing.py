@@ -54,7 +54,7 @@ class TimeSharing:
         return down or [Wake(command.step, name, least) for name, (least, _) in needs.items() if now[name] < least]
 
     def _needs(self, command: OnEngine) -> dict[str, _Bounds]:
-        """What the sleepers may hold while `command` runs."""
+        """The bounds of the sleepers' residency while `command` runs."""
         match command:
             case Run(_, task, _):
                 return self._needs_of_work(self._executor_of[task])

@@ -1,1 +1,1 @@
-"""What the engines of several backends share while they run."""
+"""Code that running engines of several backends share."""

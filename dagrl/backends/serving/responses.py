@@ -51,7 +51,7 @@ class _Response:
 
     @property
     def said(self) -> np.ndarray:
-        """What the policy has said in its turn, int64."""
+        """Tokens of the policy in its turn, int64."""
         return np.concatenate([self.request.begun[self.request.turn_start :], self.tokens])
 
 

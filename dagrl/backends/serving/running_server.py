@@ -56,7 +56,7 @@ class RunningServer(ABC):
 
     @abstractmethod
     def _cause(self, failure: BaseException) -> str:
-        """What has failed, in one sentence, if `_build` has raised `failure`."""
+        """Describe in one sentence a `failure` that `_build` has raised."""
 
     @abstractmethod
     def _dead_process(self) -> str | None:

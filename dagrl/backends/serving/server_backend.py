@@ -1,4 +1,4 @@
-"""What the descriptors of backends with servers have in common."""
+"""The common part of the descriptors of backends with servers."""
 
 from __future__ import annotations
 

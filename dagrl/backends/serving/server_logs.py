@@ -13,7 +13,7 @@ _PREFIX = re.compile(
     r"(?:\((?P<process>\S+ pid=\d+)\) )?"
     r"(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]+\] ?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^]]*\] )?"
 )
-"""What the library of a server puts before a line."""
+"""Prefix of a line, as the libraries of servers write it."""
 _FRAME = re.compile(r' *File ".+", line \d+| +\[Previous line repeated ')
 _CODE = " " * 4
 """Indentation of the lines below a frame of a traceback."""
