@@ -69,9 +69,9 @@ class Step:
                     self._compute(task, shards)
 
     def _source(self, task: PlannedTask) -> None:
-        for shard, (begin, end) in enumerate(shard_bounds(self.shape.samples, self.shape.n, self.shape.shards)):
-            positions = np.arange(begin // self.shape.n, end // self.shape.n)
-            block = self._block(np.arange(begin, end), shards=(shard,), positions=positions)
+        for shard, (begin, end) in enumerate(shard_bounds(self.shape.prompts, self.shape.shards)):
+            rows = np.arange(begin * self.shape.n, end * self.shape.n)
+            block = self._block(rows, shards=(shard,), positions=np.arange(begin, end))
             self._batch.add_source(task.name, self._transferred(block))
 
     def _rollout(self, task: PlannedTask) -> None:

@@ -102,7 +102,7 @@ def critical_s(shape: Shape, timings: Timings) -> float:
         # The last round may have fewer portions than there are servers, or a smaller one.
         return timings.rollout_s * min(place + 1, each) / each
 
-    bounds = [(start // shape.n, end // shape.n) for start, end in shard_bounds(shape.samples, shape.n, shape.shards)]
+    bounds = shard_bounds(shape.prompts, shape.shards)
     done = 0.0
     for shard_comes in sorted(max(map(comes, range(*bound))) for bound in bounds if bound[0] < bound[1]):
         done = max(done, shard_comes) + timings.logprob_s

@@ -186,11 +186,6 @@ class Context:
         return self.resources.pipeline
 
     @property
-    def samples_per_prompt(self) -> int:
-        """Number of rows in a group."""
-        return self.pipeline.rows_per_prompt(validation=self.validation)
-
-    @property
     def rollout(self) -> RolloutNode:
         """The rollout node whose responses the op works on."""
         return self.pipeline.rollouts[self.sampled_by or self.pipeline.leading_rollout]

@@ -37,19 +37,14 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         "data/cut_prompts": Stat.of([sum(each.cut for each in taken.values())]),
     }
     facts = {} if context.validation else {"next_position": taken["train"].next_position}
-    joined, times = _joined(taken), context.samples_per_prompt
-    if context.validation and context.pipeline.rollouts:
-        # Sets may have several groups of rows for a prompt.
-        groups = [context.pipeline.val_ns[name] // times for name in joined["data_set"].strings()]
-        if max(groups) > 1:
-            rows = np.arange(len(groups))
-            joined = dict(Batch(rows, joined).take(np.repeat(rows, groups)).columns)
+    joined, sizes = _joined(taken), context.pipeline.group_sizes(validation=context.validation)
     work = context.work_as(SourceWork)
-    table = _repeat(joined, times, work.first_group)
-    for shard, (begin, end) in enumerate(shard_bounds(len(table), times, work.shards)):
-        piece = table.take(np.arange(begin, end))
-        mine = slice(begin // times, end // times)
-        positions = None if context.validation else taken["train"].positions[mine]
+    times = np.array([sizes[name] for name in joined["data_set"].strings()], dtype=np.int64)
+    table = _repeat(joined, times, work.first_group, max(sizes.values()))
+    starts = np.concatenate([[0], np.cumsum(times)])
+    for shard, (begin, end) in enumerate(shard_bounds(len(times), work.shards)):
+        piece = table.take(np.arange(starts[begin], starts[end]))
+        positions = None if context.validation else taken["train"].positions[begin:end]
         # In a rollout only a few rows use the data set's responses.
         uncounted = () if context.pipeline.is_offline else ("demonstration",)
         output = Output((shard,), piece.rows, piece.columns, positions=positions, uncounted=uncounted)
@@ -79,9 +74,10 @@ def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
     return dict(Batch.concat(tables).columns)
 
 
-def _repeat(columns: Mapping[str, Column], times: int, first_group: int) -> Batch:
-    prompts = np.repeat(np.arange(len(columns["prompt_tokens"]), dtype=np.int64), times)
-    rows = first_group * times + np.arange(len(prompts), dtype=np.int64)
+def _repeat(columns: Mapping[str, Column], times: np.ndarray, first_group: int, group_size: int) -> Batch:
+    """Each prompt so many `times`; see `BatchIndex` for `group_size`."""
+    prompts = np.repeat(np.arange(len(times), dtype=np.int64), times)
+    rows = (first_group + prompts) * group_size + np.arange(len(prompts)) - np.repeat(np.cumsum(times) - times, times)
     given = [column for name, column in columns.items() if name.startswith("responses.")]
     repeated = {
         # The samples of a prompt share its images.

@@ -23,7 +23,7 @@ from dagrl.ops.response import passages
 from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows, own_rows
 from dagrl.ops.turns.settings import policy_images
-from dagrl.ops.validation import by_prompt, validation_stats
+from dagrl.ops.validation import validation_stats
 from dagrl.ops.view import view_of
 
 _UNCHANGED = ("policy_version", "token_version", "finish_reason")
@@ -36,7 +36,7 @@ def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     Yields the batch's ids and the metrics of rewards and lengths.
     """
     (part,) = parts
-    batch = by_prompt(part.batch, context) if context.validation else part.batch
+    batch = part.batch
     limit = context.pipeline.run.samples_per_step
     if limit:
         name = f"step_{context.step}{'_val' if context.validation else ''}.parquet"

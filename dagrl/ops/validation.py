@@ -11,7 +11,7 @@ import numpy as np
 
 from dagrl.algorithms.at_k import best_at_k, majority_at_k, pass_at_k, worst_at_k
 from dagrl.config.schema.val_metrics import ks_of, vote_of
-from dagrl.data.batch import Batch, Column
+from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context
 from dagrl.ops.reward import scored_text
@@ -31,20 +31,6 @@ def validation_stats(batch: Batch, context: Context) -> dict[str, Stat]:
             stats[f"{prefix}response_tokens"] = Stat.of(batch["response_tokens"].lengths[rows])
         stats |= _stats_of_set(batch.take(rows), context.pipeline.val_ns[name], prefix, context)
     return stats
-
-
-def by_prompt(batch: Batch, context: Context) -> Batch:
-    """The batch of a validation with the number of each row's prompt in ``group_id``, which may have several groups."""
-    ns = context.pipeline.val_ns if context.pipeline.rollouts else {}
-    if len({*ns.values()}) < 2:
-        return batch
-    sets, first = np.array(batch["data_set"].strings()), 0
-    prompts = np.zeros(len(batch), dtype=np.int64)
-    for name, n in ns.items():
-        rows = np.flatnonzero(sets == name)
-        prompts[rows] = first + np.arange(len(rows)) // n
-        first += len(rows) // n
-    return Batch(batch.rows, {**batch.columns, "group_id": Column(prompts)})
 
 
 def _stats_of_set(batch: Batch, n: int, prefix: str, context: Context) -> dict[str, Stat]:

@@ -153,7 +153,7 @@ def test_a_failed_agent_counts_in_validation_alone(bench, validation, mean) -> N
 
 
 def test_validation_has_one_row_for_a_trajectory(bench, context) -> None:
-    assert context("reward").sequences == 2 and context("reward").samples_per_prompt == 4
+    assert context("reward").sequences == 2 and context("reward").pipeline.rows_per_prompt() == 4
     validating = bench.context(
         "rollout",
         validation=True,
@@ -166,4 +166,4 @@ def test_validation_has_one_row_for_a_trajectory(bench, context) -> None:
             }
         },
     )
-    assert validating.sequences == 1 and validating.samples_per_prompt == 1
+    assert validating.sequences == 1 and validating.pipeline.rows_per_prompt(validation=True) == 1

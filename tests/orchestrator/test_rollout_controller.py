@@ -170,8 +170,8 @@ def ran(lab) -> Any:
         if groups > needed:
             declared["nodes"]["rollout"]["over_sampling_batch_size"] = groups
         index, record = WatchedIndex(N, shards), StepRecord(4)
-        for shard, (begin, end) in enumerate(shard_bounds(groups * N, N, shards)):
-            rows = np.arange(begin, end)
+        for shard, (begin, end) in enumerate(shard_bounds(groups, shards)):
+            rows = np.arange(begin * N, end * N)
             places = 100 + np.unique(rows // N)
             index.add_source("prompts", Block(rows, f"p{shard}", None, 0, 1, (shard,), positions=places))
         complete: list[int] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 from pydantic import Field
@@ -129,18 +128,19 @@ class Pipeline(Section):
         usual = self.rollouts[self.leading_rollout].val_n
         return {name: spec.n or usual for name, spec in self.data.val_sets.items()}
 
-    def rows_per_prompt(self, *, validation: bool = False) -> int:
-        """Rows of a group: the responses that are sampled for a prompt, or those that the data set has for it.
-
-        In a validation whose sets have different numbers of responses, a prompt has several groups, of the size that
-        divides all of them.
+    def group_sizes(self, *, validation: bool = False) -> dict[str, int]:
+        """Source, or validation set -> rows of a group: the responses that are sampled for each of its prompts, or
+        those that the data set has for it.
         """
+        names = self.data.val_sets if validation else ("train",)
         if not self.rollouts or (self.is_offline and not validation):
-            return max(1, len(self.data.responses))
+            return dict.fromkeys(names, max(1, len(self.data.responses)))
         leading = self.rollouts[self.leading_rollout]
-        if validation:
-            return math.gcd(*self.val_ns.values()) or leading.val_n
-        return leading.n * leading.rows_per_sample
+        return self.val_ns if validation else dict.fromkeys(names, leading.n * leading.rows_per_sample)
+
+    def rows_per_prompt(self, *, validation: bool = False) -> int:
+        """Rows of the largest group."""
+        return max(self.group_sizes(validation=validation).values(), default=1)
 
     def longest_rows(self, rollout: str, *, validated: bool) -> dict[Place, int]:
         """Tokens of the longest prompt and response of a rollout, by the places of `samplings`."""

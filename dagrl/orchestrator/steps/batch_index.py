@@ -30,9 +30,14 @@ class Arrival:
 
 
 class BatchIndex:
-    """The blocks of one step's training or validation batch."""
+    """The blocks of one step's training or validation batch.
+
+    Group g has the rows ``g * group_size``, ``g * group_size + 1``, ... The ids have gaps where a source has fewer rows
+    for a prompt than another.
+    """
 
     def __init__(self, group_size: int, shards: int) -> None:
+        """`group_size`: rows of the largest group."""
         self.group_size = group_size
         self.first_group = 0
         """The first group of the current round."""
@@ -42,18 +47,22 @@ class BatchIndex:
         """Task -> which of those objects holds a row."""
         self._shard_rows = [_NO_ROWS] * shards
         self._shard_of_group: dict[int, int] = {}
+        self._rows_of_group: dict[int, int] = {}
+        """Group -> how many rows it has."""
         self._chosen: list[list[int]] | None = None
         """With over-sampling: the groups of each shard, in the order in which they arrived."""
         self._tokens = np.zeros(0, dtype=np.int64)
         """Tokens of each row. May be longer than there are rows."""
         self._positions: dict[int, int] = {}
         self._missing: dict[str, list[int]] = {}
-        """Task whose rows arrive group by group -> how many rows each shard still waits for."""
+        """Task whose rows arrive group by group -> how many groups each shard still waits for."""
 
     @staticmethod
     def recorded(group_size: int, shards: int, rows: Mapping[int, np.ndarray], tokens: np.ndarray) -> BatchIndex:
         """A batch as it was: the rows of shards, and `tokens` by row id."""
         batch = BatchIndex(group_size, shards)
+        for mine in rows.values():
+            batch._count(mine)
         batch._reset_shards([rows.get(shard, _NO_ROWS) for shard in range(shards)])
         batch._tokens = tokens
         return batch
@@ -62,7 +71,7 @@ class BatchIndex:
         """Add a shard of the source, which defines the rows of the batch."""
         (shard,) = block.shards
         self._shard_rows[shard] = block.rows
-        groups = np.unique(self.groups(block.rows)).tolist()
+        groups = self._count(block.rows)
         self._shard_of_group |= dict.fromkeys(groups, shard)
         if block.positions is not None:
             self._positions |= dict(zip(groups, block.positions.tolist(), strict=True))
@@ -72,6 +81,12 @@ class BatchIndex:
             tokens[: len(self._tokens)] = self._tokens
             self._tokens = tokens
         self.add(task, block)
+
+    def _count(self, rows: np.ndarray) -> list[int]:
+        """The groups of these rows, which are all that each of them has."""
+        groups, counts = np.unique(self.groups(rows), return_counts=True)
+        self._rows_of_group |= dict(zip(groups.tolist(), counts.tolist(), strict=True))
+        return groups.tolist()
 
     def add(self, task: str, block: Block) -> None:
         if block.tokens is not None:
@@ -92,9 +107,8 @@ class BatchIndex:
 
     def select(self, groups: Sequence[int]) -> None:
         """Make these groups, of any round, the batch; they are split into shards in this order."""
-        rows = self.rows_of(groups)
-        bounds = shard_bounds(len(rows), self.group_size, len(self._shard_rows))
-        self._reset_shards([rows[begin:end] for begin, end in bounds])
+        bounds = shard_bounds(len(groups), len(self._shard_rows))
+        self._reset_shards([self.rows_of(groups[begin:end]) for begin, end in bounds])
 
     def _reset_shards(self, shard_rows: list[np.ndarray]) -> None:
         self._shard_rows, self._chosen = shard_rows, None
@@ -110,9 +124,9 @@ class BatchIndex:
         """
         assert self._chosen is None or task in self._missing, "another task has chosen the batch"
         if choose is None:
-            self._missing[task] = [len(rows) for rows in self._shard_rows]
+            self._missing[task] = [len(self.groups_in(rows)) for rows in self._shard_rows]
         else:
-            bounds = shard_bounds(choose * self.group_size, self.group_size, len(self._shard_rows))
+            bounds = shard_bounds(choose, len(self._shard_rows))
             self._missing[task] = [end - begin for begin, end in bounds]
             self._chosen = [[] for _ in self._shard_rows]
 
@@ -130,7 +144,7 @@ class BatchIndex:
             else:
                 surplus.append(group)
                 continue
-            missing[shard] -= self.group_size
+            missing[shard] -= 1
             touched[shard] = missing[shard]
         return Arrival(tuple(touched), tuple(shard for shard, left in touched.items() if left == 0), tuple(surplus))
 
@@ -146,8 +160,9 @@ class BatchIndex:
 
     def rows_of(self, groups: Sequence[int]) -> np.ndarray:
         """Ids of the rows of these groups, int64, in this order."""
+        sizes = np.array([self._rows_of_group[group] for group in groups], dtype=np.int64)
         starts = np.array(groups, dtype=np.int64) * self.group_size
-        return (starts[:, None] + np.arange(self.group_size)).ravel()
+        return np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
 
     def position(self, group: int) -> int:
         """Data set position of the group's prompt. Only for training batches."""

@@ -81,7 +81,7 @@ def _work(costs: PipelineCosts, task: PlannedTask) -> _Work:
     if isinstance(node, JudgeNode):
         return _generation(flops, engine.server, lengths_of_judgements(node, lengths), rows, 1)
     if task.generates:
-        return _generation(flops, engine.server, lengths, rows, costs.plan.group_size(task.rows))
+        return _generation(flops, engine.server, lengths, rows, costs.per_prompt(task))
     gain = engine.device.fp8_gain if engine.multiplies_in_fp8 else 1.0
     # Heads of values and scores have next to no operations.
     head = flops.per_prediction if isinstance(node, LogprobNode | TrainingNode) else 0

@@ -113,15 +113,20 @@ class PipelineCosts:
         """Prompts of a step, or of a round, that the task works on."""
         data = self.pipeline.data
         if task.rows is Rows.VALIDATION:
-            # As groups, of which a prompt of a set may have several.
-            ns = self.pipeline.val_ns.values() if self.pipeline.rollouts else [1] * len(data.val_sets)
-            size = self.plan.group_size(task.rows) if self.pipeline.rollouts else 1
-            return sum((data.val_prompts or data.prompts_per_step) * n // size for n in ns)
+            return (data.val_prompts or data.prompts_per_step) * len(data.val_sets)
         return prompts_per_round(self.pipeline) if task.in_rounds else data.prompts_per_step
 
     def rows(self, task: PlannedTask) -> int:
         """The rows of those prompts."""
-        return self.prompts(task) * self.plan.group_size(task.rows)
+        return round(self.prompts(task) * self._mean_group(task))
+
+    def per_prompt(self, task: PlannedTask) -> int:
+        """Rows of a prompt, rounded where sources or validation sets have different numbers."""
+        return max(1, round(self._mean_group(task)))
+
+    def _mean_group(self, task: PlannedTask) -> float:
+        sizes = self.pipeline.group_sizes(validation=task.rows is Rows.VALIDATION)
+        return sum(sizes.values()) / max(1, len(sizes))
 
     def lengths(self, task: PlannedTask) -> Lengths:
         if task.sampled_by is None and self.pipeline.is_offline:
@@ -167,7 +172,7 @@ class PipelineCosts:
         engine = self.engines[task.executor]
         cuts = 1 if task.scope is Scope.BATCH else min(self.plan.shards, self.prompts(task))
         shards = max(1, round(cuts * share))
-        rows, together = self.rows(task) * share / shards, self.plan.group_size(task.rows)
+        rows, together = self.rows(task) * share / shards, self.per_prompt(task)
         batch = PlannedBatch(rows, self.lengths(task), tokens_per_micro_batch, together)
         seconds = shards * engine.forward(batch) + self._reconnecting(task) * share
         if task.frozen and engine.engine.executor.trained:
@@ -183,7 +188,7 @@ class PipelineCosts:
     def _update(self, task: PlannedTask, node: TrainingNode, share: float) -> float:
         engine = self.engines[task.executor]
         steps = node.optimizer_steps(self.pipeline.data.prompts_per_step)
-        rows, together = self.rows(task) * node.epochs / steps, self.plan.group_size(task.rows)
+        rows, together = self.rows(task) * node.epochs / steps, self.per_prompt(task)
         batch = PlannedBatch(
             rows, self.lengths(task), node.tokens_per_micro_batch, together, node.loss_is_sum_over_tokens
         )
@@ -214,7 +219,7 @@ class PipelineCosts:
         share = shards / self.plan.shards
         work = Generation(
             prompts=math.ceil(begun * share / engine.engine.executor.replicas),
-            per_prompt=self.plan.group_size(task.rows),
+            per_prompt=self.per_prompt(task),
             lengths=self.lengths(task),
             shards=shards,
             enough=prompts / begun,

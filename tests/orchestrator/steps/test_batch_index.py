@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -69,24 +70,46 @@ def test_a_shard_is_complete_when_all_its_groups_are_there():
     assert index.rows((0,)).tolist() == [0, 1, 2, 3]
 
 
-def over_sampled(groups: int, group_size: int, shards: int) -> BatchIndex:
-    index = BatchIndex(group_size, shards)
-    for shard, (begin, end) in enumerate(shard_bounds(groups * group_size, group_size, shards)):
-        rows = np.arange(begin, end)
+sizes_of_groups = st.lists(st.integers(1, 3), min_size=1, max_size=12)
+"""Rows of each group of a batch."""
+
+
+def rows_of(sizes: Sequence[int], groups: Iterable[int]) -> list[int]:
+    return [group * max(sizes) + row for group in groups for row in range(sizes[group])]
+
+
+def over_sampled(sizes: Sequence[int], shards: int) -> BatchIndex:
+    index = BatchIndex(max(sizes), shards)
+    for shard, (begin, end) in enumerate(shard_bounds(len(sizes), shards)):
+        rows = np.array(rows_of(sizes, range(begin, end)), dtype=np.int64)
         index.add_source("prompts", block(rows, f"p{shard}", rows % 7, shards=(shard,)))
     return index
 
 
+@given(sizes=sizes_of_groups, shards=st.integers(1, 5), data=st.data())
+def test_groups_have_as_many_rows_as_their_source_gives_them(sizes, shards, data) -> None:
+    index = over_sampled(sizes, shards)
+    groups = data.draw(st.permutations(range(len(sizes))))
+    rows = index.rows_of(groups)
+    assert rows.tolist() == rows_of(sizes, groups)
+    assert index.groups(rows).tolist() == [group for group in groups for _ in range(sizes[group])]
+    # As a replay sees it.
+    shown = {shard: index.rows((shard,)) for shard in range(shards)}
+    again = BatchIndex.recorded(index.group_size, shards, shown, index.tokens(np.arange(max(rows.max() + 1, 1))))
+    assert again.rows_of(groups).tolist() == rows.tolist()
+    assert again.total_tokens == index.total_tokens
+
+
 @given(
-    groups=st.integers(1, 12),
+    sizes=sizes_of_groups,
     needed=st.integers(1, 12),
-    group_size=st.integers(1, 3),
     shards=st.integers(1, 5),
     data=st.data(),
 )
-def test_shards_are_filled_with_the_groups_that_come_first(groups, needed, group_size, shards, data) -> None:
+def test_shards_are_filled_with_the_groups_that_come_first(sizes, needed, shards, data) -> None:
+    groups = len(sizes)
     needed = min(needed, groups)
-    index = over_sampled(groups, group_size, shards)
+    index = over_sampled(sizes, shards)
     index.expect("rollout", choose=needed)
     order = data.draw(st.permutations(range(groups)))
     cuts = sorted(data.draw(st.lists(st.integers(0, groups), max_size=4)))
@@ -98,10 +121,10 @@ def test_shards_are_filled_with_the_groups_that_come_first(groups, needed, group
         surplus += arrival.surplus
         assert index.complete("rollout") == (end >= needed)
     assert surplus == list(order[needed:])
-    bounds = shard_bounds(needed * group_size, group_size, shards)
+    bounds = shard_bounds(needed, shards)
     assert complete == [shard for shard, (begin, end) in enumerate(bounds) if begin < end]
     for shard, (begin, end) in enumerate(bounds):
-        mine = order[begin // group_size : end // group_size]
+        mine = order[begin:end]
         assert index.rows((shard,)).tolist() == sorted(index.rows_of(mine).tolist()), "whole groups, each row once"
     chosen = index.rows(tuple(range(shards)))
     assert chosen.tolist() == sorted(index.rows_of(order[:needed]).tolist())
@@ -146,16 +169,15 @@ def test_a_rank_without_rows_still_gets_the_columns():
 
 
 @given(
-    groups=st.integers(1, 12),
-    group_size=st.integers(1, 3),
+    sizes=sizes_of_groups,
     shards=st.integers(1, 5),
     data=st.data(),
 )
-def test_each_group_completes_the_shard_that_the_source_has_put_it_into(groups, group_size, shards, data) -> None:
-    index = over_sampled(groups, group_size, shards)
+def test_each_group_completes_the_shard_that_the_source_has_put_it_into(sizes, shards, data) -> None:
+    groups, index = len(sizes), over_sampled(sizes, shards)
     index.expect("rollout")
-    bounds = shard_bounds(groups * group_size, group_size, shards)
-    left = {shard: set(range(begin // group_size, end // group_size)) for shard, (begin, end) in enumerate(bounds)}
+    bounds = shard_bounds(groups, shards)
+    left = {shard: set(range(begin, end)) for shard, (begin, end) in enumerate(bounds)}
     order = data.draw(st.permutations(range(groups)))
     cuts = sorted(data.draw(st.lists(st.integers(0, groups), max_size=4)))
     for begin, end in zip([0, *cuts], [*cuts, groups], strict=True):
@@ -167,8 +189,8 @@ def test_each_group_completes_the_shard_that_the_source_has_put_it_into(groups, 
         assert set(arrival.complete) == {shard for shard in touched if not left[shard]}
         assert index.complete("rollout") == (not any(left.values()))
     for shard, (begin, end) in enumerate(bounds):
-        assert index.rows((shard,)).tolist() == list(range(begin, end))
-    assert index.total_tokens == sum(row % 7 for row in range(groups * group_size))
+        assert index.rows((shard,)).tolist() == rows_of(sizes, range(begin, end))
+    assert index.total_tokens == sum(row % 7 for row in rows_of(sizes, range(groups)))
 
 
 def test_a_further_rounds_rows_are_the_batch_until_it_is_chosen_of_all() -> None:
@@ -191,7 +213,7 @@ def test_a_further_rounds_rows_are_the_batch_until_it_is_chosen_of_all() -> None
 @settings(deadline=None)
 @given(groups=st.integers(1, 12), shards=st.integers(1, 5), over=st.integers(0, 4), data=st.data())
 def test_a_task_behind_a_filter_brings_the_groups_that_were_chosen(groups, shards, over, data) -> None:
-    index = over_sampled(groups + over, 2, shards)
+    index = over_sampled(data.draw(st.lists(st.integers(1, 3), min_size=groups + over, max_size=groups + over)), shards)
     index.expect("rollout", choose=groups if over else None)
     index.arrived("rollout", index.rows_of(data.draw(st.permutations(range(groups + over)))))
     there = index.groups_in(index.rows(tuple(range(shards))))

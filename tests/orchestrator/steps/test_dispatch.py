@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,21 +32,36 @@ SAMPLES = replace(REWARD, name="samples", node="samples", op="samples", scope=Sc
 
 
 class Step:
-    """A batch of `groups` prompts in shards, its columns put down by `producers` ranks that chance dealt rows to."""
+    """A batch of `groups` prompts in shards, its columns put down by `producers` ranks that chance dealt rows to.
 
-    def __init__(self, lab, groups: int, group_size: int, shards: int, lengths: Sequence[int], producers: int = 1):
+    The groups have `sizes` in turn, by default all `group_size`.
+    """
+
+    def __init__(
+        self,
+        lab,
+        groups: int,
+        group_size: int,
+        shards: int,
+        lengths: Sequence[int],
+        producers: int = 1,
+        sizes: Sequence[int] = (),
+    ):
         declared = lab.tiny_pipeline()
         declared["data"]["prompts_per_step"] = groups
         declared["nodes"]["update"].pop("mini_batch")
         declared["schedule"] = {"shards_per_step": shards}
         self.declared = declared
         self.group_size, self.shards = group_size, tuple(range(shards))
-        self.rows = np.arange(groups * group_size)
-        self.lengths = np.resize(np.array(lengths, dtype=np.int64), len(self.rows))
+        self.rows_of_group = [
+            [group * group_size + row for row in range(min(size, group_size))]
+            for group, size in enumerate(np.resize(sizes or [group_size], groups).tolist())
+        ]
+        self.lengths = np.resize(np.array(lengths, dtype=np.int64), groups * group_size)
         self.store: dict[str, np.ndarray] = {}
         self.index = BatchIndex(group_size, shards)
-        for shard, (begin, end) in enumerate(shard_bounds(len(self.rows), group_size, shards)):
-            rows = self.rows[begin:end]
+        for shard, (begin, end) in enumerate(shard_bounds(groups, shards)):
+            rows = np.array([*chain(*self.rows_of_group[begin:end])], dtype=np.int64)
             self.index.add_source("prompts", self._block(f"prompts {shard}", rows, (shard,)))
             for producer in range(producers):
                 mine = rows[(self.lengths[rows] + rows) % producers == producer]
@@ -99,6 +115,7 @@ batches = st.fixed_dictionaries(
         "shards": st.integers(1, 5),
         "lengths": st.lists(st.integers(0, 50), min_size=1, max_size=12),
         "producers": st.integers(1, 3),
+        "sizes": st.lists(st.integers(1, 4), max_size=3),
     }
 )
 
@@ -124,8 +141,7 @@ def test_a_chunk_holds_all_samples_of_its_prompts_with_the_sources_of_their_colu
     run, pipeline = Run(5, "rollout", step.shards), Pipeline.model_validate(step.declared)
     work = dispatch_chunk(run, ROLLOUT, step.index, pipeline, groups, committed=4, begun=begun)
     (part,) = work.parts
-    size = batch["group_size"]
-    assert part.rows.tolist() == [row for group in groups for row in range(group * size, (group + 1) * size)]
+    assert part.rows.tolist() == [*chain(*(step.rows_of_group[group] for group in groups))]
     assert step.fetched(part) == dict.fromkeys(INPUTS, sorted(part.rows.tolist()))
     assert (type(work), work.is_output_rank, work.committed) == (RolloutWork, True, 4)
     assert set(work.begun) == {group for group in groups if group % 2 == 0}
@@ -161,10 +177,9 @@ def test_mini_batches_hold_whole_prompts_in_order(lab, layout, batch, mini_batch
     work = step.share(UPDATE, executor, mini_batch=prompts)
     given_out = rows_of_replicas(work, executor)
     assert [part.index for part in work[0].parts] == list(range(mini_batches))
-    rows_of_one = prompts * step.group_size
     for index in range(mini_batches):
         together = sorted(row for parts in given_out.values() for row in parts[index])
-        assert together == list(range(index * rows_of_one, (index + 1) * rows_of_one))
+        assert together == [*chain(*step.rows_of_group[index * prompts : (index + 1) * prompts])]
 
 
 def test_without_mini_batches_an_update_takes_the_whole_step(lab) -> None:
@@ -198,7 +213,7 @@ def test_only_the_first_slot_of_a_server_gets_rows(lab, servers: int, slots: int
     wise = Executor("wise", "train", tuple(places), ("wise",), are_servers=True)
     work = step.share(replace(REF, op="judge", engine="wise", executor="wise"), wise)
     given_out = [row for share in work for part in share.parts for row in part.rows.tolist()]
-    assert sorted(given_out) == step.rows.tolist()
+    assert sorted(given_out) == [*chain(*step.rows_of_group)]
     for share, place in zip(work, places, strict=True):
         assert share.is_output_rank == place.primary
         assert place.primary or not share.parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from plan_parts import ONE_RANK, task
 
@@ -53,7 +54,7 @@ class Step:
         assert isinstance(work, SourceWork) and work.prompts is not None
         groups = list(range(work.first_group, work.first_group + work.prompts))
         for shard in range(SHARDS):
-            rows = self.batch_index.rows_of(groups[shard::SHARDS])
+            rows = np.concatenate([np.arange(group * N, (group + 1) * N) for group in groups[shard::SHARDS]])
             self.batch_index.add_source("prompts", Block(rows, f"{at} {shard}", None, 0, 1, (shard,)))
         return groups
 
