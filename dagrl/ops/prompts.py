@@ -54,7 +54,7 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 def _training_prompts(context: Context) -> PromptSlice:
     work = context.work_as(SourceWork)
     count = work.prompts or prompts_begun(context.pipeline)
-    loader = _loader("train", context.pipeline.data.train, context)
+    loader = _loader("train", context.pipeline.data.files["train"], context)
     reader = context.resources.once("prompts read ahead", lambda: ReadAhead(loader))
     return reader.take(work.position, count, first=work.carried)
 
@@ -62,7 +62,7 @@ def _training_prompts(context: Context) -> PromptSlice:
 def _validation_sets(context: Context) -> dict[str, PromptSlice]:
     sets = context.pipeline.data.val_sets
     assert sets, "validation without data.val"
-    return {name: _loader(name, each.path, context).one_epoch() for name, each in sets.items()}
+    return {name: _loader(name, each.paths[0], context).one_epoch() for name, each in sets.items()}
 
 
 def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:

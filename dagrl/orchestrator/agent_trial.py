@@ -112,8 +112,9 @@ def _generator(pipeline: Pipeline, name: str, plan: Plan, run_dir: Path) -> Iter
 def _batch(pipeline: Pipeline, resources: Resources, row: int, copies: int) -> Batch:
     data = pipeline.data
     settings = image_settings(pipeline.model, data) if data.image_key else None
-    column = ImageColumn(data.train, data.image_key, settings) if data.image_key and settings else None
-    table = PromptTable(data.train, resources.tokenizer, images=column)
+    file = data.files["train"]
+    column = ImageColumn(file, data.image_key, settings) if data.image_key and settings else None
+    table = PromptTable(file, resources.tokenizer, images=column)
     if not 0 <= row < len(table):
         raise ValueError(f"{table.path} has the rows 0 to {len(table) - 1}, and no row {row}")
     prompt = table.prompt(row)

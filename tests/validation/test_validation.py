@@ -74,7 +74,7 @@ def test_a_set_whose_file_is_missing_is_named(project):
         ("{}", "data.val", "invalid-value"),
         ("{AIME: a.parquet}", "data.val.AIME", "invalid-name"),
         ("{aime: 3}", "data.val.aime", "invalid-value"),
-        ("[a.parquet]", "data.val", "invalid-value"),
+        ("[]", "data.val", "invalid-value"),
     ],
 )
 def test_sets_that_are_none(project, sets, place, fragment):

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from dagrl.config.errors import Place, nearest, removal, shown, suggest
 from dagrl.config.schema import Pipeline, Section
+from dagrl.config.schema.data import is_one_source
 from dagrl.config.schema.library_fields import LibraryFields, meant_fields
 
 MOST_FAULTS = 100
@@ -178,6 +179,8 @@ def _sections_at(place: Place, tree: dict[str, Any] | None = None) -> list[type[
     for depth, key in enumerate(place, start=1):
         kinds = [inner for kind in kinds for inner in _below(kind, key)]
         if tree is not None and len(kinds) > 1 and isinstance(value := value_at(tree, place[:depth]), dict):
+            if any(get_origin(kind) is dict for kind in kinds) and is_one_source(value):
+                kinds = [kind for kind in kinds if get_origin(kind) is not dict]
             kinds = [kind for kind in kinds if _has_tag(kind, value)] or kinds
     return [] if any(get_origin(kind) is dict for kind in kinds) else [kind for kind in kinds if _is_section(kind)]
 

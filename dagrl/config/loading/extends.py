@@ -5,6 +5,7 @@
 - ``extends: [NAME, NAME]`` merges several in this order, and then the file itself. A file that two of them extend is
   merged once, below both.
 - Mappings merge key by key; lists and single values replace inherited ones; ``key: null`` removes an inherited key.
+  In ``data.train`` and ``data.val``, names of sources replace a single source, and it replaces them.
   A node with another ``fn`` inherits no ``args``, which are those of the function.
   In a model's ``init`` a null that removes nothing is a value, as in Hugging Face's configs.
 """
@@ -19,6 +20,7 @@ from typing import Any
 from dagrl.config.errors import PipelineError, Place, Problem, dotted, shown, suggest
 from dagrl.config.loading.positions import Position
 from dagrl.config.loading.yaml_source import MOST_FILES, Allowance, Document, Tree, read_document, why_no_file
+from dagrl.config.schema.data import is_one_source
 from dagrl.resources import OWN_TEMPLATES
 
 
@@ -150,7 +152,7 @@ def _merge(into: Document, source: Document, old: Tree, new: Tree, place: Place)
         forget_args(into, old, place, new["fn"])
     for key, value in new.items():
         inner = (*place, key)
-        if isinstance(value, dict) and isinstance(old.get(key), dict):
+        if isinstance(value, dict) and isinstance(old.get(key), dict) and _are_alike(inner, old[key], value):
             into.positions[inner] = source.positions[inner]
             _merge(into, source, old[key], value, inner)
             continue
@@ -161,6 +163,11 @@ def _merge(into: Document, source: Document, old: Tree, new: Tree, place: Place)
         else:
             _copy_positions(into, source, inner, value)
             old[key] = value
+
+
+def _are_alike(place: Place, old: Tree, new: Tree) -> bool:
+    """Whether two mappings can be merged: names of sources replace a source, and a source replaces names."""
+    return place not in (("data", "train"), ("data", "val")) or is_one_source(old) == is_one_source(new)
 
 
 def _copy_positions(into: Document, source: Document, place: Place, value: Any) -> None:

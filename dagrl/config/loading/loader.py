@@ -4,7 +4,7 @@
 - ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the ``nodes`` of the largest trained group, as the
   file declares them: the same file trains with the same batch for each machine.
 - ``run.epochs`` becomes ``run.steps``, by the rows of the training file.
-- Paths (``model.path``, ``model.tokenizer``, ``data.train``, ``data.val``, fields of engines with a path)
+- Paths (``model.path``, ``model.tokenizer``, those of ``data.train`` and ``data.val``, fields of engines with a path)
   may begin with ``~``, and are relative to the folder of the file that contains them; in an override, to the working
   directory. Data outside of dagrl's own templates is that of the pipeline's folder: `dagrl.resources`.
 """
@@ -40,11 +40,13 @@ from dagrl.config.loading.yaml_source import (
 )
 from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.config.schema.backends import engine_sections
+from dagrl.config.schema.data import is_one_source
 from dagrl.config.schema.run import UNKNOWN_STEPS
 from dagrl.config.schema.section import Section
 from dagrl.resources import path_in_template, why_no_path
 
-_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"), ("data", "train"), ("data", "val"))
+_PATHS: tuple[Place, ...] = (("model", "path"), ("model", "tokenizer"))
+_SOURCE_DEPTH = len(("data", "train", "NAME"))
 _NAMED = ("groups", "engines", "nodes")
 _MOST_EPOCHS = 1e6
 _TRAINING = ("update", "critic", "sft", "dpo")
@@ -319,23 +321,35 @@ def _resolve_paths(document: Document, positions: Positions, pipeline: Path) -> 
     for name, engine in _sections(tree, "engines").items():
         spec = engine_sections().get(str(engine.get("backend")), EngineSpec)
         engines += [("engines", name, *place) for place in _path_fields(spec)]
-    sets: list[Place] = []
-    for name, value in _mapping(value_at(tree, ("data", "val"))).items():
-        sets.append(("data", "val", name, *(("path",) if isinstance(value, dict) else ())))
-    for place in (*_PATHS, *sets, *engines):
-        holder = _mapping(value_at(tree, place[:-1]))
-        value = holder.get(str(place[-1]))
+    sources = [each for key in ("train", "val") for each in _source_paths(tree, ("data", key))]
+    for place in (*_PATHS, *sources, *engines):
+        holder: Any = value_at(tree, place[:-1])
+        value, of_data = value_at(tree, place) if isinstance(holder, dict | list) else None, place[0] == "data"
         if isinstance(value, str) and (why := why_no_path(value)):
             problem = positions.problem(place, f"is a path that {why}; give another", "invalid-value")
             document.problems.append(problem)
-        elif place[-1] == "environment" and isinstance(value, str) and re.fullmatch(r"\w[\w-]*", value):
+        elif not of_data and place[-1] == "environment" and isinstance(value, str) and re.fullmatch(r"\w[\w-]*", value):
             holder["environment"] = f"{sys.prefix}-{value}"
-        elif isinstance(value, str) and value and place[-2:] == ("model", "path"):
+        elif not of_data and isinstance(value, str) and value and place[-2:] == ("model", "path"):
             _resolve_model(document, positions, place, holder, value)
         elif isinstance(value, str) and value:
             # Unlike `Path.resolve`, this accepts circular links.
             found = path_in_template(positions.at(place).folder, str(expanded(value)), pipeline)
-            holder[str(place[-1])] = os.path.realpath(found)
+            holder[place[-1]] = os.path.realpath(found)
+
+
+def _source_paths(tree: Tree, place: Place) -> Iterator[Place]:
+    """Yield the places of the paths in a source, or in several by their names."""
+    value = value_at(tree, place)
+    if isinstance(value, list):
+        yield from ((*place, index) for index in range(len(value)))
+    elif isinstance(value, dict) and len(place) < _SOURCE_DEPTH and not is_one_source(value):
+        for name in value:
+            yield from _source_paths(tree, (*place, name))
+    elif isinstance(value, dict):
+        yield from _source_paths(tree, (*place, "path"))
+    else:
+        yield place
 
 
 def _resolve_model(document: Document, positions: Positions, place: Place, holder: Tree, value: str) -> None:

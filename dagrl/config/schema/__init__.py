@@ -1,7 +1,8 @@
 """The schema of a pipeline file: frozen pydantic models, one for each section, that refuse unknown keys."""
 
+from dagrl.config.schema.data import DataSpec, SourceSpec, TrainSourceSpec, ValSetSpec
 from dagrl.config.schema.engine import EngineSpec, Sleep, WeightSyncSpec
-from dagrl.config.schema.model import DataSpec, GroupSpec, ModelSpec, TokenizerSpec
+from dagrl.config.schema.model import GroupSpec, ModelSpec, TokenizerSpec
 from dagrl.config.schema.nodes import CustomNode, NodeSpec
 from dagrl.config.schema.nodes.advantage import (
     AdvantageNode,

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from dagrl.config.errors import Place
 from dagrl.config.schema.backends import AnyEngineSpec
-from dagrl.config.schema.model import DataSpec, GroupSpec, ModelSpec
+from dagrl.config.schema.data import DataSpec
+from dagrl.config.schema.model import GroupSpec, ModelSpec
 from dagrl.config.schema.nodes import NodeSpec
 from dagrl.config.schema.nodes.base import TrainingNode
 from dagrl.config.schema.nodes.demonstrations import DemonstrationNode

@@ -40,7 +40,7 @@ class RunTimes:
 
     def lengths_for(self, pipeline: Pipeline, known: Assumed) -> Assumed:
         """Return the lengths to assume for a pipeline: those `known`, then the run's if model and data are the same."""
-        if (pipeline.model, pipeline.data.train) != (self.pipeline.model, self.pipeline.data.train):
+        if (pipeline.model, pipeline.data.sources) != (self.pipeline.model, self.pipeline.data.sources):
             return known
         return self.lengths.unless(known)
 
