@@ -58,6 +58,7 @@ _CORE = (
         "demonstration", "int64", Shape.RESPONSE, "response of the data set (data.responses), end token included"
     ),
     ColumnSpec("is_expert", "float32", Shape.SAMPLE, "1 where the response is the data set's, and not sampled"),
+    ColumnSpec("is_replayed", "float32", Shape.SAMPLE, "1 where a buffer has returned the sample from an earlier step"),
     ColumnSpec("response_pixel_values", "uint8", Shape.IMAGES, "pixels of images in answers to the policy [n, 3]"),
     ColumnSpec("response_image_sizes", "int32", Shape.IMAGES, "height and width of each of them [images, 2]"),
     ColumnSpec("response_image_starts", "int32", Shape.IMAGES, "index in the response of the first token of each"),

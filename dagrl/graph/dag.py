@@ -124,11 +124,19 @@ class Graph:
         if isinstance(self.nodes[name].spec, RolloutNode):
             return name
         inputs = self.nodes[name].inputs
-        first = [inputs[column].node for column in ("response_tokens", "response_mask") if column in inputs]
+        wires = [inputs[column] for column in ("response_tokens", "response_mask") if column in inputs]
         before = self.ancestors(name)
         last = [node for node in reversed(self.order) if node in before]
-        candidates = [*first, *(wire.node for wire in inputs.values()), *last]
+        candidates = [*(self.origin(wire).node for wire in (*wires, *inputs.values())), *last]
         return next((node for node in candidates if isinstance(self.nodes[node].spec, RolloutNode)), None)
+
+    def origin(self, wire: Wire) -> Wire:
+        """Where a column comes from before the nodes that replace it: a mix of responses, a buffer."""
+        node = self.nodes[wire.node]
+        own = next((own for own, there in node.outputs.items() if there == wire.column), "")
+        if own not in node.contract.replaces or own not in node.inputs or isinstance(node.spec, RolloutNode):
+            return wire
+        return self.origin(node.inputs[own])
 
     @cached_property
     def filter(self) -> str | None:

@@ -26,6 +26,7 @@ from dagrl.config.schema import (
     RolloutNode,
     Scope,
 )
+from dagrl.graph.buffering import lead_through_buffer
 from dagrl.graph.column_resolution import ColumnResolver, Reading
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode, Wire
 from dagrl.graph.updates import redundant_nodes
@@ -63,9 +64,10 @@ def infer_graph(
     """The graph, its problems and warnings reported to `findings`; None where there is a problem."""
     before = len(findings.problems)
     contracts = _contracts(pipeline, folder, findings, recorded)
+    specs = {name: node for name, node in pipeline.nodes.items() if name in contracts}
     columns = ColumnResolver(
         contracts,
-        {name: node for name, node in pipeline.nodes.items() if name in contracts},
+        specs,
         findings,
         source=PROMPTS_NODE,
         shown=pipeline.leading_rollout if pipeline.rollouts else "",
@@ -74,8 +76,9 @@ def infer_graph(
     if not pipeline.rollouts and not pipeline.data.responses:
         remedy = "add a node `{op: rollout, ...}`, or train on the data set's with `data.responses` and `{op: sft}`"
         findings.error(_ALL_NODES, f"no node samples responses; {remedy}", "missing-rollout")
-    _report_cycle(readings, findings)
     columns.warn_of_unread(readings)
+    readings = lead_through_buffer(contracts, columns.outputs, specs, readings, PROMPTS_NODE)
+    _report_cycle(readings, findings)
     if len(findings.problems) > before or not findings.trusted(_ALL_NODES):
         return None
     return _graph(pipeline, contracts, columns, readings)
@@ -156,6 +159,7 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
         "finish_reason",
         "reward_info",
         "is_expert",
+        "is_replayed",
         *TURN_COLUMNS,
         *given,
         *further,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dagrl.config.columns import LOGPROB_COLUMNS
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
+from dagrl.data.tables import write_tables
 from dagrl.model_files.images import shortened
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response import passages
@@ -40,26 +38,11 @@ def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     limit = context.pipeline.run.samples_per_step
     if limit:
         name = f"step_{context.step}{'_val' if context.validation else ''}.parquet"
-        _write(
-            _table(_used_rows(_first_of_each_set(batch, limit), context), context),
-            context.resources.run_dir / "samples" / name,
-        )
+        table = _table(_used_rows(_first_of_each_set(batch, limit), context), context)
+        write_tables([table], context.resources.run_dir / "samples" / name)
     samples = first_rows(batch, context)
     # A validation counts a failed agent as a sample without a right answer.
     yield Output((), batch.rows, stats=_stats(samples if context.validation else own_rows(samples), context))
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    """Write the file atomically. Raises OSError, for example on a full disk."""
-    aside = path.with_name(f".{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, aside)
-        aside.replace(path)
-    except OSError as error:
-        # pyarrow rewords the system's messages.
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise OSError(f"cannot write {path}: {why}") from error
 
 
 def _stats(batch: Batch, context: Context) -> dict[str, Stat]:

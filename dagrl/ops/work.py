@@ -114,6 +114,14 @@ class SourceWork(TaskWork):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BufferWork(TaskWork):
+    """Keeps the step's groups, and adds groups of earlier steps to them."""
+
+    first_group: int
+    """Number of the first group that is added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageWork(TaskWork):
     """Computes advantages."""
 

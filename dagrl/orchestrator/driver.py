@@ -263,6 +263,8 @@ class Driver:
         """Record where the rows of a block are stored."""
         if task.selects:
             self._dynamic_sampling.add(run, batch, block)
+        elif task.replays:
+            batch.extend(task.name, block)
         elif task.inputs:
             batch.add(task.name, block)
         else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
-from dagrl.config.schema import Pipeline, RolloutNode, TrainingNode, UpdateNode, ValuesNode
+from dagrl.config.schema import BufferNode, Pipeline, RolloutNode, TrainingNode, UpdateNode, ValuesNode
 from dagrl.config.schema.rounds import expected_rounds
 from dagrl.graph.dag import Graph, GraphNode
 from dagrl.graph.updates import update_pieces
@@ -130,6 +130,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         frozen=guest_of is not None,
         pieces=update_pieces(pipeline, node.spec) if isinstance(node.spec, UpdateNode) else (),
         sampled_by=sampled_by,
+        replays=isinstance(node.spec, BufferNode),
         whole_groups=node.contract.whole_groups or (host is not None and host.packing.whole_groups),
         metric_prefix=_metric_prefix(node, pipeline),
     )

@@ -266,8 +266,8 @@ class Scheduler:
         return self._syncs.behind_update(step, state.task) if idle else None
 
     def _in_turn(self, step: int, state: TaskState) -> bool:
-        """Whether the order of steps allows a task: sources are read in order, and so are trained weights used."""
-        if state.is_source:
+        """Whether the order of steps allows a task: sources and buffers have one, and so do trained weights."""
+        if state.in_order:
             return state.oldest_undone == step
         if state.task.trains and step - 1 in self._steps:
             return False

@@ -34,14 +34,16 @@ class TaskState:
         """`place`: index of the task in a step."""
         self.task, self.executor, self.place, self.order = task, executor, place, order
         self.is_source = not task.inputs
+        self.in_order = self.is_source or task.replays
+        """Whether it runs in one step after the other, however far ahead the others are."""
         self.readers: list[TaskState] = []
         """Tasks that wait until this one is done."""
         self.queued_readers: list[TaskState] = []
         """Tasks that may be queued behind this one."""
         self.needs_sources_only = False
         """Whether the task waits for sources alone."""
-        self.ends: list[TaskState] = [self] if self.is_source and not task.in_rounds else []
-        """Sources whose step ends when this task is done."""
+        self.ends: list[TaskState] = [self] if self.in_order and not task.in_rounds else []
+        """Tasks in order whose step ends when this task is done."""
         self._open = open_steps
         self._undone: deque[int] = deque()
         self._ready: list[int] = []
@@ -50,18 +52,18 @@ class TaskState:
 
     def enter(self, step: int) -> None:
         """A step with the task opens. Steps open in order."""
-        if self.is_source:
+        if self.in_order:
             self._undone.append(step)
 
     def leave(self, step: int) -> None:
-        """The task is done in `step`: sources that wait for it continue with the next step."""
-        for source in self.ends:
-            first = source._undone.popleft()
-            assert first == step, f"{source.task.name} of {step} is done before that of {first}"
+        """The task is done in `step`: tasks in order that wait for it continue with the next step."""
+        for state in self.ends:
+            first = state._undone.popleft()
+            assert first == step, f"{state.task.name} of {step} is done before that of {first}"
 
     @property
     def oldest_undone(self) -> int:
-        """The oldest step in which this source is not done."""
+        """The oldest step in which this task, which runs in order, is not done."""
         return self._undone[0]
 
     def ends_training(self, run: Run) -> bool:

@@ -305,7 +305,8 @@ def _check_own_values(name: str, node: CriticNode, graph: Graph, findings: Findi
 def _check_baseline(name: str, graph: Graph, findings: Findings) -> None:
     """ReMax's baseline must be the reward of another response than the one that it is compared with."""
     inputs = graph.nodes[name].inputs
-    judged, baseline = (graph.sampled_by(inputs[column].node) for column in ("reward", "baseline_reward"))
+    wires = (graph.origin(inputs[column]) for column in ("reward", "baseline_reward"))
+    judged, baseline = (graph.sampled_by(wire.node) for wire in wires)
     if judged is not None and judged == baseline:
         message = f"both rewards score the responses of `{judged}`; score a greedy rollout for `baseline_reward`"
         findings.error(("nodes", name), message, "baseline-of-same-samples")

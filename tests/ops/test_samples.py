@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset
@@ -113,12 +112,11 @@ def test_a_step_done_again_replaces_its_file_in_one_go(bench, monkeypatch) -> No
     list(samples([part_of(bench)], bench.context()))
     before = (bench.folder / "run" / "samples" / "step_1.parquet").read_bytes()
 
-    def torn(table: Any, where: Path) -> None:
-        where.write_bytes(b"half of it")
+    def torn(writer: pq.ParquetWriter, table: Any) -> None:
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(pq, "write_table", torn)
+        patch.setattr(pq.ParquetWriter, "write_table", torn)
         list(samples([part_of(bench)], bench.context()))
     assert (bench.folder / "run" / "samples" / "step_1.parquet").read_bytes() == before
     list(samples([part_of(bench, policy_version=[1, 1, 1])], bench.context()))

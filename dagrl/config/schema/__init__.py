@@ -22,6 +22,7 @@ from dagrl.config.schema.nodes.base import (
     Scope,
     TrainingNode,
 )
+from dagrl.config.schema.nodes.buffer import BufferNode
 from dagrl.config.schema.nodes.covariance import CovarianceNode
 from dagrl.config.schema.nodes.critic import CriticNode, ValuesNode
 from dagrl.config.schema.nodes.demonstrations import DemonstrationNode, DpoNode, SftNode

@@ -41,6 +41,8 @@ class BatchIndex:
         self.group_size = group_size
         self.first_group = 0
         """The first group of the current round."""
+        self.returned: frozenset[int] = frozenset()
+        """Groups of earlier steps that a buffer has returned."""
         self._refs: dict[str, list[ray.ObjectRef]] = {}
         """Task -> the objects with its blocks."""
         self._index: dict[str, RowIndex] = {}
@@ -75,12 +77,15 @@ class BatchIndex:
         self._shard_of_group |= dict.fromkeys(groups, shard)
         if block.positions is not None:
             self._positions |= dict(zip(groups, block.positions.tolist(), strict=True))
-        if (end := int(block.rows.max(initial=-1)) + 1) > len(self._tokens):
+        self._make_room(block.rows)
+        self.add(task, block)
+
+    def _make_room(self, rows: np.ndarray) -> None:
+        if (end := int(rows.max(initial=-1)) + 1) > len(self._tokens):
             # At least double, so that adding all shards takes linear time.
             tokens = np.zeros(max(end, 2 * len(self._tokens)), dtype=np.int64)
             tokens[: len(self._tokens)] = self._tokens
             self._tokens = tokens
-        self.add(task, block)
 
     def _count(self, rows: np.ndarray) -> list[int]:
         """The groups of these rows, which are all that each of them has."""
@@ -100,15 +105,33 @@ class BatchIndex:
             self._refs.setdefault(task, []).append(ref)
             self._index.setdefault(task, RowIndex()).add(rows)
 
+    @property
+    def next_group(self) -> int:
+        """The number of the next group to be added."""
+        return max(self._shard_of_group, default=-1) + 1
+
     def begin_round(self) -> None:
         """The source will add further groups, which are the batch from now on, until `select`."""
-        self.first_group = max(self._shard_of_group, default=-1) + 1
+        self.first_group = self.next_group
         self._reset_shards([_NO_ROWS] * len(self._shard_rows))
 
     def select(self, groups: Sequence[int]) -> None:
         """Make these groups, of any round, the batch; they are split into shards in this order."""
         bounds = shard_bounds(len(groups), len(self._shard_rows))
         self._reset_shards([self.rows_of(groups[begin:end]) for begin, end in bounds])
+
+    def extend(self, task: str, block: Block) -> None:
+        """Add a block of a buffer. New groups in it become part of the batch: each shard gets its share of them."""
+        first = self.next_group
+        if added := [group for group in self.groups_in(block.rows) if group >= first]:
+            shards = range(len(self._shard_rows))
+            own = [self.rows((shard,)) for shard in shards]
+            bounds = shard_bounds(len(added) * self.group_size, self.group_size, len(shards))
+            new = self.rows_of(added)
+            self._reset_shards([np.concatenate([own[shard], new[slice(*bounds[shard])]]) for shard in shards])
+            self.returned |= frozenset(added)
+            self._make_room(block.rows)
+        self.add(task, block)
 
     def _reset_shards(self, shard_rows: list[np.ndarray]) -> None:
         self._shard_rows, self._chosen = shard_rows, None

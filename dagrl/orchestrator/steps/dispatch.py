@@ -10,7 +10,17 @@ import numpy as np
 
 from dagrl.config.schema import AdvantageNode, Pipeline, Scope, TrainingNode
 from dagrl.data.redistribute import assign
-from dagrl.ops.work import AdvantageWork, Begun, PartWork, RolloutWork, ScoreWork, SourceWork, TaskWork, TrainWork
+from dagrl.ops.work import (
+    AdvantageWork,
+    Begun,
+    BufferWork,
+    PartWork,
+    RolloutWork,
+    ScoreWork,
+    SourceWork,
+    TaskWork,
+    TrainWork,
+)
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Executor, PlannedTask, Rows
@@ -46,6 +56,8 @@ def dispatch(
     if not task.inputs:
         first = batch.first_group
         work = SourceWork(**common, position=position, prompts=prompts, carried=tuple(carried), first_group=first)
+    elif task.replays:
+        work = BufferWork(**common, first_group=batch.next_group)
     elif task.trains:
         pieces = task.pieces or (run.shards,)
         work = TrainWork(**common, begins=run.shards == pieces[0], ends=run.shards == pieces[-1])
@@ -113,9 +125,14 @@ def _split(run: Run, task: PlannedTask, batch: BatchIndex, pipeline: Pipeline) -
     if isinstance(node, TrainingNode) and task.trains:
         rows = batch.rows(run.shards)
         prompts = node.mini_batch or pipeline.data.prompts_per_step
+        is_returned = np.isin(batch.groups(rows), list(batch.returned))
+        own, returned = rows[~is_returned], batch.groups_in(rows[is_returned])
         # Over-sampling leaves gaps in the numbers of groups.
-        _, starts = np.unique(batch.groups(rows), return_index=True)
-        return list(enumerate(np.split(rows, starts[prompts::prompts])))
+        _, starts = np.unique(batch.groups(own), return_index=True)
+        parts = np.split(own, starts[prompts::prompts])
+        # Optimizer steps are as many as without returned groups, which are spread over them.
+        shares = [batch.rows_of(share.tolist()) for share in np.array_split(returned, len(parts))]
+        return [(index, np.concatenate(rows)) for index, rows in enumerate(zip(parts, shares, strict=True))]
     if task.scope is Scope.BATCH:
         return [(0, batch.rows(run.shards))]
     # With fewer groups than shards, an empty shard may come before any task has written its columns.

@@ -57,12 +57,20 @@ def test_an_option_asks_for_columns(op: str, without: dict, with_option: dict, c
         (
             "update",
             UPDATE,
-            {"old_logprob", "ref_logprob", "rollout_logprob", "is_expert", "trajectory_share", "token_version"},
+            {
+                "old_logprob",
+                "ref_logprob",
+                "rollout_logprob",
+                "is_expert",
+                "trajectory_share",
+                "token_version",
+                "is_replayed",
+            },
         ),
         (
             "update",
             {**UPDATE, "loss": {"kl_coef": 0.1}},
-            {"old_logprob", "rollout_logprob", "is_expert", "trajectory_share", "token_version"},
+            {"old_logprob", "rollout_logprob", "is_expert", "trajectory_share", "token_version", "is_replayed"},
         ),
         ("advantage", GAE, {"is_expert", "excluded", "token_reward"}),
         ("advantage", {"estimator": "grpo"}, {"is_expert", "excluded"}),

@@ -231,3 +231,26 @@ def test_a_task_behind_a_filter_brings_the_groups_that_were_chosen(groups, shard
 def reads_prompts() -> PlannedTask:
     inputs = {"prompt_tokens": ("prompts", "prompt_tokens")}
     return PlannedTask("ref", "ref", "logprob", "actor", Scope.ROW, Rows.TRAIN, inputs=inputs)
+
+
+@given(groups=st.integers(1, 7), returned=st.integers(0, 7), shards=st.integers(1, 5), over=st.booleans())
+def test_returned_groups_are_spread_over_the_shards(groups, returned, shards, over) -> None:
+    index = over_sampled(groups + over, 2, shards)
+    if over:
+        index.expect("rollout", choose=groups)
+        index.arrived("rollout", index.rows_of(range(1, groups + 1)))
+    before = [index.rows((shard,)).tolist() for shard in range(shards)]
+    first = index.next_group
+    assert first == groups + over
+    rows = np.arange(2 * first, 2 * (first + returned))
+    index.extend("buffer", block(index.rows(tuple(range(shards))), "kept"))
+    index.extend("buffer", block(rows, "returned", np.full(len(rows), 3)))
+    assert index.returned == set(range(first, first + returned))
+    added = [sorted(set(index.rows((shard,)).tolist()) - set(before[shard])) for shard in range(shards)]
+    assert [index.rows((shard,)).tolist() for shard in range(shards)] == [
+        sorted(own + more) for own, more in zip(before, added, strict=True)
+    ]
+    assert [row for each in added for row in each] == rows.tolist()
+    assert max(map(len, added)) - min(map(len, added)) <= 2, "whole groups, as evenly as can be"
+    assert index.objects("buffer", rows) == (["returned"] if returned else [])
+    assert index.tokens(rows).tolist() == [3] * len(rows)

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.advantage import AdvantageNode
 from dagrl.config.schema.nodes.base import NodeBase, OpContract
+from dagrl.config.schema.nodes.buffer import BufferNode
 from dagrl.config.schema.nodes.covariance import CovarianceNode
 from dagrl.config.schema.nodes.critic import CriticNode, ValuesNode
 from dagrl.config.schema.nodes.demonstrations import DpoNode, SftNode
@@ -60,6 +61,7 @@ NodeSpec = Annotated[
     | Annotated[SftNode, Tag("sft")]
     | Annotated[DpoNode, Tag("dpo")]
     | Annotated[MixNode, Tag("mix")]
+    | Annotated[BufferNode, Tag("buffer")]
     | Annotated[CustomNode, Tag("custom")],
     Discriminator(_node_tag),
 ]

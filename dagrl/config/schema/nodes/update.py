@@ -204,6 +204,7 @@ class UpdateNode(TrainingNode):
             "is_expert": self.loss.sft_coef > 0,
             "trajectory_share": False,
             "token_version": False,
+            "is_replayed": False,
         }
         formula = declared or _LOSSES.get(self.loss.policy, _WITH_OLD)
         needed |= dict.fromkeys(formula.reads, True)

@@ -1,0 +1,60 @@
+"""`buffer`: keeps the groups of each step, and returns some of them to later steps (experience replay)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+from dagrl.config.schema.engine import EngineSpec
+from dagrl.config.schema.nodes.base import NodeBase, OpContract, Scope
+from dagrl.config.schema.section import Coefficient, Name, PositiveInt
+
+
+class BufferNode(NodeBase):
+    """Keeps sampled groups with their rewards in the run folder, and returns some of them to later steps.
+
+    A step trains on its own groups and, on top of them, on those that return. Rollouts, rewards and a filter work on
+    the step's own groups; all other nodes on both, so that log-probs under trained weights and advantages are computed
+    again. Validation has no buffer. docs/replay_buffer.md explains it.
+    """
+
+    op: Literal["buffer"]
+    groups_per_step: PositiveInt
+    """Groups that return to each step, beside ``data.prompts_per_step`` new ones; fewer while the buffer has fewer."""
+    policy: Literal["uniform", "fifo", "prioritised", "best", "successes"] = "uniform"
+    """Which groups return: any (``uniform``); those that have returned least, the oldest of them first (``fifo``); with
+    a probability by `priority` (``prioritised``); of each prompt only the group with the highest mean (``best``); only
+    groups of hard prompts with a right response (``successes``)."""
+    metric: Name = "reward"
+    """The column that ranks samples: one with a number for each."""
+    priority: Literal["advantage", "reward"] = "advantage"
+    """``prioritised`` only: the mean of a group's absolute advantages, of its values less their mean; or the mean of
+    its values."""
+    exponent: Coefficient = 1.0
+    """``prioritised`` only: the probability is proportional to the priority to this power."""
+    floor: Coefficient = 0.0
+    """``prioritised`` only: least priority of a group; at 0, groups without priority never return."""
+    right_above: FiniteFloat = 0.0
+    """``successes`` only: responses with a value above this are right."""
+    hard_below: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """``successes`` only: prompts with a smaller fraction of right responses are hard."""
+    min_std: Coefficient | None = 0.0
+    """A group is kept if the standard deviation of its values is above this; null keeps all. By default groups whose
+    values are all the same are not kept: their advantages within the group are 0."""
+    capacity: PositiveInt | None = None
+    """Samples in the buffer. If there are more, the oldest groups leave it, with ``prioritised`` those of the lowest
+    priority. Default: no bound but `capacity_gib`."""
+    capacity_gib: Annotated[float, Field(gt=0)] = 8.0
+    """The same for the size of their columns in GiB, before compression."""
+    max_age: PositiveInt | None = None
+    """Policy versions that the oldest sample of a group may be behind the weights that are trained on it; also for
+    ``schedule.stale_samples``. Default: no bound."""
+    max_uses: PositiveInt | None = None
+    """How often a group returns. Default: no bound."""
+
+    def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
+        # `dagrl.graph.buffering` adds the columns that pass through it.
+        reads = ("group_id", "prompt_tokens", "policy_version", self.metric)
+        optional = () if self.metric == "excluded" else ("excluded",)
+        return OpContract(tuple(dict.fromkeys(reads)), ("is_replayed",), Scope.BATCH, reads_if_written=optional)

@@ -1,0 +1,72 @@
+"""Leads the columns of a step through its replay buffer, so that nodes behind it also see groups of earlier steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from dagrl.config.schema import (
+    BufferNode,
+    FilterNode,
+    JudgeNode,
+    NodeBase,
+    OpContract,
+    RewardModelNode,
+    RewardNode,
+    RolloutNode,
+)
+from dagrl.graph.column_resolution import Reading
+
+_ON_OWN_GROUPS = (RolloutNode, RewardNode, RewardModelNode, JudgeNode, FilterNode)
+
+
+def lead_through_buffer(
+    contracts: dict[str, OpContract],
+    outputs: dict[str, dict[str, str]],
+    specs: Mapping[str, NodeBase],
+    readings: list[Reading],
+    source: str,
+) -> list[Reading]:
+    """The readings with all columns going through the buffer, whose contract and outputs get these columns.
+
+    Nodes that sample, score or filter come before the buffer, with all that they or it depend on: they work on the
+    step's own groups. All others read from the buffer what they would read from those. Without a buffer, and with one
+    in a cycle, nothing changes.
+    """
+    name = next((name for name, spec in specs.items() if isinstance(spec, BufferNode)), None)
+    if name is None:
+        return readings
+    first = {source, *(node for node, spec in specs.items() if isinstance(spec, _ON_OWN_GROUPS))}
+    before = _with_ancestors({*first, *(each.writer for each in readings if each.reader == name)}, readings)
+    if name in before:
+        return readings
+    own = {each.op_column: (each.writer, each.column) for each in readings if each.reader == name}
+    passed: dict[tuple[str, str], str] = {}
+    led = []
+    for each in readings:
+        origin = (each.writer, each.column)
+        if each.reader != name and each.reader not in before and each.writer in before:
+            if origin not in passed:
+                taken = each.column in passed.values() or own.get(each.column, origin) != origin
+                passed[origin] = f"{each.writer}.{each.column}" if taken else each.column
+            each = Reading(each.reader, each.op_column, name, passed[origin])
+        led.append(each)
+    led += [Reading(name, column, *origin) for origin, column in passed.items() if column not in own]
+    # Others join the step's own groups when all nodes that work on those alone are done.
+    for node in sorted(before - _with_ancestors({name}, led)):
+        led += [Reading(name, f"{node}.{column}", node, column) for column in list(outputs[node].values())[:1]]
+    columns = tuple(passed.values())
+    reads = tuple(dict.fromkeys(each.op_column for each in led if each.reader == name))
+    contract = contracts[name]
+    contracts[name] = replace(
+        contract, reads=reads, reads_if_written=(), writes=(*contract.writes, *columns), replaces=columns
+    )
+    outputs[name] |= {column: column for column in columns}
+    return led
+
+
+def _with_ancestors(nodes: Iterable[str], readings: Sequence[Reading]) -> set[str]:
+    found = set(nodes)
+    while more := {each.writer for each in readings if each.reader in found} - found:
+        found |= more
+    return found
