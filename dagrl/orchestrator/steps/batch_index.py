@@ -124,11 +124,11 @@ class BatchIndex:
         """Add a block of a buffer. New groups in it become part of the batch: each shard gets its share of them."""
         first = self.next_group
         if added := [group for group in self.groups_in(block.rows) if group >= first]:
-            shards = range(len(self._shard_rows))
-            own = [self.rows((shard,)) for shard in shards]
-            bounds = shard_bounds(len(added) * self.group_size, self.group_size, len(shards))
-            new = self.rows_of(added)
-            self._reset_shards([np.concatenate([own[shard], new[slice(*bounds[shard])]]) for shard in shards])
+            shards = len(self._shard_rows)
+            own = [self.rows((shard,)) for shard in range(shards)]
+            self._count(block.rows)
+            shares = [self.rows_of(added[begin:end]) for begin, end in shard_bounds(len(added), shards)]
+            self._reset_shards([np.concatenate(rows) for rows in zip(own, shares, strict=True)])
             self.returned |= frozenset(added)
             self._make_room(block.rows)
         self.add(task, block)

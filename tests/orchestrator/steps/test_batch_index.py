@@ -233,24 +233,26 @@ def reads_prompts() -> PlannedTask:
     return PlannedTask("ref", "ref", "logprob", "actor", Scope.ROW, Rows.TRAIN, inputs=inputs)
 
 
-@given(groups=st.integers(1, 7), returned=st.integers(0, 7), shards=st.integers(1, 5), over=st.booleans())
-def test_returned_groups_are_spread_over_the_shards(groups, returned, shards, over) -> None:
-    index = over_sampled(groups + over, 2, shards)
+@given(sizes=sizes_of_groups, more=sizes_of_groups, shards=st.integers(1, 5), over=st.booleans())
+def test_returned_groups_are_spread_over_the_shards(sizes, more, shards, over) -> None:
+    over = over and len(sizes) > 1
+    index = over_sampled(sizes, shards)
+    stride, groups = max(sizes), len(sizes)
     if over:
-        index.expect("rollout", choose=groups)
-        index.arrived("rollout", index.rows_of(range(1, groups + 1)))
+        index.expect("rollout", choose=groups - 1)
+        index.arrived("rollout", index.rows_of(range(1, groups)))
     before = [index.rows((shard,)).tolist() for shard in range(shards)]
-    first = index.next_group
-    assert first == groups + over
-    rows = np.arange(2 * first, 2 * (first + returned))
+    assert index.next_group == groups
+    rows = [(groups + group) * stride + row for group, size in enumerate(more) for row in range(min(size, stride))]
     index.extend("buffer", block(index.rows(tuple(range(shards))), "kept"))
     index.extend("buffer", block(rows, "returned", np.full(len(rows), 3)))
-    assert index.returned == set(range(first, first + returned))
+    assert index.returned == set(range(groups, groups + len(more)))
     added = [sorted(set(index.rows((shard,)).tolist()) - set(before[shard])) for shard in range(shards)]
     assert [index.rows((shard,)).tolist() for shard in range(shards)] == [
-        sorted(own + more) for own, more in zip(before, added, strict=True)
+        sorted(own + share) for own, share in zip(before, added, strict=True)
     ]
-    assert [row for each in added for row in each] == rows.tolist()
-    assert max(map(len, added)) - min(map(len, added)) <= 2, "whole groups, as evenly as can be"
-    assert index.objects("buffer", rows) == (["returned"] if returned else [])
-    assert index.tokens(rows).tolist() == [3] * len(rows)
+    assert [row for each in added for row in each] == rows
+    shares = [len(index.groups_in(np.array(each, dtype=np.int64))) for each in added]
+    assert max(shares) - min(shares) <= 1
+    assert index.objects("buffer", np.array(rows)) == ["returned"]
+    assert index.tokens(np.array(rows)).tolist() == [3] * len(rows)
