@@ -1,16 +1,17 @@
-"""The images of a prompt file, read when requested: row groups stay in memory as long as they fit."""
+"""The images of a source of prompts, read when requested."""
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dagrl.config.schema import SourceSpec
 from dagrl.data.batch import Batch, Column
+from dagrl.data.sources import Source, open_source
 from dagrl.model_files.images import (
     MARKER,
     ImageSettings,
@@ -22,42 +23,30 @@ from dagrl.model_files.images import (
     thumbnail,
 )
 
-if TYPE_CHECKING:
-    from pyarrow import Table
-    from pyarrow.parquet import ParquetFile
-
-_KEPT_BYTES = 512 << 20
-
 
 class ImageColumn:
-    """The images in one column of a parquet file, by row."""
+    """The images in one column of a source, by row."""
 
-    def __init__(self, path: Path, name: str, settings: ImageSettings) -> None:
-        """Raises ValueError if the file lacks the column."""
-        import pyarrow.parquet as pq
-
+    def __init__(self, source: Source | Path, name: str, settings: ImageSettings) -> None:
+        """Raises ValueError if the source, or a file in verl's schema, lacks the column."""
         self.settings = settings
-        self._name, self._folder = name, path.parent
-        self._file: ParquetFile = pq.ParquetFile(path, memory_map=True)
-        if name not in self._file.schema_arrow.names:
-            names = ", ".join(self._file.schema_arrow.names)
-            raise ValueError(f"{path} has no column {name} with images (data.image_key); it has: {names}")
-        groups = range(self._file.num_row_groups)
-        self._ends = np.cumsum([self._file.metadata.row_group(group).num_rows for group in groups])
-        self._kept: OrderedDict[int, Table] = OrderedDict()
+        self._name = name
+        self._source = source if isinstance(source, Source) else open_source("train", SourceSpec(path=source))
+        names = self._source.schema.names
+        if name not in names:
+            fact = f"{self._source.title} has no column {name} with images (data.image_key)"
+            raise ValueError(f"{fact}; it has: {', '.join(names)}")
 
     def stored(self, row: int) -> list[Any]:
         """The images of a row as they are stored; empty if it has none."""
-        group = int(np.searchsorted(self._ends, row, side="right"))
-        first = int(self._ends[group - 1]) if group else 0
-        return self._group(group)[self._name][row - first].as_py() or []
+        return self._source.values([row], [self._name])[self._name][0] or []
 
     def sizes(self, row: int) -> np.ndarray:
         """Height and width of the row's resized images, int32 [images, 2]. Raises ValueError for a wrong one."""
-        sizes = []
+        sizes, folder = [], self._source.folder(row)
         for number, stored in enumerate(self.stored(row)):
             try:
-                image = open_image(stored, self._folder, decode=False)
+                image = open_image(stored, folder, decode=False)
                 sizes.append(fitting_size(image.height, image.width, self.settings))
             except ValueError as error:
                 raise ValueError(f"image {number} (the first is 0): {error}") from error
@@ -65,21 +54,17 @@ class ImageColumn:
 
     def columns(self, rows: list[int]) -> dict[str, Column]:
         """Columns pixel_values, image_sizes, image_names and image_thumbnails of these rows."""
-        stored = [self.stored(row) for row in rows]
-        pixels = [[resized(open_image(each, self._folder), self.settings) for each in of_row] for of_row in stored]
+        stored = [each or [] for each in self._source.values(rows, [self._name])[self._name]]
+        folders = [self._source.folder(row) for row in rows]
+        pixels = [
+            [resized(open_image(each, folder), self.settings) for each in of_row]
+            for folder, of_row in zip(folders, stored, strict=True)
+        ]
         return {
             **image_columns(pixels),
             "image_names": Column.text([json.dumps([image_name(each) for each in of_row]) for of_row in stored]),
             "image_thumbnails": Column.text([json.dumps([thumbnail(each) for each in of_row]) for of_row in pixels]),
         }
-
-    def _group(self, number: int) -> Table:
-        if number not in self._kept:
-            self._kept[number] = self._file.read_row_group(number, [self._name])
-            while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > _KEPT_BYTES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(number)
-        return self._kept[number]
 
 
 def image_columns(images: Sequence[Sequence[np.ndarray]]) -> dict[str, Column]:

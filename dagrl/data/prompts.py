@@ -1,11 +1,12 @@
-"""Prompts from a parquet file in verl's schema, as an endless sequence of shuffled epochs.
+"""Prompts of a source, as an endless sequence of shuffled epochs.
 
 The loader has no cursor: a position determines the sequence, so a checkpoint stores one number and a run resumes in the
-middle of an epoch. `dagrl.data.prompt_table` reads the file.
+middle of an epoch. `dagrl.data.prompt_table` reads the source.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ from dagrl.data.batch import Column
 from dagrl.data.demonstrations import ResponseColumns
 from dagrl.data.image_column import ImageColumn
 from dagrl.data.prompt_table import PromptTable
+from dagrl.data.sources import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_HELD_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class PromptLoader:
 
     def __init__(
         self,
-        path: Path,
+        source: Source | Path,
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_prompt_tokens: int,
@@ -91,12 +95,11 @@ class PromptLoader:
         images: ImageColumn | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """Open `path`; with `draw`, at most so many of its rows, the same ones each time, in the order of the file.
+        """Read `source`; with `draw`, at most so many of its rows, the same ones each time, in the order of the file.
 
         `responses` adds those of each prompt. Other options are as in `PromptTable`. Raises ValueError if the file is
         missing, broken or empty, or lacks a column.
         """
-        self.path = path
         self._limits = [_Limit("prompt", max_prompt_tokens, overlong)]
         if responses:
             self._limits += [_Limit("response", responses.max_tokens, responses.overlong)] * len(responses.columns)
@@ -105,7 +108,7 @@ class PromptLoader:
         self._seed = seed % 2**64
         columns = responses.columns if responses else ()
         self._table = PromptTable(
-            path,
+            source,
             tokenizer,
             responses=columns,
             with_answers=with_answers,
@@ -137,12 +140,17 @@ class PromptLoader:
         dropped = cut = 0
         passed_over: list[list[int]] = []
         waiting = deque(first)
+        held: set[int] = set()
         while len(rows) < count and (waiting or end is None or position < end):
             if waiting:
                 here = waiting.popleft()
             else:
                 here, position = position, position + 1
             row = self._row_at(here)
+            if row not in held:
+                coming = itertools.chain([here], waiting, itertools.count(position))
+                held = {self._row_at(each) for each in itertools.islice(coming, min(_HELD_ROWS, count - len(rows)))}
+                self._table.hold([*held])
             whole = [self._table.prompt(row), *self._table.responses(row)]
             pieces = [limit.fit(each, self._table.place(row)) for limit, each in zip(self._limits, whole, strict=True)]
             fitting = [piece for piece in pieces if piece is not None]
@@ -194,7 +202,7 @@ class PromptLoader:
     def _none_fits(self) -> str:
         limits = " and ".join(f"{limit.option}={limit.most}" for limit in dict.fromkeys(self._limits))
         whole = f"none of its {len(self):,} prompts fits" if len(self) > 1 else "its only prompt does not fit"
-        return f"{self.path}: {whole} {limits}"
+        return f"{self._table.source.title}: {whole} {limits}"
 
     def _remedy(self) -> str:
         several = len(self._limits) > 1

@@ -12,12 +12,16 @@ CALLS = "tool_calls"
 _BESIDE_CONTENT = (CALLS, "function_call", "reasoning_content", "reasoning", "thinking", "tool_plan")
 """Fields of an assistant's message, in the forms of several libraries, that a policy writes beside the content."""
 
+_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "function_response": "tool"}
+"""Roles in the form of ShareGPT, ``{from, value}``."""
+
 
 def chat_of(value: Any) -> Any:
     """A value of a prompt file with chats as templates take them; a text stays as it is unless it is a chat in JSON.
 
     Null fields of structs are left out: in parquet a message has the fields of all others, and templates ask whether a
     message has, say, ``tool_calls``. The arguments of calls become objects, and a message of calls alone has a content.
+    ShareGPT's ``{from, value}`` become ``{role, content}``.
     """
     value = _without_nulls(_chat_in_json(value) if isinstance(value, str) else value)
     return [_message(each) for each in value] if isinstance(value, list) else value
@@ -52,11 +56,18 @@ def _chat_in_json(text: str) -> str | list[Message]:
         found = json.loads(text)
     except ValueError:
         return text
-    is_chat = isinstance(found, list) and found and all(isinstance(each, dict) and "role" in each for each in found)
+    is_chat = isinstance(found, list) and found and all(_is_message(each) for each in found)
     return found if is_chat else text
 
 
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and ("role" in value or ("from" in value and "value" in value))
+
+
 def _message(message: Any) -> Any:
+    if _is_message(message) and "role" not in message:
+        others = {name: value for name, value in message.items() if name not in ("from", "value")}
+        message = {"role": _SHAREGPT.get(message["from"], message["from"]), "content": message["value"], **others}
     if not isinstance(message, dict) or not fields_beside_content(message):
         return message
     calls = _from_json(message.get(CALLS))

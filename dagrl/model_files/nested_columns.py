@@ -29,7 +29,7 @@ def is_list(kind: pa.DataType | None) -> bool:
 
 
 def value_at(row: Any, column: str) -> Any:
-    """The value of a column, or of a struct's field, in a row of Python objects; None if a struct is missing."""
+    """The value of a column, or of a struct's field, in a row of Python objects; None if one is missing."""
     for name in column.split("."):
-        row = row[name] if row is not None else None
+        row = row.get(name) if row is not None else None
     return row

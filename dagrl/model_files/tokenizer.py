@@ -74,13 +74,26 @@ def make_tokenizer(spec: TokenizerSpec, *, finds_images: bool = False) -> PreTra
 
 
 def begun_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of a text that a model goes on with: special tokens that the tokenizer adds before it, none behind it.
+    """As `begun_texts` of one text."""
+    return begun_texts(tokenizer, [text])[0]
+
+
+def begun_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts that a model goes on with: special tokens that the tokenizer adds before, none behind them.
 
     Some tokenizers add an end token to each text.
     """
-    tokens = tokenizer.encode(text)
-    if not tokens or tokens[-1] not in tokenizer.all_special_ids:
-        return tokens
+    if not texts:
+        return []
+    special = {*tokenizer.all_special_ids}
+    several: list[list[int]] = tokenizer(list(texts))["input_ids"]
+    return [
+        _without_end(tokenizer, text, tokens) if tokens and tokens[-1] in special else tokens
+        for text, tokens in zip(texts, several, strict=True)
+    ]
+
+
+def _without_end(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int]) -> list[int]:
     own = tokenizer.encode(text, add_special_tokens=False)
     ends = (end for end in range(len(own), len(tokens) + 1) if tokens[end - len(own) : end] == own)
     return tokens[: next(ends, len(tokens))]

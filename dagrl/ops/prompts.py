@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from dagrl.config.columns import IMAGE_COLUMNS
+from dagrl.config.schema import SourceSpec
 from dagrl.config.schema.rounds import prompts_begun
 from dagrl.data.batch import Batch, Column
 from dagrl.data.demonstrations import ResponseColumns, in_turn
@@ -16,6 +16,7 @@ from dagrl.data.image_column import ImageColumn
 from dagrl.data.prompts import PromptLoader, PromptSlice
 from dagrl.data.read_ahead import ReadAhead
 from dagrl.data.shards import shard_bounds
+from dagrl.data.sources import Source, open_source
 from dagrl.data.stats import Stat
 from dagrl.model_files.hf_config import read_config
 from dagrl.model_files.images import image_settings
@@ -54,7 +55,7 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 def _training_prompts(context: Context) -> PromptSlice:
     work = context.work_as(SourceWork)
     count = work.prompts or prompts_begun(context.pipeline)
-    loader = _loader("train", context.pipeline.data.files["train"], context)
+    loader = _loader(*next(iter(context.pipeline.data.sources.items())), context)
     reader = context.resources.once("prompts read ahead", lambda: ReadAhead(loader))
     return reader.take(work.position, count, first=work.carried)
 
@@ -62,7 +63,7 @@ def _training_prompts(context: Context) -> PromptSlice:
 def _validation_sets(context: Context) -> dict[str, PromptSlice]:
     sets = context.pipeline.data.val_sets
     assert sets, "validation without data.val"
-    return {name: _loader(name, each.paths[0], context).one_epoch() for name, each in sets.items()}
+    return {name: _loader(name, each, context).one_epoch() for name, each in sets.items()}
 
 
 def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
@@ -100,23 +101,24 @@ def _responses(context: Context) -> ResponseColumns | None:
     return ResponseColumns(columns, data.max_response_tokens, data.overlong_responses)
 
 
-def _images(path: Path, context: Context) -> ImageColumn | None:
+def _images(source: Source, context: Context) -> ImageColumn | None:
     """The column of images, if the pipeline names one."""
     data = context.pipeline.data
     if data.image_key is None:
         return None
     settings = image_settings(context.pipeline.model, data)
     assert settings is not None, "a model that does not see"
-    return ImageColumn(path, data.image_key, settings)
+    return ImageColumn(source, data.image_key, settings)
 
 
-def _loader(name: str, path: Path, context: Context) -> PromptLoader:
-    """The open file of a data set, kept for later steps."""
+def _loader(name: str, spec: SourceSpec, context: Context) -> PromptLoader:
+    """The open source, kept for later steps."""
     data, resources = context.pipeline.data, context.resources
 
-    def open_file() -> PromptLoader:
+    def opened() -> PromptLoader:
+        source = open_source(name, spec)
         return PromptLoader(
-            path,
+            source,
             resources.tokenizer,
             max_prompt_tokens=data.max_prompt_tokens,
             overlong=data.overlong_prompts,
@@ -126,8 +128,8 @@ def _loader(name: str, path: Path, context: Context) -> PromptLoader:
             responses=_responses(context),
             with_answers=context.pipeline.needs_answers(validation=context.validation),
             tools={name: tool.schema for name, tool in rollout_tools(context).items()},
-            images=_images(path, context),
+            images=_images(source, context),
             vocab_size=read_config(context.pipeline.model).get("vocab_size"),
         )
 
-    return resources.once(f"prompts of {'val ' if context.validation else ''}{name}", open_file)
+    return resources.once(f"prompts of {'val ' if context.validation else ''}{name}", opened)

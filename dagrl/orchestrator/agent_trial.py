@@ -23,6 +23,7 @@ from dagrl.config.schema import Pipeline, RolloutNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import ImageColumn, images_at
 from dagrl.data.prompt_table import PromptTable
+from dagrl.data.sources import open_source
 from dagrl.model_files.images import image_settings, shortened
 from dagrl.ops.agents.play import AgentRollouts
 from dagrl.ops.agents.rows import agent_row
@@ -112,11 +113,11 @@ def _generator(pipeline: Pipeline, name: str, plan: Plan, run_dir: Path) -> Iter
 def _batch(pipeline: Pipeline, resources: Resources, row: int, copies: int) -> Batch:
     data = pipeline.data
     settings = image_settings(pipeline.model, data) if data.image_key else None
-    file = data.files["train"]
-    column = ImageColumn(file, data.image_key, settings) if data.image_key and settings else None
-    table = PromptTable(file, resources.tokenizer, images=column)
+    source = open_source(*next(iter(data.sources.items())))
+    column = ImageColumn(source, data.image_key, settings) if data.image_key and settings else None
+    table = PromptTable(source, resources.tokenizer, images=column)
     if not 0 <= row < len(table):
-        raise ValueError(f"{table.path} has the rows 0 to {len(table) - 1}, and no row {row}")
+        raise ValueError(f"{source.title} has the rows 0 to {len(table) - 1}, and no row {row}")
     prompt = table.prompt(row)
     once = table.texts([row]) | table.images([row])
     texts = {name: column.take(np.zeros(copies, dtype=np.int64)) for name, column in once.items()}

@@ -114,8 +114,12 @@ def test_pairs_of_chats_share_their_prompt(loader):
 
 def test_answers_are_optional_beside_responses_and_empty_where_there_are_none(loader):
     piece = loader([{"prompt": "a", "response": "b"}], ("response",)).take(0, 1)
-    assert [piece.columns[name].strings() for name in ("answer", "data_source", "extra_info")] == [[""], [""], ["{}"]]
-    with pytest.raises(ValueError, match="has no column data_source"):
+    assert [piece.columns[name].strings() for name in ("answer", "data_source", "extra_info")] == [
+        [""],
+        ["train"],
+        ["{}"],
+    ]
+    with pytest.raises(ValueError, match="has no column reward_model"):
         loader([{"prompt": "a", "response": "b"}], ("response",), with_answers=True)
 
 

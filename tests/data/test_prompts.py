@@ -328,7 +328,7 @@ def test_a_missing_ground_truth_is_empty_text(loader: Callable[..., PromptLoader
 def test_sources_and_extra_info_come_along(loader: Callable[..., PromptLoader]) -> None:
     extra = {"index": 3, "note": "für"}
     piece = loader([row("a", extra_info=extra), {**row("b", extra_info=None), "data_source": None}]).take(0, 2)
-    assert piece.columns["data_source"].strings() == ["demo", ""]
+    assert piece.columns["data_source"].strings() == ["demo", "train"]
     assert [json.loads(text) for text in piece.columns["extra_info"].strings()] == [extra, {}]
     assert loader([row("a")]).take(0, 1).columns["extra_info"].strings() == ["{}"]
 
@@ -383,7 +383,6 @@ def test_a_message_without_role_or_content_is_refused(loader: Callable[..., Prom
     ("record", "column"),
     [
         ({"data_source": "d", "reward_model": {"ground_truth": "1"}}, "prompt"),
-        ({"prompt": "p", "reward_model": {"ground_truth": "1"}}, "data_source"),
         ({"prompt": "p", "data_source": "d"}, "reward_model"),
         ({"prompt": "p", "data_source": "d", "reward_model": {"style": "rule"}}, "reward_model.ground_truth"),
         ({"prompt": "p", "data_source": "d", "reward_model": "7"}, "reward_model.ground_truth"),
@@ -396,9 +395,9 @@ def test_a_missing_column_is_named(loader: Callable[..., PromptLoader], record: 
 
 def test_missing_broken_and_empty_files_are_refused(tmp_path: Path, loader: Callable[..., PromptLoader]) -> None:
     options: dict[str, Any] = {"max_prompt_tokens": 9, "overlong": "drop", "shuffle": False, "seed": 0}
-    with pytest.raises(ValueError, match="there is no prompt file"):
+    with pytest.raises(ValueError, match="does not exist"):
         PromptLoader(tmp_path / "no.parquet", TOKENIZER, **options)
-    for content in (b"", b"not parquet at all", b"PAR1" + b"\0" * 20 + b"PAR1"):
+    for content in (b"not parquet at all", b"PAR1" + b"\0" * 20 + b"PAR1"):
         (tmp_path / "bad.parquet").write_bytes(content)
         with pytest.raises(ValueError, match=r"bad\.parquet cannot be read as parquet"):
             PromptLoader(tmp_path / "bad.parquet", TOKENIZER, **options)

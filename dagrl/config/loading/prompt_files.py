@@ -1,0 +1,236 @@
+"""The files of a source of prompts: which ones its paths name, of which kind they are, and how many rows they have."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from dagrl.config.errors import listed, suggest
+from dagrl.config.schema import SourceSpec
+
+Kind = Literal["parquet", "arrow", "json"]
+
+_ENDINGS: tuple[tuple[str, ...], ...] = (
+    (".parquet",),
+    (".arrow", ".feather", ".ipc"),
+    (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"),
+    (".json", ".json.gz"),
+)
+"""Endings of files that a folder is read for. Only the first kind in it is read: others are often notes about it."""
+_SPLIT = re.compile(r"(train|test|validation|valid|val|dev)\b")
+_BETWEEN = re.compile(r"[\s,]*")
+_CHUNK = 1 << 20
+_SCRIPTS = (
+    *("gsm8k_tools", "gsm8k", "deepscaler", "math_dataset", "dapo_math", "aime", "amc", "mbpp", "apps", "geo3k"),
+    *("ultrafeedback", "arithmetic", "word_problems", "digits", "games"),
+)
+"""Scripts in data_preprocess/. A name stands before those that it begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """A file with prompts."""
+
+    path: Path
+    kind: Kind
+    """The format, by the file's content."""
+
+    @property
+    def cached(self) -> Path:
+        """The parquet file, in the user's cache, of a JSON file's rows. Another one once the file is changed."""
+        known = self.path.stat()
+        identity = f"{os.path.realpath(self.path)} {known.st_size} {known.st_mtime_ns}"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagrl" / "prompts"
+        return cache / f"{self.path.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.parquet"
+
+
+def files_of(spec: SourceSpec) -> list[PromptFile]:
+    """The files that the paths of a source name, in their order. Files of a folder or a glob are sorted by name.
+
+    Raises ValueError if there are none, or if one of them is no file with rows; OSError if one cannot be read.
+    """
+    found: dict[Path, PromptFile] = {}
+    for path in spec.paths:
+        for each in _named_by(path, spec):
+            found.setdefault(each, PromptFile(each, _kind_of(each)))
+    return list(found.values())
+
+
+def count_rows(file: PromptFile) -> int:
+    """The rows of a file. Raises ValueError if it is broken; OSError if it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if file.kind == "json":
+        cached = file.cached
+        if not cached.is_file():
+            return sum(1 for _ in json_rows(file.path))
+        file = PromptFile(cached, "parquet")
+    try:
+        if file.kind == "parquet":
+            return int(pq.read_metadata(file.path).num_rows)
+        return sum(batch.num_rows for batch in arrow_batches(file.path))
+    except pa.ArrowException as error:
+        raise ValueError(unreadable(file, error)) from error
+
+
+def arrow_batches(path: Path) -> Iterator[Any]:
+    """Yield the record batches of an Arrow file, of both formats; they stay on disk until they are used."""
+    import pyarrow as pa
+
+    source = pa.memory_map(str(path))
+    if _head(path).startswith(b"ARROW1"):
+        reader = pa.ipc.open_file(source)
+        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+    else:
+        yield from pa.ipc.open_stream(source)
+
+
+def unreadable(file: PromptFile, error: Exception) -> str:
+    """The message about a file that Arrow cannot read."""
+    reason = str(error).split(". ")[0].split("\n")[0].rstrip(".")
+    return f"{file.path} cannot be read as {file.kind} ({reason}); create the file again"
+
+
+def json_rows(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows of a JSON file as JSON, with their places: lines from 1, or indices in a list from 0.
+
+    A file of lines, or of one list. It is not read whole. Raises ValueError, with the line, if it is damaged.
+    """
+    number = 0
+    try:
+        with _opened(path) as file:
+            if is_list_of_rows(path):
+                for number, row in enumerate(_items(file)):
+                    yield number, json.dumps(row, ensure_ascii=False).encode()
+                return
+            for number, line in enumerate(file, start=1):
+                if text := line.removeprefix(b"\xef\xbb\xbf").strip():
+                    yield number, text
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}:{number + 1} cannot be unpacked ({error}); fetch the file again") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}, row {number} (the first is 0), or the one after it, is no JSON: {error}") from error
+
+
+def is_list_of_rows(path: Path) -> bool:
+    """Whether a JSON file is one list, not a row in each line."""
+    with _opened(path) as file:
+        return file.read(_CHUNK).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
+def _items(file: IO[bytes]) -> Iterator[Any]:
+    """Yield the items of a JSON list, reading on as they end."""
+    text, decoder, at = io.TextIOWrapper(file, "utf-8-sig"), json.JSONDecoder(), 0
+    waiting = text.read(_CHUNK).lstrip()[1:]
+    while True:
+        at = _BETWEEN.match(waiting, at).end()  # type: ignore[union-attr]
+        if waiting.startswith("]", at):
+            return
+        try:
+            item, end = decoder.raw_decode(waiting, at)
+        except json.JSONDecodeError:
+            end = len(waiting)
+        # A number may go on in the next piece.
+        if end < len(waiting):
+            yield item
+            at = end
+        elif more := text.read(max(_CHUNK, len(waiting) - at)):
+            waiting, at = waiting[at:] + more, 0
+        else:
+            decoder.raw_decode(waiting, at)
+            raise json.JSONDecodeError("the list does not end", waiting, len(waiting))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if _head(path).startswith(b"\x1f\x8b") else path.open("rb")  # type: ignore[return-value]
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(256)
+
+
+def _named_by(path: Path, spec: SourceSpec) -> list[Path]:
+    if path.is_dir():
+        return _in_folder(path, spec)
+    if path.exists():
+        if not path.is_file():
+            raise ValueError(f"{path} is no regular file; give a file with prompts")
+        return [path]
+    if glob.has_magic(str(path)):
+        # Unlike `Path.glob`, it takes whole paths.
+        named = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
+        found = sorted(each for each in named if each.is_file())
+        if not found:
+            raise ValueError(f"no file matches {path}; check the pattern")
+        return found
+    remedy = f"check the path, or create the file with `dagrl data {_script_for(path)} --local_dir {path.parent}`"
+    raise ValueError(f"{path} does not exist; {remedy}")
+
+
+def _script_for(path: Path) -> str:
+    """The name of the script that creates such a file, by the name of its folder or of the file."""
+    named = (name for text in (path.parent.name, path.name) for name in _SCRIPTS if name in text.lower())
+    return next(named, "NAME")
+
+
+def _in_folder(folder: Path, spec: SourceSpec) -> list[Path]:
+    """The files of a folder, or of a data set that `datasets` has saved there."""
+    split = spec.split or spec.usual_split
+    if (listing := folder / "dataset_dict.json").is_file():
+        splits = json.loads(listing.read_bytes())["splits"]
+        if split not in splits:
+            raise ValueError(f"{folder} has no split `{split}`; {suggest(split, splits)}")
+        folder = folder / split
+    if (state := folder / "state.json").is_file():
+        return [folder / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]]
+    names = sorted(each.name for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
+    for endings in _ENDINGS:
+        if ours := [name for name in names if name.endswith(endings)]:
+            return [folder / name for name in _of_split(folder, ours, split)]
+    usual = listed([each[0] for each in _ENDINGS])
+    raise ValueError(f"{folder} is a folder without prompt files ({usual}); name files, or a glob")
+
+
+def _of_split(folder: Path, names: Sequence[str], split: str) -> list[str]:
+    """The files of a split, where names begin with splits; otherwise all."""
+    splits = {name: found[1] for name in names if (found := _SPLIT.match(name.replace("_", "-")))}
+    if not splits:
+        return list(names)
+    if split not in splits.values():
+        known = sorted(set(splits.values()))
+        raise ValueError(
+            f"{folder} has files of {listed(known)}, and none of `{split}`; set `split`, or name the files"
+        )
+    return [name for name in names if splits.get(name) == split]
+
+
+def _kind_of(path: Path) -> Kind:
+    head = _head(path)
+    if not head:
+        raise ValueError(f"{path} is empty (0 bytes); create it again")
+    if head.startswith(b"version https://git-lfs"):
+        raise ValueError(f"{path} is a pointer of Git LFS; fetch the file with `git lfs pull`")
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "arrow"
+    if head.startswith(b"\x1f\x8b"):
+        return "json"
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        return "json"
+    if path.suffix == ".parquet":
+        return "parquet"  # Reading it tells what is wrong.
+    other = "CSV" if path.suffix == ".csv" else "of a format that is not read"
+    raise ValueError(f"{path} is {other}; convert it to parquet or JSON Lines")

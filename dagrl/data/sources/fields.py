@@ -1,0 +1,80 @@
+"""Prompts and reference answers in the values of a source's columns."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from datetime import date, time
+from decimal import Decimal
+from typing import Any
+
+from dagrl.config.schema import SourceSpec
+from dagrl.model_files.chats import Message, chat_of
+
+_OWN_KEY = SourceSpec.model_fields["prompt_key"].default
+
+
+def prompt_of(value: Any, spec: SourceSpec, *, has_template: bool) -> Any:
+    """The prompt in a value of the source's column, a text or a chat, with the source's system message.
+
+    Text in a column of another name than ``prompt`` is a user's message where the tokenizer has a chat template, and a
+    chat ends before the answers that it closes with.
+    """
+    found = chat_of(value)
+    if spec.prompt_key != _OWN_KEY:
+        if isinstance(found, str) and has_template:
+            found = as_chat(found)
+        while isinstance(found, list) and found and (found[-1] or {}).get("role") == "assistant":
+            found = found[:-1]
+    return with_system(found, spec.system_prompt)
+
+
+def with_system(prompt: Any, system: str | None) -> Any:
+    """A prompt as a chat that begins with this system message, unless it has one of its own or is missing."""
+    if system is None or not prompt:
+        return prompt
+    chat = as_chat(prompt)
+    own = (chat[0] or {}).get("role") in ("system", "developer")
+    return chat if own else [{"role": "system", "content": system}, *chat]
+
+
+def answer_of(value: Any) -> str:
+    """A reference answer as a response may state it: text as it is, "" for None, the last message of a chat.
+
+    Dates are in ISO 8601, anything else is JSON. Raises UnicodeDecodeError for bytes that are no text in UTF-8.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        last = chat_of(value)[-1]
+        if isinstance(last.get("role"), str) and isinstance(last.get("content"), str):
+            return str(last["content"])
+    plain = value if isinstance(value, dict | list | int | float) else _in_json(value)
+    return plain if isinstance(plain, str) else as_json(plain)
+
+
+def as_chat(prompt: str | Sequence[Message]) -> list[Message]:
+    """A prompt as messages; plain text becomes a user's message."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, with text for what JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, default=_in_json)
+
+
+def _in_json(value: Any) -> Any:
+    """The form in JSON of a value that JSON does not have; bytes that are no text become base64."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return value.isoformat() if isinstance(value, date | time) else str(value)

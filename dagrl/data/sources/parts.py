@@ -1,0 +1,249 @@
+"""Files of a source, read a group of rows at a time: parquet, Arrow, and JSON that is copied to parquet once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import batched
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dagrl.config.loading.prompt_files import PromptFile, arrow_batches, is_list_of_rows, json_rows, unreadable
+from dagrl.model_files.nested_columns import column_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_GROUP_ROWS = 4096
+_LARGE_GROUP, _LARGE_FILE = 32 << 20, 256 << 20
+"""Bytes in memory. Groups of a larger file are copied into smaller ones, because single rows of them are read."""
+_SAMPLED_ROWS = 256
+_ROW, _TEXT = "row", "json"
+
+
+class Part(Protocol):
+    """The rows of a file, in groups that are read at once."""
+
+    schema: pa.Schema
+    """Columns and types; those of JSON as its first rows have them."""
+    groups: np.ndarray
+    """Rows of each group, int64."""
+    folder: Path
+    """Where relative paths of images begin."""
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Columns of a group, and fields of structs, as far as the file has them."""
+        ...
+
+    def values(self, table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Whole columns of a table that `read` has returned, as Python objects; None where the file has none."""
+        ...
+
+    def place(self, row: int) -> str:
+        """Location of a row, for messages."""
+        ...
+
+
+class ParquetPart:
+    """A parquet file, or the copy of one."""
+
+    def __init__(self, file: PromptFile, opened: Any = None) -> None:
+        """`opened`: the file, where `file` names one that is read over the network."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._title, self.folder = file.path, file.path.parent
+        with reading(file):
+            self._file = pq.ParquetFile(opened or file.path, memory_map=opened is None)
+            metadata = self._file.metadata
+            sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+            if opened is None and sum(sizes) > _LARGE_FILE and max(sizes) > _LARGE_GROUP:
+                schema = self._file.schema_arrow
+                batches = self._file.iter_batches(batch_size=_GROUP_ROWS)
+                tables = (pa.Table.from_batches([batch], schema) for batch in batches)
+                self._file = pq.ParquetFile(copied(file, schema, tables), memory_map=True)
+            self.schema: pa.Schema = self._file.schema_arrow
+        metadata = self._file.metadata
+        rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self.groups = np.array(rows, dtype=np.int64)
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        import pyarrow as pa
+
+        known = [column for column in columns if column_type(self.schema, column) is not None]
+        try:
+            return self._file.read_row_group(group, known)
+        except (OSError, pa.ArrowException) as error:
+            raise ValueError(f"{self._title} cannot be read as parquet: {error}") from error
+
+    def values(self, table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+        return python_values(table, names)
+
+    def place(self, row: int) -> str:
+        return f"{self._title}, row {row} (the first is 0)"
+
+
+class ArrowPart:
+    """An Arrow file, which stays on disk."""
+
+    def __init__(self, file: PromptFile) -> None:
+        import pyarrow as pa
+
+        self._title, self.folder = file.path, file.path.parent
+        with reading(file):
+            self._batches = list(arrow_batches(file.path))
+        self.schema: pa.Schema = self._batches[0].schema if self._batches else pa.schema([])
+        self.groups = np.array([batch.num_rows for batch in self._batches], dtype=np.int64)
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        import pyarrow as pa
+
+        names = dict.fromkeys(column.partition(".")[0] for column in columns)
+        known = [name for name in names if name in self.schema.names]
+        return pa.Table.from_batches([self._batches[group]]).select(known)
+
+    def values(self, table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+        return python_values(table, names)
+
+    def place(self, row: int) -> str:
+        return f"{self._title}, row {row} (the first is 0)"
+
+
+class JsonPart:
+    """A file of JSON rows. They are copied to parquet as texts, because the rows may have different fields."""
+
+    def __init__(self, file: PromptFile) -> None:
+        import pyarrow as pa
+
+        self._path, self.folder = file.path, file.path.parent
+        copy = file.cached
+        if not copy.is_file():
+            copy = copied(file, _schema_of_texts(), _tables_of_texts(file.path))
+        self._texts = ParquetPart(PromptFile(copy, "parquet"))
+        self._in_list = is_list_of_rows(file.path)
+        self._ends = np.cumsum(self._texts.groups)
+        self._numbers: dict[int, np.ndarray] = {}
+        """The last group whose rows were named -> their lines."""
+        self.groups = self._texts.groups
+        first = self.read(0, []).slice(0, _SAMPLED_ROWS) if len(self.groups) else None
+        rows = self._rows(first) if first is not None else []
+        names = dict.fromkeys(name for row in rows for name in row)
+        self.schema = pa.schema({name: _kind([row.get(name) for row in rows]) for name in names})
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        return self._texts.read(group, [_ROW, _TEXT])
+
+    def values(self, table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+        rows = self._rows(table)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def place(self, row: int) -> str:
+        group = int(np.searchsorted(self._ends, row, side="right"))
+        first = int(self._ends[group - 1]) if group else 0
+        if group not in self._numbers:
+            self._numbers = {group: self._texts.read(group, [_ROW])[_ROW].to_numpy()}
+        return self._at(int(self._numbers[group][row - first]))
+
+    def _at(self, number: int) -> str:
+        return f"{self._path}, row {number} (the first is 0)" if self._in_list else f"{self._path}:{number}"
+
+    def _rows(self, table: pa.Table) -> list[dict[str, Any]]:
+        rows = []
+        for number, text in zip(table[_ROW].to_pylist(), table[_TEXT].to_pylist(), strict=True):
+            rows.append(row_of_json(text, self._at(number)))
+        return rows
+
+
+def part_of(file: PromptFile) -> Part:
+    """Open a file. Raises ValueError if it is damaged; OSError if it cannot be read."""
+    kinds: dict[str, type[ParquetPart] | type[ArrowPart] | type[JsonPart]]
+    kinds = {"parquet": ParquetPart, "arrow": ArrowPart, "json": JsonPart}
+    return kinds[file.kind](file)
+
+
+def row_of_json(text: bytes, place: str) -> dict[str, Any]:
+    """A row of JSON as Python objects. Raises ValueError, with its place, if it is none."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise ValueError(f"{place}: no row of JSON ({what}); mend the row, or remove it") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{place}: no object with fields, but {text[:60].decode()}; mend the row, or remove it")
+    return row
+
+
+def python_values(table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Columns as Python objects; None where the table has none."""
+    # Maps need another, slower, conversion.
+    return {
+        name: table[name].to_pylist(maps_as_pydicts="lossy" if "map<" in str(table[name].type) else None)
+        if name in table.column_names
+        else [None] * table.num_rows
+        for name in names
+    }
+
+
+def copied(file: PromptFile, schema: pa.Schema, tables: Iterable[pa.Table]) -> Path:
+    """Write a copy of a file as parquet in small groups into the cache, unless it is there, and return its path."""
+    import pyarrow.parquet as pq
+
+    path = file.cached
+    if path.is_file():
+        return path
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(aside, schema, compression="zstd", compression_level=1) as writer:
+            for table in tables:
+                writer.write_table(table, row_group_size=_GROUP_ROWS)
+        aside.replace(path)
+    except OSError as error:
+        message = (
+            f"{path.parent} cannot take a copy of {file.path} ({error.strerror}); set XDG_CACHE_HOME to another folder"
+        )
+        raise ValueError(message) from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
+
+
+@contextmanager
+def reading(file: PromptFile) -> Iterator[None]:
+    """Raise ValueError with a sentence for what Arrow raises about a damaged file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, PermissionError):
+            raise
+        raise ValueError(unreadable(file, error)) from error
+
+
+def _schema_of_texts() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema({_ROW: pa.int64(), _TEXT: pa.large_binary()})
+
+
+def _tables_of_texts(path: Path) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    for rows in batched(json_rows(path), _GROUP_ROWS):
+        numbers, texts = zip(*rows, strict=True)
+        yield pa.table([pa.array(numbers, pa.int64()), pa.array(texts, pa.large_binary())], _schema_of_texts())
+
+
+def _kind(values: list[Any]) -> pa.DataType:
+    """The type of a field of JSON; text if values have several."""
+    import pyarrow as pa
+
+    try:
+        return pa.infer_type(values)
+    except pa.ArrowException:
+        return pa.string()

@@ -1,0 +1,111 @@
+"""A source of prompts: its files as one table, whose rows have numbers from 0 on."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dagrl.config.loading.prompt_files import files_of
+from dagrl.config.schema import SourceSpec
+from dagrl.data.sources.hub import parts_of_hub
+from dagrl.data.sources.parts import Part, part_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_KEPT_BYTES = 256 << 20
+"""Groups of rows that stay in memory: those of a window of the shuffled order."""
+
+
+class Source:
+    """The rows of a source, read by groups when requested: memory does not grow with the data. Not thread-safe."""
+
+    def __init__(self, name: str, spec: SourceSpec, parts: Sequence[Part]) -> None:
+        """Join files. Raises ValueError if they have no rows."""
+        self.name, self.spec = name, spec
+        self.parts = list(parts)
+        sizes = [len(part.groups) for part in parts]
+        self._part_of_group = np.repeat(np.arange(len(sizes)), sizes)
+        self._first_groups = np.cumsum([0, *sizes])
+        self._ends = np.cumsum(np.concatenate([np.zeros(0, np.int64), *(part.groups for part in parts)]))
+        rows = [int(part.groups.sum()) for part in parts]
+        self._starts = np.cumsum([0, *rows])
+        self._kept: OrderedDict[tuple[int, tuple[str, ...]], pa.Table] = OrderedDict()
+        self._kept_bytes = 0
+        if not sum(rows):
+            raise ValueError(f"{spec.title} has no rows")
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def title(self) -> str:
+        """The source in a few words, for messages."""
+        return self.spec.title
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the first file that has rows."""
+        return next(part.schema for part in self.parts if len(part.groups))
+
+    def place(self, row: int) -> str:
+        """Location of a row, by its file, for messages."""
+        part = self._part_with(row)
+        return self.parts[part].place(row - int(self._starts[part]))
+
+    def folder(self, row: int) -> Path:
+        """The folder of the row's file."""
+        return self.parts[self._part_with(row)].folder
+
+    def values(self, rows: Sequence[int], columns: Sequence[str]) -> dict[str, list[Any]]:
+        """Columns of these rows by name, as Python objects; None where the file has no such column.
+
+        A struct's field, such as ``extra_info.answer``, gives the whole struct, with at least this field.
+
+        Raises ValueError for a damaged row.
+        """
+        names = list(dict.fromkeys(column.partition(".")[0] for column in columns))
+        found: dict[str, list[Any]] = {name: [None] * len(rows) for name in names}
+        wanted = np.asarray(rows, dtype=np.int64)
+        groups = np.searchsorted(self._ends, wanted, side="right")
+        order = np.argsort(groups, kind="stable")
+        bounds = np.flatnonzero(np.diff(groups[order])) + 1
+        for places in np.split(order, bounds) if len(rows) else ():
+            group = int(groups[places[0]])
+            first = int(self._ends[group - 1]) if group else 0
+            table = self._group(group, tuple(columns)).take(wanted[places] - first)
+            values = self.parts[self._part_of_group[group]].values(table, names)
+            for name in names:
+                target = found[name]
+                for place, value in zip(places.tolist(), values[name], strict=True):
+                    target[place] = value
+        return found
+
+    def _part_with(self, row: int) -> int:
+        return int(np.searchsorted(self._starts, row, side="right")) - 1
+
+    def _group(self, number: int, columns: tuple[str, ...]) -> pa.Table:
+        key = (number, columns)
+        if key not in self._kept:
+            part = int(self._part_of_group[number])
+            table = self.parts[part].read(number - int(self._first_groups[part]), columns)
+            self._kept[key] = table
+            self._kept_bytes += table.nbytes
+            while len(self._kept) > 1 and self._kept_bytes > _KEPT_BYTES:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+def open_source(name: str, spec: SourceSpec) -> Source:
+    """Open the files of a source. Raises ValueError if they are missing or damaged, or have no rows."""
+    if spec.hub is not None:
+        return Source(name, spec, parts_of_hub(spec))
+    try:
+        return Source(name, spec, [part_of(file) for file in files_of(spec)])
+    except OSError as error:
+        raise ValueError(f"{error.filename or spec.title} cannot be read ({error.strerror}); check the path") from error
