@@ -80,7 +80,8 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
     micro-batch, in the order of the batch."""
     needs_entropy: bool
     temperature: float
-    """Log-probs are of logits / temperature, as in sampling."""
+    """Log-probs are of logits / temperature, as in sampling. A column ``temperature`` of the batch, one for each row,
+    replaces it."""
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weight of each response token of `batch`, ragged as response_tokens, and the totals of `batch`.
@@ -142,7 +143,8 @@ class TrainEngine(Engine, Protocol):
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """Log-probs of the response tokens of this data-parallel rank's rows, float32, ragged as response_tokens.
 
-        `batch` holds prompt_tokens and response_tokens; it may be empty on some ranks.
+        `batch` holds prompt_tokens and response_tokens; it may be empty on some ranks. Logits are divided by
+        `temperature`, or where the batch has a column ``temperature`` by that of each row.
         """
 
     def update(
@@ -240,6 +242,8 @@ class GenerationRequest:
     """Index in `begun` of the first token of each of its images, which are the last of `images`, int64."""
     turn_start: int = 0
     """Index in `begun` from which stop strings count: where the policy's turn begins."""
+    sampling: SamplingSpec | None = None
+    """Its own sampling; None if it is that of the call."""
 
     @property
     def context_key(self) -> Hashable:
@@ -310,7 +314,7 @@ class GenerateEngine(Engine, Protocol):
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Sample one response per request, yielded as they finish, in any order.
 
-        Thread-safe.
+        `sampling` is that of requests without their own. Thread-safe.
         """
 
     def abort(self) -> None:

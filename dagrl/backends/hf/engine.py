@@ -6,8 +6,9 @@ Implements `dagrl.backends.base.GenerateEngine`; `decoding.py` decodes a batch a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import batched
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,8 +82,12 @@ class HfEngine:
         """
         self._weights.refuse_asleep()
         assert self.policy_version != NO_WEIGHTS, "generate before the first load_weights"
-        self._check_lengths([request.prompt for request in requests], sampling)
-        return self._batches(requests, sampling, self._aborts)
+        alike: dict[SamplingSpec, list[int]] = {}
+        for index, request in enumerate(requests):
+            alike.setdefault(request.sampling or sampling, []).append(index)
+        for own, indices in alike.items():
+            self._check_lengths([requests[index].prompt for index in indices], own)
+        return self._batches(requests, alike, self._aborts)
 
     def abort(self) -> None:
         self._aborts += 1
@@ -109,28 +114,29 @@ class HfEngine:
         del self._model
 
     def _batches(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, aborts: int
+        self, requests: Sequence[GenerationRequest], alike: Mapping[SamplingSpec, Sequence[int]], aborts: int
     ) -> Iterator[Completion]:
-        """Decode batch after batch, until an abort that is not among the first `aborts`."""
-        stops = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._ends)]
-        strings = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
+        """Decode batch after batch of requests with the same sampling, until an abort that is not among the first
+        `aborts`.
+        """
 
         def goes_on(sampled: int) -> bool:
             self.sampled_tokens += sampled
             return self._aborts == aborts
 
         with self._turn:
-            for start in range(0, len(requests), self._max_batch_size):
-                batch = requests[start : start + self._max_batch_size]
-                if not goes_on(0):
-                    for index in range(start, start + len(batch)):
-                        yield Completion(
-                            index, np.zeros(0, np.int64), np.zeros(0, np.float32), "abort", self.policy_version
-                        )
-                    continue
-                version, vision = self.policy_version, self._vision
-                for completion in decode(self._model, batch, sampling, stops, version, goes_on, vision, strings):
-                    yield replace(completion, index=start + completion.index)
+            for sampling, indices in alike.items():
+                stops = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._ends)]
+                strings = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
+                for chosen in batched(indices, self._max_batch_size):
+                    version, vision = self.policy_version, self._vision
+                    if not goes_on(0):
+                        for index in chosen:
+                            yield Completion(index, np.zeros(0, np.int64), np.zeros(0, np.float32), "abort", version)
+                        continue
+                    batch = [requests[index] for index in chosen]
+                    for completion in decode(self._model, batch, sampling, stops, version, goes_on, vision, strings):
+                        yield replace(completion, index=chosen[completion.index])
 
     def _check_lengths(self, prompts: Sequence[np.ndarray], sampling: SamplingSpec) -> None:
         for index, prompt in enumerate(prompts):

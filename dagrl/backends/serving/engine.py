@@ -153,13 +153,14 @@ class ServerEngine[Spec: ServerSpec](ABC):
                         f"prompt {index} has tokens that the model does not know: they are from {tokens.min()} to "
                         f"{tokens.max()}, and its vocabulary has {vocabulary}; is the tokenizer the model's?"
                     )
-        longest = max((len(request.prompt) for request in requests), default=0)
-        if longest + sampling.max_new_tokens > context:
+        lengths = [(len(request.prompt), (request.sampling or sampling).max_new_tokens) for request in requests]
+        prompt, response = max(lengths, key=sum, default=(0, 0))
+        if prompt + response > context:
             raise ValueError(
-                f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
-                f"server's context of {context}; lower data.max_prompt_tokens or sampling.max_new_tokens"
+                f"a prompt of {prompt} tokens and max_new_tokens {response} do not fit into the server's context of "
+                f"{context}; lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
-        self._check_room(longest + sampling.max_new_tokens)
+        self._check_room(prompt + response)
 
     def _check_room(self, longest: int) -> None:
         if longest > self._capacity.longest:

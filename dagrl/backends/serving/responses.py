@@ -163,7 +163,7 @@ class ResponseReader:
         while not response.finish_reason:
             await self._gate.wait()
             request = response.request
-            begun = len(request.begun) + len(response.tokens)
+            sampling, begun = request.sampling or sampling, len(request.begun) + len(response.tokens)
             left = sampling.max_new_tokens - begun
             if request.limit is not None:
                 left = min(left, request.limit - len(response.tokens))

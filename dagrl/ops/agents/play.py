@@ -206,9 +206,9 @@ class AgentRollouts:
             paused.cancel()
             self._outdated.add(row)
         request, images = self.requests[row], self._images[row]
-        node, sampling = self.context.rollout, self.context.sampling
+        node, sampling = self.context.rollout, request.sampling or self.context.sampling
         longest = node.max_prompt_tokens or self.context.pipeline.data.max_prompt_tokens
-        tree = partial(TrajectoryTree, request.prompt, request.seed, longest, sampling.max_new_tokens)
+        tree = partial(TrajectoryTree, request.prompt, request.seed, longest, sampling.max_new_tokens, sampling)
         # Not the context: a paused agent would keep the batch of this step.
         new_session = partial(_session, tree, images, self._setup, node)
         return Agent(self._setup, row_of(self.batch, row, request.seed, images), new_session)

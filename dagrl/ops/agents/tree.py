@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest, not_sampled
+from dagrl.config.schema import SamplingSpec
 
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -120,6 +121,8 @@ class TrajectoryTree:
     longest_prompt: int
     """Tokens of a sequence that are its prompt, at most; a longer context continues in the response."""
     longest_response: int
+    sampling: SamplingSpec | None = None
+    """That of its requests; None if it is the one of a call."""
     exchanges: list[Exchange] = field(default_factory=list)
     """The nodes with a reply, in the order of the replies."""
     _asked: dict[bytes, int] = field(default_factory=dict)
@@ -173,7 +176,7 @@ class TrajectoryTree:
         prompt, begun = np.split(context, [length])
         starts = np.array([each.begin - length for each in images if each.begin >= length], dtype=np.int64)
         pixels = tuple(each.image.pixels for each in images)
-        return GenerationRequest(prompt, exchange.seed, begun, exchange.limit, pixels, starts)
+        return GenerationRequest(prompt, exchange.seed, begun, exchange.limit, pixels, starts, sampling=self.sampling)
 
     def complete(self, exchange: Exchange, reply: Completion) -> None:
         exchange.reply = reply

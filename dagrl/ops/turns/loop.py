@@ -199,19 +199,20 @@ class Conversations:
         response = self._open[row].with_outcome(
             reward=outcome.reward, calls=outcome.calls, failed_calls=outcome.failed_calls
         )
-        following = self._with_answers(response, outcome.answers) if outcome.ends is None else None
+        longest = (self._requests[row].sampling or self._sampling).max_new_tokens
+        following = self._with_answers(response, outcome.answers, longest) if outcome.ends is None else None
         if following is not None:
             self._open[row] = following
             self._ask(row)
             return
         yield self._finish(row, response.ended(outcome.ends or LENGTH))
 
-    def _with_answers(self, response: Response, answers: Sequence[Answer]) -> Response | None:
-        """The response with the answers appended; None if no token could follow them."""
+    def _with_answers(self, response: Response, answers: Sequence[Answer], longest: int) -> Response | None:
+        """The response with the answers appended; None if no token could follow them in one of the `longest` length."""
         tokens = self._writer.tokens(answers, int(response.tokens[-1]))
         images = [image for answer in answers for image in answer.images]
         following = response.with_observation(tokens, images, self._writer.image_starts(tokens, images))
-        return following if len(following.tokens) < self._sampling.max_new_tokens else None
+        return following if len(following.tokens) < longest else None
 
     def _ask(self, row: int) -> None:
         request, response = self._requests[row], self._open[row]

@@ -54,6 +54,18 @@ def test_sampled_tokens_and_their_log_probs(engine, backend, requests, model_of:
         ].all()
 
 
+def test_requests_of_one_call_may_be_sampled_differently(engine, requests) -> None:
+    short = SamplingSpec(max_new_tokens=3, temperature=0, ignore_eos=True)
+    mixed = [replace(each, sampling=(None, short)[index % 2]) for index, each in enumerate(requests)]
+    whole = complete(engine, requests, GREEDY)
+    cut = complete(engine, requests, short)
+    for index, completion in enumerate(complete(engine, mixed, GREEDY)):
+        alone = (whole, cut)[index % 2][index]
+        assert completion.tokens.tolist() == alone.tokens.tolist()
+        assert completion.finish_reason == alone.finish_reason
+        np.testing.assert_allclose(completion.logprobs, alone.logprobs, atol=1e-5)
+
+
 def test_a_stop_string_ends_a_response_with_its_last_token(engine, requests, decode) -> None:
     """The same tokens and log-probs as without it, so that exactly what was sampled is trained on."""
     long = SamplingSpec(max_new_tokens=60, temperature=0)

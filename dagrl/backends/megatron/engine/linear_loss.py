@@ -64,11 +64,12 @@ class _LinearLoss(torch.autograd.Function):
         grad_weight = WeightGradient(weight)
         for part in columns.chunks(len(hidden), at_once=_AT_ONCE):
             logits = hidden[part] @ weight.t()
-            found, log_sum, spread = statistics(logits.__getitem__, logits, targets[part], columns)
+            of_part = columns.of(part)
+            found, log_sum, spread = statistics(logits.__getitem__, logits, targets[part], of_part)
             logprob[part] = found
             if entropy is not None and spread is not None:
                 entropy[part] = spread
-            slopes = Slopes(targets[part], log_sum, spread, *slopes_of(part, found, spread), columns)
+            slopes = Slopes(targets[part], log_sum, spread, *slopes_of(part, found, spread), of_part)
             for piece in columns.chunks(len(logits)):
                 rows = logits[piece]
                 slopes.write(rows, rows, piece)

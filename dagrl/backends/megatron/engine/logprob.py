@@ -8,7 +8,7 @@ gradient is known in the forward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -61,7 +61,8 @@ class VocabColumns:
     """Columns of the rank, equally many on each rank of `group`, in rank order."""
     vocab_size: int
     """Tokens; columns from there on, counted over all ranks, are padding."""
-    temperature: float
+    temperature: float | torch.Tensor
+    """One for all tokens, or one for each [T]."""
     with_entropy: bool = False
     group: dist.ProcessGroup | None = None
     """Ranks that split the vocabulary; None for one."""
@@ -76,6 +77,17 @@ class VocabColumns:
     def count(self) -> int:
         """Columns of tokens; the rank's further columns are padding."""
         return min(max(self.vocab_size - self.first, 0), self.width)
+
+    def of(self, part: slice) -> VocabColumns:
+        """The same for a part of the tokens."""
+        if isinstance(self.temperature, torch.Tensor):
+            return replace(self, temperature=self.temperature[part])
+        return self
+
+    @property
+    def divisor(self) -> float | torch.Tensor:
+        """What logits [T, width] are divided by."""
+        return self.temperature[:, None] if isinstance(self.temperature, torch.Tensor) else self.temperature
 
     def chunks(self, rows: int, *, at_once: int = 1) -> Iterator[slice]:
         """Divide `rows` into parts of at most `at_once` times `chunk_elements`, and of a row at least.
@@ -202,7 +214,7 @@ def statistics(
     for part in columns.chunks(len(targets) if columns.count else 0, at_once=at_once):
         logits = logits_of(part)[:, : columns.count]
         highest[part], sums[:, part] = sum_up(
-            logits, column[part], is_here[part], columns.temperature, columns.with_entropy
+            logits, column[part], is_here[part], columns.of(part).divisor, columns.with_entropy
         )
     highest, sums = _join(highest, sums, columns.group)
     log_sum = sums[0].log() + highest
@@ -254,7 +266,7 @@ class Slopes:
             torch.where(is_here, column, -1).int(),
             None if self.entropy is None else self.entropy[part],
             None if self.entropy is None or self.grad_entropy is None else self.grad_entropy[part],
-            self.columns.temperature,
+            self.columns.of(part).divisor,
         )
 
 
@@ -278,7 +290,11 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _row_sums(
-    logits: torch.Tensor, column: torch.Tensor, is_here: torch.Tensor, temperature: float, with_entropy: bool
+    logits: torch.Tensor,
+    column: torch.Tensor,
+    is_here: torch.Tensor,
+    temperature: float | torch.Tensor,
+    with_entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's highest x = logits / temperature, [tokens], and its sums, [2 or 3, tokens]; see `statistics`."""
     x = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
@@ -299,7 +315,7 @@ def _write_gradient(
     target: torch.Tensor,
     entropy: torch.Tensor | None,
     grad_entropy: torch.Tensor | None,
-    temperature: float,
+    temperature: float | torch.Tensor,
 ) -> None:
     """With d log p[t] / dx = onehot(t) - p  and  dH / dx = -p (log p + H), p = softmax(x), x = logits / temperature.
 

@@ -74,6 +74,8 @@ class MicroBatch:
     """Indices among the rank's tokens at which the output is read, int64 [P]; in row order without `repeats`."""
     targets: torch.Tensor
     """The next token at each of them, int64 [P]."""
+    temperature: torch.Tensor | None
+    """What the logits of each of them are divided by, float32 [P]; None if the batch has no such column."""
     own: torch.Tensor | None
     """Which of the outputs the rank reads, int64 [P]; None if it reads all."""
     row: torch.Tensor
@@ -193,9 +195,12 @@ class Packing:
         followers = [_tokens(batch, row)[-count:] for count, row in zip(counts, rows, strict=True) if count]
         held = zigzag_index(padded, self.context_rank, self.context_ranks)
         wanted, targets, repeats = _joined(read), _joined(followers), None
+        # Rows of different sources may have different temperatures.
+        heats, heat = np.unique(_temperatures(batch)[rows], return_inverse=True)
+        heat = np.repeat(heat, counts)
         if layout.tree:
             # Rows that share a token share what is read there.
-            wanted, targets, repeats = _distinct(wanted, targets)
+            wanted, targets, heat, repeats = _distinct(wanted, targets, heat)
         reading, own = _held_places(wanted, held, len(token_ids))
         positions = self._positions(batch, rows, layout, padded)
 
@@ -210,6 +215,7 @@ class Packing:
             else _sequences(padded, device),
             reading=on_device(reading),
             targets=on_device(targets[own]),
+            temperature=on_device(heats[heat[own]]) if "temperature" in batch else None,
             own=on_device(own) if len(held) < len(token_ids) else None,
             row=on_device(np.repeat(np.arange(len(rows)), counts)),
             outputs=len(wanted),
@@ -286,12 +292,20 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
-def _distinct(places: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The places and targets of the distinct pairs, ascending, and which of them each pair is."""
+def _temperatures(batch: Batch) -> np.ndarray:
+    """The temperature of each row, float32 [S]; 1 if the batch does not have them."""
+    return batch["temperature"].values if "temperature" in batch else np.ones(len(batch), dtype=np.float32)
+
+
+def _distinct(
+    places: np.ndarray, targets: np.ndarray, heats: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The places, targets and temperatures, by number, of the distinct reads, ascending, and which of them each is."""
     # As single numbers they are sorted many times faster than as columns.
-    base = int(targets.max(initial=0)) + 1
-    pairs, inverse = np.unique(places * base + targets, return_inverse=True)
-    return *np.divmod(pairs, base), inverse
+    base, kinds = int(targets.max(initial=0)) + 1, int(heats.max(initial=0)) + 1
+    reads, inverse = np.unique((places * base + targets) * kinds + heats, return_inverse=True)
+    reads, heats = np.divmod(reads, kinds)
+    return *np.divmod(reads, base), heats, inverse
 
 
 def _tokens(batch: Batch, row: int) -> np.ndarray:

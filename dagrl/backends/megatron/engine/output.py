@@ -31,6 +31,7 @@ class OutputReader:
 
     vocab_size: int
     temperature: float = 1.0
+    """Of all rows, unless the micro-batch has one for each."""
     with_entropy: bool = False
     fused: bool = False
     """Compute logits by chunk; see `linear_token_logprobs`."""
@@ -71,7 +72,7 @@ def read(
     for hook in output_layer._forward_pre_hooks.values():
         hook(output_layer, ())
     weight = output_layer.weight if output_weight is None else output_weight
-    logprob, entropy, carrier = _logprobs(hidden, weight, config, context, micro_batch.targets)
+    logprob, entropy, carrier = _logprobs(hidden, weight, config, context, micro_batch)
     values = _join_context(logprob[None] if entropy is None else torch.stack([logprob, entropy]), micro_batch)
     return values if carrier is None else torch.cat([values, carrier.expand(1, values.shape[1])])
 
@@ -95,14 +96,19 @@ class ScalarHead(torch.nn.Linear):
 
 
 def _logprobs(
-    hidden: torch.Tensor, weight: torch.Tensor, config: TransformerConfig, reader: OutputReader, targets: torch.Tensor
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    config: TransformerConfig,
+    reader: OutputReader,
+    micro_batch: MicroBatch,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    group = parallel_state.get_tensor_model_parallel_group()
+    group, targets = parallel_state.get_tensor_model_parallel_group(), micro_batch.targets
+    temperature = reader.temperature if micro_batch.temperature is None else micro_batch.temperature
     # Gathering a split sequence sums the gradient already.
     sums_gradient = dist.get_world_size(group) > 1 and not config.sequence_parallel
     # "Gemma 2" (arXiv 2408.00118), section 2.
     cap = getattr(config, "final_logit_softcapping", None)
-    columns = VocabColumns(weight.shape[0], reader.vocab_size, reader.temperature, reader.with_entropy, group)
+    columns = VocabColumns(weight.shape[0], reader.vocab_size, temperature, reader.with_entropy, group)
     if reader.fused:
         assert not cap, "logits that are computed by chunk are not capped"
         if sums_gradient:

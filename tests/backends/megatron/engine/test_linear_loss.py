@@ -50,14 +50,16 @@ def in_one_pass(inputs: list[torch.Tensor], targets: torch.Tensor, factors: torc
     chunk_elements=st.integers(1, 60),
     temperature=st.floats(0.4, 2),
     with_entropy=st.booleans(),
+    by_token=st.booleans(),
     scale=st.floats(-3, 3),
     seed=st.integers(0, 99),
 )
 def test_values_and_gradients_are_those_of_plain_logits(
-    tokens, vocab_size, padding, chunk_elements, temperature, with_entropy, scale, seed
+    tokens, vocab_size, padding, chunk_elements, temperature, with_entropy, by_token, scale, seed
 ) -> None:
     *given, targets, factors = given_tokens(tokens, vocab_size, padding, seed)
-    how = {"temperature": temperature, "vocab_size": vocab_size, "with_entropy": with_entropy}
+    heat = temperature * torch.linspace(1, 2, tokens, dtype=torch.float64) if by_token else temperature
+    how = {"temperature": heat, "vocab_size": vocab_size, "with_entropy": with_entropy}
     ours, theirs = ([each.clone().requires_grad_() for each in given] for _ in range(2))
     logprob, entropy, carrier = in_one_pass(ours, targets, factors, chunk_elements=chunk_elements, **how)
     (scale * carrier).backward()

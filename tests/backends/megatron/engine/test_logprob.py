@@ -51,6 +51,27 @@ def test_values_and_gradients_are_those_of_log_softmax(sample, temperature: floa
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
 
 
+def test_each_token_may_have_a_temperature_of_its_own(sample) -> None:
+    logits, targets = sample
+    how = {"width": 12, "vocab_size": 12, "with_entropy": True, "chunk_elements": 30}
+    temperature = torch.linspace(0.5, 1.7, 7, dtype=torch.float64)
+    ours, single = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    logprob, entropy = token_logprobs(ours, targets, VocabColumns(temperature=temperature, **how))
+    assert entropy is not None
+    total = torch.zeros((), dtype=torch.float64)
+    for row in range(7):
+        here = slice(row, row + 1)
+        one, spread = token_logprobs(
+            single[here], targets[here], VocabColumns(temperature=float(temperature[row]), **how)
+        )
+        assert spread is not None
+        assert (logprob[row], entropy[row]) == (one[0], spread[0])
+        total = total + one[0] - 0.3 * spread[0]
+    (logprob - 0.3 * entropy).sum().backward()
+    total.backward()
+    torch.testing.assert_close(ours.grad, single.grad, rtol=0, atol=0)
+
+
 def test_gradients_hold_against_finite_differences(sample) -> None:
     logits, targets = sample
     assert torch.autograd.gradcheck(

@@ -106,6 +106,18 @@ def test_branches_read_what_they_share_once() -> None:
     assert pack.repeats.output[position].tolist() == (place + 1).tolist()
 
 
+def test_rows_of_other_temperatures_share_no_output() -> None:
+    rows = batch(([1], [2, 3]), ([1], [2, 3]), ([1], [2, 3]))
+    heated = rows.with_columns({"temperature": Column(np.array([1.5, 0.5, 1.5], dtype=np.float32))})
+    (pack,) = packed(heated, tokens=20, alignment=1, shared_prefix=2)
+    reads = list(zip(*(each.tolist() for each in (pack.reading, pack.targets, pack.temperature)), strict=True))
+    hot, cold = [(0, 2, 1.5), (1, 3, 1.5)], [(0, 2, 0.5), (1, 3, 0.5)]
+    assert [reads[output] for output in pack.repeats.output.tolist()] == [*hot, *cold, *hot]
+    assert pack.outputs == 4
+    (plain,) = packed(rows, tokens=20, alignment=1, shared_prefix=2)
+    assert (plain.outputs, plain.temperature) == (2, None)
+
+
 def test_rows_without_a_common_prefix_are_packed_as_ever() -> None:
     rows = batch(([1, 2], [3]), ([4], [5]))
     (pack,) = packed(rows, tokens=20, alignment=1, shared_prefix=2)

@@ -68,7 +68,25 @@ def all_rows_on_the_first_rank(batch: Batch) -> Batch:
 
 
 @pytest.fixture(scope="module")
+def heated(samples: Batch) -> Batch:
+    """The samples with temperatures of three sources."""
+    from dagrl.data.batch import Column
+
+    return samples.with_columns({"temperature": Column(np.resize(np.float32([0.5, 0.8, 1.3]), len(samples)))})
+
+
+@pytest.fixture(scope="module")
 def expected(tiny_model, samples, objective) -> dict[str, Any]:
+    """What Hugging Face's model gives at the objective's temperature."""
+    return given_by_hugging_face(tiny_model, samples, objective, [objective.temperature] * len(samples))
+
+
+@pytest.fixture(scope="module")
+def expected_of_heated(tiny_model, heated, objective) -> dict[str, Any]:
+    return given_by_hugging_face(tiny_model, heated, objective, heated["temperature"].values)
+
+
+def given_by_hugging_face(tiny_model, samples, objective, temperatures) -> dict[str, Any]:
     """Log-probs, loss and gradients out of Hugging Face's model, row by row, by plain autograd."""
     from transformers import AutoModelForCausalLM
 
@@ -83,7 +101,7 @@ def expected(tiny_model, samples, objective) -> dict[str, Any]:
     for row in range(len(samples)):
         prompt, response = samples["prompt_tokens"][row], samples["response_tokens"][row]
         logits = model(torch.from_numpy(np.concatenate([prompt, response]))[None]).logits[0]
-        log_p = torch.log_softmax(logits[len(prompt) - 1 : -1] / objective.temperature, dim=-1)
+        log_p = torch.log_softmax(logits[len(prompt) - 1 : -1] / float(temperatures[row]), dim=-1)
         logprobs.append(log_p.gather(1, torch.from_numpy(response)[:, None]).squeeze(1))
         entropies.append(-(log_p.exp() * log_p).sum(1))
     weights, (normalizer,) = objective.token_weights(samples)
@@ -113,7 +131,9 @@ def compute(engine: Any, batch: Batch, objective: Any, budget: int) -> dict[str,
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=lambda name: name.replace(" ", "_"))
-def computed(request, run_engine: Callable[..., list[Any]], samples: Batch, objective: Any) -> list[dict[str, Any]]:
+def computed(
+    request, run_engine: Callable[..., list[Any]], samples: Batch, heated: Batch, objective: Any
+) -> list[dict[str, Any]]:
     """Each rank's results in a layout: log-probs, and gradients for two budgets and for all rows on one rank."""
     world_size, parallel, *fields = LAYOUTS[request.param]
     # Fused logits are then computed again in the backward pass.
@@ -126,25 +146,31 @@ def computed(request, run_engine: Callable[..., list[Any]], samples: Batch, obje
             "logprobs": engine.logprobs(mine, temperature=0.8, tokens_per_micro_batch=SMALL_BUDGET),
             "large": compute(engine, mine, objective, BUDGET),
             "small": compute(engine, mine, objective, SMALL_BUDGET),
+            "heated logprobs": engine.logprobs(
+                rows_of_this_rank(heated), temperature=0.8, tokens_per_micro_batch=BUDGET
+            ),
+            "heated": compute(engine, rows_of_this_rank(heated), objective, SMALL_BUDGET),
+            "heated by rows": compute(engine, rows_of_this_rank(heated), by_rows, BUDGET),
             "uneven": compute(engine, all_rows_on_the_first_rank(samples), by_rows, SMALL_BUDGET),
         }
 
     return run_engine(world_size, on_rank, parallel=parallel, optimizer=NO_CLIP, **dict(*fields))
 
 
-def test_log_probs_are_those_of_hugging_face(computed, samples: Batch, expected) -> None:
+@pytest.mark.parametrize("what", ["logprobs", "heated logprobs"])
+def test_log_probs_are_those_of_hugging_face(computed, samples: Batch, expected, expected_of_heated, what) -> None:
     from dagrl.data.batch import Column
 
-    reference = Column(expected["logprobs"], samples["response_tokens"].offsets)
+    reference = expected if what == "logprobs" else expected_of_heated
+    column = Column(reference["logprobs"], samples["response_tokens"].offsets)
     for rank in computed:
-        np.testing.assert_allclose(
-            rank["logprobs"].values, reference.take(rank["rows"] - 100).values, rtol=0, atol=1e-5
-        )
-        assert rank["logprobs"].values.dtype == np.float32
+        np.testing.assert_allclose(rank[what].values, column.take(rank["rows"] - 100).values, rtol=0, atol=1e-5)
+        assert rank[what].values.dtype == np.float32
 
 
-@pytest.mark.parametrize("how", ["large", "small", "uneven"])
-def test_loss_and_every_gradient_are_those_of_one_process(computed, expected, how: str) -> None:
+@pytest.mark.parametrize("how", ["large", "small", "uneven", "heated", "heated by rows"])
+def test_loss_and_every_gradient_are_those_of_one_process(computed, expected, expected_of_heated, how: str) -> None:
+    expected = expected_of_heated if how.startswith("heated") else expected
     for rank in computed:
         assert rank[how]["metrics"] == computed[0][how]["metrics"], "the same on every rank, to the bit"
     assert computed[0][how]["metrics"]["loss"].total == pytest.approx(expected["loss"], rel=1e-5)
