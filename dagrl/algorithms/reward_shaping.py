@@ -43,14 +43,14 @@ def kl_charges(
     return Column(coef * divergence, mask.offsets), clipped
 
 
-def overlong_penalty(lengths: np.ndarray, *, longest: int, buffer: int, factor: float) -> np.ndarray:
+def overlong_penalty(lengths: np.ndarray, *, longest: np.ndarray | int, buffer: int, factor: float) -> np.ndarray:
     """Penalty of responses close to the length limit: 0 or less.
 
     Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13), times `factor`: 0 up to longest - buffer tokens, then
     falling linearly to -1 at the longest, and -1 beyond.
 
-    `lengths` [S] are the responses' tokens, `longest` is the limit L_max, and `buffer` is L_cache, at least 1. Returns
-    float64 [S].
+    `lengths` [S] are the responses' tokens, `longest` is the limit L_max, of all or of each [S], and `buffer` is
+    L_cache, at least 1. Returns float64 [S].
     """
     return factor * np.clip((longest - buffer - np.asarray(lengths, dtype=np.float64)) / buffer, -1.0, 0.0)
 
@@ -78,7 +78,7 @@ def cosine_rewards(
     right: np.ndarray,
     lengths: np.ndarray,
     *,
-    longest: int,
+    longest: np.ndarray | int,
     right_from_to: tuple[float, float],
     wrong_from_to: tuple[float, float],
     exceeded: float,

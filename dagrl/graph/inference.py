@@ -17,14 +17,17 @@ from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings, Positions
 from dagrl.config.schema import (
     TURN_COLUMNS,
+    AdvantageNode,
     CustomNode,
     FilterNode,
     JudgeNode,
+    LogprobNode,
     NodeBase,
     OpContract,
     Pipeline,
     RolloutNode,
     Scope,
+    UpdateNode,
 )
 from dagrl.graph.buffering import lead_through_buffer
 from dagrl.graph.column_resolution import ColumnResolver, Reading
@@ -112,11 +115,20 @@ def _contracts(
                 findings.error((*place, *key), str(error), code=f"invalid-{kind}")
                 continue
         contract = node.contract(pipeline.engines.get(getattr(node, "engine", None) or ""), declared)
-        if isinstance(node, RolloutNode) and any(each.sampling for each in pipeline.data.val_sets.values()):
+        if _needs_source(node, pipeline):
             contract = replace(contract, reads_if_written=(*contract.reads_if_written, "data_set"))
         contracts[name] = _with_images(contract, node) if pipeline.data.image_key else contract
     contracts[SAMPLES_NODE] = _sink_contract(pipeline)
     return contracts
+
+
+def _needs_source(node: NodeBase, pipeline: Pipeline) -> bool:
+    """Whether a node has to know the source, or validation set, of a row: these differ in sampling, or in metrics."""
+    data = pipeline.data
+    if isinstance(node, UpdateNode) and data.train_prefixes:
+        return True
+    has_own = any(each.sampling for each in data.by_key.values())
+    return has_own and isinstance(node, RolloutNode | LogprobNode | UpdateNode | AdvantageNode)
 
 
 def _with_images(contract: OpContract, node: NodeBase) -> OpContract:

@@ -38,7 +38,8 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         # Responses of an expert are not samples of the policy, so they are not part of any baseline.
         joined = joined_rows(part.batch, context)
         batch = own_rows(with_lengths(joined, part.batch, context))
-        rewards, stats = shaped_rewards(node, batch, longest=context.sampling.max_new_tokens)
+        longest = np.array([sampling.max_new_tokens for sampling in context.sampling_of_rows(batch)])
+        rewards, stats = shaped_rewards(node, batch, longest=longest)
         charges = None
         if (charge := node.kl_in_reward) is not None:
             logprobs = batch["old_logprob"], batch["ref_logprob"]
@@ -59,10 +60,10 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         yield Output((part.index,), part.batch.rows, spread, stats)
 
 
-def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: int) -> tuple[np.ndarray, dict[str, Stat]]:
+def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: np.ndarray) -> tuple[np.ndarray, dict[str, Stat]]:
     """Rewards with all length terms of the node, float64 [S], and statistics of the terms.
 
-    `longest` bounds one row: terms that compare with it take a trajectory's longest one.
+    `longest`, int64 [S], bounds one row: terms that compare with it take a trajectory's longest one.
     """
     rewards = batch["reward"].values.astype(np.float64)
     longest_rows = batch["longest_row"].values

@@ -116,8 +116,6 @@ class Context:
     """Group -> partial responses from earlier steps: columns of a rollout, rows in the group's order."""
     aborted: Callable[[], bool] = _never
     """Only for a rollout: whether it has to end early."""
-    val_set: str | None = None
-    """Only for a rollout: the validation set of its rows. Default: sets without sampling of their own."""
 
     def work_as[Kind: TaskWork](self, kind: type[Kind]) -> Kind:
         """The work of an op that gets work of this kind alone."""
@@ -214,7 +212,7 @@ class Context:
 
     @property
     def sampling(self) -> SamplingSpec:
-        """Sampling parameters. Validation is greedy unless ``val_sampling`` is set.
+        """Sampling parameters of rows without their own. Validation is greedy unless ``val_sampling`` is set.
 
         Without a rollout node, responses come from the data set and end with the tokenizer's end token.
         """
@@ -222,14 +220,47 @@ class Context:
             return SamplingSpec(max_new_tokens=self.pipeline.data.max_response_tokens or 1)
         if not self.validation:
             return self.rollout.sampling
-        return self.pipeline.val_sampling(self.sampled_by or self.pipeline.leading_rollout, self.val_set)
+        return self.pipeline.val_sampling(self.sampled_by or self.pipeline.leading_rollout)
+
+    @property
+    def own_samplings(self) -> dict[str, SamplingSpec]:
+        """Source, or validation set -> sampling of its rows, for those that have their own."""
+        if not self.pipeline.rollouts:
+            return {}
+        sampled_by = self.sampled_by or self.pipeline.leading_rollout
+        return self.pipeline.own_samplings(sampled_by, validation=self.validation)
+
+    @property
+    def samplings(self) -> tuple[SamplingSpec, ...]:
+        """The sampling parameters of all sources, or validation sets."""
+        data, own = self.pipeline.data, self.own_samplings
+        return tuple(own.get(name, self.sampling) for name in (data.val_sets if self.validation else data.sources))
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response of any source."""
+        return max(sampling.max_new_tokens for sampling in self.samplings or (self.sampling,))
+
+    def sampling_of_rows(self, batch: Batch) -> list[SamplingSpec]:
+        """The sampling parameters of each row."""
+        if not (own := self.own_samplings):
+            return [self.sampling] * len(batch)
+        return [own.get(name, self.sampling) for name in batch["data_set"].strings()]
 
     @property
     def temperature(self) -> float:
-        """Temperature of the training samples; 1 if they are sampled greedily, or not sampled."""
+        """Temperature of training samples of sources without their own; 1 if sampled greedily, or not sampled."""
         if self.sampled_by is None and self.pipeline.is_offline:
             return 1.0
         return self.rollout.sampling.temperature or 1.0
+
+    def with_temperatures(self, batch: Batch) -> Batch:
+        """Training samples with the temperature of each row, float32, where sources have different ones."""
+        offline = self.sampled_by is None and self.pipeline.is_offline
+        if offline or {sampling.temperature or 1.0 for sampling in self.samplings} == {self.temperature}:
+            return batch
+        temperatures = [sampling.temperature or 1.0 for sampling in self.sampling_of_rows(batch)]
+        return batch.with_columns({"temperature": Column(np.array(temperatures, dtype=np.float32))})
 
 
 Op = Callable[[Sequence[OpInput], Context], Iterator[Output]]

@@ -22,7 +22,7 @@ def critic(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     objective = ValueObjective(
         cliprange=node.cliprange_value,
         aggregation=node.aggregation,
-        longest_response=context.sampling.max_new_tokens,
+        longest_response=context.longest_response,
         has_shares="trajectory_share" in parts[0].batch,
     )
     stats = context.train([part.batch for part in parts], objective)

@@ -17,6 +17,8 @@ def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     with engine.start_weights() if context.work_as(ScoreWork).frozen else nullcontext():
         for part in parts:
             column = engine.logprobs(
-                part.batch, temperature=context.temperature, tokens_per_micro_batch=node.tokens_per_micro_batch
+                context.with_temperatures(part.batch),
+                temperature=context.temperature,
+                tokens_per_micro_batch=node.tokens_per_micro_batch,
             )
             yield Output((part.index,), part.batch.rows, {"logprob": column})

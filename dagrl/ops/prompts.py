@@ -32,12 +32,13 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     prompts of its files.
     """
     del parts  # the source has no inputs
-    taken = _validation_sets(context) if context.validation else {"train": _training_prompts(context)}
+    first = next(iter(context.pipeline.data.sources))
+    taken = _validation_sets(context) if context.validation else {first: _training_prompts(context)}
     stats = {
         "data/dropped_prompts": Stat.of([sum(each.dropped for each in taken.values())]),
         "data/cut_prompts": Stat.of([sum(each.cut for each in taken.values())]),
     }
-    facts = {} if context.validation else {"next_position": taken["train"].next_position}
+    facts = {} if context.validation else {"next_position": taken[first].next_position}
     joined, sizes = _joined(taken), context.pipeline.group_sizes(validation=context.validation)
     work = context.work_as(SourceWork)
     times = np.array([sizes[name] for name in joined["data_set"].strings()], dtype=np.int64)
@@ -45,7 +46,7 @@ def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     starts = np.concatenate([[0], np.cumsum(times)])
     for shard, (begin, end) in enumerate(shard_bounds(len(times), work.shards)):
         piece = table.take(np.arange(starts[begin], starts[end]))
-        positions = None if context.validation else taken["train"].positions[begin:end]
+        positions = None if context.validation else taken[first].positions[begin:end]
         # In a rollout only a few rows use the data set's responses.
         uncounted = () if context.pipeline.is_offline else ("demonstration",)
         output = Output((shard,), piece.rows, piece.columns, positions=positions, uncounted=uncounted)
@@ -120,7 +121,7 @@ def _loader(name: str, spec: SourceSpec, context: Context) -> PromptLoader:
         return PromptLoader(
             source,
             resources.tokenizer,
-            max_prompt_tokens=data.max_prompt_tokens,
+            max_prompt_tokens=getattr(spec, "max_prompt_tokens", None) or data.max_prompt_tokens,
             overlong=data.overlong_prompts,
             shuffle=data.shuffle and not context.validation,
             seed=context.pipeline.run.seed,

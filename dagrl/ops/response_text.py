@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from dagrl.model_files.end_tokens import end_tokens
@@ -20,12 +18,9 @@ def response_text(tokens: np.ndarray, context: Context) -> str:
 
 
 def _ends(context: Context) -> frozenset[int]:
-    """Tokens that end a response; in validation those of all sets."""
+    """Tokens that end a response; those of all sources, or validation sets."""
     resources, pipeline = context.resources, context.pipeline
-    samplings = (
-        [replace(context, val_set=name).sampling for name in pipeline.data.val_sets] if context.validation else []
-    )
-    samplings = samplings or [context.sampling]
+    samplings = context.samplings or (context.sampling,)
     named = frozenset(token for sampling in samplings for token in sampling.stop_token_ids)
     if all(sampling.ignore_eos for sampling in samplings):
         return named

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
 from dagrl.backends.base import GenerationRequest
-from dagrl.config.schema import RolloutNode
+from dagrl.config.schema import RolloutNode, SamplingSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at
 from dagrl.data.stats import Stat
@@ -31,20 +30,7 @@ def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     Requests are built in the call itself, before the first output is requested, so that calls are served in order.
     """
     batch = Batch.concat([part.batch for part in parts])
-    if not (context.validation and "data_set" in batch):
-        return _answered(batch, context)
-    own = [name for name, each in context.pipeline.data.val_sets.items() if each.sampling is not None]
-    sets = np.array([name if name in own else "" for name in batch["data_set"].strings()])
-    return chain.from_iterable(
-        [
-            _answered(batch.take(np.flatnonzero(sets == name)), replace(context, val_set=name or None))
-            for name in dict.fromkeys(sets.tolist())
-        ]
-    )
-
-
-def _answered(batch: Batch, context: Context) -> Iterator[Output]:
-    """`rollout` of rows that are sampled alike."""
+    samplings = context.sampling_of_rows(batch)
     responses = _beginnings(batch["group_id"].values, context)
     _check_lengths(batch, context)
     requests = {
@@ -54,6 +40,7 @@ def _answered(batch: Batch, context: Context) -> Iterator[Output]:
             responses[row].tokens,
             images=(*images_at(batch, row), *responses[row].images),
             image_starts=responses[row].image_starts,
+            sampling=samplings[row],
         )
         for row, response in enumerate(responses)
         if not response.finished
@@ -72,7 +59,7 @@ def _sampled(
 ) -> Iterator[tuple[int, Response]]:
     """Each requested row with its response."""
     engine = context.generator
-    alike = _deduplicated(requests) if context.sampling.temperature == 0 else [[place] for place in requests]
+    alike = _deduplicated(requests, context.sampling)
     asked = [requests[place] for place, *_ in alike]
     for completion in engine.generate(asked, context.sampling) if asked else ():
         place, *others = alike[completion.index]
@@ -83,11 +70,13 @@ def _sampled(
             yield other, replace(response, begun=len(response.tokens))
 
 
-def _deduplicated(requests: Mapping[int, GenerationRequest]) -> list[list[int]]:
-    """Group rows with the same prompt and prefix: greedy sampling gives them the same response."""
+def _deduplicated(requests: Mapping[int, GenerationRequest], usual: SamplingSpec) -> list[list[int]]:
+    """Group rows with the same prompt and prefix that are sampled greedily, which gives them the same response."""
     places: dict[Hashable, list[int]] = {}
     for place, request in requests.items():
-        places.setdefault(request.context_key, []).append(place)
+        sampling = request.sampling or usual
+        key = place if sampling.temperature else (request.context_key, sampling)
+        places.setdefault(key, []).append(place)
     return list(places.values())
 
 

@@ -25,12 +25,13 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         available=parts[0].batch.columns.keys(),
         correction=node.rollout_correction,
         old_is_rollout=node.takes_rollout_for_old,
-        longest_response=context.sampling.max_new_tokens,
+        longest_response=context.longest_response,
         own=_own_loss([part.batch for part in parts], node, context),
     )
     # Also with a weight of 0: an expert's rows are no samples of the policy.
     objective = MixedObjective(policy, node.loss.sft_coef) if "is_expert" in parts[0].batch else policy
-    batches, ages = without_stale([part.batch for part in parts], context.trainer.policy_version, context)
+    heated = [context.with_temperatures(part.batch) for part in parts]
+    batches, ages = without_stale(heated, context.trainer.policy_version, context)
     waits = context.step <= node.critic_warmup
     stats = context.train([] if waits else batches, objective)
     # During critic warmup there are no metrics, although version and learning rate advance.

@@ -155,9 +155,9 @@ class RolloutController:
     def _longest(self) -> int:
         """Tokens of the longest prompt and response."""
         name = self._task.node
-        sets = (None, *self._pipeline.data.val_sets)
-        validating = [self._pipeline.val_sampling(name, each) for each in sets]
-        response = max(each.max_new_tokens for each in ([self._node.sampling] if self._training else validating))
+        usual = self._node.sampling if self._training else self._pipeline.val_sampling(name)
+        own = self._pipeline.own_samplings(name, validation=not self._training)
+        response = max(each.max_new_tokens for each in (usual, *own.values()))
         return (self._node.max_prompt_tokens or self._pipeline.data.max_prompt_tokens) + response
 
     def _servers_of_paused(self) -> dict[int, int]:

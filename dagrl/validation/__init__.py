@@ -27,8 +27,9 @@ from dagrl.validation.images import check_images
 from dagrl.validation.model import check_models
 from dagrl.validation.rewards import check_rewards
 from dagrl.validation.rollouts import check_rollouts, check_rollouts_in_graph
-from dagrl.validation.run import check_best_metric, check_run, check_val_groups
+from dagrl.validation.run import check_best_metric, check_run
 from dagrl.validation.schedule import check_schedule
+from dagrl.validation.sources import check_sources
 from dagrl.validation.tokenizers import check_own_models, check_tokenizers
 from dagrl.validation.training import check_training, check_training_in_graph
 
@@ -89,6 +90,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
                 findings.error(place, message, code)
         backend_of(engine).validate(EngineCheck(pipeline, name, engine, sizes[name], findings))
     check_rewards(pipeline, folder, sizes, findings)
+    check_sources(pipeline, findings)
     check_rollouts(pipeline, folder, findings)
     check_training(pipeline, folder, findings)
     check_run(pipeline, folder, findings)
@@ -98,7 +100,6 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
         check_rollouts_in_graph(pipeline, graph, findings)
         check_training_in_graph(pipeline, graph, findings)
         check_best_metric(pipeline, graph, findings)
-        check_val_groups(pipeline, graph, findings)
     findings.raise_if_any()
     assert graph is not None, "a pipeline without problems has a graph"
     return CheckedPipeline(loaded, graph, rows, tuple(sorted(set(findings.warnings))))

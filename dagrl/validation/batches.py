@@ -87,7 +87,7 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
         _Longest(
             tokens,
             f"data.max_prompt_tokens + {dotted(place)}.max_new_tokens",
-            pipeline.rollouts[pipeline.leading_rollout].n if together else 1,
+            max(pipeline.ns.values()) if together else 1,
         )
         for rollout in ([sampled_by] if sampled_by else pipeline.rollouts)
         for place, tokens in pipeline.longest_rows(rollout, validated=validated).items()
@@ -155,7 +155,7 @@ def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
 def _check_samples(pipeline: Pipeline, findings: Findings) -> None:
     """Report steps with more samples than a host can handle."""
     prompts = pipeline.data.prompts_per_step
-    largest = max((node.n for node in pipeline.rollouts.values()), default=1)
+    largest = max(pipeline.ns.values())
     if prompts * largest > _MOST_SAMPLES:
         message = f"a step has {prompts} prompts x {largest} responses, more than {_MOST_SAMPLES} samples; lower them"
         findings.error(_PROMPTS, message, "too-many-samples")

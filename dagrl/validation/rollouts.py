@@ -241,8 +241,7 @@ def _check_bounds(pipeline: Pipeline, place: Place, node: FilterNode, findings: 
     if node.lower is not None and node.upper is not None and node.lower >= node.upper:
         message = f"no mean is above {node.lower} and below {node.upper}; lower `lower`, or raise `upper`"
         findings.error((*place, "lower"), message, "crossed-bounds")
-    rollouts = pipeline.rollouts
-    if node.least_std is not None and rollouts and rollouts[pipeline.leading_rollout].n == 1:
+    if node.least_std is not None and pipeline.rollouts and min(pipeline.ns.values()) == 1:
         message = "the standard deviation of one response is 0, so no group passes; raise the rollout's `n`"
         where: Place = place if node.min_std is None else (*place, "min_std")
         findings.error(where, message, "group-too-small")

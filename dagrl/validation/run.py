@@ -11,7 +11,6 @@ from pathlib import Path
 from dagrl.config.errors import Place, counted, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
-    CustomNode,
     DpoNode,
     JudgeNode,
     NodeBase,
@@ -20,7 +19,6 @@ from dagrl.config.schema import (
     RewardModelNode,
     RewardNode,
     RolloutNode,
-    Scope,
     SftNode,
 )
 from dagrl.config.schema.val_metrics import VOTES, names_at_k, vote_of
@@ -107,18 +105,6 @@ def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> N
         findings.error(_METRIC, message, "unknown-metric", depends_on=[("data", "val"), _VOTE])
 
 
-def check_val_groups(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
-    """Report nodes of a validation that need all responses to a prompt, where sets have different numbers of them."""
-    ns = pipeline.val_ns if pipeline.rollouts and pipeline.run.validates else {}
-    if len({*ns.values()}) < 2:
-        return
-    for name, node in graph.validation.nodes.items():
-        reads_groups = isinstance(node.spec, CustomNode) and "group_id" in node.inputs
-        if node.spec is not None and (reads_groups or node.contract.scope is Scope.GROUP):
-            message = f"`{name}` needs all responses to a prompt, and sets have different numbers; set one `n` for all"
-            findings.error(("data", "val"), message, "different-rows")
-
-
 def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
     run, data = pipeline.run, pipeline.data
     if not run.steps and not run.validate_first and run.val_only is False:
@@ -173,7 +159,7 @@ def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:
         if not rollouts and (spec.n or spec.sampling):
             message = "no node samples responses to its prompts; name the file alone"
             findings.error(place[:-1], message, "option-without-effect")
-        elif rollouts and (spec.n or 1) > 1 and pipeline.val_sampling(leading, key).temperature == 0:
+        elif rollouts and (spec.n or 1) > 1 and (spec.sampling or pipeline.val_sampling(leading)).temperature == 0:
             message = f"{spec.n} responses with temperature 0 are equal; add `sampling` with a temperature"
             findings.error(place, message, "greedy-samples")
 

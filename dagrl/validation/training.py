@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
-from dagrl.config.errors import Place, listed, removal
+from dagrl.config.errors import Place, dotted, listed, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
     AdvantageNode,
@@ -107,12 +107,13 @@ def check_training_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
                 _check_baseline(name, graph, findings)
             case UpdateNode(rollout_correction=RolloutCorrectionSpec() as correction):
                 _check_old(pipeline, name, node, correction, graph, findings)
-            case RolloutNode() if node.sampling.temperature == 0:
-                trained_on = (each.name for each in graph.nodes.values() if isinstance(each.spec, UpdateNode))
-                if any(graph.sampled_by(update) == name for update in trained_on):
-                    message = "0 always samples the same response, which teaches nothing; choose for example 1.0"
-                    place = ("nodes", name, "sampling", "temperature")
-                    findings.error(place, message, "greedy-samples")
+            case RolloutNode():
+                trained_on = [each.name for each in graph.nodes.values() if isinstance(each.spec, UpdateNode)]
+                trained = any(graph.sampled_by(update) == name for update in trained_on)
+                for place, sampling in pipeline.samplings(name, validated=False).items():
+                    if trained and sampling.temperature == 0:
+                        message = "0 always samples the same response, which teaches nothing; choose for example 1.0"
+                        findings.error((*place, "temperature"), message, "greedy-samples")
 
 
 def _check_options(
@@ -167,10 +168,11 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
     compares = (
         node.user_function is None and "group_id" in node.model_copy(update={"length_reward": None}).contract().reads
     )
-    if (compares or node.length_reward) and rollouts[leading].n < 2:
+    if compares or node.length_reward:
         what = node.estimator if compares else "length_reward"
         message = f"`{name}` compares the responses to a prompt ({what}), and there is only 1; set `n: 2` or more"
-        findings.error(("nodes", leading, "n"), message, "group-too-small")
+        for where in (where for where, n in pipeline.ns_by_place.items() if n < 2):
+            findings.error(where, message, "group-too-small")
     longest = max(rollouts, key=lambda each: rollouts[each].sampling.max_new_tokens)
     limit = rollouts[longest].sampling.max_new_tokens
     if node.overlong_buffer and node.overlong_buffer.len > limit:
@@ -178,6 +180,11 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
             f"{node.overlong_buffer.len} tokens exceed nodes.{longest}.sampling.max_new_tokens = {limit}; lower it"
         )
         findings.error((*place, "overlong_buffer", "len"), message, "buffer-too-long")
+    for source, sampling in pipeline.own_samplings(leading).items():
+        if node.overlong_buffer and node.overlong_buffer.len > sampling.max_new_tokens:
+            message = f"{node.overlong_buffer.len} tokens exceed max_new_tokens of the source `{source}`, "
+            message += f"{sampling.max_new_tokens}; lower it"
+            findings.error((*place, "overlong_buffer", "len"), message, "buffer-too-long")
 
 
 def _check_rows_of_trajectory(place: Place, node: AdvantageNode, findings: Findings) -> None:
@@ -333,7 +340,7 @@ def _check_pairs(pipeline: Pipeline, name: str, node: DpoNode, findings: Finding
     if len(responses) != _PAIR:
         message = f"`{name}` compares two responses to a prompt; name two columns, for example `[chosen, rejected]`"
         findings.error(_RESPONSES, message, "not-a-pair")
-    elif (rows := pipeline.rows_per_prompt()) != _PAIR:
+    elif rows := next((n for n in pipeline.group_sizes().values() if n != _PAIR), 0):
         leading = pipeline.leading_rollout
         message = f"`{name}` compares the two rows of a prompt, and `{leading}` makes {rows}; set `n: 2`"
         findings.error(("nodes", leading, "n"), message, "not-a-pair")
@@ -350,21 +357,21 @@ def _check_mix(pipeline: Pipeline, name: str, node: MixNode, findings: Findings)
         message = "needs one rollout whose samples are trained on; use `op: sft` for responses of the data set alone"
         findings.error(place, message, "mix-without-rollout")
         return
-    ((leading, rollout),) = rollouts.items()
+    (leading,) = rollouts
     least = 2 if any(isinstance(other, AdvantageNode) for other in pipeline.nodes.values()) else 1
     given, longest = len(pipeline.data.responses), pipeline.data.max_response_tokens
-    if rollout.n - node.per_prompt < least:
-        needed = node.per_prompt + least
-        message = (
-            f"too few of the {rollout.n} responses to a prompt are sampled; set nodes.{leading}.n to {needed} or more"
-        )
-        findings.error((*place, "per_prompt"), message, "group-too-small")
+    needed = node.per_prompt + least
+    for where, n in pipeline.ns_by_place.items():
+        if n < needed:
+            message = f"too few of the {n} responses to a prompt are sampled; set {dotted(where)} to {needed} or more"
+            findings.error((*place, "per_prompt"), message, "group-too-small")
     if 0 < given < node.per_prompt:
         message = f"the data set has {given} for each prompt (data.responses); name more columns, or lower it"
         findings.error((*place, "per_prompt"), message, "too-few-responses")
-    if longest and longest > (limit := rollout.sampling.max_new_tokens):
-        message = f"{longest} tokens are more than nodes.{leading}.sampling.max_new_tokens = {limit}; lower it"
-        findings.error(("data", "max_response_tokens"), message, "response-too-long")
+    for where, sampling in pipeline.samplings(leading, validated=False).items():
+        if longest and longest > (limit := sampling.max_new_tokens):
+            message = f"{longest} tokens are more than {dotted(where)}.max_new_tokens = {limit}; lower it"
+            findings.error(("data", "max_response_tokens"), message, "response-too-long")
     for critic in [key for key, other in pipeline.nodes.items() if isinstance(other, CriticNode)]:
         message = f"`{critic}` would learn values of responses that the policy did not sample; remove one of them"
         findings.error(place, message, "mix-with-critic")

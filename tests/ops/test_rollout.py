@@ -310,7 +310,8 @@ def test_validation_sets_with_sampling_of_their_own_are_sampled_so(bench) -> Non
 
     class Noting(Generator):
         def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
-            calls.append((len(requests), sampling.temperature, sampling.max_new_tokens))
+            own = [request.sampling or sampling for request in requests]
+            calls.append([(each.temperature, each.max_new_tokens) for each in own])
             return super().generate(requests, sampling)
 
     hot = {"temperature": 0.75, "max_new_tokens": 9}
@@ -326,7 +327,32 @@ def test_validation_sets_with_sampling_of_their_own_are_sampled_so(bench) -> Non
         return {int(row): said for output in outputs for row, said in zip(output.rows, responses(output), strict=True)}
 
     assert sampled(validation=True) == {row: response_of(row) for row in range(6)}
-    assert [(count, temperature) for count, temperature, _ in calls] == [(3, 0.0), (3, 0.75)]
-    assert calls[1][2] == 9
+    (asked,) = calls
+    assert sorted(asked) == [(0.0, 3)] * 3 + [(0.75, 9)] * 3
     assert sampled(validation=False) == {row: response_of(row) for row in range(6)}
-    assert len(calls) == 1
+    assert len({*calls[0]}) == 1
+
+
+def test_each_source_is_sampled_in_its_own_way_and_the_likeliest_once(bench) -> None:
+    asked: list[tuple[list[int], float, int]] = []
+
+    class Noting(Generator):
+        def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
+            for request in requests:
+                own = request.sampling or sampling
+                asked.append((request.prompt.tolist(), own.temperature, own.max_new_tokens))
+            return super().generate(requests, sampling)
+
+    train = {
+        "easy": {"path": "a.parquet", "sampling": {"temperature": 0, "max_new_tokens": 9}},
+        "hard": {"path": "b.parquet", "sampling": {"temperature": 1.2, "max_new_tokens": 5}},
+        "usual": "c.parquet",
+    }
+    sources = ["easy", "easy", "hard", "hard", "usual", "usual"]
+    batch = bench.batch(list(range(6)), prompt_tokens=[[4]] * 6, group_id=[0, 0, 1, 1, 2, 2])
+    batch = batch.with_columns({"data_set": Column.text(sources)})
+    sampling = {"temperature": 0.7, "max_new_tokens": 3}
+    nodes = {"rollout": {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling}}
+    context = bench.context("rollout", engine=Noting(), nodes=nodes, data={"train": train})
+    list(rollout([OpInput(0, batch)], context))
+    assert asked == [([4], 0.0, 9), ([4], 1.2, 5), ([4], 1.2, 5), ([4], 0.7, 3), ([4], 0.7, 3)]

@@ -254,17 +254,3 @@ def test_the_best_metric_is_one_of_the_sets_own_number_of_responses(project):
     for metric in ("sums/pass@4", "more/mean@1", "mean@4"):
         problem = project.only_problem(project.pipeline(sets(f"n: 4, {HOT}"), run(best % metric)))
         assert problem.code == "unknown-metric"
-
-
-def test_a_node_that_needs_whole_groups_refuses_different_numbers(project):
-    op = "import dagrl\n@dagrl.node(reads=['reward'], writes=['shaped'], scope='group')\ndef shape(batch): ...\n"
-    project.write("group_ops.py", op)
-    reward = "reward: {op: reward, fn: exact}"
-    shaped = (
-        "reward: {op: reward, fn: exact, write: first}\n"
-        "  shape: {op: 'group_ops:shape', read: {reward: first}, write: reward}"
-    )
-    edits = run("save_every: 5"), (reward, shaped)
-    problem = project.only_problem(project.pipeline(sets(f"n: 4, {HOT}"), *edits))
-    assert (problem.place, problem.code) == ("data.val", "different-rows")
-    check_file(project.pipeline(sets(f"n: 1, {HOT}"), *edits))

@@ -127,4 +127,4 @@ def _rows_together(pipeline: Pipeline, node: NodeBase) -> int:
     if isinstance(node, DpoNode):
         return 2
     compares = isinstance(node, UpdateNode) and node.loss.policy == "opmd_pairwise"
-    return pipeline.rollouts[pipeline.leading_rollout].n if compares else 1
+    return max(pipeline.ns.values()) if compares else 1

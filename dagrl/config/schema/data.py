@@ -66,6 +66,12 @@ class TrainSourceSpec(SourceSpec):
 
     weight: Coefficient = 1.0
     """Share of its prompts in a step, relative to those of other sources."""
+    n: Responses | None = None
+    """Responses for each of its prompts. Default: ``n`` of the rollout."""
+    sampling: SamplingSpec | None = None
+    """Their sampling, by the rollout whose responses are scored. Default: its ``sampling``."""
+    max_prompt_tokens: Tokens | None = None
+    """Its longest prompt, in tokens, where it is shorter than ``data.max_prompt_tokens``."""
 
 
 class ValSetSpec(SourceSpec):
@@ -191,9 +197,9 @@ class DataSpec(Section):
         return {name: each if isinstance(each, ValSetSpec) else ValSetSpec(path=each) for name, each in sets.items()}
 
     @property
-    def by_key(self) -> dict[str, SourceSpec]:
+    def by_key(self) -> dict[str, TrainSourceSpec | ValSetSpec]:
         """All sources by their keys: ``train`` or ``train.NAME``, ``val`` or ``val.NAME``."""
-        found: dict[str, SourceSpec] = {}
+        found: dict[str, TrainSourceSpec | ValSetSpec] = {}
         for key, written, several in (("train", self.train, self.sources), ("val", self.val, self.val_sets)):
             found |= {f"{key}.{name}" if isinstance(written, dict) else key: each for name, each in several.items()}
         return found
@@ -207,6 +213,11 @@ class DataSpec(Section):
     def val_prefixes(self) -> dict[str, str]:
         """Validation set -> prefix of its metrics after ``val/``; empty for a set without a name."""
         return {name: f"{name}/" if isinstance(self.val, dict) else "" for name in self.val_sets}
+
+    @property
+    def train_prefixes(self) -> dict[str, str]:
+        """Source -> prefix of its metrics; none where there is a single source."""
+        return {name: f"train/{name}/" for name in self.sources} if len(self.sources) > 1 else {}
 
     @property
     def longest_demonstration(self) -> int:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dagrl.config.errors import Place
 from dagrl.config.schema.backends import AnyEngineSpec
-from dagrl.config.schema.data import DataSpec
+from dagrl.config.schema.data import DataSpec, TrainSourceSpec
 from dagrl.config.schema.model import GroupSpec, ModelSpec
 from dagrl.config.schema.nodes import NodeSpec
 from dagrl.config.schema.nodes.base import TrainingNode
@@ -111,17 +111,37 @@ class Pipeline(Section):
         options: dict[Place, SamplingSpec] = {(*place, "sampling"): node.sampling}
         if validated and node.val_sampling is not None:
             options[*place, "val_sampling"] = node.val_sampling
-        if validated and rollout == self.leading_rollout:
-            sets = self.data.val_sets.items()
-            options |= {("data", "val", key, "sampling"): spec.sampling for key, spec in sets if spec.sampling}
+        if rollout == self.leading_rollout:
+            for key, spec in self.data.by_key.items():
+                if spec.sampling is not None and (validated or key.startswith("train")):
+                    options["data", *key.split("."), "sampling"] = spec.sampling
         return options
 
-    def val_sampling(self, rollout: str, val_set: str | None = None) -> SamplingSpec:
-        """The sampling of a rollout in validation: of a set, or of those without their own. Greedy by default."""
-        node, own = self.rollouts[rollout], self.data.val_sets.get(val_set or "")
-        if own is not None and own.sampling is not None and rollout == self.leading_rollout:
-            return own.sampling
+    def own_samplings(self, rollout: str, *, validation: bool = False) -> dict[str, SamplingSpec]:
+        """Source, or validation set -> its own sampling by a rollout, for those that have one."""
+        sets = self.data.val_sets if validation else self.data.sources
+        own = {name: spec.sampling for name, spec in sets.items() if spec.sampling is not None}
+        return own if rollout == self.leading_rollout else {}
+
+    def val_sampling(self, rollout: str) -> SamplingSpec:
+        """The sampling of a rollout in validation, of sets without their own. Greedy by default."""
+        node = self.rollouts[rollout]
         return node.val_sampling or node.sampling.model_copy(update={"temperature": 0.0})
+
+    @property
+    def ns(self) -> dict[str, int]:
+        """Source -> responses to each of its prompts."""
+        usual = max((node.n for node in self.rollouts.values()), default=1)
+        return {name: spec.n or usual for name, spec in self.data.sources.items()}
+
+    @property
+    def ns_by_place(self) -> dict[Place, int]:
+        """Responses to a training prompt by their places in the file: those of sources, and of all others."""
+        sources = {key: spec for key, spec in self.data.by_key.items() if isinstance(spec, TrainSourceSpec)}
+        places: dict[Place, int] = {("data", *key.split("."), "n"): spec.n for key, spec in sources.items() if spec.n}
+        if len(places) < len(sources):
+            places["nodes", self.leading_rollout, "n"] = self.rollouts[self.leading_rollout].n
+        return places
 
     @property
     def val_ns(self) -> dict[str, int]:
@@ -133,15 +153,16 @@ class Pipeline(Section):
         """Source, or validation set -> rows of a group: the responses that are sampled for each of its prompts, or
         those that the data set has for it.
         """
-        names = self.data.val_sets if validation else ("train",)
         if not self.rollouts or (self.is_offline and not validation):
+            names = self.data.val_sets if validation else self.data.sources
             return dict.fromkeys(names, max(1, len(self.data.responses)))
         leading = self.rollouts[self.leading_rollout]
-        return self.val_ns if validation else dict.fromkeys(names, leading.n * leading.rows_per_sample)
+        return self.val_ns if validation else {name: n * leading.rows_per_sample for name, n in self.ns.items()}
 
     def rows_per_prompt(self, *, validation: bool = False) -> int:
         """Rows of the largest group."""
-        return max(self.group_sizes(validation=validation).values(), default=1)
+        given = 1 if self.rollouts else len(self.data.responses)
+        return max(self.group_sizes(validation=validation).values(), default=max(1, given))
 
     def longest_rows(self, rollout: str, *, validated: bool) -> dict[Place, int]:
         """Tokens of the longest prompt and response of a rollout, by the places of `samplings`."""

@@ -125,8 +125,10 @@ class PipelineCosts:
         return max(1, round(self._mean_group(task)))
 
     def _mean_group(self, task: PlannedTask) -> float:
-        sizes = self.pipeline.group_sizes(validation=task.rows is Rows.VALIDATION)
-        return sum(sizes.values()) / max(1, len(sizes))
+        validation, data = task.rows is Rows.VALIDATION, self.pipeline.data
+        sizes = self.pipeline.group_sizes(validation=validation)
+        weights = {name: 1.0 if validation else data.sources[name].weight for name in sizes}
+        return sum(size * weights[name] for name, size in sizes.items()) / (sum(weights.values()) or 1.0)
 
     def lengths(self, task: PlannedTask) -> Lengths:
         if task.sampled_by is None and self.pipeline.is_offline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagrl.backends.planning.decoding import Lengths
-from dagrl.config.schema import JudgeNode, Pipeline, RolloutNode
+from dagrl.config.schema import JudgeNode, Pipeline, RolloutNode, SamplingSpec
 
 MEAN_RESPONSE = 0.5
 """Mean response over ``max_new_tokens``, unless the call says ``--response-tokens``."""
@@ -33,19 +33,35 @@ class Assumed:
 def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed, *, validation: bool = False) -> Lengths:
     """The lengths of a rollout's rows, within its limits. `validation` may have other limits than training.
 
+    Sources with their own sampling count by their rows: the mean is that of all rows, the longest that of any.
+
     ValueError if `assumed` has lengths that the file does not allow.
     """
     rollouts = pipeline.rollouts.values()
     sampling = (rollout.val_sampling if validation else None) or rollout.sampling
-    longest, longest_prompt = sampling.max_new_tokens, _longest_prompt(pipeline, rollout)
-    response_limit = max(node.sampling.max_new_tokens for node in rollouts)
+    rows = {} if validation else _rows_by_sampling(pipeline, rollout)
+    rows = rows or {sampling: 1.0}
+    longest, longest_prompt = max(each.max_new_tokens for each in rows), _longest_prompt(pipeline, rollout)
+    response_limit = max(longest, *(node.sampling.max_new_tokens for node in rollouts))
     prompt_limit = max(_longest_prompt(pipeline, node) for node in rollouts)
     response = _checked("responses", assumed.response_tokens, response_limit, "sampling.max_new_tokens")
     if response is None:
-        response = longest * (1.0 if sampling.ignore_eos else MEAN_RESPONSE)
+        means = {each: each.max_new_tokens * (1.0 if each.ignore_eos else MEAN_RESPONSE) for each in rows}
+        response = sum(means[each] * count for each, count in rows.items()) / sum(rows.values())
     prompt = _checked("prompts", assumed.prompt_tokens, prompt_limit, "max_prompt_tokens")
     prompt = longest_prompt * MEAN_PROMPT if prompt is None else prompt
     return Lengths(min(prompt, longest_prompt), min(response, longest), longest)
+
+
+def _rows_by_sampling(pipeline: Pipeline, rollout: RolloutNode) -> dict[SamplingSpec, float]:
+    """Sampling -> share of the rows of training that are sampled so; empty where sources have none of their own."""
+    name = next(name for name, node in pipeline.rollouts.items() if node is rollout)
+    rows: dict[SamplingSpec, float] = {}
+    if own := pipeline.own_samplings(name):
+        for source, spec in pipeline.data.sources.items():
+            sampling = own.get(source, rollout.sampling)
+            rows[sampling] = rows.get(sampling, 0.0) + spec.weight * pipeline.ns[source]
+    return rows
 
 
 def lengths_of_demonstrations(pipeline: Pipeline, assumed: Assumed) -> Lengths:

@@ -45,6 +45,19 @@ def test_rollouts_keep_their_own_shorter_limits() -> None:
     assert {name: each.response for name, each in found.items()} == {"solve": 50, "verify": 2}
 
 
+def test_sources_count_by_their_rows() -> None:
+    long = "sampling: {max_new_tokens: 4000, ignore_eos: true}"
+    train = f"data.train={{short: a.parquet, long: {{path: b.parquet, weight: 3, n: 2, {long}}}}}"
+    overrides = (train, "nodes.rollout.n=6", "nodes.rollout.sampling.max_new_tokens=1000")
+    checked = check_file(TEMPLATES / "qwen3_8b_megatron.yaml", overrides, with_files=False)
+    pipeline = checked.loaded.pipeline
+    # A prompt in four is short and has 6 rows of 500 tokens; the others have 2 of 4000.
+    assert lengths_of(pipeline, pipeline.rollouts["rollout"], Assumed()) == Lengths(512, 2250, 4000)
+    plan = make_plan(pipeline, checked.graph)
+    costs = PipelineCosts(pipeline, plan, model_shape(pipeline.model))
+    assert (plan.samples_per_prompt, costs.rows(plan.task("rollout"))) == (6, 3 * pipeline.data.prompts_per_step)
+
+
 def test_without_sampling_the_data_sets_responses_have_lengths() -> None:
     checked = check_file(TEMPLATES / "tiny_dpo.yaml", with_files=False)
     pipeline = checked.loaded.pipeline
