@@ -46,7 +46,7 @@ _CORE = (
     ColumnSpec("answer", "uint8", Shape.TEXT, "reference answer (reward_model.ground_truth)"),
     ColumnSpec("data_source", "uint8", Shape.TEXT, "name of the data set"),
     ColumnSpec("extra_info", "uint8", Shape.TEXT, "the row's extra_info, as JSON"),
-    ColumnSpec("data_set", "uint8", Shape.TEXT, "`train`, or the name of the validation set that the row is of"),
+    ColumnSpec("data_set", "uint8", Shape.TEXT, "name of the source, or of the validation set, that the row is of"),
     ColumnSpec(
         "pixel_values", "uint8", Shape.IMAGES, "pixels of the prompt's images, one image after the other [n, 3]"
     ),
