@@ -55,9 +55,12 @@ def _bounds(node: FilterNode, batch: Batch) -> Callable[[Batch], bool]:
             f"a filter needs a metric with one number per sample, and `{node.metric}` has several; name another "
             "metric, or decide with your own function (fn)"
         )
-    return lambda group: passes_bounds(
-        group[node.metric].values, lower=node.lower, upper=node.upper, min_std=node.least_std
-    )
+
+    def passes(group: Batch) -> bool:
+        own = node.bounds_of(group["data_set"].strings()[0]) if node.by_source else node
+        return passes_bounds(group[node.metric].values, lower=own.lower, upper=own.upper, min_std=own.least_std)
+
+    return passes
 
 
 def _rule(node: FilterNode, context: Context) -> Callable[[Batch], bool]:

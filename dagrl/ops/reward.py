@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dagrl.config.reward_names import BUILT_IN_REWARDS
-from dagrl.config.schema import NodeBase, RewardNode
+from dagrl.config.schema import NodeBase, RewardNode, SourceReward
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
@@ -18,19 +18,14 @@ from dagrl.ops.response import passages
 from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows
 from dagrl.plugins.custom import load_function
-from dagrl.rewards.score import Samples, score
+from dagrl.rewards.score import RewardScores, Samples, score
 
 
 def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the rewards of each shard. Raises RewardError if the function fails and ``on_error`` is stop."""
     node = context.declared(RewardNode)
-    resources = context.resources
-    function = resources.once(
-        f"reward {node.fn}", lambda: load_function(BUILT_IN_REWARDS.get(node.fn, node.fn), resources.folder)
-    )
     for part in parts:
-        scored = _samples(first_rows(part.batch, context), context)
-        scores = score(function, scored, args=node.args, on_error=node.on_error, concurrency=node.concurrency)
+        scores = _scores(first_rows(part.batch, context), node, context)
         rewards = np.repeat(scores.rewards, context.sequences)
         stats = reward_stats(node, scores.rewards)
         if node.on_error != "stop":
@@ -41,6 +36,37 @@ def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
             texts = [json.dumps(each) for each in scores.further for _ in range(context.sequences)]
             columns["reward_info"] = Column.text(texts)
         yield Output((part.index,), part.batch.rows, columns, stats)
+
+
+def _scores(batch: Batch, node: RewardNode, context: Context) -> RewardScores:
+    """The scores of all rows, each by the function of its source."""
+    if not node.by_source:
+        return _scored(batch, node.functions[None], node, context)
+    names = batch["data_set"].strings()
+    functions = [name if name in node.by_source else None for name in names]
+    rewards, failures = np.zeros(len(batch), dtype=np.float32), 0
+    further: list[Mapping[str, float]] = [{}] * len(batch)
+    for name in dict.fromkeys(functions):
+        if name not in node.functions:
+            raise ValueError(
+                f"the source `{names[functions.index(name)]}` has no reward; add `fn`, or it to `by_source`"
+            )
+        rows = np.array([row for row, other in enumerate(functions) if other == name])
+        scores = _scored(batch.take(rows), node.functions[name], node, context)
+        rewards[rows] = scores.rewards
+        failures += scores.failures
+        for row, numbers in zip(rows.tolist(), scores.further, strict=True):
+            further[row] = numbers
+    return RewardScores(rewards, failures, further)
+
+
+def _scored(batch: Batch, own: SourceReward, node: RewardNode, context: Context) -> RewardScores:
+    resources = context.resources
+    function = resources.once(
+        f"reward {own.fn}", lambda: load_function(BUILT_IN_REWARDS.get(own.fn, own.fn), resources.folder)
+    )
+    samples = _samples(batch, context)
+    return score(function, samples, args=own.args, on_error=node.on_error, concurrency=node.concurrency)
 
 
 def reward_stats(node: NodeBase, rewards: np.ndarray) -> dict[str, Stat]:

@@ -48,6 +48,8 @@ class AnswerReader:
     """Whether it cannot score a response without an answer."""
     refuses_blanks: bool = False
     """Whether an empty answer ends the run."""
+    sources: frozenset[str] | None = None
+    """The sources and validation sets whose answers it reads. Default: all."""
 
 
 def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, findings: Findings) -> dict[str, int]:
@@ -56,13 +58,14 @@ def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, find
     `graph` is None if it has problems; `folder` holds the user's modules.
     """
     rows = {}
-    readers = tuple(_answer_readers(graph, folder)) if graph is not None else ()
+    names = frozenset((*pipeline.data.sources, *pipeline.data.val_sets))
+    readers = tuple(_answer_readers(graph, names, folder)) if graph is not None else ()
     for key, path in pipeline.data.files.items():
-        validation = key != "train"
+        validation = not key.startswith("train")
         wanted = _Wanted(
             pipeline.response_columns(validation=validation),
             pipeline.needs_answers(validation=validation),
-            readers,
+            tuple(each for each in readers if each.sources is None or (key.partition(".")[2] or key) in each.sources),
             pipeline.data.image_key,
         )
         count = _check_file(path, ("data", *key.split(".")), wanted, findings)
@@ -300,25 +303,34 @@ def _is_chat(kind: pa.DataType | None) -> bool:
     )
 
 
-def _answer_readers(graph: Graph, folder: Path) -> Iterator[AnswerReader]:
-    """The nodes that read the data set's answers."""
+def _answer_readers(graph: Graph, sources: frozenset[str], folder: Path) -> Iterator[AnswerReader]:
+    """The nodes that read the data set's answers; `sources` are the names of all sources and validation sets."""
     for name, node in graph.nodes.items():
         wire = node.inputs.get(_ANSWER)
-        if name == SAMPLES_NODE or wire is None or wire != (PROMPTS_NODE, _ANSWER) or not _uses_answer(node, folder):
+        if name == SAMPLES_NODE or wire is None or wire != (PROMPTS_NODE, _ANSWER):
             continue
-        match node.spec:
-            case RewardNode(fn=fn, on_error=on_error) if fn in BUILT_IN_REWARDS:
-                stops = fn in _STRICT and on_error == "stop"
-                yield AnswerReader(name, needs_all=stops or fn not in _STRICT, refuses_blanks=stops)
-            case _:
-                yield AnswerReader(name)
+        if isinstance(node.spec, RewardNode):
+            yield from _of_reward(name, node.spec, sources, folder)
+        elif _uses_answer(node, folder):
+            yield AnswerReader(name)
+
+
+def _of_reward(name: str, node: RewardNode, sources: frozenset[str], folder: Path) -> Iterator[AnswerReader]:
+    """A reader for each of the functions of a reward that use answers."""
+    for source, function in node.functions.items():
+        fn, own = function.fn, sources - node.by_source.keys() if source is None else frozenset((source,))
+        if not _has_parameter(BUILT_IN_REWARDS.get(fn, fn), "", folder):
+            continue
+        if fn in BUILT_IN_REWARDS:
+            stops = fn in _STRICT and node.on_error == "stop"
+            yield AnswerReader(name, stops or fn not in _STRICT, refuses_blanks=stops, sources=own)
+        else:
+            yield AnswerReader(name, sources=own)
 
 
 def _uses_answer(node: GraphNode, folder: Path) -> bool:
     """Whether a node uses the answers that all nodes of its kind get."""
     match node.spec:
-        case RewardNode(fn=fn):
-            return _has_parameter(BUILT_IN_REWARDS.get(fn, fn), "", folder)
         case RolloutNode(environment=str(environment)):
             return _has_parameter(environment, "reset", folder)
         case JudgeNode(prompt=prompt, parser=parser):

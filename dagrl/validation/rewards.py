@@ -23,6 +23,7 @@ from dagrl.config.schema import (
     RewardNode,
     RolloutNode,
     SamplingSpec,
+    SourceReward,
     TokenizerSpec,
     TrainingNode,
 )
@@ -47,7 +48,9 @@ def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSiz
         place: Place = ("nodes", name)
         match node:
             case RewardNode():
-                _check_reward(place, node, folder, findings)
+                for source, function in node.functions.items():
+                    where = place if source is None else (*place, "by_source", source)
+                    _check_reward(where, place, function, node.concurrency, folder, findings)
             case LogprobNode():
                 _warn_of_moving_reference(pipeline, place, node, findings)
             case JudgeNode():
@@ -60,7 +63,9 @@ def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSiz
                     _check_sampling(section, sampling, vocabulary, findings)
 
 
-def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findings) -> None:
+def _check_reward(
+    place: Place, node_place: Place, node: SourceReward, concurrency: int | None, folder: Path, findings: Findings
+) -> None:
     where: Place = (*place, "fn")
     if node.fn not in BUILT_IN_REWARDS and ":" not in node.fn:
         message = f"there is no reward `{node.fn}` (write your own as `module:function`)"
@@ -76,8 +81,8 @@ def _check_reward(place: Place, node: RewardNode, folder: Path, findings: Findin
         return
     if node.fn in BUILT_IN_REWARDS:
         _check_values(where, name, node.args, findings)
-    if node.concurrency is not None and traits.batched:
-        findings.superfluous((*place, "concurrency"), f"one call of `{node.fn}` scores all samples of a shard")
+    if concurrency is not None and traits.batched:
+        findings.superfluous((*node_place, "concurrency"), f"one call of `{node.fn}` scores all samples of a shard")
 
 
 def _check_values(where: Place, name: str, args: dict[str, Any], findings: Findings) -> None:

@@ -22,7 +22,7 @@ from dagrl.validation.agents import check_agent_of, no_program, which
 
 _ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
 _ONLY_ALONE = ("over_sampling_batch_size", "partial_rollout")
-_BOUNDS = ("metric", "lower", "upper", "min_std")
+_BOUNDS = ("metric", "lower", "upper", "min_std", "by_source")
 
 
 def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
@@ -221,6 +221,8 @@ def _check_filters(pipeline: Pipeline, findings: Findings) -> None:
     place: Place = ("nodes", name)
     if node.fn is None:
         _check_bounds(pipeline, place, node, findings)
+        for source in node.by_source:
+            _check_interval((*place, "by_source", source), node.bounds_of(source), findings)
     elif others := [key for key in _BOUNDS if key in node.model_fields_set]:
         message = f"`fn` decides alone; remove {listed(others)}"
         findings.error((*place, others[0]), message, "option-without-effect")
@@ -231,6 +233,12 @@ def _check_filters(pipeline: Pipeline, findings: Findings) -> None:
         findings.error((*place, "prompts_per_round"), message, "too-few-prompts")
 
 
+def _check_interval(place: Place, node: FilterNode, findings: Findings) -> None:
+    if node.lower is not None and node.upper is not None and node.lower >= node.upper:
+        message = f"no mean is above {node.lower} and below {node.upper}; lower `lower`, or raise `upper`"
+        findings.error((*place, "lower"), message, "crossed-bounds")
+
+
 def _check_bounds(pipeline: Pipeline, place: Place, node: FilterNode, findings: Findings) -> None:
     if node.args:
         findings.error((*place, "args"), "are for a function of your own; set `fn`, or remove them", "unused-args")
@@ -238,10 +246,9 @@ def _check_bounds(pipeline: Pipeline, place: Place, node: FilterNode, findings: 
     if column is not None and column.shape is not Shape.SAMPLE:
         message = f"`{node.metric}` is {column.shape.value}; choose a column with one number per sample"
         findings.error((*place, "metric"), message, "wrong-column-shape")
-    if node.lower is not None and node.upper is not None and node.lower >= node.upper:
-        message = f"no mean is above {node.lower} and below {node.upper}; lower `lower`, or raise `upper`"
-        findings.error((*place, "lower"), message, "crossed-bounds")
-    if node.least_std is not None and pipeline.rollouts and min(pipeline.ns.values()) == 1:
+    _check_interval(place, node, findings)
+    alone = [source for source, n in pipeline.ns.items() if n == 1] if pipeline.rollouts else []
+    if any(node.bounds_of(source).least_std is not None for source in alone):
         message = "the standard deviation of one response is 0, so no group passes; raise the rollout's `n`"
         where: Place = place if node.min_std is None else (*place, "min_std")
         findings.error(where, message, "group-too-small")

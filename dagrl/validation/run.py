@@ -96,7 +96,8 @@ def check_best_metric(pipeline: Pipeline, graph: Graph, findings: Findings) -> N
         places = kinds if own is None else {place: kinds[own]}
         known = [f"val/{each}{kind}" for each, of_set in places.items() for kind in of_set]
         name = best.metric
-    own_rewards = (node for node in pipeline.nodes.values() if isinstance(node, RewardNode) and ":" in node.fn)
+    rewards = (node for node in pipeline.nodes.values() if isinstance(node, RewardNode))
+    own_rewards = (node for node in rewards if any(":" in each.fn for each in node.functions.values()))
     # A function of the user's own names further numbers itself.
     if name not in known and not name.startswith(
         tuple(f"val/{node.written_as('reward')}_info/" for node in own_rewards)

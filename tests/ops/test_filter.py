@@ -55,6 +55,16 @@ def rewards(*groups: list[float], first: int = 0) -> dict[str, Column]:
     return {"group_id": Column(np.array(ids)), "reward": Column(np.array(values, dtype=np.float32))}
 
 
+def test_bounds_of_a_source_replace_those_that_they_name(kept):
+    columns = rewards([0, 0], [0.2, 0.2], [0.9, 0.9], [0, 0], [0.2, 0.2], [0.9, 0.9])
+    columns["data_set"] = Column.text(["sums"] * 6 + ["code"] * 6)
+    node = {"lower": 0.1, "upper": 0.5}
+    assert kept(columns, node)[0] == [1, 4]
+    assert kept(columns, node | {"by_source": {"code": {"upper": 1.0}}})[0] == [1, 4, 5]
+    assert kept(columns, node | {"by_source": {"code": {"lower": None}, "sums": {"upper": 0.15}}})[0] == [3, 4]
+    assert kept(columns, {"min_std": 0.1, "by_source": {"code": {"min_std": None, "lower": 0.5}}})[0] == [5]
+
+
 def test_groups_whose_samples_all_got_the_same_are_left_out(kept):
     columns = rewards([0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1], [0.5, 0.5, 0.5, 0.25], first=7)
     assert kept(columns, {})[0] == [8, 10]

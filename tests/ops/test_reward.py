@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dagrl.data.batch import Column
 from dagrl.ops.base import OpInput
 from dagrl.ops.reward import response_text, reward
 from dagrl.rewards.score import RewardError
@@ -44,6 +45,41 @@ def test_a_reward_of_another_name_has_a_mean_of_its_own(bench, write) -> None:
     (output,) = reward([part_of(bench, ["2", "3"], ["2", "2"])], context)
     assert list(output.stats) == ["reward/judged"]
     assert (output.stats["reward/judged"].mean, output.stats["reward/judged"].count) == (0.5, 2)
+
+
+def test_each_source_has_its_own_function(bench) -> None:
+    bench.write_module(
+        "rewards_of_sources",
+        """
+import dagrl
+
+@dagrl.reward(batched=True)
+def length(response, scale):
+    return [{"score": scale * len(text), "letters": len(text)} for text in response]
+
+def odd(response):
+    if response == "2":
+        raise ValueError("even")
+    return 3.0
+""",
+    )
+    own = {
+        "long": {"fn": "rewards_of_sources:length", "args": {"scale": 2}},
+        "odd": {"fn": "rewards_of_sources:odd"},
+    }
+    part = part_of(bench, ["2", "22", "2", "3", "333", "2"], ["2"] * 6)
+    names = ["sums", "long", "odd", "odd", "long", "more"]
+    part = OpInput(0, part.batch.with_columns({"data_set": Column.text(names)}))
+    (output,) = reward([part], bench.context("reward", nodes=node("exact", by_source=own, on_error=-1)))
+    assert output.columns["reward"].values.tolist() == [1, 4, -1, 3, 6, 1]
+    assert output.columns["reward_info"].strings() == ["{}", '{"letters": 2.0}', "{}", "{}", '{"letters": 3.0}', "{}"]
+    assert output.stats["reward/failed_fraction"].mean == 1 / 6
+    assert output.stats["reward_info/letters"].mean == 2.5
+    # No function for the others.
+    alone = {"reward": {"op": "reward", "by_source": own}}
+    with pytest.raises(ValueError, match="`sums` has no reward; add `fn`"):
+        list(reward([part], bench.context("reward", nodes=alone)))
+    assert len(list(reward([part_of(bench, [], [])], bench.context("reward", nodes=node("exact"))))) == 1
 
 
 def test_a_users_batched_function_sees_a_whole_shard_and_the_nodes_args(bench) -> None:

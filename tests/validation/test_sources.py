@@ -104,3 +104,78 @@ def test_sampling_without_a_rollout_has_no_effect(project) -> None:
     )
     problem = project.only_problem(project.write("p.yaml", text))
     assert problem.place == "data.train.more.n"
+
+
+REWARD = "reward: {op: reward, fn: exact}"
+PLAIN = sources("weight: 1")
+
+
+def rewarded(by_source: str) -> tuple[str, str]:
+    return REWARD, f"reward: {{op: reward, fn: exact, by_source: {{{by_source}}}}} #!"
+
+
+def test_nodes_have_functions_and_bounds_by_source(project) -> None:
+    keep = "keep: {op: filter, by_source: {more: {lower: 0.1, upper: 0.9}}}"
+    own = f"reward: {{op: reward, by_source: {{sums: {{fn: exact}}, more: {{fn: math}}}}}}\n  {keep}"
+    graph = check_file(project.pipeline(PLAIN, (REWARD, own))).graph
+    assert {"data_set", "answer"} <= graph.nodes["reward"].inputs.keys()
+    assert "data_set" in graph.nodes["keep"].inputs
+
+
+@pytest.mark.parametrize(
+    ("edit", "place", "code", "named"),
+    [
+        (rewarded("mor: {fn: math}"), "nodes.reward.by_source.mor", "unknown-source", "more"),
+        (rewarded("val: {fn: math}"), "nodes.reward.by_source.val", "unknown-source", "sums"),
+        (rewarded("more: {fn: mth}"), "nodes.reward.by_source.more.fn", "unknown-reward", "math"),
+        (rewarded("more: {args: {}}"), "nodes.reward.by_source.more.fn", "missing-key", "fn"),
+        (rewarded("more: {fn: math, args: {x: 1}}"), "nodes.reward.by_source.more.args", "invalid-reward", "x"),
+        (
+            (REWARD, "reward: {op: reward, by_source: {more: {fn: math}}} #!"),
+            "nodes.reward.by_source",
+            "source-without-reward",
+            "sums",
+        ),
+        ((REWARD, "reward: {op: reward} #!"), "nodes.reward", "fn", "fn"),
+        (
+            (REWARD, f"{REWARD}\n  keep: {{op: filter, by_source: {{mroe: {{lower: 0}}}}}} #!"),
+            "nodes.keep.by_source.mroe",
+            "unknown-source",
+            "more",
+        ),
+        (
+            (REWARD, f"{REWARD}\n  keep: {{op: filter, upper: 0.5, by_source: {{more: {{lower: 0.6}}}}}} #!"),
+            "nodes.keep.by_source.more.lower",
+            "crossed-bounds",
+            "0.6",
+        ),
+        (
+            (REWARD, f"{REWARD}\n  keep: {{op: filter, by_source: {{more: {{metric: reward}}}}}} #!"),
+            "nodes.keep.by_source.more.metric",
+            "unknown-key",
+            "metric",
+        ),
+    ],
+)
+def test_sections_by_source_that_are_wrong(project, edit, place, code, named) -> None:
+    project.assert_problem(project.pipeline(PLAIN, edit), place, code, named)
+
+
+def test_a_reward_by_source_may_name_validation_sets(project) -> None:
+    val = (PLAIN[0], PLAIN[1] + "\n  val: {aime: train.parquet}")
+    run = ("run: {steps: 10}", "run: {steps: 10, validate_every: 5}")
+    check_file(project.pipeline(val, run, rewarded("aime: {fn: math}")))
+    own = (REWARD, "reward: {op: reward, by_source: {sums: {fn: exact}, more: {fn: math}}} #!")
+    project.assert_problem(project.pipeline(val, run, own), "nodes.reward.by_source", "source-without-reward", "aime")
+
+
+def test_only_sources_whose_reward_reads_answers_need_them(project) -> None:
+    row = {"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": None, "style": "rule"}}
+    project.write_rows("none.parquet", [row, row | {"reward_model": {"ground_truth": "2", "style": "rule"}}])
+    project.write("lengths.py", "def short(response):\n    return -float(len(response))\n")
+    two = ("train: train.parquet", "train: {sums: train.parquet, more: none.parquet} #!")
+    problem = project.only_problem(project.pipeline(two))
+    assert problem.place == "data.train.more"
+    check_file(project.pipeline(two, (REWARD, REWARD[:-1] + ", by_source: {more: {fn: 'lengths:short'}}}")))
+    other = REWARD[:-1] + ", by_source: {sums: {fn: 'lengths:short'}}}"
+    assert project.only_problem(project.pipeline(two, (REWARD, other))).place == "data.train.more"

@@ -86,7 +86,7 @@ def agent_setup(context: Context) -> AgentSetup:
             ContextWriter(resources.tokenizer, vision),
             ImageReader(vision),
             lambda tools: parser_of(node.tool_format, tools, resources.folder),
-            any(each.fn == "agent" for each in rewards),
+            any(function.fn == "agent" for each in rewards for function in each.functions.values()),
             program.score if isinstance(program, FunctionProgram) and program.scores_groups else None,
             asyncio.Semaphore(spec.max_running),
         )

@@ -32,10 +32,12 @@ def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeli
     row_s = _ROW_S
     if isinstance(node, RewardNode) and node.expected_s is not None:
         row_s = _ROW_S + node.expected_s / (node.concurrency or 1)
-    elif isinstance(node, RewardNode) and node.fn == "math":
-        row_s = _MATH_ROW_S
-    elif isinstance(node, RewardNode) and node.fn == "code":
-        row_s = _CODE_ROW_S
+    elif isinstance(node, RewardNode):
+        seconds = {"math": _MATH_ROW_S, "code": _CODE_ROW_S}
+        shares = {name: spec.weight * pipeline.ns[name] for name, spec in pipeline.data.sources.items()}
+        functions = {name: node.function_of(name) for name in shares}
+        taken = {name: seconds.get(each.fn, _ROW_S) if each else 0.0 for name, each in functions.items()}
+        row_s = sum(shares[name] * taken[name] for name in shares) / sum(shares.values())
     elif isinstance(node, JudgeNode):
         answer = node.sampling.max_new_tokens * MEAN_RESPONSE * _REMOTE_TOKEN_S
         row_s = (answer if node.expected_s is None else node.expected_s) / node.concurrency

@@ -8,7 +8,18 @@ from pydantic import Field, FiniteFloat
 
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.base import NodeBase, OpContract, Scope
-from dagrl.config.schema.section import Coefficient, Name, OwnFunction, PositiveInt
+from dagrl.config.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section
+
+
+class SourceBounds(Section):
+    """Bounds of one source; those that it does not name are the node's."""
+
+    lower: FiniteFloat | None = None
+    """A group passes if its mean is above this."""
+    upper: FiniteFloat | None = None
+    """A group passes if its mean is below this."""
+    min_std: Coefficient | None = None
+    """A group passes if its standard deviation is above this."""
 
 
 class FilterNode(NodeBase):
@@ -28,6 +39,8 @@ class FilterNode(NodeBase):
     min_std: Coefficient | None = None
     """A group passes if its standard deviation is above this. Default: 0 where there is neither `lower` nor `upper`, so
     that its values are not all the same."""
+    by_source: dict[Name, SourceBounds] = Field(default_factory=dict)
+    """Other bounds for the groups of single sources, by their names."""
     fn: OwnFunction | None = None
     """Your own rule instead, ``module:function``: it takes columns of a group by name and returns whether it
     passes."""
@@ -48,6 +61,11 @@ class FilterNode(NodeBase):
         """Lower bound of a group's standard deviation, if there is one."""
         return 0.0 if self.min_std is None and self.lower is None and self.upper is None else self.min_std
 
+    def bounds_of(self, source: str) -> FilterNode:
+        """The node with the bounds of a source."""
+        own = self.by_source.get(source)
+        return self.model_copy(update=own.model_dump(exclude_unset=True)) if own else self
+
     @property
     def user_function(self) -> tuple[tuple[str, ...], str] | None:
         return (("fn",), self.fn) if self.fn else None
@@ -55,5 +73,5 @@ class FilterNode(NodeBase):
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         columns = declared.reads if declared else (self.metric,)
         # Only a whole round shows whether another one is needed.
-        reads = tuple(dict.fromkeys(("group_id", *columns)))
+        reads = tuple(dict.fromkeys(("group_id", *columns, *(("data_set",) if self.by_source else ()))))
         return OpContract(reads, (), Scope.BATCH, reads_if_written=() if "excluded" in reads else ("excluded",))

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.base import TURN_COLUMNS, NodeBase, OpContract
-from dagrl.config.schema.section import Coefficient, Concurrency, Reward
+from dagrl.config.schema.section import Coefficient, Concurrency, Name, Reward, Section
+
+
+class SourceReward(Section):
+    """The reward of one source or validation set."""
+
+    fn: str
+    """``math``, ``exact``, ``code``, ``environment``, ``agent``, or your own as ``module:function``."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the function."""
 
 
 class RewardNode(NodeBase):
     """Scores each response."""
 
     op: Literal["reward"]
-    fn: str
-    """``math``, ``exact``, ``code``, ``environment``, ``agent``, or your own as ``module:function``."""
+    fn: str | None = None
+    """``math``, ``exact``, ``code``, ``environment``, ``agent``, or your own as ``module:function``. Default: each
+    source has its own, in `by_source`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
+    by_source: dict[Name, SourceReward] = Field(default_factory=dict)
+    """Other functions for the responses to prompts of single sources or validation sets, by their names."""
     on_error: Literal["stop"] | Reward = "stop"
     """When the function raises: stop the run and name the sample, or give the sample this reward."""
     concurrency: Concurrency | None = None
@@ -28,15 +40,32 @@ class RewardNode(NodeBase):
     """Seconds per sample, for `dagrl plan` only, which divides them by `concurrency`. Default: measured figures for
     ``math`` and ``code``, almost nothing for others."""
 
+    @model_validator(mode="after")
+    def _check_function(self) -> RewardNode:
+        if self.fn is None and not self.by_source:
+            raise ValueError("names no function; add `fn`")
+        return self
+
+    @property
+    def functions(self) -> dict[str | None, SourceReward]:
+        """Source or validation set -> its function; that of all others under None."""
+        usual = {} if self.fn is None else {None: SourceReward(fn=self.fn, args=self.args)}
+        return usual | self.by_source
+
+    def function_of(self, source: str) -> SourceReward | None:
+        """The function of a source or validation set."""
+        return self.functions.get(source, self.functions.get(None))
+
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
-        reads = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
-        if self.fn == "environment":
-            return OpContract((*reads, "token_reward"), ("reward",), reads_if_written=("token_turn", "finish_reason"))
-        if self.fn == "agent":
-            return OpContract((*reads, "agent_reward"), ("reward",), reads_if_written=(*TURN_COLUMNS, "finish_reason"))
-        return OpContract(reads, self._writes(), reads_if_written=(*TURN_COLUMNS, "finish_reason", "agent_reward"))
+        reads: tuple[str, ...] = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
+        used, optional = {each.fn for each in self.functions.values()}, (*TURN_COLUMNS, "finish_reason", "agent_reward")
+        needed = {"environment": "token_reward", "agent": "agent_reward"}
+        reads += tuple(column for fn, column in needed.items() if fn in used)
+        reads += ("data_set",) if self.by_source else ()
+        return OpContract(reads, self._writes(), reads_if_written=tuple(each for each in optional if each not in reads))
 
     def _writes(self) -> tuple[str, ...]:
         """A function of the user's own may return further numbers, which `samples` shows beside ``reward``."""
-        shown = ":" in self.fn and not isinstance(self.write, str) and self.written_as("reward") == "reward"
+        own = any(":" in each.fn for each in self.functions.values())
+        shown = own and not isinstance(self.write, str) and self.written_as("reward") == "reward"
         return ("reward", "reward_info") if shown else ("reward",)
