@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
-from dagrl.config.schema import BufferNode, Pipeline, RolloutNode, TrainingNode, UpdateNode, ValuesNode
+from dagrl.config.schema import (
+    BufferNode,
+    PackingNode,
+    Pipeline,
+    RolloutNode,
+    Scope,
+    TrainingNode,
+    UpdateNode,
+    ValuesNode,
+)
 from dagrl.config.schema.rounds import expected_rounds
 from dagrl.graph.dag import Graph, GraphNode
 from dagrl.graph.updates import update_pieces
@@ -104,6 +113,16 @@ def _metric_prefix(node: GraphNode, pipeline: Pipeline) -> str:
     return f"{node.name}/" if named else ""
 
 
+def _waits_for_all(node: GraphNode, engine: str | None, sampled_by: str | None, pipeline: Pipeline) -> bool:
+    """Whether an engine takes turns with the generator, so that it cannot begin before the last response.
+
+    A pass then takes the whole batch. With shards there would be more packs, some of them half empty.
+    """
+    if not isinstance(node.spec, PackingNode) or engine is None or sampled_by is None:
+        return False
+    return pipeline.rollouts[sampled_by].engine in pipeline.neighbours(engine)
+
+
 def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sampled_by: str | None) -> PlannedTask:
     prefix = _VALIDATION_PREFIX if rows is Rows.VALIDATION else ""
     engine = getattr(node.spec, "engine", None)
@@ -116,7 +135,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         node=node.name,
         op=node.spec.op if node.spec is not None else node.name,
         executor=guest_of or engine or HOST,
-        scope=node.contract.scope,
+        scope=Scope.BATCH if _waits_for_all(node, guest_of or engine, sampled_by, pipeline) else node.contract.scope,
         rows=rows,
         engine=engine,
         inputs={column: (prefix + wire.node, wire.column) for column, wire in node.inputs.items()},

@@ -188,7 +188,7 @@ class Plan:
         these workers are lost, the whole run restarts.
         """
         own = self.executors[task.executor].trained and self.queues(task.executor)
-        return own and task.scope is Scope.ROW and not task.in_rounds
+        return own and not task.trains and not task.in_rounds
 
     def validates(self, step: int) -> bool:
         """Whether `step` ends with a validation. Step 0 is before training."""

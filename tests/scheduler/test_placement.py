@@ -119,6 +119,12 @@ def test_tasks_are_in_topological_order_with_the_scope_of_their_op(plan_of) -> N
     assert scopes["advantage"] is Scope.GROUP
 
 
+@pytest.mark.parametrize(("group", "scope"), [("train", Scope.BATCH), ("rollout", Scope.ROW)])
+def test_an_engine_that_takes_turns_with_the_generator_gets_the_whole_batch(plan_of, group: str, scope: Scope) -> None:
+    plan = plan_of(f"engines.generator.group={group}", "groups.train={cpus_per_node: 1}")
+    assert [plan.task(name).scope for name in ("old", "ref")] == [scope, scope]
+
+
 def test_columns_are_known_to_the_op_by_its_own_names(plan_of) -> None:
     plan = plan_of()
     assert plan.task("old").outputs == {"logprob": "old_logprob"}

@@ -121,17 +121,19 @@ def whole_seconds(node: str, *overrides: str) -> float:
     return costs.seconds(Run(1, node, tuple(range(costs.plan.shards))))
 
 
-def test_offloaded_weights_load_for_each_shard_of_log_probs() -> None:
-    """A shard is a pass of its own; start weights, which are swapped in, stay for all of them."""
+def test_offloaded_weights_load_for_each_pass_of_log_probs() -> None:
+    """A shard is a pass of its own while the generator samples the others; in turns with it there is one pass."""
     offloaded, trained = "engines.actor.offload={param: true}", "nodes.ref.engine=actor"
+    apart = ("groups.servers={gpus_per_node: 8}", "engines.generator.group=servers")
     brought = costs_of("qwen3_8b_megatron", (offloaded,)).engines["actor"].load_s
-    for shards in (1, 8):
-        cut = f"schedule.shards_per_step={shards}"
-        added = whole_seconds("ref", cut, trained, offloaded) - whole_seconds("ref", cut, trained)
-        assert added == pytest.approx(shards * brought)
-        assert whole_seconds("ref", cut, offloaded) - whole_seconds("ref", cut) == pytest.approx(brought)
-    few, many = (whole_seconds("ref", f"schedule.shards_per_step={shards}") for shards in (1, 8))
+    for placing, shards, passes in (((), 8, 1), (apart, 1, 1), (apart, 8, 8)):
+        cut = (*placing, f"schedule.shards_per_step={shards}")
+        added = whole_seconds("ref", *cut, trained, offloaded) - whole_seconds("ref", *cut, trained)
+        assert added == pytest.approx(passes * brought)
+        assert whole_seconds("ref", *cut, offloaded) - whole_seconds("ref", *cut) == pytest.approx(brought)
+    few, many = (whole_seconds("ref", *apart, f"schedule.shards_per_step={shards}") for shards in (1, 8))
     assert few < many < 1.5 * few
+    assert whole_seconds("ref", "schedule.shards_per_step=8") == few
 
 
 def test_ranks_that_close_their_communicators_connect_again_in_their_first_task_and_in_the_update() -> None:
