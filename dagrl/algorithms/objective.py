@@ -5,7 +5,7 @@ It implements `dagrl.backends.base.Objective`: engines call it for token weights
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,7 @@ class PolicyObjective:
         needs_entropy: bool = True,
         longest_response: int | None = None,
         own: OwnLoss | None = None,
+        sources: Sequence[str] = (),
     ) -> None:
         """`available`: columns that the pipeline writes. Optional ones are used if available:
 
@@ -95,7 +96,7 @@ class PolicyObjective:
 
         Without `needs_entropy` the entropy is computed only if the loss needs it. `longest_response` is the largest
         number of tokens of a response, by which seq-mean-token-sum-norm divides. `own` is the user's loss named by
-        ``loss.policy``.
+        ``loss.policy``. `sources` are prefixes of metrics by the number in the column ``source``.
         """
         assert "ref_logprob" in available or not loss.kl_coef, "kl_coef needs ref_logprob"
         assert "rollout_logprob" in available or not correction, "corrections need rollout_logprob"
@@ -110,9 +111,10 @@ class PolicyObjective:
         optional = tuple(
             name for name in ("old_logprob", "ref_logprob", "rollout_logprob", "trajectory_share") if name in available
         )
-        self.own = own
+        self.own, self.sources = own, sources
         further = own.columns if own else _FURTHER.get(loss.policy, ())
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys(("advantage", *optional, *further)))
+        numbers = ("source",) if sources else ()
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys(("advantage", *optional, *further, *numbers)))
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.
@@ -157,6 +159,9 @@ class PolicyObjective:
                 of_tokens["kl/clip_fraction"] = kl_clipped(current, given["ref_logprob"])
         if tokens.entropy is not None:
             of_tokens["entropy"] = tokens.entropy
+            for number, prefix in enumerate(self.sources):
+                here = rows.active & (tokens.columns["source"] == number)[tokens.row]
+                metrics |= tally({f"{prefix}entropy": tokens.entropy}, here)
         return self._share(tokens, losses), metrics | tally(of_tokens, rows.active)
 
     def token_loss(self) -> Callable[[ResponseTokens], torch.Tensor] | None:

@@ -42,7 +42,8 @@ def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         write_tables([table], context.resources.run_dir / "samples" / name)
     samples = first_rows(batch, context)
     # A validation counts a failed agent as a sample without a right answer.
-    yield Output((), batch.rows, stats=_stats(samples if context.validation else own_rows(samples), context))
+    counted = samples if context.validation else own_rows(samples)
+    yield Output((), batch.rows, stats=_stats(counted, context) | _stats_of_sources(counted, context))
 
 
 def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
@@ -57,10 +58,24 @@ def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
         stats["response_tokens/cut_fraction"] = Stat.of(cut)
         if cut.any():
             stats["reward/cut_mean"] = Stat.of(batch["reward"].values[cut])
-    if not context.validation:
-        stats["prompt_tokens"] = Stat.of(batch["prompt_tokens"].lengths)
     if context.validation:
-        stats |= validation_stats(batch, context)
+        return stats | validation_stats(batch, context)
+    stats["prompt_tokens"] = Stat.of(batch["prompt_tokens"].lengths)
+    return stats
+
+
+def _stats_of_sources(batch: Batch, context: Context) -> dict[str, Stat]:
+    """Metrics of each source in training, where there are several."""
+    prefixes = {} if context.validation else context.pipeline.data.train_prefixes
+    names = np.array(batch["data_set"].strings() if prefixes else [])
+    stats: dict[str, Stat] = {}
+    for name, prefix in prefixes.items():
+        rows = batch.take(np.flatnonzero(names == name))
+        if len(rows):
+            stats |= {prefix + metric: stat for metric, stat in _stats(rows, context).items()}
+            if "reward" in rows:
+                right = rows["reward"].values >= context.pipeline.data.val_pass_reward
+                stats[f"{prefix}pass_rate"] = Stat.of(right)
     return stats
 
 

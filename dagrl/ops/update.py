@@ -10,7 +10,7 @@ from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.sft import MixedObjective
 from dagrl.config.schema import UpdateNode
-from dagrl.data.batch import Batch
+from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.stale import without_stale
 from dagrl.plugins.declarations import load_formula
@@ -27,15 +27,27 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         old_is_rollout=node.takes_rollout_for_old,
         longest_response=context.longest_response,
         own=_own_loss([part.batch for part in parts], node, context),
+        sources=tuple(context.pipeline.data.train_prefixes.values()),
     )
     # Also with a weight of 0: an expert's rows are no samples of the policy.
     objective = MixedObjective(policy, node.loss.sft_coef) if "is_expert" in parts[0].batch else policy
-    heated = [context.with_temperatures(part.batch) for part in parts]
-    batches, ages = without_stale(heated, context.trainer.policy_version, context)
+    given = [_with_source(context.with_temperatures(part.batch), context) for part in parts]
+    batches, ages = without_stale(given, context.trainer.policy_version, context)
     waits = context.step <= node.critic_warmup
     stats = context.train([] if waits else batches, objective)
+    # A step need not have samples of each source.
+    stats = {name: stat for name, stat in stats.items() if stat.count or not name.startswith("train/")}
     # During critic warmup there are no metrics, although version and learning rate advance.
     yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, ages if waits else stats | ages)
+
+
+def _with_source(batch: Batch, context: Context) -> Batch:
+    """The batch with the number of each row's source, if there are several."""
+    numbers = {name: number for number, name in enumerate(context.pipeline.data.train_prefixes)}
+    if not numbers:
+        return batch
+    of_rows = [numbers.get(name, -1) for name in batch["data_set"].strings()]
+    return batch.with_columns({"source": Column(np.array(of_rows, dtype=np.int64))})
 
 
 def _own_loss(batches: Sequence[Batch], node: UpdateNode, context: Context) -> OwnLoss | None:

@@ -39,6 +39,8 @@ _PROGRESS: tuple[tuple[str, _Best], ...] = (
     ("filter/kept_fraction", None),
 )
 """Metrics that show a run's result, and which value is best."""
+_OF_SOURCES: tuple[tuple[str, _Best], ...] = (("/reward/mean", max), ("/pass_rate", max), ("/entropy", None))
+"""Endings of metrics of a source that are shown."""
 _STALENESS = ("staleness/mean", "staleness/max")
 """Shown if any samples were older than the weights."""
 
@@ -115,7 +117,13 @@ def _progress_rows(run: RunRecord) -> list[list[str]]:
 def _progress(run: RunRecord) -> list[tuple[str, _Best, list[float]]]:
     """Metrics that show a run's result: name, which value is best, values."""
     known = dict.fromkeys(name for line in run.steps for name in line)
-    sets = [(name, max) for name in known if OF_A_SET.fullmatch(name)]
+    sets: list[tuple[str, _Best]] = [(name, max) for name in known if OF_A_SET.fullmatch(name)]
+    sets += [
+        (name, best)
+        for name in known
+        for kind, best in _OF_SOURCES
+        if name.startswith("train/") and name.endswith(kind)
+    ]
     shown: list[tuple[str, _Best]] = []
     for name, best in _PROGRESS:
         shown += [(name, best), *((other, best) for other, _ in same_of_others(name, known))]

@@ -83,6 +83,19 @@ def cut_batches(draw):
     return batch, logits, [batch.take(part) for part in np.split(order, cuts)]
 
 
+def test_the_entropy_of_each_source_is_that_of_its_active_tokens() -> None:
+    batch, logits = make_batch([[1, 0, 1], [1, 1], [0], [1]], seed=3)
+    batch = batch.with_columns({"source": Column(np.array([1, 0, 1, -1]))})
+    objective = PolicyObjective(LossSpec(), 1.0, ALL, sources=("train/a/", "train/b/", "train/none/"))
+    _, _, metrics = train([batch.take(np.array([0, 3])), batch.take(np.array([1, 2]))], objective, logits)
+    distribution = logits.log_softmax(-1)
+    entropy = -(distribution.exp() * distribution).sum(-1).numpy()
+    assert metrics["train/a/entropy"] == pytest.approx(entropy[[3, 4]].mean())
+    assert metrics["train/b/entropy"] == pytest.approx(entropy[[0, 2]].mean())
+    assert metrics["entropy"] == pytest.approx(entropy[[0, 2, 3, 4, 6]].mean())
+    assert math.isnan(metrics["train/none/entropy"])
+
+
 POLICIES = [
     {"policy": "ppo_clip"},
     {"policy": "ppo_clip", "dual_clip": 2.0},

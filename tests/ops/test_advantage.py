@@ -8,6 +8,7 @@ import pytest
 from work import changed
 
 from dagrl.config.schema import Scope
+from dagrl.data.batch import Column
 from dagrl.ops.advantage import advantage
 from dagrl.ops.base import OpInput
 
@@ -190,3 +191,16 @@ def test_responses_near_the_longest_lose_points_before_groups_are_compared(bench
     assert output.columns["advantage"].values.tolist() == pytest.approx([0.6, -0.6, -0.6, -0.1, -0.1, 0.1], abs=1e-6)
     penalty = output.stats["reward/overlong"]
     assert (penalty.low, penalty.high, penalty.mean) == (pytest.approx(-0.2), 0.0, pytest.approx(-0.1))
+
+
+def test_length_terms_compare_with_the_longest_response_of_the_rows_source(bench, part) -> None:
+    options = node(estimator="dr_grpo", overlong_buffer={"len": 2, "penalty_factor": 0.4})
+    own = {"path": "b.parquet", "sampling": {"max_new_tokens": 4}}
+    context = bench.context("advantage", nodes=options, data={"train": {"sums": "a.parquet", "long": own}})
+    batch = part.batch.with_columns({"data_set": Column.text(["sums", "long", "sums", "long"])})
+    (output,) = advantage([OpInput(0, batch)], context)
+    # Two tokens cost nothing where four are allowed, and half of 0.4 where three are.
+    lengths, names = batch["response_mask"].lengths.tolist(), batch["data_set"].strings()
+    expected = [-0.2 if (length, name) == (2, "sums") else 0.0 for length, name in zip(lengths, names, strict=True)]
+    assert output.stats["reward/overlong"].total == pytest.approx(sum(expected))
+    assert sum(expected) < 0

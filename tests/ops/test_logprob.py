@@ -54,6 +54,31 @@ def test_only_a_frozen_engine_computes_with_its_start_weights(bench, parts, froz
     assert not engine.frozen, "the current weights must be back afterwards"
 
 
+def test_rows_of_a_source_have_its_temperature(bench) -> None:
+    seen: list[Batch] = []
+
+    class Noting(Scorer):
+        def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
+            seen.append(batch)
+            return super().logprobs(batch, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch)
+
+    batch = bench.batch([0, 1, 2], prompt_tokens=["1="] * 3, response_tokens=["2", "3", "4"])
+    batch = batch.with_columns({"data_set": Column.text(["greedy", "hot", "usual"])})
+    samplings = {"greedy": 0.0, "hot": 1.5}
+    train: dict = {
+        name: {"path": "a.parquet", "sampling": {"max_new_tokens": 3, "temperature": each}}
+        for name, each in samplings.items()
+    }
+    nodes = {
+        "rollout": {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 3, "temperature": 0.5}},
+        "old": {"op": "logprob", "engine": "actor"},
+    }
+    context = bench.context("old", engine=Noting(), nodes=nodes, data={"train": train | {"usual": "b.parquet"}})
+    list(logprob([OpInput(0, batch)], context))
+    # Greedy samples are scored at 1.
+    assert seen[0]["temperature"].values.tolist() == [1.0, 1.5, 0.5]
+
+
 @pytest.mark.parametrize(("sampled_at", "scored_at"), [(0.7, 0.7), (0.0, 1.0)])
 def test_logits_are_divided_by_the_temperature_of_the_samples(
     bench, parts, sampled_at: float, scored_at: float

@@ -56,6 +56,22 @@ def test_samples_are_written_as_text_with_their_tokens(bench) -> None:
     assert rows[2]["data_source"] == "Größe"
 
 
+def test_several_sources_have_metrics_of_their_own(bench) -> None:
+    train = {"sums": "a.parquet", "code": "b.parquet", "unseen": "c.parquet"}
+    part = part_of(bench, data_set=["sums", "code", "sums"], finish_reason=["stop", "length", "stop"])
+    (output,) = samples([part], bench.context(data={"train": train, "val_pass_reward": 0.75}))
+    found = {name: stat for name, stat in output.stats.items() if name.startswith("train/")}
+    assert {name.split("/")[1] for name in found} == {"sums", "code"}, "no number stands for no samples"
+    assert found["train/sums/reward"].mean == 0.75
+    assert (found["train/sums/pass_rate"].mean, found["train/code/pass_rate"].mean) == (0.5, 0)
+    assert (found["train/sums/response_tokens"].mean, found["train/sums/response_tokens"].high) == (1.5, 2)
+    assert found["train/sums/prompt_tokens"].count == 2
+    assert found["train/code/response_tokens/cut_fraction"].mean == 1
+    assert output.stats["reward"].mean == 0.5
+    (alone,) = samples([part_of(bench)], bench.context(data={"train": {"sums": "a.parquet"}}))
+    assert not [name for name in alone.stats if name.startswith("train/")]
+
+
 def test_advantages_and_versions_are_written_where_there_are_any(bench) -> None:
     part = part_of(bench, advantage=[[0.5, 1.5], [], [-1.0]], policy_version=[4, 4, 3])
     list(samples([part], bench.context()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from work import changed
 
@@ -30,6 +31,7 @@ class Trainer:
         begins: bool = True,
         ends: bool = True,
     ) -> dict[str, Stat]:
+        self.batches = mini_batches
         self.trained_on = [batch.rows.tolist() for batch in mini_batches]
         self.masks = [batch["response_mask"].values.tolist() for batch in mini_batches if "response_mask" in batch]
         self.objective, self.tokens_per_micro_batch = objective, tokens_per_micro_batch
@@ -78,6 +80,23 @@ def test_the_objective_uses_the_nodes_loss_the_rollouts_temperature_and_what_col
     assert engine.objective.temperature == 0.6
     assert engine.objective.longest_response == 3
     assert engine.objective.columns == ("advantage", "old_logprob")
+
+
+def test_rows_of_sources_have_their_temperature_and_the_number_of_their_source(bench) -> None:
+    batch = bench.batch([0, 1, 2], policy_version=[7] * 3, advantage=[[1]] * 3)
+    batch = batch.with_columns({"data_set": Column.text(["code", "sums", "gone"])})
+    sampling = {"max_new_tokens": 3, "temperature": 0.6}
+    own = {"temperature": 1.2, "max_new_tokens": 7}
+    nodes = {"rollout": {"op": "rollout", "engine": "generator", "sampling": sampling}}
+    nodes |= node(loss={"aggregation": "seq-mean-token-sum-norm"})
+    engine = Trainer()
+    data = {"train": {"sums": "a.parquet", "code": {"path": "b.parquet", "sampling": own}}}
+    list(update([OpInput(0, batch)], bench.context("update", engine=engine, nodes=nodes, data=data)))
+    (seen,) = engine.batches
+    assert seen["temperature"].values.tolist() == np.float32([1.2, 0.6, 0.6]).tolist()
+    assert seen["source"].values.tolist() == [1, 0, -1]
+    assert engine.objective.sources == ("train/sums/", "train/code/")
+    assert (engine.objective.temperature, engine.objective.longest_response) == (0.6, 7)
 
 
 @pytest.mark.parametrize("read", [{}, {"old_logprob": "rollout_logprob"}])

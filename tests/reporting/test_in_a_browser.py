@@ -134,6 +134,21 @@ def test_the_overview_says_that_responses_were_cut(browser: Browser, tmp_path: P
         assert seen.errors == []
 
 
+def test_sources_are_shown_beside_validations(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line |= {"train/sums/reward/mean": 0.25, "train/sums/pass_rate": 0.5, "train/code/pass_rate": 0.125}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_html([run], run / "report.html")
+    with opened(browser, run / "report.html") as seen:
+        seen.show("validation")
+        seen.wait_for("[aria-label='Training by source'] td", "sums")
+        rows = seen.text("[aria-label='Training by source']")
+        assert "Source\tpass_rate\treward/mean" in rows and "code\t0.125\t–" in rows and "sums\t0.5\t0.25" in rows
+        assert seen.errors == []
+
+
 def test_a_step_has_bars_and_names_for_its_idle_time(browser: Browser, report: Path) -> None:
     with opened(browser, report) as seen:
         seen.show("steps?step=3")

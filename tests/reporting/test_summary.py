@@ -40,6 +40,22 @@ def told(folder: Path, about: str) -> list[str]:
     return next(words(line) for line in lines if line.strip().startswith(about))
 
 
+def test_rewards_and_pass_rates_of_sources_are_printed(tmp_path):
+    of_sums = {"train__sums__reward__mean": 0.5, "train__sums__pass_rate": 0.25, "train__sums__entropy": 1.5}
+    folder = write(
+        tmp_path / "run",
+        step(1, reward__mean=0.25, **of_sums, train__sums__reward__std=0.1),
+        # A step need not have prompts of each source.
+        step(2, reward__mean=0.75, train__code__reward__mean=-1.0, train__code__pass_rate=0.0),
+        step(3, reward__mean=0.5, **of_sums | {"train__sums__pass_rate": 0.75}),
+    )
+    assert told(folder, "train/sums/reward/mean") == ["train/sums/reward/mean", "0.5", "0.5", "0.5"]
+    assert told(folder, "train/sums/pass_rate") == ["train/sums/pass_rate", "0.25", "0.75", "0.75"]
+    assert told(folder, "train/sums/entropy") == ["train/sums/entropy", "1.50", "1.50"]
+    assert told(folder, "train/code/reward/mean") == ["train/code/reward/mean", "-1.00", "-1.00", "-1.00"]
+    assert "reward/std" not in said(read_run(folder), {})
+
+
 def test_steps_rewards_and_seconds_are_printed(tmp_path):
     folder = write(
         tmp_path / "run",

@@ -104,7 +104,7 @@ class RunSpec(Section):
     """Processes for the nodes without an engine: prompts, rewards, advantages. They are spread over the machines. More
     than there are CPU cores help only where rewards wait for other machines."""
     samples_per_step: Annotated[int, Field(ge=0)] = 64
-    """Samples of each step, and of each validation set, written to ``samples/step_N.parquet``."""
+    """Samples of each source in a step, and of each validation set, written to ``samples/step_N.parquet``."""
     sample_logprobs: bool = False
     """Also write each token's text, and its log-probs under the generator and, where a node computes them, under the
     trainer (``old_logprob``) and the reference: `dagrl report --html` colours their differences."""
