@@ -44,6 +44,8 @@ class Output:
     """Metrics, to be merged over shards and ranks."""
     facts: Mapping[str, int] = field(default_factory=dict)
     """Numbers for the driver, such as the position in the data set."""
+    counts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Only from a rollout or an update: what the account counts of each row, int64 [rows]."""
     positions: np.ndarray | None = None
     """Only from the source: positions of the groups' prompts in the data set, int64 [groups]."""
     sampled: int = 0
@@ -59,11 +61,16 @@ class Output:
         if len(outputs) == 1:
             return outputs[0]
         whole = Batch.concat([Batch(output.rows, output.columns) for output in outputs])
+        counted = dict.fromkeys(name for output in outputs for name in output.counts)
         return Output(
             outputs[0].shards,
             whole.rows,
             whole.columns,
             merge(output.stats for output in outputs),
+            counts={
+                name: np.concatenate([output.counts.get(name, np.zeros_like(output.rows)) for output in outputs])
+                for name in counted
+            },
             sampled=sum(output.sampled for output in outputs),
             unfinished=outputs[0].unfinished,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -58,6 +58,10 @@ class Response:
     """Tokens sampled by earlier steps."""
     outdated: bool = False
     """Whether the tokens of earlier steps were too old and were dropped."""
+    masked: int = 0
+    """Tokens that are masked because older weights have sampled them."""
+    counts: Mapping[str, int] | None = None
+    """Only in an agent rollout: what the account counts of this row."""
     agent: AgentRow | None = None
     """Only in an agent rollout."""
     images: tuple[np.ndarray, ...] = ()
@@ -132,7 +136,8 @@ class Response:
 
     def without_older(self, version: int) -> Response:
         """Mask tokens that weights before `version` have sampled."""
-        return replace(self, mask=self.mask * (self.versions >= version))
+        older = self.versions < version
+        return replace(self, mask=self.mask * ~older, masked=self.masked + int(np.count_nonzero(self.mask[older])))
 
     def token_turns(self) -> np.ndarray:
         """Number of each token's turn, from 1; 0 in observations. Int16 [tokens]."""
@@ -148,6 +153,22 @@ class Response:
             # An aborted turn may have no token.
             rewards[turn.begin : turn.end][-1:] = turn.reward
         return rewards
+
+
+def counts_of(responses: Sequence[Response]) -> dict[str, np.ndarray]:
+    """What the account counts of responses, int64 [responses] each.
+
+    ``sampled`` in this step; ``begun``, 0 unless tokens of earlier steps are continued; ``outdated``, whether those
+    were too old; ``masked`` because older weights have sampled them. Of an agent also ``held``, the tokens in rows;
+    ``retried``, those of failed attempts; ``agent_failed``.
+    """
+    counts = [
+        {"sampled": each.sampled, "begun": each.begun} if each.counts is None else each.counts for each in responses
+    ]
+    names = dict.fromkeys(name for each in counts for name in each)
+    table = {name: [each.get(name, 0) for each in counts] for name in names}
+    table |= {"outdated": [each.outdated for each in responses], "masked": [each.masked for each in responses]}
+    return {name: np.array(values, dtype=np.int64) for name, values in table.items()}
 
 
 def _known(logprobs: np.ndarray) -> np.ndarray:
@@ -206,6 +227,7 @@ def stored(begun: Batch, place: int) -> Response:
         begun["finish_reason"].string(place),
         begun["routed_experts"][place] if "routed_experts" in begun else None,
         begun=len(tokens),
+        masked=int(np.count_nonzero(begun["response_mask"][place] == 0)),
         images=tuple(images_at(begun, place, "response_")),
         image_starts=begun["response_image_starts"][place].astype(np.int64)
         if "response_image_starts" in begun

@@ -19,7 +19,7 @@ from dagrl.data.stats import Stat
 from dagrl.ops.agents.play import AgentRollouts
 from dagrl.ops.agents.rows import agent_columns_of, agent_row, agent_stats
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.response import Response, columns_of, image_columns_of, stored, turn_columns_of
+from dagrl.ops.response import Response, columns_of, counts_of, image_columns_of, stored, turn_columns_of
 from dagrl.ops.turns.dialogue import ERROR, TURNS
 from dagrl.ops.turns.loop import Conversations
 
@@ -166,8 +166,8 @@ def _output(
     if unfinished:
         # Tools and environments stay in this process, and so do the tokens.
         columns = _columns(chosen, context) if keeps_begun and not context.rollout.multi_turn else {}
-        return Output((), rows[places], columns, sampled=sampled, unfinished=True)
-    columns, stats = _columns(chosen, context), {}
+        return Output((), rows[places], columns, counts=counts_of(chosen), sampled=sampled, unfinished=True)
+    columns, counts, stats = _columns(chosen, context), counts_of(chosen), {}
     if context.sampled_by not in (None, context.pipeline.leading_rollout):
         # `samples` reports those of the leading rollout, only for the rows that the step trains on.
         stats["response_tokens"] = Stat.of([len(each.tokens) for each in chosen])
@@ -180,7 +180,7 @@ def _output(
         chosen = [each for each in chosen if agent_row(each).first]
     if context.rollout.multi_turn:
         stats |= turn_stats(chosen, context.rollout)
-    return Output((), rows[places], columns, stats, sampled=sampled)
+    return Output((), rows[places], columns, stats, counts=counts, sampled=sampled)
 
 
 def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, Stat]:
@@ -205,13 +205,22 @@ def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, St
 
 def _ended_before(rows: np.ndarray, begun: Batch, context: Context) -> Output:
     """A group of several turns that ended in an earlier step, which was full and has reported its statistics."""
-    columns = dict(begun.columns)
+    columns, mask = dict(begun.columns), begun["response_mask"]
+    row_of = np.repeat(np.arange(len(begun)), mask.lengths)
+
+    def count(which: np.ndarray) -> np.ndarray:
+        return np.bincount(row_of[which], minlength=len(begun))
+
+    counts = {"begun": mask.lengths}
+    if context.rollout.agent is not None:
+        counts |= {"held": count(mask.values > 0), "agent_failed": (begun["excluded"].values > 0).astype(np.int64)}
     if context.rollout.mask_offpolicy_in_partial_rollout:
-        version = context.policy_version
-        mask = begun["response_mask"]
-        columns["response_mask"] = Column(mask.values * (begun["token_version"].values >= version), mask.offsets)
+        older = begun["token_version"].values < context.policy_version
+        columns["response_mask"] = Column(mask.values * ~older, mask.offsets)
+        counts["masked"] = count(older & (mask.values > 0))
     tokens = len(begun["response_tokens"].values)
-    return Output((), rows, columns, {"rollout/begun_token_fraction": Stat.weighted(tokens, tokens)})
+    stats = {"rollout/begun_token_fraction": Stat.weighted(tokens, tokens)}
+    return Output((), rows, columns, stats, counts=counts)
 
 
 def _columns(responses: Sequence[Response], context: Context) -> dict[str, Column]:

@@ -12,13 +12,15 @@ from dagrl.data.stats import Stat
 from dagrl.ops.base import Context
 
 
-def without_stale(batches: Sequence[Batch], version: int, context: Context) -> tuple[Sequence[Batch], dict[str, Stat]]:
-    """The batches that policy `version` may be trained on, and statistics of the samples' age.
+def without_stale(
+    batches: Sequence[Batch], version: int, context: Context
+) -> tuple[Sequence[Batch], dict[str, Stat], dict[str, np.ndarray]]:
+    """The batches that policy `version` may be trained on, statistics of the samples' age, and what the account counts.
 
-    ``staleness`` covers all samples, by their oldest token; ``staleness/masked`` or ``staleness/dropped`` are those
-    with a token that was too old. Where the versions of tokens are known, ``staleness/tokens`` covers all trained
-    tokens, and only those that are too old are masked. Raises ValueError for a stale sample if ``stale_samples`` is
-    stop.
+    ``staleness`` covers all samples, by their oldest token; ``staleness/masked`` are those of which a token was masked
+    as too old. Where the versions of tokens are known, ``staleness/tokens`` covers all trained tokens, and only those
+    that are too old are masked. The account counts tokens of each row of the batches: ``stale`` and ``kept`` ones.
+    Raises ValueError for a stale sample if ``stale_samples`` is stop.
     """
     behind = [version - batch["policy_version"].values for batch in batches]
     stats = {"staleness": Stat.of(np.concatenate(behind))}
@@ -27,25 +29,34 @@ def without_stale(batches: Sequence[Batch], version: int, context: Context) -> t
         stats["staleness/tokens"] = Stat.of(np.concatenate(ages))
     most = _most_behind(context)
     if most is None:
-        return batches, stats
+        return batches, stats, {}
     stale = [each > most for each in behind]
-    match context.pipeline.schedule.stale_samples:
-        case "stop":
-            for batch, rows in zip(batches, stale, strict=True):
-                _refuse(batch, rows, version, most)
-            return batches, stats
-        case "drop":
-            kept = [
-                batch.take(np.flatnonzero(~rows)) if rows.any() else batch
-                for batch, rows in zip(batches, stale, strict=True)
-            ]
-            return kept, stats | {"staleness/dropped": Stat.of(np.concatenate(stale))}
-        case "auto" | "mask":
-            masked = [
-                _masked(batch, rows, version - most) if rows.any() else batch
-                for batch, rows in zip(batches, stale, strict=True)
-            ]
-            return masked, stats | {"staleness/masked": Stat.of(np.concatenate(stale))}
+    choice = context.pipeline.schedule.stale_samples
+    if choice == "stop":
+        for batch, rows in zip(batches, stale, strict=True):
+            _refuse(batch, rows, version, most)
+        return batches, stats, {}
+    if choice != "drop":
+        stats["staleness/masked"] = Stat.of(np.concatenate(stale))
+    if not any(rows.any() for rows in stale):
+        return batches, stats, {}
+    if choice != "drop":
+        masked = [_masked(batch, rows, version - most) for batch, rows in zip(batches, stale, strict=True)]
+        return masked, stats, _counts(batches, [_trained(batch) for batch in masked])
+    kept = [batch.take(np.flatnonzero(~rows)) for batch, rows in zip(batches, stale, strict=True)]
+    remaining = [_trained(batch) * ~rows for batch, rows in zip(batches, stale, strict=True)]
+    return kept, stats, _counts(batches, remaining)
+
+
+def _counts(batches: Sequence[Batch], remaining: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    before, kept = np.concatenate([_trained(batch) for batch in batches]), np.concatenate(remaining)
+    return {"stale": before - kept, "kept": kept}
+
+
+def _trained(batch: Batch) -> np.ndarray:
+    """Tokens of each row that are not masked, int64 [rows]."""
+    mask = batch["response_mask"]
+    return np.bincount(np.repeat(np.arange(len(mask)), mask.lengths)[mask.values > 0], minlength=len(mask))
 
 
 def _by_token(batch: Batch) -> bool:

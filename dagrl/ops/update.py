@@ -32,13 +32,14 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     # Also with a weight of 0: an expert's rows are no samples of the policy.
     objective = MixedObjective(policy, node.loss.sft_coef) if "is_expert" in parts[0].batch else policy
     given = [_with_source(context.with_temperatures(part.batch), context) for part in parts]
-    batches, ages = without_stale(given, context.trainer.policy_version, context)
+    batches, ages, counts = without_stale(given, context.trainer.policy_version, context)
     waits = context.step <= node.critic_warmup
     stats = context.train([] if waits else batches, objective)
     # A step need not have samples of each source.
     stats = {name: stat for name, stat in stats.items() if stat.count or not name.startswith("train/")}
     # During critic warmup there are no metrics, although version and learning rate advance.
-    yield Output((), np.concatenate([part.batch.rows for part in parts]), {}, ages if waits else stats | ages)
+    rows = np.concatenate([part.batch.rows for part in parts])
+    yield Output((), rows, {}, ages if waits else stats | ages, counts=counts)
 
 
 def _with_source(batch: Batch, context: Context) -> Batch:

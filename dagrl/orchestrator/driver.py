@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import Any
 
@@ -28,6 +28,7 @@ from dagrl.orchestrator.groups.worker_failures import RestartPolicy, WorkerFailu
 from dagrl.orchestrator.groups.worker_group import CpuWorkerPool, WorkerGroups
 from dagrl.orchestrator.records.recorder import Recorder, Recording
 from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
+from dagrl.orchestrator.steps.account import StepAccount, rollout_facts
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch
 from dagrl.orchestrator.steps.dynamic_sampling import DynamicSampling
@@ -81,7 +82,9 @@ class Driver:
         self._rows = prepared.rows["train"]
         """Prompts of the training file."""
         self._end = pipeline.run.end_position(self._rows)
-        self._partial_rollouts = PartialRolloutBuffer(start.carried)
+        self._partial_rollouts = PartialRolloutBuffer(start.carried, start.carried_tokens)
+        self._rollout_facts = rollout_facts(pipeline, plan)
+        """What the account knows of each rollout."""
         self._kl = KlControl(pipeline, start.kl_weights, start.step + 1)
         self._recorder = Recorder(prepared, groups, folder, trackers.note)
         self._keeps_partial = any(node.partial_rollout for node in pipeline.rollouts.values())
@@ -144,6 +147,10 @@ class Driver:
                 task.cancel()
             self._writer.cancel()
             self._recorder.close()
+            for step, record in self._records.items():
+                if step > self.scheduler.committed:
+                    with suppress(OSError):  # the disk may be full
+                        self.trackers.add_lost(record.account.metrics(()))
 
     def request_stop(self) -> None:
         """Stop at the next step boundary, with a checkpoint."""
@@ -246,6 +253,7 @@ class Driver:
         for each, blocks in zip(pending, results, strict=True):
             for block in blocks:
                 record.add_block(run, block, each.worker.id)
+                record.account.add_update(task, block)
                 self._kl.add(task.node, run.step, block)
                 if "next_position" in block.facts:
                     record.position = self.position = block.facts["next_position"]
@@ -292,6 +300,7 @@ class Driver:
                 RolloutReports(batch, record, shard_done, self.trackers.progress, self._sampled, self._request_limits),
                 committed=self.scheduler.committed,
                 begun=self._partial_rollouts.begun(run.step) if training else {},
+                sampled=self._partial_rollouts.sampled(run.step) if training else None,
                 weights=weights,
             )
         self._rollout_on[task.executor] = rollout
@@ -364,6 +373,8 @@ class Driver:
         metrics = record.metrics(tokens, policy_version=commit.step, slots=slots, last_commit=self._last_commit)
         if record.position is not None and self._rows:
             metrics["epoch"] = record.position / self._rows
+        if batch := self._batches.get((commit.step, Rows.TRAIN)):
+            metrics |= record.account.metrics(batch.groups_in(batch.all_rows))
         self._last_commit = time.time()
         for what in self._overlong:
             self._overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
@@ -382,6 +393,7 @@ class Driver:
                 self._partial_rollouts.after(commit.step),
                 self._scorer.score(record),
                 self._kl.after(commit.step),
+                self._partial_rollouts.sampled_after(commit.step),
             )
             await self._writer.finish(state)
         await self._recorder.commit(commit.step)
@@ -416,7 +428,10 @@ class Driver:
         return self._batches[step, rows]
 
     def _record(self, step: int) -> StepRecord:
-        return self._records.setdefault(step, StepRecord(step))
+        if step not in self._records:
+            account = StepAccount(self.plan.samples_per_prompt, self._rollout_facts)
+            self._records[step] = StepRecord(step, account)
+        return self._records[step]
 
 
 async def wait_for_earlier_runs(executor: str, plan: Plan, running: dict[asyncio.Task[Event | None], Command]) -> None:

@@ -63,9 +63,13 @@ class RolloutController:
         *,
         committed: int,
         begun: Mapping[int, Begun],
+        sampled: Mapping[int, Sequence[int]] | None = None,
         weights: PendingWeights | None = None,
     ) -> None:
-        """`begun`: data set position -> what earlier steps have left. `weights`: the servers wait for these first."""
+        """`begun`: data set position -> what earlier steps have left. `sampled`: position -> tokens of its samples.
+
+        `weights`: the servers wait for these first.
+        """
         node = pipeline.nodes[task.node]
         assert isinstance(node, RolloutNode)
         self._run, self._task, self._node, self._pipeline = run, task, node, pipeline
@@ -91,19 +95,30 @@ class RolloutController:
         self._balancer: LoadBalancer | None = None
         self._stopped = False
         self._attempt, self._weights = 0, weights
+        self._first_chunk = 0
+        """Index of this attempt's first chunk."""
         self._losses: list[WorkerLostError] = []
-        self._tokens = self._aborted_tokens = 0
+        self._account = reports.record.account.rollout(task.node) if self._training else None
+        if self._account is not None and sampled:
+            for group in self._groups:
+                if tokens := sampled.get(batch.position(group)):
+                    self._account.carry_in(group, tokens)
+        self._unreported: dict[WorkerId, int] = {}
+        """Worker -> tokens that its heartbeats have reported, and no block so far."""
+        self._tokens = 0
         self._start: float | None = None
         """When the first server started. Before that they may wait for weights."""
 
     def retry(self, run: Run, servers: Sequence[WorkerHandle], weights: PendingWeights | None = None) -> None:
         """Prepare a further attempt. `run` has the shards that are not complete."""
         self._run, self._servers, self._weights = run, servers, weights
-        self._attempt += 1
+        self._attempt, self._first_chunk = self._attempt + 1, len(self.chunks)
         self._calls, self._balancer, self._stopped, self._losses = TaskGroup(), None, False, []
         # Partial rollouts may be lost with a machine. Responses start again, with the same random draws; agents go on
         # if their worker lives.
         self._begun = {group: each for group, each in self._begun.items() if isinstance(each, PausedGroup)}
+        if self._account is not None:
+            self._account.restart([group for group in self._missing if group not in self._begun])
 
     async def run(self) -> None:
         """Sample until the batch is complete. Raises RunError if the servers end early.
@@ -116,6 +131,7 @@ class RolloutController:
             self._balancer = LoadBalancer(groups, len(self._servers), limits, self._servers_of_paused())
             self._send_chunks(self._balancer)
         await self._calls.join()
+        self._count_lost()
         if not batch.complete(self._task.name):
             if self._losses:
                 first = self._losses[0]
@@ -126,9 +142,6 @@ class RolloutController:
                 f"{self._task.engine} has ended the responses to {missing} early, without an abort",
                 node=f"{self._task.name} (step {self._run.step})",
             )
-        if self._needed < len(self._groups):
-            self._reports.record.add_number("rollout/aborted_prompts", len(self._missing))
-            self._reports.record.add_number("rollout/aborted_tokens", self._aborted_tokens)
 
     def lose(self, loss: WorkerLostError) -> None:
         """A server was lost, perhaps in the weight sync that this rollout waits for: stop the others."""
@@ -136,9 +149,15 @@ class RolloutController:
         if not self._stopped:
             self._stop()
 
-    def unfinished(self) -> list[tuple[int, Begun | None]]:
-        """Prompts that are not part of the batch: their data set positions and partial rollouts."""
-        return [(self._reports.batch.position(group), self._begun.get(group)) for group in self._missing]
+    def unfinished(self) -> list[tuple[int, Begun | None, tuple[int, ...]]]:
+        """Prompts that are not part of the batch: their data set positions, partial rollouts and tokens of each
+        sample.
+        """
+        assert self._account is not None, "a validation finishes all prompts"
+        position = self._reports.batch.position
+        if self._node.partial_rollout:
+            self._reports.record.account.end(self._missing, "carried_out")
+        return [(position(group), self._begun.get(group), self._account.left(group)) for group in self._missing]
 
     async def _request_limits(self) -> RequestLimits:
         """How many rows a server takes. The engine's limits never change, so the first server is asked once."""
@@ -212,7 +231,9 @@ class RolloutController:
         async for item in worker.stream(work, reports.record.count_bytes):
             self._start = self._start or time.time()
             if isinstance(item, Heartbeat):
-                self._tokens += item.sampled_tokens - reports.sampled.get(worker.id, 0)
+                new = item.sampled_tokens - reports.sampled.get(worker.id, 0)
+                self._tokens += new
+                self._unreported[worker.id] = self._unreported.get(worker.id, 0) + new
                 reports.sampled[worker.id] = item.sampled_tokens
                 if not started:
                     started = True
@@ -242,8 +263,7 @@ class RolloutController:
         for group in set(groups) - set(arrival.surplus):
             del self._missing[group]
             self._begun.pop(group, None)
-        if arrival.surplus and block.tokens is not None:
-            self._aborted_tokens += int(block.tokens[np.isin(batch.groups(block.rows), arrival.surplus)].sum())
+        self._count(block, worker)
         self._keep(block, arrival.surplus, worker)
         complete = batch.complete(self._task.name)
         if arrival.complete:
@@ -267,8 +287,21 @@ class RolloutController:
 
     def _add_unfinished(self, block: Block, worker: WorkerId) -> None:
         self._reports.record.add_block(self._run, replace(block, shards=()), worker)
-        self._aborted_tokens += block.usage.tokens if block.usage else 0
+        self._count(block, worker)
         self._keep(block, np.unique(self._reports.batch.groups(block.rows)).tolist(), worker)
+
+    def _count(self, block: Block, worker: WorkerId) -> None:
+        if self._account is not None and block.counts:
+            self._account.add(block.rows, block.counts, finished=not block.unfinished)
+            self._unreported[worker] = self._unreported.get(worker, 0) - int(block.counts["sampled"].sum())
+
+    def _count_lost(self) -> None:
+        """Count what lost servers had sampled when they last said so."""
+        for worker in dict.fromkeys(worker for loss in self._losses for worker in loss.lost):
+            mine = [groups for server, groups in self.chunks[self._first_chunk :] if self._servers[server].id == worker]
+            groups = [group for each in mine for group in each if group in self._missing]
+            if self._account is not None:
+                self._account.lose(self._reports.batch.rows_of(groups), max(0, self._unreported.pop(worker, 0)))
 
     def _keep(self, block: Block, groups: Sequence[int], worker: WorkerId) -> None:
         """Keep what exists of groups that are not part of the batch, if the node asks for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import RenderableType
 from dagrl.config.errors import counted
 from dagrl.reporting.run_record import RunRecord, config_of
 from dagrl.tables import table
+from dagrl.tracking.account import accounts
 from dagrl.tracking.console import OF_A_SET
 from dagrl.tracking.other_policies import same_of_others
 from dagrl.tracking.run_file import best_checkpoint
@@ -20,7 +22,6 @@ _MOST_IN_A_LINE = 4
 """Number of metrics in a line."""
 _COUNTED = {
     "staleness/masked": "samples masked as too old",
-    "staleness/dropped": "samples dropped as too old",
     "data/dropped_prompts": "prompts dropped as too long, they or their responses, once an epoch",
     "filter/filled_prompts": "prompts that steps were filled up with, though they did not pass the filter",
 }
@@ -58,6 +59,8 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
     if best := best_checkpoint(run.folder):
         parts.append(f"  best checkpoint: {best}; dagrl export {run.folder} --best -o DIR")
     parts += ["", table(_times(run), headings=["", "mean", "median", "most", "of a step"])]
+    if equations := account_equations(run):
+        parts += ["", *(f"  {text}" for text in equations)]
     if idle:
         shares = ([name, f"{share:.0%}"] for name, share in sorted(idle.items()))
         parts += ["", table(shares, headings=["group", "idle"])]
@@ -82,6 +85,7 @@ def summary_values(run: RunRecord, steps: int | None = None) -> dict[str, Any]:
             if (values := run.in_training(name))
         },
         "restarts": _restarts(run),
+        "account": [asdict(each) for each in accounts(run.steps)],
     }
 
 
@@ -91,6 +95,24 @@ def main_metrics(run: RunRecord) -> list[RenderableType]:
         return [table(_progress_rows(run), headings=["", "first", "last", "best"])]
     lines = scores(run, 0)
     return ["  validation of the start weights", *(f"  {text}" for text in lines)] if lines else []
+
+
+def account_equations(run: RunRecord) -> list[str]:
+    """What became of the samples and tokens of each rollout and source: ``samples: 64 generated = 48 trained (75%)
+    + 16 unused (25%)``.
+    """
+    lines = []
+    for each in accounts(run.steps):
+        for unit, counts in (("samples", each.samples), ("tokens", each.tokens)):
+            whole = counts["generated"]
+            ends = [
+                f"{count:,} {end} ({count / whole:.0%})"
+                for end, count in counts.items()
+                if end != "generated" and count
+            ]
+            title = f"{unit} of {each.title}" if each.title else unit
+            lines.append(f"{title}: {whole:,} generated = {' + '.join(ends) or 0}")
+    return lines
 
 
 def in_a_line(run: RunRecord) -> str:

@@ -46,6 +46,7 @@ class Trackers:
         `hide` removes the secrets from notes.
         """
         self._hide = hide
+        self._metrics_file = next((each for each in trackers if isinstance(each, MetricsFile)), None)
         self._trackers = trackers
         self._console = console
         self._samples, self._shown = samples, shown
@@ -67,6 +68,11 @@ class Trackers:
         if table is not None:
             for tracker in showing:
                 tracker.samples(step, table)
+
+    def add_lost(self, metrics: Mapping[str, float]) -> None:
+        """Record in metrics.jsonl alone what a step had generated that the run does not finish. Raises OSError."""
+        if self._metrics_file is not None:
+            self._metrics_file.add_lost(metrics)
 
     def progress(self, progress: Progress) -> None:
         """Show the progress of a rollout; cheap, only on the console."""

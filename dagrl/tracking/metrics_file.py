@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from dagrl.tracking.account import lost
 from dagrl.tracking.base import check_in_place, is_kept, naming, replace_text
 
 
@@ -27,6 +28,8 @@ class MetricsFile:
     def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
         """Remove lines after `resumed_step` and a torn last line, then open for appending.
 
+        The last line keeps the number of samples and tokens that the removed steps had generated, as ``lost``.
+
         Raises ValueError if an earlier line is not a step's metrics.
         """
         self._path = run_dir / "metrics.jsonl"
@@ -34,6 +37,9 @@ class MetricsFile:
             run_dir.mkdir(parents=True, exist_ok=True)
             if self._path.is_file():
                 kept = kept_lines(self._path, resumed_step)
+                if kept and resumed_step is not None:
+                    removed = [json.loads(line) for line in kept_lines(self._path, sys.maxsize)]
+                    kept[-1] = _with_lost(kept[-1], [line for line in removed if line["step"] > resumed_step])
                 replace_text(self._path, "".join(kept))
                 self._last = max((_step_of(line) for line in kept), default=-1)
             self._file = self._path.open("a", encoding="utf-8")
@@ -51,6 +57,14 @@ class MetricsFile:
             check_in_place(self._path, self._file.fileno())
         self._last = step
 
+    def add_lost(self, metrics: Mapping[str, float]) -> None:
+        """Add what steps had generated that the run does not finish to the last line."""
+        with naming(self._path):
+            if kept := kept_lines(self._path, self._last):
+                self.close(ok=True)
+                replace_text(self._path, "".join([*kept[:-1], _with_lost(kept[-1], [metrics])]))
+                self._file = self._path.open("a", encoding="utf-8")
+
     def _add_to(self, step: int, record: dict[str, Any]) -> None:
         """Add a checkpoint's validation to the line of its step, or between the lines around it."""
         steps = {_step_of(line): json.loads(line) for line in kept_lines(self._path, self._last)}
@@ -64,6 +78,14 @@ class MetricsFile:
         if file is not None:
             with naming(self._path):
                 file.close()
+
+
+def _with_lost(line: str, steps: Sequence[Mapping[str, Any]]) -> str:
+    """A line to which the samples and tokens of lost steps are added."""
+    if not (counts := lost(steps)):
+        return line
+    record = json.loads(line)
+    return json.dumps(record | {name: record.get(name, 0) + count for name, count in counts.items()}) + "\n"
 
 
 def _json_number(value: float) -> float | None:

@@ -55,6 +55,8 @@ class Block:
     """None without an engine."""
     positions: np.ndarray | None = None
     """Data set positions of the groups' prompts, int64 [groups], from the source."""
+    counts: dict[str, np.ndarray] = field(default_factory=dict)
+    """What the account counts of each row, int64 [rows], from a rollout or an update."""
     unfinished: bool = False
     """Whether the groups were aborted. The object, if there is one, holds their partial rollouts."""
 

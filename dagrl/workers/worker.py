@@ -288,6 +288,7 @@ class Worker:
             dict(output.facts),
             usage,
             output.positions,
+            dict(output.counts),
             output.unfinished,
         )
 

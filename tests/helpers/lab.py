@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from dagrl.tracking.account import ENDS, accounts
+
 RUN_TIMEOUT_S = 600
 _MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/")
 
@@ -139,7 +141,9 @@ class Run:
         path = self.folder / "metrics.jsonl"
         if not path.is_file():
             return []
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        check_accounts(lines)
+        return lines
 
     def wait_for_step(self, step: int, within_s: float = RUN_TIMEOUT_S) -> None:
         """Until that step is in the metrics."""
@@ -178,6 +182,20 @@ class Run:
             if mark in command or any(mark in each for each in opened):
                 found.append(f"{folder.name} {command[:100]}")
         return found
+
+
+def check_accounts(lines: list[dict[str, Any]]) -> None:
+    """Each sample and each token has one end, in every step and over the run."""
+    for line in lines:
+        for name in [name for name in line if name.endswith(("samples/generated", "tokens/generated"))]:
+            part = name.removesuffix("generated")
+            came = [line.get(part + end, 0) for end in ("generated", "carried_in")]
+            went = [line.get(part + end, 0) for end in (*ENDS, "carried_out")]
+            assert sum(came) == sum(went) and min(*came, *went) >= 0, (part, line)
+    for each in accounts(lines):
+        for counts in (each.samples, each.tokens):
+            assert min(counts.values()) >= 0, each
+            assert counts["generated"] == sum(count for end, count in counts.items() if end != "generated"), each
 
 
 def comparable(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -164,7 +164,10 @@ def test_samples_too_old_are_dropped_and_counted(bench, aged) -> None:
     schedule = {"max_staleness": 0, "stale_samples": "drop"}
     (output,) = update([aged(bench)], bench.context("update", engine=engine, schedule=schedule))
     assert engine.trained_on == [[0]]
-    assert output.stats["staleness/dropped"].total == 2
+    assert {name: count.tolist() for name, count in output.counts.items()} == {
+        "stale": [0, 1, 1],
+        "kept": [2, 0, 0],
+    }
     assert output.rows.tolist() == [0, 3, 5]
 
 
@@ -197,6 +200,7 @@ def test_only_the_tokens_that_are_too_old_are_masked_where_their_versions_are_kn
     (output,) = update([OpInput(0, known)], bench.context("update", engine=engine, schedule=schedule))
     assert engine.masks == [[0, 0, 0, 1, 1, 1]]
     assert output.stats["staleness/masked"].total == 1
+    assert {name: count.tolist() for name, count in output.counts.items()} == {"stale": [2, 0], "kept": [1, 2]}
     tokens = output.stats["staleness/tokens"]
     assert (tokens.count, tokens.mean, tokens.high) == (5, 0.8, 2)
     list(update([OpInput(0, batch)], bench.context("update", engine=engine, schedule=schedule)))

@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dagrl.tracking.account import accounts
+
 pytestmark = pytest.mark.slow
 
 STEPS = 8
@@ -154,6 +156,11 @@ def test_no_prompt_is_lost_or_doubled_by_a_stop_or_a_kill(lives):
 def test_a_run_with_several_lives_has_each_step_once(lives):
     run, saved, gone_on = lives
     assert [line["step"] for line in run.metrics()] == list(range(1, max(saved) + 1))
+    # The rollout of a step ahead ended with the run, and what waited for the killed one has begun again.
+    (whole,) = accounts(run.metrics())
+    assert whole.samples["lost"] > 0 and whole.tokens["lost"] > 0
+    (before,) = accounts(run.metrics()[: gone_on - 1])
+    assert whole.tokens["failed"] == before.tokens["carried"]
     for line in run.metrics():
         assert line["staleness/max"] <= 1 + 4, "begun tokens may be older by partial_rollout_max_age"
         # What had been sampled of the prompts that wait is lost with the life that has sampled it.

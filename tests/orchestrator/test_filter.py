@@ -56,7 +56,9 @@ def test_rounds_are_reported_and_add_up(unbroken):
         state = json.loads((unbroken.folder / "checkpoints" / f"step_{step}" / "state.json").read_text())
         positions.append(state["position"])
         begun = positions[-1] - positions[-2]
-        assert begun * line["filter/kept_fraction"] == pytest.approx(NEEDED + line["filter/surplus_prompts"])
+        passed = line["samples/trained"] + line["samples/unused"]
+        assert begun * line["filter/kept_fraction"] == pytest.approx(passed / 2)
+        assert (line["samples/generated"], line["samples/trained"]) == (2 * begun, 2 * NEEDED)
         assert max(row["group_id"] for row in samples(unbroken, step)) < begun
         assert line["reward/mean"] == 0.5
     assert max(line["filter/rounds"] for line in metrics) > 1

@@ -67,7 +67,9 @@ def test_no_prompt_is_lost_by_an_abort(run):
         # A prompt that was carried and the same one of the next epoch are two groups.
         trained.update(prompt for _, prompt in {(row["group_id"], row["prompt"]) for row in samples(run, step)})
         metrics = run.metrics()[step - 1]
-        assert metrics["rollout/aborted_prompts"] == BEGUN - NEEDED
+        assert metrics["samples/trained"] == 4 * NEEDED and metrics["tokens/trained"] == 4 * NEEDED * TOKENS
+        assert 0 < metrics["samples/carried_out"] <= 4 * (BEGUN - NEEDED)
+        assert metrics["tokens/unused"] == metrics["tokens/failed"] == 0
         assert metrics["rollout/carried_prompts"] == (0 if step == 1 else BEGUN - NEEDED)
     # By now three epochs of sixteen prompts were begun, and the last eight prompts wait.
     assert trained.total() == STEPS * NEEDED

@@ -18,6 +18,7 @@ from dagrl.config.schema import Pipeline, Scope
 from dagrl.data.shards import shard_bounds
 from dagrl.ops.work import PartialRollout, PausedGroup, PendingWeights, RolloutWork
 from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
+from dagrl.orchestrator.steps.account import RolloutFacts, StepAccount
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
@@ -28,6 +29,7 @@ from dagrl.workers.messages import Block, Heartbeat, Usage
 from dagrl.workers.worker import Worker
 
 N = 2
+BEGUN, LOST = 2, 5
 COMING = PendingWeights(7, 3)
 ROLLOUT = PlannedTask(
     *("rollout", "rollout", "rollout", "generator", Scope.ROW, Rows.TRAIN, "generator"),
@@ -66,6 +68,8 @@ class Servers:
         self.lives: dict[WorkerId, int] = {}
         """How many more groups a server finishes before it dies; the others live."""
         self.open_groups = self.most_open = 0
+        self.generated = 0
+        """Tokens of all blocks, and those that were lost."""
         self.asked = 0
         """How often somebody wanted to know the limits."""
 
@@ -94,6 +98,11 @@ class Servers:
                 await asyncio.sleep(0)
             if member.id in self.aborts:
                 break
+            if self.lives.get(member.id, 1) <= 0:
+                # It dies with tokens that no block reports.
+                self.sampled[member.id] += LOST
+                self.generated += LOST
+                yield Heartbeat(self.sampled[member.id])
             self._check(member.id)
             if member.id in self.lives:
                 self.lives[member.id] -= min(2, len(left))
@@ -101,11 +110,19 @@ class Servers:
             now, left = left[:2], left[2:]
             self.open_groups -= len(now)
             self.sampled[member.id] += 3 * N * len(now)
-            yield block_of(now, f"done {now}")
+            yield self._block(now, f"done {now}", work)
             yield Heartbeat(self.sampled[member.id])
         self._check(member.id)
         if left:
-            yield replace(block_of(left, f"begun {left}"), unfinished=True)
+            yield replace(self._block(left, f"begun {left}", work), unfinished=True)
+
+    def _block(self, groups: Sequence[int], ref: str, work: RolloutWork) -> Block:
+        """Three tokens for each row, after those that were begun."""
+        block = block_of(groups, ref)
+        begun = np.where(np.isin(block.rows // N, [*work.begun]), BEGUN, 0)
+        counts = {"sampled": np.full(len(block.rows), 3), "begun": begun}
+        self.generated += 3 * len(block.rows)
+        return replace(block, counts=counts)
 
     def _check(self, worker: WorkerId) -> None:
         if self.lives.get(worker, 1) <= 0:
@@ -169,7 +186,8 @@ def ran(lab) -> Any:
         declared["nodes"]["rollout"] |= {"n": N, "partial_rollout": partial, "agent": agent}
         if groups > needed:
             declared["nodes"]["rollout"]["over_sampling_batch_size"] = groups
-        index, record = WatchedIndex(N, shards), StepRecord(4)
+        facts = RolloutFacts(carries=partial)
+        index, record = WatchedIndex(N, shards), StepRecord(4, StepAccount(N, {"rollout": facts}))
         for shard, (begin, end) in enumerate(shard_bounds(groups, shards)):
             rows = np.arange(begin * N, end * N)
             places = 100 + np.unique(rows // N)
@@ -184,6 +202,7 @@ def ran(lab) -> Any:
             RolloutReports(index, record, complete.append, told.append, {}),
             committed=3,
             begun=begun or {},
+            sampled=dict.fromkeys(begun or {}, (BEGUN,) * N),
         )
         deaths = 0
         while True:
@@ -206,8 +225,16 @@ def filled(ran: Ran, layout: dict[str, int]) -> set[int]:
     return {shard for shard in range(layout["shards"]) if len(ran.index.rows((shard,)))}
 
 
-def metrics(ran: Ran) -> dict[str, float]:
-    return ran.record.metrics(tokens=1, policy_version=4, slots=1)
+def account(ran: Ran) -> dict[str, tuple[float, float]]:
+    """Samples and tokens by end, without zeros, once the prompts that are left have been taken."""
+    metrics = ran.record.account.metrics(ran.index.groups_in(ran.index.all_rows))
+    names = [name.removeprefix("samples/") for name in metrics if name.startswith("samples/")]
+    found = {name: (metrics[f"samples/{name}"], metrics[f"tokens/{name}"]) for name in names}
+    for part in (0, 1):
+        came = sum(found[name][part] for name in ("generated", "carried_in") if name in found)
+        assert came == sum(count[part] for name, count in found.items() if name not in ("generated", "carried_in"))
+    assert found["generated"][1] == ran.fake.generated
+    return {name: count for name, count in found.items() if any(count)}
 
 
 request_limits = st.builds(
@@ -228,7 +255,7 @@ def test_every_group_is_sampled_once_and_no_shard_reported_twice(ran, limits, la
     assert set(over.shards) < filled(over, layout), "the run ends with the last"
     assert over.told[-1] == Progress("rollout", 4, groups, groups, groups * N * 3, over.told[-1].seconds)
     assert over.fake.aborts == set()
-    assert "rollout/aborted_prompts" not in metrics(over)
+    assert account(over) == {"generated": (groups * N, groups * N * 3), "trained": (groups * N, groups * N * 3)}
 
 
 @settings(deadline=None)
@@ -248,17 +275,20 @@ def test_a_full_batch_stops_the_rollout_and_unfinished_prompts_are_known(
     chosen = np.unique(over.index.rows(tuple(range(layout["shards"]))) // N).tolist()
     assert len(chosen) == needed
     left = over.sampling.unfinished()
-    assert sorted([*(place - 100 for place, _ in left), *chosen]) == list(range(groups)), "lost, or there twice"
-    assert [place for place, _ in left] == sorted(place for place, _ in left), "in their order"
+    assert sorted([*(place - 100 for place, _, _ in left), *chosen]) == list(range(groups)), "lost, or there twice"
+    assert [place for place, _, _ in left] == sorted(place for place, _, _ in left), "in their order"
     assert set(over.fake.aborts) == {worker_of(number) for number in range(layout["servers"])}
     sent = {group for _, work in over.fake.works for group in (work.parts[0].rows // N).tolist()}
-    for place, begun in left:
+    for place, begun, _ in left:
         # What was sent and left is there to go on with, under the ids that it had.
         assert (begun is not None) == (partial and place - 100 in sent)
         if begun is not None:
             assert begun.rows.tolist() == [(place - 100) * N, (place - 100) * N + 1]
             assert str(place - 100) in begun.ref
-    assert metrics(over)["rollout/aborted_prompts"] == more
+    found = account(over)
+    if not partial:
+        assert "carried_out" not in found
+    assert found["trained"] == (needed * N, needed * N * 3)
     told = over.told[-1]
     assert (told.done, told.total) == (needed, needed)
 
@@ -289,7 +319,7 @@ def test_no_group_is_lost_or_added_twice_if_servers_die(
     added = over.index.added
     assert len(added) == len(set(added)), "there twice"
     assert {group * N for group in chosen} <= set(added)
-    left = [place - 100 for place, _ in over.sampling.unfinished()]
+    left = [place - 100 for place, _, _ in over.sampling.unfinished()]
     assert sorted([*left, *chosen]) == list(range(needed + more)), "lost, or there twice"
     assert len(over.shards) == len(set(over.shards))
     # Where servers have to be stopped first, the run goes on after its last shard, unless a later step begins with what
@@ -306,7 +336,7 @@ def test_partial_rollouts_go_with_their_prompts_and_are_kept_otherwise(ran) -> N
     over = ran(Servers(RequestLimits(1, 1), [0]), 6, 1, 1, 1, partial=True, begun=begun)
     handed = {group: what.ref for _, work in over.fake.works for group, what in work.begun.items()}
     assert handed[0] == "older 0"
-    left = dict(over.sampling.unfinished())
+    left = {place: each for place, each, _ in over.sampling.unfinished()}
     assert set(left) == {101, 102, 103, 104, 105}
     assert left[105].ref == "older 5", "it was not sent"
 
@@ -323,7 +353,7 @@ def test_agents_that_were_paused_continue_where_they_run(ran) -> None:
     assert len(sent) == len({group for _, group in sent})
     handed = {group: each for _, work in fake.works for group, each in work.begun.items()}
     assert handed == {group: begun[100 + group] for group in range(4)}
-    left = {place: each for place, each in over.sampling.unfinished() if each is not None}
+    left = {place: each for place, each, _ in over.sampling.unfinished() if each is not None}
     assert set(left) <= set(range(100, 108)), "what was left by this step, or is where it was"
 
 
@@ -374,7 +404,9 @@ def lost_with_a_sync(lab, *, sent: bool) -> tuple[Servers, WorkerDiedError]:
         ROLLOUT,
         Pipeline.model_validate(declared),
         fake.servers(2),
-        RolloutReports(index, StepRecord(4), lambda _: None, lambda _: None, {}),
+        RolloutReports(
+            index, StepRecord(4, StepAccount(N, {"rollout": RolloutFacts()})), lambda _: None, lambda _: None, {}
+        ),
         committed=3,
         begun={},
         weights=COMING,

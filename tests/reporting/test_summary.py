@@ -74,6 +74,39 @@ def test_steps_rewards_and_seconds_are_printed(tmp_path):
     assert text.index("rollout_s") < text.index("update_s")
 
 
+def test_the_ends_of_all_samples_add_up_by_rollout_and_source(tmp_path):
+    names = ("generated", "trained", "unused", "carried_in", "carried_out")
+
+    def line(number: int, part: str, *counts: int) -> dict[str, int]:
+        samples = {f"{part}samples/{name}": count for name, count in zip(names, counts, strict=True)}
+        return samples | {f"{part}tokens/{name}": 10 * count for name, count in zip(names, counts, strict=True)}
+
+    first = {**line(1, "", 1000, 900, 0, 0, 100), **line(1, "train/a/", 4, 4, 0, 0, 0), "samples/lost": 1000}
+    folder = write(
+        tmp_path / "run",
+        {**step(1), **first, **line(1, "critic/", 8, 0, 8, 0, 0)},
+        {**step(2), **line(2, "", 50, 60, 20, 100, 70), **line(2, "train/b/", 1, 1, 0, 0, 0)},
+    )
+    text = said(read_run(folder), {})
+    assert (
+        "  samples: 2,050 generated = 960 trained (47%) + 20 unused (1%) + 70 carried (3%) + 1,000 lost (49%)\n" in text
+    )
+    assert "  tokens of a: 40 generated = 40 trained (100%)\n" in text
+    assert "  samples of critic: 8 generated = 8 unused (100%)\n" in text
+    account = summary_values(read_run(folder))["account"]
+    assert [(each["rollout"], each["source"]) for each in account] == [("", ""), ("", "a"), ("critic", ""), ("", "b")]
+    assert account[0]["tokens"] == {
+        "generated": 10_500,
+        "trained": 9_600,
+        "stale": 0,
+        "filtered": 0,
+        "failed": 0,
+        "unused": 200,
+        "carried": 700,
+        "lost": 0,
+    }
+
+
 def test_the_validation_before_the_first_step_is_no_step(tmp_path):
     before = {"step": 0, "time/step_s": 90.0, "time/val/rollout_s": 80.0, "throughput/tokens_per_s": 1.0}
     folder = write(tmp_path / "run", before, step(1, throughput__tokens_per_s=900.0))

@@ -54,6 +54,39 @@ def test_resuming_cuts_later_steps(tmp_path, resumed_step, kept):
     tracker.close(ok=True)
 
 
+def test_what_removed_steps_had_generated_is_lost_and_not_forgotten(tmp_path):
+    def start(resumed: int | None) -> MetricsFile:
+        tracker = MetricsFile()
+        tracker.start(tmp_path, {}, resumed)
+        return tracker
+
+    def line(number: int) -> dict:
+        return json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[number - 1])
+
+    tracker = start(None)
+    for step in (1, 2, 3):
+        tracker.log(step, {"samples/generated": step, "train/a/tokens/generated": 10 * step, "reward/mean": 1.0})
+    tracker.add_lost({"samples/generated": 100, "tokens/generated": 0, "samples/trained": 7})
+    assert line(3)["samples/lost"] == 100 and "tokens/lost" not in line(3)
+    tracker.close(ok=False)
+    tracker = start(2)
+    assert line(2) == {
+        "step": 2,
+        "samples/generated": 2,
+        "train/a/tokens/generated": 20,
+        "reward/mean": 1.0,
+        "samples/lost": 103,
+        "train/a/tokens/lost": 30,
+    }
+    tracker.close(ok=True)
+    start(2).close(ok=True)
+    assert line(2)["samples/lost"] == 103, "counted once"
+    start(1).close(ok=True)
+    assert (line(1)["samples/lost"], line(1)["train/a/tokens/lost"]) == (105, 50)
+    start(0).close(ok=True)
+    assert steps(tmp_path) == []
+
+
 def test_a_resumed_run_continues_in_the_same_file(tmp_path):
     write_steps(tmp_path, 4)
     write_steps(tmp_path, 5, resumed_step=2)

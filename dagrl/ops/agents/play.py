@@ -24,7 +24,7 @@ from dagrl.backends.base import GenerationRequest
 from dagrl.config.schema import RolloutNode
 from dagrl.data.batch import Batch
 from dagrl.ops.agents.images import RowImages, images_of_rows
-from dagrl.ops.agents.rows import ScoreGroup, Trajectory, responses_of, scored
+from dagrl.ops.agents.rows import ScoreGroup, Trajectory, agent_row, responses_of, scored
 from dagrl.ops.agents.running import Agent, WaitingRequest
 from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup, agent_setup, row_of
@@ -130,8 +130,8 @@ class AgentRollouts:
                 self._aborted = self._aborted or self.context.aborted()
             ended = True
             if self._open:
-                for row, tokens in self._on_loop(self._pause).items():
-                    yield row, Response(self._version, tokens)
+                for row, (tokens, counts) in self._on_loop(self._pause).items():
+                    yield row, Response(self._version, tokens, outdated=row in self._outdated, counts=counts)
         finally:
             self._loop.call_soon_threadsafe(self._queue.leave)
             if not ended or not self.context.keeps_unfinished:
@@ -173,10 +173,16 @@ class AgentRollouts:
             begun=self._agents[event.row].begun,
             images=self._images[event.row].seen,
         )
+        counts = {
+            **self._agents[event.row].new_counts(),
+            "held": sum(int(np.count_nonzero(each.mask)) for each in responses),
+            "agent_failed": int(agent_row(responses[0]).excluded),
+        }
         for row, response in enumerate(responses, event.row):
             if context.rollout.mask_offpolicy_in_partial_rollout:
                 response = response.without_older(self._version)
-            yield row, replace(response, outdated=event.row in self._outdated)
+            own = counts if row == event.row else {}
+            yield row, replace(response, outdated=event.row in self._outdated, counts=own)
 
     # -- on the endpoint's loop
 
@@ -213,7 +219,7 @@ class AgentRollouts:
         new_session = partial(_session, tree, images, self._setup, node)
         return Agent(self._setup, row_of(self.batch, row, request.seed, images), new_session)
 
-    def _pause(self) -> dict[int, np.ndarray]:
+    def _pause(self) -> dict[int, tuple[np.ndarray, dict[str, int]]]:
         """Pause all agents of groups that have not ended; returns the tokens sampled for those that have not."""
         self._cancel_scorings()
         groups = self.batch["group_id"].values
@@ -221,10 +227,10 @@ class AgentRollouts:
         sampled = {}
         for row, agent in self._agents.items():
             if (group := int(groups[row])) in left:
-                tokens = agent.pause()
+                counts, tokens = agent.new_counts(), agent.pause()
                 left[group].append(agent)
                 if row in self._open:
-                    sampled[row] = tokens
+                    sampled[row] = tokens, counts
         if self.context.keeps_unfinished:
             for group, agents in left.items():
                 self._paused.put((self.context.step, group), agents)

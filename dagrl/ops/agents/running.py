@@ -73,6 +73,10 @@ class Agent:
     new_session: Callable[[Ask], Session]
     begun: int = 0
     """Tokens sampled by earlier calls."""
+    _counted: int = 0
+    """Tokens of all attempts that `new_counts` has returned."""
+    _retried: int = 0
+    """Tokens of failed attempts before the last one."""
     _call: AgentRollouts | None = None
     """The call that serves it; None while it is paused."""
     _row: int = 0
@@ -115,6 +119,12 @@ class Agent:
         new = np.concatenate(tokens)[self.begun :]
         self.begun += len(new)
         return new
+
+    def new_counts(self) -> dict[str, int]:
+        """What the account counts of the sample since the last call of this method."""
+        total, begun = self._retried + sum(len(each.tokens) for each in self._completions()), self._counted
+        self._counted = max(total, begun)
+        return {"sampled": self._counted - begun, "begun": begun, "retried": self._retried}
 
     def cancel(self) -> None:
         for task in (self._admission, self._program):
@@ -195,6 +205,7 @@ class Agent:
         session, verdict, error = await self._attempt()
         while error is not None and not session.refused and attempts <= spec.retries:
             attempts += 1
+            self._retried += session.tree.sampled_tokens()
             session, verdict, error = await self._attempt()
         return Trajectory(session.tree, verdict, error, session.refused, attempts - 1, self._clock.seconds)
 

@@ -66,6 +66,8 @@ class RunState:
     """None if it was not measured."""
     kl_weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Node with an adaptive KL weight -> weights of the next steps."""
+    carried_tokens: tuple[tuple[int, ...], ...] = ()
+    """Tokens of each sample of the `carried` prompts, which a resumed run samples again; -1 where none was begun."""
 
     def finishes(self, run: RunSpec, rows: int) -> bool:
         """Whether nothing is left of a run, with so many prompts in the training file."""
@@ -194,6 +196,7 @@ class Checkpoints:
                 tuple(fields.get("carried", ())),
                 _score_of(fields),
                 {name: tuple(weights) for name, weights in fields.get("kl_weights", {}).items()},
+                tuple(tuple(tokens) for tokens in fields.get("carried_tokens", ())),
             )
         except KeyError as missing:
             raise TornCheckpointError(folder, f"{_STATE} lacks {missing}") from missing

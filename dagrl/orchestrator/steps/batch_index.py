@@ -203,8 +203,13 @@ class BatchIndex:
         return np.unique(self.groups(rows)).tolist()
 
     @property
+    def all_rows(self) -> np.ndarray:
+        """Ids of the rows of the batch, int64, ascending."""
+        return self.rows(tuple(range(len(self._shard_rows))))
+
+    @property
     def total_tokens(self) -> int:
-        return int(self._tokens[self.rows(tuple(range(len(self._shard_rows))))].sum())
+        return int(self._tokens[self.all_rows].sum())
 
     def objects(self, task: str, rows: np.ndarray) -> list[ray.ObjectRef]:
         """The objects in which a task has stored its output for these rows, or will."""

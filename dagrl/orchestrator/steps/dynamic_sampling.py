@@ -39,6 +39,7 @@ class DynamicSampling:
             batch.begin_round()
             return BatchShort(run)
         batch.select(selection.batch())
+        record.account.end(selection.filtered(), "filtered")
         for name, value in selection.metrics().items():
             record.add_number(name, value)
         return CommandDone(run)
@@ -98,12 +99,15 @@ class Selection:
         """The groups of the step, ascending: the first ones that have passed, then failed ones to fill it."""
         return sorted([*self._passed, *self._failed[: max(0, self._missing)]][: self._needed])
 
+    def filtered(self) -> list[int]:
+        """The groups that have not passed and are not part of the step."""
+        return self._failed[max(0, self._missing) :]
+
     def metrics(self) -> dict[str, float]:
         filled = {"filter/filled_prompts": float(max(0, self._missing))} if self._node.when_short == "fill" else {}
         return {
             "filter/rounds": float(self._rounds),
             "filter/kept_fraction": len(self._passed) / self._sampled,
-            "filter/surplus_prompts": float(max(0, -self._missing)),
             **filled,
         }
 

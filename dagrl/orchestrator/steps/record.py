@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from dagrl.data.stats import Stat, merge
+from dagrl.orchestrator.steps.account import StepAccount
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, WorkerId
@@ -17,9 +18,9 @@ _DETAILS = {
     **dict.fromkeys(("prompt_tokens", "response_tokens", "demonstration_tokens"), ("mean", "max")),
     "turns": ("mean", "max"),
     **dict.fromkeys(("staleness", "staleness/tokens"), ("mean", "max")),
-    **dict.fromkeys(("staleness/masked", "staleness/dropped"), _COUNTED),
+    "staleness/masked": _COUNTED,
     **dict.fromkeys(("data/dropped_prompts", "data/cut_prompts"), _COUNTED),
-    **dict.fromkeys(("rollout/aborted_prompts", "rollout/aborted_tokens", "rollout/carried_prompts"), _COUNTED),
+    "rollout/carried_prompts": _COUNTED,
     **dict.fromkeys(("mismatch/logprob_diff", "mismatch/prob_diff", "mismatch/ratio"), ("mean", "max")),
     "correction/weight": ("mean", "std", "max"),
 }
@@ -69,6 +70,8 @@ class StepRecord:
     """One step so far."""
 
     step: int
+    account: StepAccount = field(default_factory=lambda: StepAccount(1, {}))
+    """What becomes of the samples that the step's rollouts generate."""
     position: int | None = None
     """Prompts of the data set used up to this step, over all epochs."""
     driver_bytes: int = 0

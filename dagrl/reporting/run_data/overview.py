@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from dagrl.reporting.run_data.run_reader import RunReader
 from dagrl.reporting.run_data.sample_view import sample_steps
 from dagrl.reporting.run_pipeline import RunPipeline
 from dagrl.reporting.run_record import config_of
+from dagrl.tracking.account import accounts
 from dagrl.tracking.run_file import best_checkpoint, run_text
 from dagrl.tracking.run_notes import run_notes
 
@@ -33,6 +35,7 @@ def overview(run: RunReader) -> dict[str, Any]:
         "notes": list(run_notes(run.steps, config).values()),
         "best": best_checkpoint(run.folder) or "",
         "failure": hide_secrets(run_text(run.folder, "logs", "failure.txt") or "")[-_LOG_CHARACTERS:],
+        "account": [asdict(each) for each in accounts(run.steps)],
         "events": _events(run),
         "samples": sample_steps(run.folder),
         "timed_steps": run.timed_steps,

@@ -81,7 +81,7 @@ def test_rounds_count_their_groups_on_until_the_batch_is_full(lab):
     assert [step.batch(shard) for shard in range(SHARDS)] == [[1, 3], [5, 8]]
     metrics = step.record.metrics(tokens=1, policy_version=STEP, slots=1)
     assert metrics["filter/rounds"] == 3
-    assert metrics["filter/surplus_prompts"] == len(third) - 1
+    assert "filter/filled_prompts" not in metrics
     assert metrics["filter/kept_fraction"] == pytest.approx((3 + len(third)) / (8 + len(third)))
 
 

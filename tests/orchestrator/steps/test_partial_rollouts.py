@@ -10,11 +10,13 @@ from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
 
 
 def test_unfinished_prompts_come_first_oldest_first_with_their_tokens() -> None:
-    carried = PartialRolloutBuffer([40, 7])
+    carried = PartialRolloutBuffer([40, 7], [(5, -1)])
     begun = PartialRollout("ref", None)
-    carried.add(3, [(50, begun), (51, None)])
+    carried.add(3, [(50, begun, (3, 4)), (51, None, ())])
     assert carried.take(4, 3) == (40, 7, 50)
     assert carried.begun(4) == {50: begun}
+    assert carried.sampled(4) == {40: (5, -1), 7: (), 50: (3, 4)}
+    assert carried.sampled_after(3) == ((5, -1), (), (3, 4), ())
     assert carried.take(5, 3) == (51,)
     assert carried.begun(5) == {}
     assert carried.take(6, 3) == ()
@@ -22,9 +24,9 @@ def test_unfinished_prompts_come_first_oldest_first_with_their_tokens() -> None:
 
 def test_a_prompt_may_be_unfinished_again() -> None:
     carried = PartialRolloutBuffer()
-    carried.add(1, [(9, PartialRollout("one", None))])
+    carried.add(1, [(9, PartialRollout("one", None), ())])
     assert carried.take(2, 4) == (9,)
-    carried.add(2, [(9, PartialRollout("two", None))])
+    carried.add(2, [(9, PartialRollout("two", None), ())])
     assert carried.after(1) == (9,)
     assert carried.after(2) == (9,)
     carried.commit(1)
@@ -58,7 +60,7 @@ def test_no_prompt_is_lost_wherever_a_run_resumes(needed: int, more: int, ahead:
         if done >= 1:
             order = draw.draw(st.permutations(taken[done]))
             trained[done] = list(order[:needed])
-            carried.add(done, [(each, None) for each in taken[done] if each not in order[:needed]])
+            carried.add(done, [(each, None, ()) for each in taken[done] if each not in order[:needed]])
             saved = carried.after(done)
             assert len(set(saved)) == len(saved)
             so_far = [each for at in range(done + 1) for each in trained[at]]

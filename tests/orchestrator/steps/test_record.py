@@ -159,8 +159,8 @@ def test_a_number_is_kept_unchanged() -> None:
 def test_prompts_of_several_rounds_are_added_up() -> None:
     record = StepRecord(2)
     for number in (4, 3):
-        record.add_number("rollout/aborted_prompts", number)
-    assert record.metrics(tokens=1, policy_version=2, slots=1)["rollout/aborted_prompts"] == 7
+        record.add_number("rollout/carried_prompts", number)
+    assert record.metrics(tokens=1, policy_version=2, slots=1)["rollout/carried_prompts"] == 7
 
 
 def test_throughput_is_the_steps_tokens_over_its_time() -> None:

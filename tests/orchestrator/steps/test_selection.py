@@ -32,11 +32,8 @@ def test_the_first_that_pass_make_the_step_and_the_others_are_surplus(selection)
     chosen.add([3, 4, 5, 6], [3, 4, 6])
     assert not chosen.is_short()
     assert chosen.batch() == [1, 3, 4]
-    assert chosen.metrics() == {
-        "filter/rounds": 2,
-        "filter/kept_fraction": 4 / 7,
-        "filter/surplus_prompts": 1,
-    }
+    assert chosen.metrics() == {"filter/rounds": 2, "filter/kept_fraction": 4 / 7}
+    assert chosen.filtered() == [0, 2, 5]
 
 
 def test_a_step_that_is_not_full_after_its_last_round_ends_the_run(selection):
@@ -61,9 +58,9 @@ def test_or_is_filled_up_with_the_first_that_did_not_pass(selection):
     assert chosen.metrics() == {
         "filter/rounds": 2,
         "filter/kept_fraction": 2 / 8,
-        "filter/surplus_prompts": 0,
         "filter/filled_prompts": 3,
     }
+    assert chosen.filtered() == [4, 5, 6]
 
 
 def test_a_step_that_is_full_is_not_filled_up(selection):
@@ -71,7 +68,8 @@ def test_a_step_that_is_full_is_not_filled_up(selection):
     chosen.add([0, 1, 2, 3], [1, 2, 3])
     assert not chosen.is_short()
     assert chosen.batch() == [1, 2]
-    assert (chosen.metrics()["filter/filled_prompts"], chosen.metrics()["filter/surplus_prompts"]) == (0, 1)
+    assert chosen.metrics()["filter/filled_prompts"] == 0
+    assert chosen.filtered() == [0]
 
 
 @pytest.mark.parametrize(

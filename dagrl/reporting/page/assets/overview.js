@@ -59,6 +59,23 @@
     return table(columns, rows, { label: "Time by node" });
   }
 
+  // What became of the samples that were generated.
+  function account(run) {
+    const rows = run.overview.account.flatMap((each) => Object.keys(each.samples)
+      .filter((end) => each.samples[end] || each.tokens[end])
+      .map((end) => [
+        [each.rollout, each.source].filter(Boolean).join(", ") || "all", end,
+        each.samples[end], each.samples[end] / each.samples.generated,
+        each.tokens[end], each.tokens[end] / each.tokens.generated,
+      ]));
+    if (!rows.length) return [];
+    const columns = [
+      { name: "Samples of", left: true }, { name: "End", left: true },
+      { name: "Samples" }, { name: "Share", format: percent }, { name: "Tokens" }, { name: "Share", format: percent },
+    ];
+    return [h("section", {}, h("h2", {}, "What became of the samples"), table(columns, rows, { label: "What became of the samples" }))];
+  }
+
   const last = (metrics, name) => metrics.ends(name)[1];
 
   function events(run) {
@@ -124,6 +141,7 @@
       h("div", { class: "halves" },
         h("section", {}, h("h2", {}, "Time by node"), times(run)),
         h("section", {}, h("h2", {}, "Events"), events(run))),
+      ...account(run),
     );
     if (app.shownRuns.length > 1) view.append(differences(app.shownRuns));
     view.append(h("section", {}, h("h2", {}, "Pipeline"), h("details", {}, h("summary", {}, `${run.overview.folder}/pipeline.yaml`), h("pre", { tabindex: 0 }, run.overview.pipeline))));
