@@ -20,7 +20,14 @@ def test_docs_are_up_to_date() -> None:
 
 
 def test_every_section_of_the_schema_has_a_heading_and_a_meaning_for_every_key() -> None:
-    abstract = (schema.Section, schema.NodeBase, schema.PackingNode, schema.TrainingNode, schema.DemonstrationNode)
+    abstract = (
+        schema.Section,
+        schema.SourceSpec,
+        schema.NodeBase,
+        schema.PackingNode,
+        schema.TrainingNode,
+        schema.DemonstrationNode,
+    )
     sections = [
         each
         for each in vars(schema).values()

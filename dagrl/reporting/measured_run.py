@@ -60,9 +60,10 @@ def lengths_of_run(run: RunReader, pipeline: Pipeline, steps: Container[int]) ->
     rollouts = list(pipeline.rollouts.values())
     if len(rollouts) != 1 or pipeline.is_offline:
         return Assumed()
+    samplings = pipeline.samplings(pipeline.leading_rollout, validated=False).values()
     limits = {
         "prompt_tokens": rollouts[0].max_prompt_tokens or pipeline.data.max_prompt_tokens,
-        "response_tokens": rollouts[0].sampling.max_new_tokens,
+        "response_tokens": max(sampling.max_new_tokens for sampling in samplings),
     }
     means = {name: mean_of(run, f"{name}/mean", steps) for name in limits}
     return Assumed(**{name: mean if mean and mean <= limits[name] else None for name, mean in means.items()})

@@ -71,8 +71,9 @@ def keeps_nulls(place: Place) -> bool:
 
 
 def forget_args(document: Document, node: Tree, place: Place, function: Any) -> None:
-    """Remove the `args` of the node at `place` if another function replaces its own."""
-    if len(place) == 2 and place[0] == "nodes" and node.get("fn", function) != function and "args" in node:
+    """Remove the `args` at `place`, a node or its section for a source, if another function replaces its own."""
+    has_function = len(place) == 2 or (len(place) == 4 and place[2] == "by_source")
+    if has_function and place[0] == "nodes" and node.get("fn", function) != function and "args" in node:
         forget(document.positions, (*place, "args"), node.pop("args"))
 
 
