@@ -1,38 +1,38 @@
 """Prompt files: whether they exist, follow verl's schema, and have rows that a run can use.
 
-Reads their footers and first rows; `dagrl.data` reads all rows.
+Reads their schemas and first rows; `dagrl.data` reads all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagrl.config.errors import Place, listed, suggest
 from dagrl.config.loading.positions import Findings
+from dagrl.config.loading.prompt_files import PromptFile, count_rows, files_of, unreadable
 from dagrl.config.reward_names import BUILT_IN_REWARDS
-from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode
+from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode, SourceSpec
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 from dagrl.model_files.chats import chat_of
-from dagrl.model_files.nested_columns import column_type, is_list
+from dagrl.model_files.nested_columns import column_type, is_list, value_at
 from dagrl.plugins.custom import parameters_of
 from dagrl.plugins.declarations import BATCHED_FIELDS_OF_VERL, FIELDS_OF_VERL
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.judging import fields_in, is_function
 from dagrl.validation.data_rows import CheckedColumns, Flaw, RowFaults, row_faults
+from dagrl.validation.sampled_files import SampledFile, sampled
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 
-_SCRIPTS = (
-    *("gsm8k_tools", "gsm8k", "deepscaler", "math_dataset", "dapo_math", "aime", "amc", "mbpp", "apps", "geo3k"),
-    *("ultrafeedback", "arithmetic", "word_problems", "digits", "games"),
-)
-"""Scripts in data_preprocess/. A name stands before those that it begins with."""
+_MOST_FILES = 64
+"""Files of a source whose rows are checked; of others only the number of rows is read."""
+_WHOLE_SAMPLES = 4
+"""With more files, fewer rows of each are checked."""
 _ANSWER = "answer"
 _ANSWERS = {_ANSWER, *(name for name, field in (FIELDS_OF_VERL | BATCHED_FIELDS_OF_VERL).items() if field == _ANSWER)}
 _STRICT = ("code", "math")
@@ -58,53 +58,117 @@ def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, find
     `graph` is None if it has problems; `folder` holds the user's modules.
     """
     rows = {}
-    names = frozenset((*pipeline.data.sources, *pipeline.data.val_sets))
+    sources, names = pipeline.data.by_key, frozenset((*pipeline.data.sources, *pipeline.data.val_sets))
     readers = tuple(_answer_readers(graph, names, folder)) if graph is not None else ()
-    for key, path in pipeline.data.files.items():
-        validation = not key.startswith("train")
+    found = {key: _files(spec, ("data", *key.split(".")), findings) for key, spec in sources.items()}
+    checked = sum(min(len(files), _MOST_FILES) for files in found.values())
+    share = min(1.0, _WHOLE_SAMPLES / max(checked, 1))
+    for key, spec in sources.items():
+        kind, _, name = key.partition(".")
         wanted = _Wanted(
-            pipeline.response_columns(validation=validation),
-            pipeline.needs_answers(validation=validation),
-            tuple(each for each in readers if each.sources is None or (key.partition(".")[2] or key) in each.sources),
+            spec,
+            pipeline.response_columns(validation=kind == "val"),
+            pipeline.needs_answers(validation=kind == "val"),
+            tuple(each for each in readers if each.sources is None or (name or kind) in each.sources),
             pipeline.data.image_key,
         )
-        count = _check_file(path, ("data", *key.split(".")), wanted, findings)
+        place: Place = ("data", *key.split("."))
+        if spec.hub is not None:
+            count = _check_hub(spec, place, wanted, findings)
+            if pipeline.run.epochs is not None and kind == "train":
+                fact = f"the rows of {spec.title} are counted when it is read"
+                findings.error(("run", "epochs"), f"{fact}; set `steps` instead", "unknown-rows", depends_on=[place])
+        else:
+            count = _check_source(spec, found[key], place, wanted, share, findings)
         if count is not None:
             rows[key] = count
     return rows
 
 
-def holds_chats(path: Path, responses: tuple[str, ...]) -> bool:
+def _check_source(
+    spec: SourceSpec,
+    files: Sequence[PromptFile],
+    place: Place,
+    wanted: _Wanted,
+    share: float,
+    findings: Findings,
+) -> int | None:
+    """The rows of a source's files; None if one of them is wrong, or there are none."""
+    # The first and the last file, and some between them.
+    some = {round(each * (len(files) - 1) / _MOST_FILES) for each in range(_MOST_FILES + 1)}
+    right = [_check_rows(files[number], place, wanted, share, findings) for number in sorted(some) if files]
+    if not all(right) or not files:
+        return None
+    try:
+        count = sum(map(count_rows, files))
+    except OSError as error:
+        findings.error(place, f"{error.filename} cannot be read ({error.strerror})", "wrong-data-file")
+        return None
+    except ValueError as error:
+        findings.error(place, str(error), "wrong-data-file")
+        return None
+    if not count:
+        findings.error(place, f"{spec.title} has no rows; create the file again", "wrong-columns")
+    return count or None
+
+
+def _files(spec: SourceSpec, place: Place, findings: Findings) -> list[PromptFile]:
+    """The files of a source; none of the Hub, or if one of them is wrong."""
+    try:
+        return files_of(spec)
+    except OSError as error:
+        fact = f"{error.filename or spec.title} cannot be read ({error.strerror})"
+        findings.error(place, f"{fact}; check the path and its permissions", "wrong-data-file")
+    except ValueError as error:
+        findings.error(place, str(error), "wrong-data-file")
+    return []
+
+
+def _check_hub(spec: SourceSpec, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
+    """The rows of a data set of the Hub, as far as they are known; the rest is checked when it is read."""
+    from dagrl.data.sources.hub import builder_of
+
+    try:
+        builder, split = builder_of(spec)
+    except ValueError as error:
+        findings.error(place, str(error), "no-such-data-set")
+        return None
+    features = builder.info.features
+    for problem in _schema_problems(features.arrow_schema, wanted) if features else ():
+        findings.error(place, f"{spec.title} {problem}", "wrong-columns")
+    known = (builder.info.splits or {}).get(split)
+    return known.num_examples if known is not None else 0
+
+
+def holds_chats(spec: SourceSpec, responses: tuple[str, ...]) -> bool:
     """Whether prompts are lists of messages: their column, or else what precedes `responses`. False if unreadable."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
+    if spec.system_prompt is not None:
+        return True
     try:
-        schema = pq.read_schema(path) if path.is_file() else pa.schema([])
-    except (OSError, pa.ArrowException):
+        files = files_of(spec)
+        if not files:
+            return False
+        with sampled(files[0]) as file:
+            names, key = file.schema.names, spec.prompt_key
+            there = column_type(file.schema, key) is not None
+            # Where there is a column of texts too, only the rows say which of the two is the prompt.
+            kinds = [column_type(file.schema, name) for name in ((key,) if there else responses)]
+            if any(map(_is_chat, kinds)):
+                return True
+            # The first value may be a chat in JSON.
+            batch = next(file.batches([key]), None) if there and names.count(key.partition(".")[0]) == 1 else None
+    except (OSError, ValueError, pa.ArrowException):
         return False
-    # Where there is a column of texts too, only the rows say which of the two is the prompt.
-    kinds = [column_type(schema, name) for name in (("prompt",) if "prompt" in schema.names else responses)]
-    return any(map(_is_chat, kinds)) or (schema.names.count("prompt") == 1 and _begins_with_chat(path, "prompt"))
-
-
-def _begins_with_chat(path: Path, column: str) -> bool:
-    """Whether the first value of a column is a chat, which may be text in JSON. False if it is unreadable."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            batch = next(file.iter_batches(batch_size=1, columns=[column]), None)
-    except (OSError, pa.ArrowException):
-        return False
-    return batch is not None and isinstance(chat_of(batch[column][0].as_py()), list)
+    return batch is not None and bool(batch.rows) and isinstance(chat_of(value_at(batch.rows[0], key)), list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Columns that a file needs beside prompts."""
+    """Columns that a file needs."""
 
+    spec: SourceSpec
     responses: tuple[str, ...]
     """Columns, or fields of structs, with responses."""
     answers: bool
@@ -114,80 +178,47 @@ class _Wanted:
     """Column with the images of prompts."""
 
 
-def _check_file(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
-    """The number of rows of a right file."""
-    try:
-        if problem := _file_problem(path):
-            findings.error(place, f"{path} {problem}", "wrong-data-file")
-            return None
-        return _check_parquet(path, place, wanted, findings)
-    except OSError as error:
-        message = f"{path} cannot be read ({error.strerror}); check the path and its permissions"
-        findings.error(place, message, "wrong-data-file")
-        return None
-
-
-def _file_problem(path: Path) -> str | None:
-    """Why a path cannot be a parquet file."""
-    script = f"dagrl data {_script_for(path)} --local_dir"
-    if path.is_dir():
-        files = sorted(path.glob("*.parquet"))
-        return f"is a folder; {f'name a file in it, for example {files[0].name}' if files else 'give a parquet file'}"
-    if not path.exists():
-        return f"does not exist; check the path, or create the file with `{script} {path.parent}`"
-    if not path.is_file():
-        return "is no regular file; give a parquet file"
-    with path.open("rb") as file:
-        head = file.read(256)
-    if not head:
-        return "is empty (0 bytes); create it again"
-    if head.startswith(b"version https://git-lfs"):
-        return "is a pointer of Git LFS; fetch the file with `git lfs pull`"
-    other = "JSON" if head.lstrip()[:1] in (b"{", b"[") else "CSV" if path.suffix == ".csv" else None
-    other = "compressed with gzip" if head.startswith(b"\x1f\x8b") else other
-    if other is None or head.startswith(b"PAR1"):
-        return None
-    return f"is {other}, not parquet; convert it with `{script} DIR --source {path.parent}`"
-
-
-def _script_for(path: Path) -> str:
-    """The name of the script that creates such a file, by the name of its folder or of the file."""
-    named = (name for text in (path.parent.name, path.name) for name in _SCRIPTS if name in text.lower())
-    return next(named, "NAME")
-
-
-def _check_parquet(path: Path, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
+def _check_rows(file: PromptFile, place: Place, wanted: _Wanted, share: float, findings: Findings) -> bool:
+    """Whether a run can use the columns and first rows of a file."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     warnings: list[str] = []
+    problems: list[str] = []
+    code = "wrong-columns"
     try:
-        with pq.ParquetFile(path) as file:
-            schema, rows, code = file.schema_arrow, file.metadata.num_rows, "wrong-columns"
-            problems = [*_schema_problems(schema, wanted), *_response_problems(schema, wanted.responses)]
-            if rows == 0:
-                problems.append("has no rows; create the file again")
+        with sampled(file) as opened:
+            schema = opened.schema
+            if len(schema) or file.kind == "parquet":
+                problems = [*_schema_problems(schema, wanted), *_response_problems(schema, wanted.responses)]
             if not problems:
                 code = "wrong-rows"
-                problems, warnings = _row_problems(file, path.parent, wanted)
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).split(". ")[0].split("\n")[0].rstrip(".")
-        problems, code = [f"cannot be read as parquet ({reason}); create the file again"], "wrong-data-file"
+                problems, warnings = _row_problems(opened, file.path.parent, wanted, share)
+    except pa.ArrowException as error:
+        findings.error(place, unreadable(file, error), "wrong-data-file")
+        return False
+    except OSError as error:
+        fact = f"{file.path} cannot be read ({error.strerror})" if error.strerror else unreadable(file, error)
+        findings.error(place, f"{fact.partition(';')[0]}; check the file and its permissions", "wrong-data-file")
+        return False
+    except ValueError as error:
+        findings.error(place, str(error), "wrong-data-file")
+        return False
     for warning in warnings:
-        findings.warning(place, f"{path} {warning}", "odd-rows")
+        findings.warning(place, f"{file.path} {warning}", "odd-rows")
     for problem in problems:
-        findings.error(place, f"{path} {problem}", code=code)
-    return None if problems else rows
+        findings.error(place, f"{file.path} {problem}", code=code)
+    return not problems
 
 
-def _row_problems(file: pq.ParquetFile, folder: Path, wanted: _Wanted) -> tuple[list[str], list[str]]:
+def _row_problems(file: SampledFile, folder: Path, wanted: _Wanted, share: float) -> tuple[list[str], list[str]]:
     """Errors and warnings about the file's rows."""
-    chats = [name for name in wanted.responses if _is_chat(column_type(file.schema_arrow, name))]
+    spec = wanted.spec
+    chats = [name for name in wanted.responses if _is_chat(column_type(file.schema, name))]
     readers = wanted.readers if wanted.answers else ()
     # Chats that end with responses begin with their prompts.
-    alone = "prompt" not in file.schema_arrow.names
-    columns = CheckedColumns(not chats, wanted.responses, bool(readers), alone, wanted.images, folder)
-    found = row_faults(file, columns)
+    alone = column_type(file.schema, spec.prompt_key) is None
+    columns = CheckedColumns(spec, not chats, wanted.responses, bool(readers), alone, wanted.images, folder)
+    found = row_faults(file, columns, share)
     problems, warnings = [], []
     for what in found.faults:
         if what.kind == "empty response":
@@ -221,37 +252,47 @@ def _add_answer_problem(
 def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     import pyarrow.types as kinds
 
-    problems = []
+    spec, problems = wanted.spec, []
     if wanted.images and not is_list(column_type(schema, wanted.images)):
         problems.append(
             f"has no list of images in `{wanted.images}` (data.image_key); {suggest(wanted.images, schema.names)}"
         )
-    for name in ("prompt", "data_source", "reward_model"):
+    answers = spec.answer_key.partition(".")[0]
+    for name in dict.fromkeys((spec.prompt_key.partition(".")[0], "data_source", answers)):
         if (times := schema.names.count(name)) > 1:
             problems.append(f"has {times} columns `{name}`; keep one of them")
     if problems:
         return problems
     # A chat that ends with a response begins with its prompt.
     given = bool(wanted.responses) and all(_is_chat(column_type(schema, name)) for name in wanted.responses)
-    needed = {"prompt": not given, "data_source": wanted.answers, "reward_model": wanted.answers}
-    for name in (name for name, must in needed.items() if must):
-        if name not in schema.names:
-            problems.append(f"has no column `{name}`; {suggest(name, schema.names)}")
-    if "prompt" in schema.names and not (
-        _is_text(schema.field("prompt").type) or _is_chat(schema.field("prompt").type)
+    for key, name, needed in (
+        ("prompt_key", spec.prompt_key, not given),
+        ("answer_key", spec.answer_key, wanted.answers),
     ):
-        kind = schema.field("prompt").type
+        if needed and column_type(schema, name) is None:
+            problems.append(_missing_column(schema, name, key))
+    kind = column_type(schema, spec.prompt_key)
+    if kind is not None and not (_is_text(kind) or _is_chat(kind)):
         problems.append(f"has prompts of type {kind}; they must be text, or lists of messages with role and content")
-    if "data_source" in schema.names and not _is_text(schema.field("data_source").type):
-        problems.append(f"has a data_source of type {schema.field('data_source').type}; it must be text")
-    if "reward_model" in schema.names and wanted.answers:
-        kind = schema.field("reward_model").type
-        if not kinds.is_struct(kind):
-            problems.append(f"has a reward_model of type {kind}; it must be a struct with the field ground_truth")
-        elif kind.get_field_index("ground_truth") < 0:
-            fields = [kind.field(index).name for index in range(kind.num_fields)]
-            problems.append(f"has no field `ground_truth` in reward_model; {suggest('ground_truth', fields)}")
+    kind = column_type(schema, "data_source")
+    if kind is not None and not (_is_text(kind) or kinds.is_null(kind)):
+        problems.append(f"has a data_source of type {kind}; it must be text")
     return problems
+
+
+def _missing_column(schema: pa.Schema, column: str, key: str) -> str:
+    """A column, or a field of a struct, that the schema lacks."""
+    import pyarrow.types as kinds
+
+    struct, _, name = column.rpartition(".")
+    kind = column_type(schema, struct) if struct else None
+    if kind is None:
+        whole = column.partition(".")[0]
+        return f"has no column `{whole}`; {suggest(whole, schema.names)}, or set {key}"
+    if not kinds.is_struct(kind):
+        return f"has a {struct} of type {kind}; it must be a struct with the field {name}"
+    fields = [kind.field(index).name for index in range(kind.num_fields)]
+    return f"has no field `{name}` in {struct}; {suggest(name, fields)}"
 
 
 def _response_problems(schema: pa.Schema, responses: tuple[str, ...]) -> list[str]:
@@ -297,9 +338,12 @@ def _is_chat(kind: pa.DataType | None) -> bool:
         return _is_text(message.key_type) and _is_text(message.item_type)
     if not kinds.is_struct(message):
         return False
-    return all(
-        message.get_field_index(key) >= 0 and _is_text(message.field(message.get_field_index(key)).type)
-        for key in ("role", "content")
+    return any(
+        all(
+            message.get_field_index(key) >= 0 and _is_text(message.field(message.get_field_index(key)).type)
+            for key in keys
+        )
+        for keys in (("role", "content"), ("from", "value"))
     )
 
 

@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from dagrl.config.loading.prompt_files import PromptFile
+from dagrl.config.schema import SourceSpec
+from dagrl.data.sources.fields import prompt_of
 from dagrl.model_files.chats import chat_of, fields_beside_content
 from dagrl.model_files.images import MARKER, check_proportions, open_image
 from dagrl.model_files.nested_columns import value_at
+from dagrl.validation.sampled_files import SampledFile, sampled
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -22,11 +26,8 @@ if TYPE_CHECKING:
 SCANNED_ROWS = 20_000
 SCANNED_BYTES = 16 << 20
 """As Arrow holds them in memory. Both bounds together take 0.1 s."""
-_BATCH_BYTES = 4 << 20
-_BATCH_ROWS = 1024
 _DECODED_ROWS = 32
 """Rows whose images are decoded; of others only the headers are read."""
-_ANSWER = "reward_model.ground_truth"
 
 
 class Flaw(NamedTuple):
@@ -38,8 +39,6 @@ class Flaw(NamedTuple):
     """A run ends at a ``fatal`` flaw. Nodes decide about missing answers, and some empty responses may be intended."""
 
 
-NO_ANSWER = Flaw(f"a reference answer of null ({_ANSWER})", "no answer")
-BLANK_ANSWER = Flaw(f"an empty reference answer ({_ANSWER})", "blank answer")
 NULL_PROMPT = Flaw("a prompt of null")
 EMPTY_PROMPT = Flaw("an empty prompt")
 
@@ -48,16 +47,22 @@ EMPTY_PROMPT = Flaw("an empty prompt")
 class CheckedColumns:
     """The columns of a file to check."""
 
+    spec: SourceSpec
+    """The source, whose columns hold prompts and answers."""
     prompt: bool
     responses: tuple[str, ...] = ()
     """Columns, or fields of structs, with responses."""
     answers: bool = False
     alone: bool = False
-    """Whether there is no column `prompt` beside chats with responses."""
+    """Whether there is no column of prompts beside chats with responses."""
     images: str | None = None
     """The column with the images of prompts."""
     folder: Path = Path()
     """Where relative paths of images begin."""
+
+    @property
+    def no_answer(self) -> Flaw:
+        return Flaw(f"a reference answer of null ({self.spec.answer_key})", "no answer")
 
 
 @dataclass(slots=True)
@@ -65,7 +70,7 @@ class RowFault:
     """One kind of fault in some rows."""
 
     first: int = 0
-    """The first such row that was found, counted from 0."""
+    """The first such row that was found, or its line."""
     rows: int = 0
     """The number of rows that were found."""
     last: int | None = None
@@ -76,6 +81,8 @@ class RowFault:
 class RowFaults:
     """Faults in the rows of a file."""
 
+    in_lines: bool = False
+    """Whether rows are named by their lines."""
     scanned: int = 0
     """The number of rows that were read."""
     faults: dict[Flaw, RowFault] = field(default_factory=dict)
@@ -94,56 +101,54 @@ class RowFaults:
         if fault.last is not None:
             return f"has {what.text} between row {fault.first} and row {fault.last} (the first is 0)"
         more = f", and {fault.rows - 1} more like it" if fault.rows > 1 else ""
-        return f"has {what.text} in row {fault.first} (the first is 0){more}"
+        where = f"line {fault.first}" if self.in_lines else f"row {fault.first} (the first is 0)"
+        return f"has {what.text} in {where}{more}"
 
 
-def row_faults(file: pq.ParquetFile, columns: CheckedColumns) -> RowFaults:
-    """Faults in the rows of a file. OSError and ArrowException if it is damaged."""
-    found, size = RowFaults(), 0
-    rows = file.metadata.num_rows
-    wanted = [*(["prompt"] if columns.prompt else []), *columns.responses, *([_ANSWER] if columns.answers else [])]
+def row_faults(file: SampledFile, columns: CheckedColumns, share: float = 1.0) -> RowFaults:
+    """Faults in the first rows of a file; `share` of the usual number of them.
+
+    OSError, ArrowException and ValueError if it is damaged.
+    """
+    found, size, spec = RowFaults(file.in_lines), 0, columns.spec
+    wanted = [*([spec.prompt_key] if columns.prompt else []), *columns.responses]
+    wanted += [spec.answer_key] if columns.answers else []
     wanted += [columns.images] if columns.images else []
     if not wanted:
         return found
-    for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=wanted):
-        for row in batch.to_pylist(maps_as_pydicts="lossy"):
-            for what in dict.fromkeys(_faults_of(row, columns, decode=found.scanned < _DECODED_ROWS)):
-                found.add(what, found.scanned)
+    for batch in file.batches(wanted):
+        for number, row in zip(batch.numbers, batch.rows, strict=True):
+            for what in dict.fromkeys(_faults_of(row, columns, decode=found.scanned < _DECODED_ROWS * share)):
+                found.add(what, number)
             found.scanned += 1
-        size += batch.nbytes
-        if found.scanned >= min(rows, SCANNED_ROWS) or size > SCANNED_BYTES:
+        size += batch.size
+        if found.scanned >= SCANNED_ROWS * share or size > SCANNED_BYTES * share:
             break
-    _add_nulls_behind(file, columns, found)
+    if file.parquet is not None:
+        _add_nulls_behind(file.parquet, columns, found)
     return found
 
 
-def row_with(path: Path, columns: Sequence[str], texts: Sequence[str]) -> tuple[int, str] | None:
+def row_with(file: PromptFile, columns: Sequence[str], texts: Sequence[str]) -> tuple[str, str] | None:
     """The first row of a prompt file with one of the texts, and the text; None too if the file is unreadable."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     row = size = 0
     wanted = re.compile("|".join(map(re.escape, texts)))
     try:
-        with pq.ParquetFile(path) as file:
-            names = [name for name in columns if name.partition(".")[0] in file.schema_arrow.names]
-            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=names) if names else ():
-                for values in batch.to_pylist():
+        with sampled(file) as opened:
+            names = [name for name in columns if name.partition(".")[0] in opened.schema.names]
+            for batch in opened.batches(names) if names else ():
+                for number, values in zip(batch.numbers, batch.rows, strict=True):
                     if found := wanted.search(str(values)):
-                        return row, found[0]
+                        return f"line {number}" if opened.in_lines else f"row {number} (the first is 0)", found[0]
                     row += 1
-                size += batch.nbytes
+                size += batch.size
                 if row >= SCANNED_ROWS or size > SCANNED_BYTES:
                     break
-    except (OSError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException):
         return None
     return None
-
-
-def _batch_rows(metadata: pq.FileMetaData) -> int:
-    """Rows of a batch of `_BATCH_BYTES` or less."""
-    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * metadata.num_rows // max(size, 1)))
 
 
 def _add_nulls_behind(file: pq.ParquetFile, columns: CheckedColumns, found: RowFaults) -> None:
@@ -172,15 +177,16 @@ def _null_in(path: str, columns: CheckedColumns, required: tuple[str, ...]) -> F
     `required` are the fields of a message that are never null.
     """
     name, *fields = path.split(".")
-    if columns.answers and path == _ANSWER:
-        return NO_ANSWER
-    if columns.prompt and name == "prompt" and (not fields or fields[-1] in required):
+    if columns.answers and path == columns.spec.answer_key:
+        return columns.no_answer
+    if columns.prompt and name == columns.spec.prompt_key and (not fields or fields[-1] in required):
         return Flaw("a prompt, or a message of one, that is null") if fields else NULL_PROMPT
     return Flaw(f"a response of null in `{path}`") if path in columns.responses else None
 
 
 def _faults_of(row: Mapping[str, Any], columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
-    prompt = chat_of(row["prompt"]) if columns.prompt else None
+    spec = columns.spec
+    prompt = prompt_of(value_at(row, spec.prompt_key), spec, has_template=False) if columns.prompt else None
     if columns.prompt:
         yield from _of_prompt(prompt)
     if columns.images:
@@ -201,13 +207,13 @@ def _faults_of(row: Mapping[str, Any], columns: CheckedColumns, *, decode: bool)
     if any(other != before[0] for other in before[1:]):
         yield Flaw("chats that differ before their responses")
     if columns.answers:
-        answer = value_at(row, _ANSWER)
+        answer = value_at(row, spec.answer_key)
         if answer is None or answer != answer:  # NaN
-            yield NO_ANSWER
+            yield columns.no_answer
         elif isinstance(answer, bytes) and not _is_text(answer):
-            yield Flaw(f"a reference answer of bytes that are no text in UTF-8 ({_ANSWER})")
+            yield Flaw(f"a reference answer of bytes that are no text in UTF-8 ({spec.answer_key})")
         elif isinstance(answer, str | bytes) and not answer.strip():
-            yield BLANK_ANSWER
+            yield Flaw(f"an empty reference answer ({spec.answer_key})", "blank answer")
 
 
 def _empty_response(column: str) -> Flaw:

@@ -16,6 +16,7 @@ from dagrl.backends.families.sizes import ModelSizes, sizes_of
 from dagrl.config.errors import Place, removal
 from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
+from dagrl.config.loading.prompt_files import files_of
 from dagrl.config.loading.published_configs import published_name
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
 from dagrl.model_files.hf_config import flat_config, folder_config, read_json, token_ids
@@ -140,11 +141,15 @@ class _Model:
 
     def _check_prompts(self, place: Place, beyond: Sequence[str], rows: Any) -> None:
         """Report prompts and responses with tokens that the embedding has no rows for."""
-        for key, path in self.pipeline.data.files.items():
-            columns = self.pipeline.response_columns(validation=key != "train")
-            if found := row_with(path, ["prompt", *columns], beyond):
-                row, token = found
-                fact = f"{path} has the token {token!r} in row {row} (the first is 0)"
+        for key, spec in self.pipeline.data.by_key.items():
+            columns = self.pipeline.response_columns(validation=key.partition(".")[0] == "val")
+            try:
+                file = next(iter(files_of(spec)), None)
+            except (OSError, ValueError):
+                continue  # `data_files.py` reports it.
+            if file is not None and (found := row_with(file, [spec.prompt_key, *columns], beyond)):
+                where, token = found
+                fact = f"{file.path} has the token {token!r} in {where}"
                 message = f"{fact}, and the model's embedding has only {rows} rows (vocab_size); {_OWN_TOKENIZER}"
                 self.findings.error(place, message, "vocabulary-too-small")
 

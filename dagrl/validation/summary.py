@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from dagrl.config.errors import counted
-from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, TokenizerSpec
+from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, SourceSpec, TokenizerSpec
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import executor_of
 from dagrl.tables import HEADING, render, table
@@ -20,11 +20,11 @@ from dagrl.validation import CheckedPipeline
 def summarize(checked: CheckedPipeline) -> str:
     """Name, model, data, groups, engines with their layouts, nodes in order, and warnings."""
     pipeline = checked.loaded.pipeline
-    files = pipeline.data.files
+    sources = pipeline.data.by_key
     step = pipeline.data.prompts_per_step
     repeats = f"; a step takes {step}, so some come more than once"
     data = [
-        (key, _path(files[key]), f"({counted(rows, 'prompt')}{repeats if key == 'train' and rows < step else ''})")
+        (key, _source(sources[key]), f"({counted(rows, 'prompt')}{repeats if key == 'train' and rows < step else ''})")
         for key, rows in checked.rows.items()
     ]
     parts: list[RenderableType] = [f"{checked.loaded.path}: {pipeline.name} is valid"]
@@ -56,7 +56,7 @@ def as_values(checked: CheckedPipeline) -> dict[str, Any]:
         "pipeline": pipeline.name,
         "steps": pipeline.run.steps,
         "prompts_per_step": pipeline.data.prompts_per_step,
-        "data": {key: {"path": str(pipeline.data.files[key]), "prompts": rows} for key, rows in checked.rows.items()},
+        "data": {key: {"path": pipeline.data.by_key[key].title, "prompts": rows} for key, rows in checked.rows.items()},
         "groups": {
             name: {"nodes": group.nodes, "gpus_per_node": group.gpus_per_node, "cpus_per_node": group.cpus_per_node}
             for name, group in pipeline.groups.items()
@@ -91,6 +91,11 @@ def _schedule(pipeline: Pipeline) -> Iterable[str]:
         yield f"samples up to {versions} behind the weights that train on them; new weights arrive {moment}"
     if schedule.stream_update:
         yield "updates start with the first mini-batch that is ready"
+
+
+def _source(spec: SourceSpec) -> str:
+    first, *others = spec.paths or (None,)
+    return spec.title if first is None else f"{_path(first)}{f' and {len(others)} more' if others else ''}"
 
 
 def _path(path: Path) -> str:

@@ -35,11 +35,11 @@ def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
     """Report tokenizers without a chat template or end token that the pipeline needs."""
     folder, place = _folder_of(pipeline.model, ("model",))
     if folder is not None:
-        files = pipeline.data.files.items()
-        responses = {key: pipeline.response_columns(validation=key != "train") for key, _ in files}
-        chats = next((path for key, path in files if holds_chats(path, responses[key])), None)
+        sources = pipeline.data.by_key.items()
+        responses = {key: pipeline.response_columns(validation=key.partition(".")[0] == "val") for key, _ in sources}
+        chats = next((spec for key, spec in sources if holds_chats(spec, responses[key])), None)
         if chats is not None and (problem := template_problem(folder)):
-            message = f"{chats} has chats as prompts, and {problem}; {_TEMPLATE}, or write prompts as text"
+            message = f"{chats.title} has chats as prompts, and {problem}; {_TEMPLATE}, or write prompts as text"
             findings.error(place, message, "missing-chat-template")
         if not has_end_token(folder):
             _report_no_end(pipeline, folder, place, findings)

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from dagrl.config.schema import TokenizerSpec
+from dagrl.config.schema import SourceSpec, TokenizerSpec
 from dagrl.data.prompts import PromptLoader
 from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.validation.data_files import _schema_problems, _Wanted
@@ -31,7 +31,7 @@ def row(index: int, **more: Any) -> dict[str, Any]:
 
 def loaded(path: Path) -> list[tuple[str, str, str, Any]]:
     """(prompt, answer, source, extra_info) as the loader gives them."""
-    assert _schema_problems(pq.read_schema(path), _Wanted(responses=(), answers=True)) == []
+    assert _schema_problems(pq.read_schema(path), _Wanted(SourceSpec(path=path), responses=(), answers=True)) == []
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
     loader = PromptLoader(path, tokenizer, max_prompt_tokens=99, overlong="error", shuffle=False, seed=0)
     columns = loader.one_epoch().columns

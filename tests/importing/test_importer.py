@@ -72,7 +72,8 @@ def test_settings_are_counted_and_the_pipeline_is_valid(name, sources, folder, m
     from dagrl.config.loading.positions import Findings
 
     findings = Findings(checked.loaded.positions)
-    here = {key for key, file in checked.loaded.pipeline.data.files.items() if file.is_relative_to(folder)}
+    sources = checked.loaded.pipeline.data.by_key
+    here = {key for key, each in sources.items() if all(path.is_relative_to(folder) for path in each.paths)}
     rows = check_data_files(checked.loaded.pipeline, checked.graph, folder, findings)
     assert {key: rows.get(key) for key in here} == dict.fromkeys(here, 2048)
 

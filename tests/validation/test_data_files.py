@@ -34,9 +34,12 @@ def test_a_file_in_a_folder_of_many_names_its_script(project):
 
 def test_a_folder(project):
     (project.folder / "data").mkdir()
-    assert data_problems(project, "data") == ["data is a folder; give a parquet file"]
+    (message,) = data_problems(project, "data")
+    assert message.startswith("data is a folder without prompt files (")
     project.write_rows("data/test.parquet", [{"x": 1}])
-    assert data_problems(project, "data") == ["data is a folder; name a file in it, for example test.parquet"]
+    assert data_problems(project, "data") == [
+        "data has files of `test`, and none of `train`; set `split`, or name the files"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -51,13 +54,13 @@ def test_a_folder(project):
         (b"\x00" * 100, "bad.parquet cannot be read as parquet ("),
         (
             b'{"question": "?"}\n',
-            "bad.parquet is JSON, not parquet; convert it with `dagrl data ",
+            "bad.parquet has no column `prompt`; choose from: question, or set prompt_key",
         ),
     ],
 )
 def test_a_file_that_is_no_parquet(project, content, fragment):
     (project.folder / "bad.parquet").write_bytes(content)
-    (message,) = data_problems(project, "bad.parquet")
+    message, *_ = data_problems(project, "bad.parquet")
     assert message.startswith(fragment)
 
 
@@ -66,13 +69,6 @@ def test_a_parquet_file_cut_short(project):
     (project.folder / "torn.parquet").write_bytes(whole[: len(whole) // 2])
     (message,) = data_problems(project, "torn.parquet")
     assert message.startswith("torn.parquet cannot be read as parquet (")
-
-
-def test_jsonl_names_the_script_that_converts_it(project):
-    (project.folder / "gsm8k").mkdir()
-    (project.folder / "gsm8k/train.jsonl").write_text('{"question": "?", "answer": "#### 1"}\n')
-    (message,) = data_problems(project, "gsm8k/train.jsonl")
-    assert f"`dagrl data gsm8k --local_dir DIR --source {project.folder}/gsm8k`" in message
 
 
 def test_no_rows(project, row):
@@ -86,8 +82,7 @@ def test_no_rows(project, row):
 def test_missing_columns_and_wrong_types_are_all_reported(project, row):
     project.write_rows("a.parquet", [{"promt": "x", "reward_model": {"groundtruth": "2"}}])
     assert data_problems(project, "a.parquet") == [
-        "a.parquet has no column `data_source`; choose from: promt, reward_model",
-        "a.parquet has no column `prompt`; did you mean `promt`?",
+        "a.parquet has no column `prompt`; did you mean `promt`?, or set prompt_key",
         "a.parquet has no field `ground_truth` in reward_model; did you mean `groundtruth`?",
     ]
     project.write_rows("b.parquet", [{"prompt": 3, "data_source": 4, "reward_model": "2"}])

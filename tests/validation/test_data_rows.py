@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagrl.validation import check_file, data_rows
+from dagrl.config.loading.prompt_files import PromptFile
+from dagrl.config.schema import SourceSpec
+from dagrl.validation import check_file, data_rows, sampled_files
 
 NODES = """\
   rollout: {op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}
@@ -335,7 +337,7 @@ def test_a_message_of_calls_needs_no_content(project, before, last):
 
 def test_behind_the_scanned_rows_messages_of_calls_have_no_content(project, row, monkeypatch):
     monkeypatch.setattr("dagrl.validation.data_rows.SCANNED_ROWS", 1)
-    monkeypatch.setattr("dagrl.validation.data_rows._BATCH_ROWS", 1)
+    monkeypatch.setattr("dagrl.validation.sampled_files._BATCH_ROWS", 1)
     chat = [*GOOD, {**message("assistant", None), **CALLS}, message("tool", "2")]
     pq.write_table(pa.Table.from_pylist(rows_of([{"prompt": chat}] * 9, row)), project.folder / "train.parquet", 3)
     check_file(project.pipeline())
@@ -387,7 +389,7 @@ def test_validation_files_are_looked_at_too_whatever_is_drawn_of_them(project, r
 
 def test_behind_the_scanned_rows_statistics_tell_of_nulls(project, row, monkeypatch):
     monkeypatch.setattr(data_rows, "SCANNED_BYTES", 100)
-    monkeypatch.setattr(data_rows, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(sampled_files, "_BATCH_BYTES", 1)
     values = ["1+1="] * 40
     values[33] = None
     table = pa.Table.from_pylist(rows_of([{"prompt": each} for each in values], row))
@@ -412,8 +414,11 @@ def test_files_without_faults_are_read_without_pandas(project):
     rows = [{"prompt": GOOD, "reward_model": {"ground_truth": "2"}, "a": ANSWERED, "b": ANSWERED}] * 9
     path = project.write_rows("train.parquet", rows)
     code = (
-        "import sys, pyarrow.parquet as pq\nfrom dagrl.validation.data_rows import CheckedColumns, row_faults\n"
-        f"found = row_faults(pq.ParquetFile({str(path)!r}), CheckedColumns(True, ('a', 'b'), True, True))\n"
+        "import sys, pathlib\nfrom dagrl.config.loading.prompt_files import PromptFile\n"
+        "from dagrl.config.schema import SourceSpec\nfrom dagrl.validation.sampled_files import sampled\n"
+        "from dagrl.validation.data_rows import CheckedColumns, row_faults\n"
+        f"path = pathlib.Path({str(path)!r})\nwith sampled(PromptFile(path, 'parquet')) as file:\n"
+        "    found = row_faults(file, CheckedColumns(SourceSpec(path=path), True, ('a', 'b'), True, True))\n"
         "assert (found.scanned, found.faults) == (9, {}), found\nassert 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -422,8 +427,10 @@ def test_files_without_faults_are_read_without_pandas(project):
 def test_the_scan_is_bounded(project, row):
     big = [{**row, "prompt": f"{number:0100000}"} for number in range(500)]
     project.write_rows("train.parquet", big)
-    with pq.ParquetFile(project.folder / "train.parquet") as file:
-        found = data_rows.row_faults(file, data_rows.CheckedColumns(prompt=True, answers=True))
+    path = project.folder / "train.parquet"
+    with sampled_files.sampled(PromptFile(path, "parquet")) as file:
+        columns = data_rows.CheckedColumns(SourceSpec(path=path), prompt=True, answers=True)
+        found = data_rows.row_faults(file, columns)
     assert 16 << 20 <= found.scanned * 100_000 <= 24 << 20
 
 
@@ -449,9 +456,9 @@ FILES = {
     ),
     "gzip": (
         lambda path: path.write_bytes(b"\x1f\x8b\x08" + bytes(20)),
-        "is compressed with gzip, not parquet; ",
+        "train.parquet:1 cannot be unpacked (",
     ),
-    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file; give a parquet file"),
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file; give a file with prompts"),
     "a loop": (lambda path: (path.unlink(), path.symlink_to(path)), "does not exist; check the path"),
     "a torn footer": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read as parquet ("),
     "a footer of noise": (
@@ -469,7 +476,7 @@ FILES = {
     "no columns": (lambda path: pq.write_table(pa.table({}), path), "has no column `prompt`"),
     "jsonl with nulls": (
         lambda path: path.write_text('{"prompt": null}\n\n'),
-        "is JSON, not parquet; convert it",
+        "has prompts of type null; they must be text",
     ),
     "a page of a site": (lambda path: path.write_text("<!DOCTYPE html>"), "cannot be read as parquet ("),
     "binary prompts": (

@@ -3,7 +3,7 @@
 - ``engines.actor.optimizer.lr=3e-6`` on the command line sets one key; its value is read as YAML.
 - ``prompts_per_node`` and ``mini_batch_per_node`` are multiplied by the ``nodes`` of the largest trained group, as the
   file declares them: the same file trains with the same batch for each machine.
-- ``run.epochs`` becomes ``run.steps``, by the rows of the training file.
+- ``run.epochs`` becomes ``run.steps``, by the rows of all training sources.
 - Paths (``model.path``, ``model.tokenizer``, those of ``data.train`` and ``data.val``, fields of engines with a path)
   may begin with ``~``, and are relative to the folder of the file that contains them; in an override, to the working
   directory. Data outside of dagrl's own templates is that of the pipeline's folder: `dagrl.resources`.
@@ -28,6 +28,7 @@ from dagrl.config.loading.error_messages import MOST_FAULTS, Fault, faults_of, k
 from dagrl.config.loading.extends import expanded, forget, forget_args, keeps_nulls, read_with_parents, takes_away
 from dagrl.config.loading.hub import HubError, hub_model, locate
 from dagrl.config.loading.positions import COMMAND_LINE, Position, Positions
+from dagrl.config.loading.prompt_files import count_rows, files_of
 from dagrl.config.loading.yaml_source import (
     HALF,
     Allowance,
@@ -38,7 +39,7 @@ from dagrl.config.loading.yaml_source import (
     encodable,
     parse_value,
 )
-from dagrl.config.schema import EngineSpec, Pipeline
+from dagrl.config.schema import EngineSpec, Pipeline, TrainSourceSpec
 from dagrl.config.schema.backends import engine_sections
 from dagrl.config.schema.data import is_one_source
 from dagrl.config.schema.run import UNKNOWN_STEPS
@@ -290,15 +291,15 @@ def _with_steps(document: Document, positions: Positions) -> Tree:
     return {**document.tree, "run": {**run, "steps": steps}}
 
 
-def _rows_of(path: Any) -> int | None:
-    """The rows of a parquet file; None if there is none, which `dagrl.validation` reports."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _rows_of(train: Any) -> int | None:
+    """The rows of all sources; None if a file is missing or wrong, which `dagrl.validate` reports."""
+    several = train.values() if isinstance(train, dict) and not is_one_source(train) else [train]
     try:
-        return int(pq.read_metadata(path).num_rows) if isinstance(path, str) and Path(path).is_file() else None
-    except (OSError, pa.ArrowException):
+        specs = [TrainSourceSpec.model_validate(each if isinstance(each, dict) else {"path": each}) for each in several]
+        rows = sum(count_rows(file) for spec in specs for file in files_of(spec))
+    except (OSError, ValueError):
         return None
+    return rows if all(spec.hub is None for spec in specs) else None
 
 
 def _sections(tree: Tree, kind: str) -> dict[str, Tree]:

@@ -30,6 +30,8 @@ _ENDINGS: tuple[tuple[str, ...], ...] = (
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev)\b")
 _BETWEEN = re.compile(r"[\s,]*")
 _CHUNK = 1 << 20
+_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+"""Errors of a damaged gzip file."""
 _SCRIPTS = (
     *("gsm8k_tools", "gsm8k", "deepscaler", "math_dataset", "dapo_math", "aime", "amc", "mbpp", "apps", "geo3k"),
     *("ultrafeedback", "arithmetic", "word_problems", "digits", "games"),
@@ -49,9 +51,21 @@ class PromptFile:
     def cached(self) -> Path:
         """The parquet file, in the user's cache, of a JSON file's rows. Another one once the file is changed."""
         known = self.path.stat()
-        identity = f"{os.path.realpath(self.path)} {known.st_size} {known.st_mtime_ns}"
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagrl" / "prompts"
-        return cache / f"{self.path.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.parquet"
+        version = _short_hash(f"{known.st_size} {known.st_mtime_ns}")
+        return self.cache / f"{self.cached_name}-{version}.parquet"
+
+    @property
+    def cache(self) -> Path:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagrl" / "prompts"
+
+    @property
+    def cached_name(self) -> str:
+        """What the names of all copies of the file begin with."""
+        return f"{self.path.name[:60]}-{_short_hash(os.path.realpath(self.path))}"
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
 
 
 def files_of(spec: SourceSpec) -> list[PromptFile]:
@@ -111,22 +125,26 @@ def json_rows(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with _opened(path) as file:
             if is_list_of_rows(path):
-                for number, row in enumerate(_items(file)):
+                for row in _items(file):
                     yield number, json.dumps(row, ensure_ascii=False).encode()
+                    number += 1
                 return
             for number, line in enumerate(file, start=1):
                 if text := line.removeprefix(b"\xef\xbb\xbf").strip():
                     yield number, text
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except _DAMAGED as error:
         raise ValueError(f"{path}:{number + 1} cannot be unpacked ({error}); fetch the file again") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}, row {number} (the first is 0), or the one after it, is no JSON: {error}") from error
+        raise ValueError(f"{path}, row {number} (the first is 0) is no JSON: {error}; mend the file") from error
 
 
 def is_list_of_rows(path: Path) -> bool:
-    """Whether a JSON file is one list, not a row in each line."""
-    with _opened(path) as file:
-        return file.read(_CHUNK).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+    """Whether a JSON file is one list, not a row in each line; of a damaged file, False."""
+    try:
+        with _opened(path) as file:
+            return file.read(_CHUNK).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+    except _DAMAGED:
+        return False
 
 
 def _items(file: IO[bytes]) -> Iterator[Any]:

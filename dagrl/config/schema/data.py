@@ -205,11 +205,6 @@ class DataSpec(Section):
         return found
 
     @property
-    def files(self) -> dict[str, Path]:
-        """The first file of each source, by its key."""
-        return {key: each.paths[0] for key, each in self.by_key.items() if each.paths}
-
-    @property
     def val_prefixes(self) -> dict[str, str]:
         """Validation set -> prefix of its metrics after ``val/``; empty for a set without a name."""
         return {name: f"{name}/" if isinstance(self.val, dict) else "" for name in self.val_sets}

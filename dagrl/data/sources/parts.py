@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -117,8 +118,6 @@ class JsonPart:
     """A file of JSON rows. They are copied to parquet as texts, because the rows may have different fields."""
 
     def __init__(self, file: PromptFile) -> None:
-        import pyarrow as pa
-
         self._path, self.folder = file.path, file.path.parent
         copy = file.cached
         if not copy.is_file():
@@ -130,9 +129,7 @@ class JsonPart:
         """The last group whose rows were named -> their lines."""
         self.groups = self._texts.groups
         first = self.read(0, []).slice(0, _SAMPLED_ROWS) if len(self.groups) else None
-        rows = self._rows(first) if first is not None else []
-        names = dict.fromkeys(name for row in rows for name in row)
-        self.schema = pa.schema({name: _kind([row.get(name) for row in rows]) for name in names})
+        self.schema = schema_of_rows(self._rows(first) if first is not None else [])
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         return self._texts.read(group, [_ROW, _TEXT])
@@ -177,6 +174,20 @@ def row_of_json(text: bytes, place: str) -> dict[str, Any]:
     return row
 
 
+def schema_of_rows(rows: Sequence[dict[str, Any]]) -> pa.Schema:
+    """The columns of rows of JSON; those whose values have several types are text."""
+    import pyarrow as pa
+
+    def kind(values: list[Any]) -> pa.DataType:
+        try:
+            return pa.infer_type(values)
+        except pa.ArrowException:
+            return pa.string()
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.schema({name: kind([row.get(name) for row in rows]) for name in names})
+
+
 def python_values(table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
     """Columns as Python objects; None where the table has none."""
     # Maps need another, slower, conversion.
@@ -202,13 +213,17 @@ def copied(file: PromptFile, schema: pa.Schema, tables: Iterable[pa.Table]) -> P
             for table in tables:
                 writer.write_table(table, row_group_size=_GROUP_ROWS)
         aside.replace(path)
+        for older in path.parent.glob(f"{glob.escape(file.cached_name)}-*.parquet"):
+            if older != path:
+                older.unlink(missing_ok=True)
     except OSError as error:
         message = (
             f"{path.parent} cannot take a copy of {file.path} ({error.strerror}); set XDG_CACHE_HOME to another folder"
         )
         raise ValueError(message) from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
     return path
 
 
@@ -237,13 +252,3 @@ def _tables_of_texts(path: Path) -> Iterator[pa.Table]:
     for rows in batched(json_rows(path), _GROUP_ROWS):
         numbers, texts = zip(*rows, strict=True)
         yield pa.table([pa.array(numbers, pa.int64()), pa.array(texts, pa.large_binary())], _schema_of_texts())
-
-
-def _kind(values: list[Any]) -> pa.DataType:
-    """The type of a field of JSON; text if values have several."""
-    import pyarrow as pa
-
-    try:
-        return pa.infer_type(values)
-    except pa.ArrowException:
-        return pa.string()

@@ -77,7 +77,10 @@ class Source:
         for places in np.split(order, bounds) if len(rows) else ():
             group = int(groups[places[0]])
             first = int(self._ends[group - 1]) if group else 0
-            table = self._group(group, tuple(columns)).take(wanted[places] - first)
+            whole = self._group(group, tuple(columns))
+            if not whole.num_columns:
+                continue
+            table = whole.take(wanted[places] - first)
             values = self.parts[self._part_of_group[group]].values(table, names)
             for name in names:
                 target = found[name]

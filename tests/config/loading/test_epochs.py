@@ -32,11 +32,16 @@ STEPS = ("run: {steps: 10}", "run: {epochs: 2}")
         (["run.epochs=null", "run.steps=3"], 3),
         (["data.train=gone.parquet"], UNKNOWN_STEPS),
         (["data.train=p.yaml"], UNKNOWN_STEPS),
-        (["data.train=."], UNKNOWN_STEPS),
+        (["data.train=."], 8),
+        (["data.train=[train.parquet, more.jsonl]"], 9),
+        (["data.train={a: train.parquet, b: {path: '*.jsonl', weight: 3}}"], 9),
+        (["data.train=[train.parquet, gone.jsonl]"], UNKNOWN_STEPS),
+        (["data.train={hub: me/data}"], UNKNOWN_STEPS),
     ],
 )
 def test_epochs_become_steps_by_the_rows_of_the_file(project, monkeypatch, overrides, steps) -> None:
     monkeypatch.chdir(project.folder)
+    (project.folder / "more.jsonl").write_text('{"prompt": "1+1="}\n' * 3)
     run = load_pipeline(project.pipeline(STEPS), overrides).pipeline.run
     assert run.steps == steps
     assert run.known_steps == (None if steps == UNKNOWN_STEPS else steps)

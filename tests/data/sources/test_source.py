@@ -1,0 +1,216 @@
+"""Sources: rows of files in any format by number, in any order, with places and bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagrl.config.loading import prompt_files
+from dagrl.config.schema import SourceSpec, TrainSourceSpec, ValSetSpec
+from dagrl.data.sources import Source, open_source, parts
+from dagrl.data.sources import source as source_module
+
+
+def rows_of(count: int, first: int = 0) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"{number} + 1 = ü"}],
+            "reward_model": {"ground_truth": str(number + 1), "style": "rule"},
+            "extra_info": {"index": number, "note": None},
+        }
+        for number in range(first, first + count)
+    ]
+
+
+def opened(*paths: Path | str, **options: Any) -> Source:
+    return open_source("sums", SourceSpec(path=tuple(map(Path, paths)), **options))
+
+
+def test_each_format_gives_the_same_rows_in_any_order(written) -> None:
+    rows = rows_of(23)
+    source = opened(written(rows))
+    assert len(source) == 23
+    order = random.Random(1).choices(range(23), k=60)
+    found = source.values(order, ["prompt", "reward_model.ground_truth", "extra_info", "absent"])
+    assert found["prompt"] == [rows[row]["prompt"] for row in order]
+    assert [each["ground_truth"] for each in found["reward_model"]] == [str(row + 1) for row in order]
+    assert found["extra_info"] == [rows[row]["extra_info"] for row in order]
+    assert found["absent"] == [None] * 60
+    assert source.values([], ["prompt"]) == {"prompt": []}
+
+
+def test_files_of_several_formats_are_one_table(tmp_path, written) -> None:
+    first = written(rows_of(10))
+    pq.write_table(pa.Table.from_pylist(rows_of(4, first=10)), tmp_path / "z.parquet")
+    (tmp_path / "z.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(3, first=14)))
+    source = opened(first, tmp_path / "z.parquet", tmp_path / "z.jsonl")
+    found = source.values(np.arange(17)[::-1], ["extra_info"])["extra_info"]
+    assert [each["index"] for each in found] == [*range(16, -1, -1)]
+    assert source.place(12) == f"{tmp_path}/z.parquet, row 2 (the first is 0)"
+    assert source.place(16) == f"{tmp_path}/z.jsonl:3"
+    assert source.folder(12) == tmp_path
+
+
+def test_rows_of_lines_are_named_by_line(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n\n\n{"prompt": "b"}\n')
+    source = opened(tmp_path / "a.jsonl")
+    assert [source.place(row) for row in (0, 1)] == [f"{tmp_path}/a.jsonl:1", f"{tmp_path}/a.jsonl:4"]
+    (tmp_path / "a.json").write_text('[{"prompt": "a"}, {"prompt": "b"}]')
+    assert opened(tmp_path / "a.json").place(1) == f"{tmp_path}/a.json, row 1 (the first is 0)"
+
+
+def test_a_file_that_is_changed_is_copied_again(tmp_path, cache) -> None:
+    path = tmp_path / "a.jsonl"
+    for count in (2, 3):
+        path.write_text('{"prompt": "a"}\n' * count)
+        assert len(opened(path)) == len(opened(path)) == count
+        assert len([*cache.iterdir()]) == 1
+
+
+BROKEN: dict[str, tuple[bytes, str]] = {
+    "a line that is no JSON": (b'{"prompt": "a"}\n{"prompt": \n', "bad.jsonl:2: no row of JSON"),
+    "a line that is no object": (b'{"prompt": "a"}\n\n[1]\n', "bad.jsonl:3: no object with fields, but [1]"),
+    "no UTF-8": (b'{"prompt": "\xff"}\n', "bad.jsonl:1: no row of JSON"),
+    "a nested line": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "bad.jsonl:1: no row of JSON"),
+    "half a gzip": (gzip.compress(b'{"prompt": "a"}\n' * 99)[:-9], "bad.jsonl:1 cannot be unpacked"),
+    "gzip with noise": (gzip.compress(b'{"prompt": "a"}\n')[:12] + bytes(9), "bad.jsonl:1 cannot be unpacked"),
+    "a list without an end": (b'[{"prompt": "a"}, {"prompt": "b"}', "bad.jsonl, row 1"),
+    "a list with a wrong item": (b'[{"prompt": "a"}, {"prompt": ]', "is no JSON"),
+    "a list of texts": (b'["a"]', "bad.jsonl, row 0 (the first is 0): no object with fields"),
+    "nothing": (b"", "is empty (0 bytes)"),
+    "an empty list": (b"[]", "has no rows"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+    "a table of texts": (b"prompt,answer\n1,2\n", "of a format that is not read"),
+    "a torn Arrow file": (b"ARROW1\0\0 and no more", "cannot be read as arrow"),
+    "a torn stream": (b"\xff\xff\xff\xff\x10\0\0\0torn", "cannot be read as arrow"),
+    "a torn parquet file": (b"PAR1 and no more", "cannot be read as parquet"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files_are_named_with_the_line(tmp_path, case) -> None:
+    content, message = BROKEN[case]
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad\.jsonl") as caught:
+        opened(path).values([0, 1], ["prompt"])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_damage_behind_the_first_rows_is_found_with_its_line(tmp_path) -> None:
+    lines = [b'{"prompt": "a"}\n'] * 9000
+    lines[7000] = b'{"prompt": "a"\n'
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
+    source = opened(tmp_path / "a.jsonl")
+    assert source.values([0, 8999], ["prompt"])["prompt"] == ["a", "a"]
+    with pytest.raises(ValueError, match=r"a\.jsonl:7001: no row of JSON .*; mend the row"):
+        source.values([7000], ["prompt"])
+
+
+def test_a_full_cache_is_named(tmp_path, monkeypatch) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match=r"cannot take a copy of .*a\.jsonl .*; set XDG_CACHE_HOME"):
+        opened(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["*.parquet"], ["a.parquet", "b.parquet"]),
+        (["b.parquet", "*.parquet"], ["b.parquet", "a.parquet"]),
+        (["**/*.parquet"], ["a.parquet", "b.parquet", "sub/c.parquet"]),
+        (["sub"], ["sub/c.parquet"]),
+        (["odd[1].parquet"], ["odd[1].parquet"]),
+    ],
+)
+def test_paths_name_files_in_order_and_once(tmp_path, paths, names) -> None:
+    for name in ("b.parquet", "a.parquet", "sub/c.parquet", "sub/notes.json", "sub/.d.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"prompt": [name]}), tmp_path / name)
+    if "odd" in paths[0]:
+        pq.write_table(pa.table({"prompt": ["odd"]}), tmp_path / paths[0])
+    spec = SourceSpec(path=tuple(tmp_path / path for path in paths))
+    assert [str(file.path.relative_to(tmp_path)) for file in prompt_files.files_of(spec)] == names
+
+
+@pytest.mark.parametrize("kind", [TrainSourceSpec, ValSetSpec])
+def test_a_folder_with_splits_gives_the_one_that_is_meant(tmp_path, kind) -> None:
+    for name in ("train-00000.jsonl", "train_1.jsonl", "test-00000.jsonl"):
+        (tmp_path / name).write_text('{"prompt": "a"}\n')
+    found = [file.path.name for file in prompt_files.files_of(kind(path=tmp_path))]
+    assert found == (["train-00000.jsonl", "train_1.jsonl"] if kind is TrainSourceSpec else ["test-00000.jsonl"])
+    with pytest.raises(ValueError, match=r"has files of `test` and `train`, and none of `dev`; set `split`"):
+        prompt_files.files_of(kind(path=tmp_path, split="dev"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.parquet", r"gone\.parquet does not exist; check the path"),
+        ("gone/*.parquet", r"no file matches .*gone/\*\.parquet; check the pattern"),
+        ("folder", r"folder is a folder without prompt files .*; name files, or a glob"),
+    ],
+)
+def test_paths_without_files(tmp_path, name, message) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path / name)
+
+
+def test_folders_of_datasets_are_read_where_they_are(tmp_path) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.DatasetDict(
+        {
+            "train": datasets.Dataset.from_list([{"prompt": f"p{number}"} for number in range(2500)]),
+            "test": datasets.Dataset.from_list([{"prompt": "t"}]),
+        }
+    )
+    made.save_to_disk(str(tmp_path / "set"), num_shards={"train": 3, "test": 1})
+    source = open_source("set", TrainSourceSpec(path=tmp_path / "set"))
+    assert source.values([2499, 0, 1700], ["prompt"])["prompt"] == ["p2499", "p0", "p1700"]
+    assert len(open_source("set", ValSetSpec(path=tmp_path / "set"))) == 1
+    with pytest.raises(ValueError, match="has no split `validation`; choose from: train, test"):
+        open_source("set", TrainSourceSpec(path=tmp_path / "set", split="validation"))
+
+
+def test_files_may_have_other_columns_and_types(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": 3}\n{"prompt": "b", "answer": "x", "more": [1]}\n')
+    pq.write_table(pa.table({"prompt": ["c"]}), tmp_path / "c.parquet")
+    source = opened(tmp_path / "a.jsonl", tmp_path / "c.parquet")
+    assert source.values([2, 1, 0], ["answer", "more"]) == {"answer": [None, "x", 3], "more": [None, [1], None]}
+    assert source.schema.names == ["prompt", "answer", "more"]
+
+
+def test_groups_of_rows_are_kept_within_their_bound(tmp_path, monkeypatch) -> None:
+    pq.write_table(pa.table({"prompt": ["x" * 1000] * 4000}), tmp_path / "a.parquet", row_group_size=100)
+    monkeypatch.setattr(source_module, "_KEPT_BYTES", 1 << 20)
+    source = opened(tmp_path / "a.parquet")
+    for row in range(0, 4000, 50):
+        source.values([row], ["prompt"])
+    held = sum(table.nbytes for table in source._kept.values())
+    assert (1 << 20) - 110_000 < held <= 1 << 20
+    assert held == source._kept_bytes
+
+
+def test_a_large_file_with_large_groups_is_read_through_a_copy(tmp_path, monkeypatch, cache) -> None:
+    monkeypatch.setattr(parts, "_LARGE_GROUP", 1000)
+    monkeypatch.setattr(parts, "_LARGE_FILE", 1000)
+    monkeypatch.setattr(parts, "_GROUP_ROWS", 64)
+    rows = rows_of(500)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=300)
+    source = opened(tmp_path / "a.parquet")
+    (copy,) = cache.iterdir()
+    assert pq.ParquetFile(copy).metadata.row_group(0).num_rows == 64
+    assert source.values([499, 3], ["extra_info"])["extra_info"] == [rows[499]["extra_info"], rows[3]["extra_info"]]
+    assert source.place(499) == f"{tmp_path}/a.parquet, row 499 (the first is 0)"
