@@ -51,6 +51,10 @@ def test_a_node_with_another_function_inherits_no_args(merged, tmp_path):
         assert tree["nodes"]["reward"].get("args") == args
     tree = merged(base=base, child="extends: base\nnodes: {reward: {fn: exact, args: {ignore_case: true}}}\n").tree
     assert tree["nodes"]["reward"]["args"] == {"ignore_case": True}
+    base = "nodes: {reward: {by_source: {code: {fn: code, args: {max_tests: 2}}, sums: {fn: exact, args: {a: 1}}}}}\n"
+    child = "extends: base\nnodes: {reward: {by_source: {code: {fn: 'mine:code'}, sums: {fn: exact}}}}\n"
+    own = merged(base=base, child=child).tree["nodes"]["reward"]["by_source"]
+    assert own == {"code": {"fn": "mine:code"}, "sums": {"fn": "exact", "args": {"a": 1}}}
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["base", "left", "right"])))

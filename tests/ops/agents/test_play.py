@@ -184,8 +184,10 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
         reward: str = "exact",
         like: Context | None = None,
         context: Context | None = None,
+        short: dict[str, Any] | None = None,
         **options: Any,
     ) -> list[Output]:
+        """`short` is the sampling of the source of the first four prompts."""
         node: dict[str, Any] = {
             "op": "rollout",
             "engine": "generator",
@@ -197,7 +199,9 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
             node["agent"] = agent
         if context is None:
             nodes = {"rollout": node, "reward": {"op": "reward", "fn": reward}}
-            made = bench.context("rollout", engine=engine, nodes=nodes)
+            train = {"short": {"path": "a.parquet", "sampling": short}, "usual": "b.parquet"}
+            sources = {"data": {"train": train}} if short else {}
+            made = bench.context("rollout", engine=engine, nodes=nodes, **sources)
             context = replace(made, aborted=aborted, resources=like.resources if like else made.resources)
         each = context.sequences
         prompts = tuple(prompt for prompt in prompts for _ in range(each))
@@ -210,6 +214,7 @@ def play(bench, engine: HfEngine) -> Callable[..., list[Output]]:
             data_source=["sums"] * len(rows),
             extra_info=["{}"] * len(rows),
             messages=[f'[{{"role": "user", "content": "{prompt}"}}]' for prompt in prompts],
+            data_set=["short" if row < 4 * each else "usual" for row in rows],
         )
         play.last = context
         outputs = list(rollout([OpInput(0, batch)], context))
@@ -227,8 +232,10 @@ def together(outputs: list[Output]) -> Batch:
     return whole.in_order(np.sort(whole.rows))
 
 
-def test_a_trajectory_of_one_request_has_the_tokens_of_the_rollout_without_an_agent(play) -> None:
-    plain, agent = together(play()), together(play("bots:once"))
+@pytest.mark.parametrize("short", [None, {"max_new_tokens": 3, "temperature": 0.5}])
+def test_a_trajectory_of_one_request_has_the_tokens_of_the_rollout_without_an_agent(play, short) -> None:
+    plain, agent = together(play(short=short)), together(play("bots:once", short=short))
+    assert agent["response_tokens"].lengths[:4].max() <= (3 if short else 12) < 13
     assert agent.rows.tolist() == plain.rows.tolist() == list(range(8))
     for name in ("response_tokens", "response_mask", "finish_reason", "policy_version"):
         assert agent[name].values.tolist() == plain[name].values.tolist()

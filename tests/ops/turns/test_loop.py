@@ -108,12 +108,19 @@ def play(bench) -> Callable[..., list[Output]]:
         answers: tuple[str, ...] = ("7",) * 8,
         aborted: Callable[[], bool] = lambda: False,
         after: Context | None = None,
+        short: dict[str, Any] | None = None,
         **options: Any,
     ) -> list[Output]:
-        """`after` is the context of an aborted call, all of whose groups may be paused."""
+        """`after` is the context of an aborted call, all of whose groups may be paused; `short` the sampling of the
+        first two groups' source.
+        """
         sampling = {"max_new_tokens": LONGEST}
         node = {"op": "rollout", "engine": "generator", "n": 2, "sampling": sampling, **options}
-        context = play.last = replace(bench.context("rollout", engine=engine, nodes={"rollout": node}), aborted=aborted)
+        train = {"short": {"path": "a.parquet", "sampling": short}, "usual": "b.parquet"}
+        sources = {"data": {"train": train}} if short else {}
+        context = play.last = replace(
+            bench.context("rollout", engine=engine, nodes={"rollout": node}, **sources), aborted=aborted
+        )
         if after is not None:
             paused = {group: PausedGroup(WorkerId("generator", 0), 1, group) for group in range(4)}
             context = replace(changed(context, begun=paused), resources=after.resources)
@@ -125,6 +132,7 @@ def play(bench) -> Callable[..., list[Output]]:
             answer=list(answers),
             data_source=["sums"] * len(rows),
             extra_info=["{}"] * len(rows),
+            data_set=["short"] * 4 + ["usual"] * 4,
         )
         outputs = list(rollout([OpInput(0, batch)], context))
         for output in outputs:
@@ -183,6 +191,17 @@ def test_a_response_ends_where_turns_or_tokens_do(build, play) -> None:
         assert batch["token_turn"][row][-1] > 0, "the last word is the policy's"
         if reason == "turns":
             assert batch["turns"].values[row] == 2
+
+
+def test_responses_of_a_source_with_its_own_sampling_end_at_its_limit(build, play) -> None:
+    free, mixed = (together(play(build(), **TOOLS, short=short)) for short in (None, {"max_new_tokens": 9}))
+    for row in range(len(PROMPTS)):
+        tokens, whole = (batch["response_tokens"][row].tolist() for batch in (mixed, free))
+        assert tokens == whole[: len(tokens)], "each draw stays the same"
+        assert len(tokens) <= 9 if row < 4 else tokens == whole
+        if row < 4:
+            # No answer is left behind that no token could follow.
+            assert mixed["token_turn"][row][-1] > 0 and len(tokens) < len(whole)
 
 
 @pytest.mark.parametrize("longest", [1, 6, LONGEST])
