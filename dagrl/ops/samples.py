@@ -19,7 +19,7 @@ from dagrl.model_files.images import shortened
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response import passages
 from dagrl.ops.response_text import response_text
-from dagrl.ops.trajectories import first_rows, own_rows
+from dagrl.ops.trajectories import first_rows, is_fresh, own_rows
 from dagrl.ops.turns.settings import policy_images
 from dagrl.ops.validation import validation_stats
 from dagrl.ops.view import view_of
@@ -40,7 +40,8 @@ def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         name = f"step_{context.step}{'_val' if context.validation else ''}.parquet"
         table = _table(_used_rows(_first_of_each_set(batch, limit), context), context)
         write_tables([table], context.resources.run_dir / "samples" / name)
-    samples = first_rows(batch, context)
+    # Samples of earlier steps do not measure the policy.
+    samples = first_rows(batch.take(np.flatnonzero(is_fresh(batch))) if "is_replayed" in batch else batch, context)
     # A validation counts a failed agent as a sample without a right answer.
     counted = samples if context.validation else own_rows(samples)
     yield Output((), batch.rows, stats=_stats(counted, context) | _stats_of_sources(counted, context))
@@ -120,8 +121,9 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         further = [json.loads(text) for text in batch["reward_info"].strings()]
         names = dict.fromkeys(name for numbers in further for name in numbers)
         table |= {f"reward_info/{name}": [numbers.get(name) for numbers in further] for name in names}
-    if "is_expert" in batch:
-        table["is_expert"] = (batch["is_expert"].values > 0).tolist()
+    for name in ("is_expert", "is_replayed"):
+        if name in batch:
+            table[name] = (batch[name].values > 0).tolist()
     if "advantage" in batch:
         means = [batch["advantage"][row] for row in rows]
         table["advantage"] = [float(values.mean()) if len(values) else 0.0 for values in means]

@@ -1,4 +1,7 @@
-"""Applies ``schedule.stale_samples`` to samples of weights that are too old to be trained on."""
+"""Applies ``schedule.stale_samples`` to samples of weights that are too old to be trained on.
+
+Samples that a buffer has returned are as old as its ``max_age`` allows, and none of them is stale.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from dagrl.config.schema import UpdateNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context
+from dagrl.ops.trajectories import is_fresh
 
 
 def without_stale(
@@ -23,14 +27,15 @@ def without_stale(
     Raises ValueError for a stale sample if ``stale_samples`` is stop.
     """
     behind = [version - batch["policy_version"].values for batch in batches]
-    stats = {"staleness": Stat.of(np.concatenate(behind))}
+    fresh = [is_fresh(batch) for batch in batches]
+    stats = {"staleness": Stat.of(np.concatenate([ages[rows] for ages, rows in zip(behind, fresh, strict=True)]))}
     if all(_by_token(batch) for batch in batches):
-        ages = [version - batch["token_version"].values[batch["response_mask"].values > 0] for batch in batches]
+        ages = [version - batch["token_version"].values[_fresh_tokens(batch)] for batch in batches]
         stats["staleness/tokens"] = Stat.of(np.concatenate(ages))
     most = _most_behind(context)
     if most is None:
         return batches, stats, {}
-    stale = [each > most for each in behind]
+    stale = [(ages > most) & rows for ages, rows in zip(behind, fresh, strict=True)]
     choice = context.pipeline.schedule.stale_samples
     if choice == "stop":
         for batch, rows in zip(batches, stale, strict=True):
@@ -59,6 +64,12 @@ def _trained(batch: Batch) -> np.ndarray:
     return np.bincount(np.repeat(np.arange(len(mask)), mask.lengths)[mask.values > 0], minlength=len(mask))
 
 
+def _fresh_tokens(batch: Batch) -> np.ndarray:
+    """Bool [tokens]: the trained tokens that this step has sampled."""
+    mask = batch["response_mask"]
+    return (mask.values > 0) & np.repeat(is_fresh(batch), mask.lengths)
+
+
 def _by_token(batch: Batch) -> bool:
     """Whether the versions of tokens are known. They are not where responses of the data set are among the samples."""
     if "token_version" not in batch:
@@ -81,7 +92,9 @@ def _most_behind(context: Context) -> int | None:
 def _masked(batch: Batch, stale: np.ndarray, oldest: int) -> Batch:
     """Mask the tokens of weights before `oldest`, or `stale` rows if the versions of tokens are not known."""
     mask = batch["response_mask"]
-    keeps = batch["token_version"].values >= oldest if _by_token(batch) else np.repeat(~stale, mask.lengths)
+    keeps = np.repeat(~stale, mask.lengths)
+    if _by_token(batch):
+        keeps |= batch["token_version"].values >= oldest
     return batch.with_columns({"response_mask": Column(mask.values * keeps.astype(mask.values.dtype), mask.offsets)})
 
 

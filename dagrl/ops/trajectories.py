@@ -60,6 +60,11 @@ def own_rows(batch: Batch) -> Batch:
     return batch if own.all() else batch.take(np.flatnonzero(own))
 
 
+def is_fresh(batch: Batch) -> np.ndarray:
+    """Bool [rows]: whether this step has sampled the row, and no buffer has returned it."""
+    return batch["is_replayed"].values == 0 if "is_replayed" in batch else np.ones(len(batch), dtype=bool)
+
+
 def for_all_rows(columns: Mapping[str, Column], own: Batch, batch: Batch) -> dict[str, Column]:
     """Expand columns of the `own` rows to all rows of `batch`, ragged as ``response_mask``, with 0 for others."""
     if len(own) == len(batch):

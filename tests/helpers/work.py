@@ -8,6 +8,7 @@ from typing import Any
 
 from dagrl.config.schema import (
     AdvantageNode,
+    BufferNode,
     LogprobNode,
     Pipeline,
     RewardModelNode,
@@ -16,11 +17,12 @@ from dagrl.config.schema import (
     ValuesNode,
 )
 from dagrl.ops.base import Context, Resources
-from dagrl.ops.work import AdvantageWork, RolloutWork, ScoreWork, SourceWork, TaskWork, TrainWork
+from dagrl.ops.work import AdvantageWork, BufferWork, RolloutWork, ScoreWork, SourceWork, TaskWork, TrainWork
 
 _KINDS: dict[type, type[TaskWork]] = {
     RolloutNode: RolloutWork,
     AdvantageNode: AdvantageWork,
+    BufferNode: BufferWork,
     TrainingNode: TrainWork,
     LogprobNode: ScoreWork,
     ValuesNode: ScoreWork,
@@ -42,6 +44,8 @@ def context_of(pipeline: Pipeline, folder: Path, node: str | None, engine: Any =
             kind = work
     if kind is SourceWork:
         fields = {"position": 0, **fields}
+    if kind is BufferWork:
+        fields = {"first_group": 7, **fields}
     work = work_of(kind, node or "prompts", **{"step": 1, "node": node, **fields})
     return Context(work, Resources(pipeline, folder, folder / "run"), engine)
 

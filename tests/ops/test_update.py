@@ -207,6 +207,22 @@ def test_only_the_tokens_that_are_too_old_are_masked_where_their_versions_are_kn
     assert engine.masks == [[0, 0, 0, 0, 1, 1]], "without them, whole samples are"
 
 
+@pytest.mark.parametrize("choice", ["auto", "mask", "drop", "stop"])
+@pytest.mark.parametrize("by_token", [False, True])
+def test_samples_that_a_buffer_returns_are_not_stale(bench, aged, choice, by_token) -> None:
+    batch = aged(bench).batch.with_columns({"is_replayed": Column(np.array([0, 1, 1], np.float32))})
+    if by_token:
+        versions = Column.ragged([[7, 7], [6], [4, 5]], "int32")
+        batch = batch.with_columns({"token_version": versions})
+    engine = Trainer()
+    context = bench.context("update", engine=engine, schedule={"max_staleness": 0, "stale_samples": choice})
+    (output,) = update([OpInput(0, batch)], context)
+    assert engine.trained_on == [[0, 3, 5]]
+    assert engine.masks == [[1, 1, 1, 0, 1]]
+    assert (output.stats["staleness"].count, output.stats["staleness"].high) == (1, 0)
+    assert ("staleness/tokens" in output.stats) == by_token
+
+
 def test_a_generator_that_never_changes_has_no_age(bench, aged) -> None:
     generator = {"generator": {"backend": "hf", "group": "rollout"}}
     engine = Trainer()

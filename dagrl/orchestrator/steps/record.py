@@ -22,6 +22,7 @@ _DETAILS = {
     **dict.fromkeys(("data/dropped_prompts", "data/cut_prompts"), _COUNTED),
     "rollout/carried_prompts": _COUNTED,
     **dict.fromkeys(("mismatch/logprob_diff", "mismatch/prob_diff", "mismatch/ratio"), ("mean", "max")),
+    "buffer/age": ("mean", "max"),
     "correction/weight": ("mean", "std", "max"),
 }
 """Statistics with more than a mean. A sum has the name of the statistic itself, like a mean alone."""

@@ -1,0 +1,145 @@
+"""``buffer``: keeps the groups of the step, and yields them with groups of earlier steps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dagrl.config.schema import BufferNode
+from dagrl.data.batch import Batch, Column
+from dagrl.data.replay.choice import Entry, admitted, chosen, kept
+from dagrl.data.replay.files import BufferFiles
+from dagrl.data.stats import Stat
+from dagrl.model_files.hf_config import read_config
+from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.trajectories import first_rows, own_rows
+from dagrl.ops.work import BufferWork
+
+_IDS = ("sample_id", "group_id")
+"""Columns that returned rows get anew."""
+
+
+def buffer(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
+    """Yield the step's rows as they are, then those that return, under new ids.
+
+    Raises ValueError for files that are damaged or of another model, OSError on a full disk.
+    """
+    (part,) = parts
+    node, work = context.declared(BufferNode), context.work_as(BufferWork)
+    files = BufferFiles(
+        context.resources.run_dir / "buffer" / str(work.node),
+        context.resources.once("origin", lambda: _origin(context)),
+    )
+    names = [name for name in work.outputs if name in part.batch]
+    before = files.entries(context.step - 1)
+    returned = chosen(before, node, step=context.step, seed=context.pipeline.run.seed)
+    again = files.read(returned, [name for name in names if name not in _IDS])
+    yield Output((), part.batch.rows, _marked(part.batch.select(names), 0.0), uncounted=tuple(names))
+
+    groups = _groups(part.batch, names, node, context)
+    new = admitted([entry for entry, _ in groups], node)
+    used = {(entry.step, entry.group) for entry in returned}
+    aged = [each._replace(uses=each.uses + ((each.step, each.group) in used)) for each in before]
+    after = kept([*aged, *new], node, step=context.step)
+    files.write(context.step, groups, after)
+    files.sweep(_needed_steps(context), context.step)
+
+    batch = _renamed(again, part.batch, context)
+    stats = {
+        "buffer/rows": Stat.of([sum(entry.rows for entry in after)]),
+        "buffer/bytes": Stat.of([sum(entry.nbytes for entry in after)]),
+        "buffer/returned": Stat.of([len(returned)]),
+        "buffer/evicted": Stat.of([len(before) + len(new) - len(after)]),
+    }
+    if returned:
+        stats["buffer/age"] = Stat.of([context.step - 1 - entry.version for entry in returned])
+        stats["buffer/uses"] = Stat.of([entry.uses + 1 for entry in returned])
+    yield Output((), batch.rows, _marked(batch, 1.0), stats, uncounted=("demonstration",))
+
+
+def _marked(batch: Batch, is_replayed: float) -> dict[str, Column]:
+    return {**batch.columns, "is_replayed": Column(np.full(len(batch), is_replayed, dtype=np.float32))}
+
+
+def _renamed(groups: Sequence[Mapping[str, Column]], like: Batch, context: Context) -> Batch:
+    """Returned groups as rows of this step, after all of its own. Raises ValueError if a group is too large."""
+    stride, first = context.pipeline.rows_per_prompt(), context.work_as(BufferWork).first_group
+    renamed = []
+    for number, columns in enumerate(groups, first):
+        count = len(next(iter(columns.values())))
+        if count > stride:
+            raise ValueError(
+                f"the buffer has a group of {count} rows, and groups of this run have {stride}; keep the rollout's "
+                f"`n`, or remove {context.resources.run_dir / 'buffer'} to begin with an empty buffer"
+            )
+        rows = number * stride + np.arange(count, dtype=np.int64)
+        ids = {"sample_id": rows, "group_id": np.full(count, number, dtype=np.int64)}
+        given = {name: Column(values) for name, values in ids.items() if name in like}
+        renamed.append(Batch(rows, {**columns, **given}))
+    if not renamed:
+        return like.take(np.zeros(0, dtype=np.int64))
+    return Batch.concat(renamed)
+
+
+def _groups(
+    batch: Batch, names: Sequence[str], node: BufferNode, context: Context
+) -> list[tuple[Entry, Mapping[str, Column]]]:
+    """The step's groups with a sample of the policy whose agent did not fail, and their columns."""
+    if batch[node.metric].offsets is not None:
+        raise ValueError(
+            f"a buffer needs a metric with one number per sample, and `{node.metric}` has several; name another metric"
+        )
+    numbers, counts = np.unique(batch["group_id"].values, return_counts=True)
+    places = np.split(np.argsort(batch["group_id"].values, kind="stable"), np.cumsum(counts)[:-1])
+    found = []
+    for number, mine in zip(numbers.tolist(), places, strict=True):
+        group = batch.take(mine)
+        values = own_rows(first_rows(group, context))[node.metric].values.astype(np.float64)
+        if not len(values):
+            continue
+        columns = group.select(name for name in names if name not in _IDS)
+        # Rounding can give equal numbers a standard deviation above 0.
+        spread = np.abs(values - values.mean()) * (values.min() < values.max())
+        entry = Entry(
+            step=context.step,
+            group=number,
+            file=context.step,
+            place=0,
+            in_file=0,
+            rows=len(group),
+            nbytes=sum(column.nbytes for column in columns.columns.values()),
+            version=int(group["policy_version"].values.min()),
+            prompt=hashlib.sha256(group["prompt_tokens"][0].tobytes()).hexdigest()[:16],
+            mean=float(values.mean()),
+            std=float(np.sqrt((spread**2).mean())),
+            spread=float(spread.mean()),
+            right=float((values > node.right_above).mean()),
+        )
+        found.append((entry, columns.columns))
+    return found
+
+
+def _needed_steps(context: Context) -> set[int]:
+    """Steps that the run may resume from: those with a checkpoint, those that may still get one, and the last one."""
+    committed, save_every = context.work.committed, context.pipeline.run.save_every
+    folder: Path = context.resources.run_dir / "checkpoints"
+    names = [path.name.rpartition("_")[2] for path in folder.glob("step_*")]
+    saved = {int(name) for name in names if name.isdecimal()}
+    newest = max(saved, default=0)
+    due = range(newest + 1, context.step) if save_every else ()
+    return {*saved, *range(committed, context.step), *(step for step in due if step % (save_every or 1) == 0)}
+
+
+def _origin(context: Context) -> dict[str, str]:
+    """Hashes of the architecture and of the tokenizer, which rows of the buffer have in common."""
+    vocabulary: dict[str, Any] = context.resources.tokenizer.get_vocab()
+    config = {key: value for key, value in read_config(context.pipeline.model).items() if not key.startswith("_")}
+    return {
+        what: hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        for what, value in (("model", config), ("tokenizer", vocabulary))
+    }
