@@ -13,11 +13,12 @@ from dagrl.config.columns import (
     SHOWN_IMAGE_COLUMNS,
     SOURCE_COLUMNS,
 )
-from dagrl.config.errors import Place
+from dagrl.config.errors import Place, removal
 from dagrl.config.loading.positions import Findings, Positions
 from dagrl.config.schema import (
     TURN_COLUMNS,
     AdvantageNode,
+    BufferNode,
     CustomNode,
     FilterNode,
     JudgeNode,
@@ -97,6 +98,11 @@ def _contracts(
         if name in _TAKEN:
             message = f"`{name}` is the name of {_TAKEN[name]} of every pipeline; choose another name"
             findings.error(place, message, "reserved-name")
+            continue
+        if isinstance(node, BufferNode) and (
+            first := next((other for other in contracts if isinstance(pipeline.nodes.get(other), BufferNode)), None)
+        ):
+            findings.error(place, removal(f"`{first}` is a buffer already, and a step has one"), "several-buffers")
             continue
         declared = None
         if node.user_function is not None:

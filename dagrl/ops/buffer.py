@@ -103,8 +103,8 @@ def _groups(
         if not len(values):
             continue
         columns = group.select(name for name in names if name not in _IDS)
-        # Rounding can give equal numbers a standard deviation above 0.
-        spread = np.abs(values - values.mean()) * (values.min() < values.max())
+        # Rounding can put equal numbers beside their mean.
+        spread = np.abs(values - values.mean()).mean() if values.min() < values.max() else 0.0
         entry = Entry(
             step=context.step,
             group=number,
@@ -116,8 +116,7 @@ def _groups(
             version=int(group["policy_version"].values.min()),
             prompt=hashlib.sha256(group["prompt_tokens"][0].tobytes()).hexdigest()[:16],
             mean=float(values.mean()),
-            std=float(np.sqrt((spread**2).mean())),
-            spread=float(spread.mean()),
+            spread=float(spread),
             right=float((values > node.right_above).mean()),
         )
         found.append((entry, columns.columns))

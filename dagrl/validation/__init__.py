@@ -21,6 +21,7 @@ from dagrl.graph.inference import infer_graph
 from dagrl.model_files.hf_config import folder_config
 from dagrl.plugins.isolation import isolated_imports
 from dagrl.validation.batches import check_batches
+from dagrl.validation.buffers import check_buffers
 from dagrl.validation.data_files import check_data_files
 from dagrl.validation.engines import check_engines
 from dagrl.validation.images import check_images
@@ -95,6 +96,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_training(pipeline, folder, findings)
     check_run(pipeline, folder, findings)
     check_batches(pipeline, graph, sizes, findings)
+    check_buffers(pipeline, graph, findings)
     check_schedule(pipeline, graph, findings)
     if graph is not None:
         check_rollouts_in_graph(pipeline, graph, findings)

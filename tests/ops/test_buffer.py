@@ -111,8 +111,8 @@ def test_samples_whose_agent_failed_do_not_count(bench, step) -> None:
 
 def test_groups_of_different_sizes_come_back(bench, step) -> None:
     whole = batch_of(bench, 1)
-    step(1, whole.take(np.array([0, 1, 2])), min_std=None)
-    _, returned = step(2, min_std=None, policy="fifo")
+    step(1, whole.take(np.array([0, 1, 2])), keep="all")
+    _, returned = step(2, keep="all", policy="fifo")
     assert returned.rows.tolist() == [14, 15, 16]
     assert returned.columns["group_id"].values.tolist() == [7, 7, 8]
 

@@ -12,6 +12,7 @@ from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.device_rates import DeviceRates, rates_of
 from dagrl.backends.planning.gpus import Gpu
 from dagrl.config.schema import EngineSpec, GroupSpec, JudgeNode, PackingNode, Pipeline, TrainingNode
+from dagrl.config.schema.rounds import groups_returned
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.scheduler.weight_route import weight_route
 
@@ -93,11 +94,12 @@ class PlannedEngine[Spec: EngineSpec]:
         nodes = [node for node in pipeline.nodes.values() if getattr(node, "engine", None) in ours.engines]
         updates = [node for node in nodes if isinstance(node, TrainingNode)]
         prompts, longest = pipeline.data.prompts_per_step, pipeline.longest_row
-        batch = max(((node.mini_batch or prompts) * plan.samples_per_prompt for node in updates), default=0)
+        rows = (prompts + groups_returned(pipeline)) * plan.samples_per_prompt
+        batch = max((math.ceil((node.mini_batch or prompts) / prompts * rows) for node in updates), default=0)
 
-        def tokens(budget: int, rows: int) -> int:
+        def tokens(budget: int, of_rows: int) -> int:
             """Tokens of a micro-batch: its budget, unless a replica has fewer rows."""
-            return min(budget, math.ceil(rows / ours.replicas) * longest)
+            return min(budget, math.ceil(of_rows / ours.replicas) * longest)
 
         passes = [
             node.tokens_per_micro_batch
@@ -109,7 +111,7 @@ class PlannedEngine[Spec: EngineSpec]:
             receivers.append(self.name)
         return Workload(
             update_tokens=max((tokens(node.tokens_per_micro_batch, batch) for node in updates), default=0),
-            logprob_tokens=tokens(max(passes), prompts * plan.samples_per_prompt) if passes else 0,
+            logprob_tokens=tokens(max(passes), rows) if passes else 0,
             micro_batches=max(1, math.ceil(batch / ours.replicas)),
             sums_over_tokens=all(node.loss_is_sum_over_tokens for node in updates),
             prompt_tokens=min(pipeline.data.max_prompt_tokens, longest),

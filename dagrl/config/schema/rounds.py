@@ -1,10 +1,10 @@
-"""Prompts and rounds of a step, which a filter and over-sampling change."""
+"""Prompts and rounds of a step, which a filter, over-sampling and a buffer change."""
 
 from __future__ import annotations
 
 import math
 
-from dagrl.config.schema import FilterNode, Pipeline
+from dagrl.config.schema import BufferNode, FilterNode, Pipeline
 
 
 def _filter_of(pipeline: Pipeline) -> FilterNode | None:
@@ -38,3 +38,8 @@ def expected_rounds(pipeline: Pipeline) -> int:
     kept = node.expected_kept_fraction * prompts_per_round(pipeline)
     # Rounded: 0.15 of 48 is a little less than 7.2 in floats, and no round more is needed for that.
     return min(node.max_rounds, math.ceil(round(pipeline.data.prompts_per_step / kept, 9)))
+
+
+def groups_returned(pipeline: Pipeline) -> int:
+    """Groups of earlier steps in a step, once the buffer has so many; a pipeline has one at most."""
+    return sum(node.groups_per_step for node in pipeline.nodes.values() if isinstance(node, BufferNode))

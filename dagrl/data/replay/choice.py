@@ -36,7 +36,6 @@ class Entry(NamedTuple):
     """Hash of the prompt."""
     mean: float
     """Mean of the metric over its samples."""
-    std: float
     spread: float
     """Mean distance of the metric from its mean: the mean absolute advantage."""
     right: float
@@ -86,7 +85,7 @@ def kept(entries: Iterable[Entry], node: BufferNode, *, step: int) -> list[Entry
 
 
 def _is_admitted(entry: Entry, node: BufferNode) -> bool:
-    if not np.isfinite(entry.mean) or (node.min_std is not None and not entry.std > node.min_std):
+    if not np.isfinite(entry.mean) or (node.keep == "varied" and not entry.spread > 0):
         return False
     return node.policy != "successes" or 0 < entry.right < node.hard_below
 

@@ -22,7 +22,7 @@ from dagrl.data.tables import columns_of, table_of, write_tables
 _ORIGIN = b"dagrl.buffer"
 _SPARSE = 0.5
 """Files in which a smaller fraction of groups is left are written again with these alone."""
-_FIELDS = {"prompt": pa.string(), **dict.fromkeys(("mean", "std", "spread", "right"), pa.float64())}
+_FIELDS = {"prompt": pa.string(), **dict.fromkeys(("mean", "spread", "right"), pa.float64())}
 _SCHEMA = pa.schema([(name, _FIELDS.get(name, pa.int64())) for name in Entry._fields])
 
 

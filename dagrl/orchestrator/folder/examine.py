@@ -19,7 +19,7 @@ from dagrl.workers.errors import RefusedFolderError
 
 LOCK, MODULES, PIPELINE, METRICS = ".lock", ".modules", "pipeline.yaml", "metrics.jsonl"
 _FILES = (LOCK, MODULES, PIPELINE, METRICS, "timeline.json", "workers.json", "checkpoints/best")
-_FOLDERS = ("checkpoints", "logs", "records", "samples")
+_FOLDERS = ("buffer", "checkpoints", "logs", "records", "samples")
 _OTHERS = frozenset({LOCK, f"{PIPELINE}.new", "logs", "lost+found", ".gitignore", ".gitkeep"})
 """Entries that a folder may have before its first run: from an interrupted start, `dagrl launch`, a mount or git."""
 _WITH_FOLDER = ("tensorboard", "wandb", "mlflow", "swanlab")

@@ -123,7 +123,7 @@ class Recorder:
             order=order, shards=run.shards, round=run.round,
             ends=not task.pieces or run.shards == task.pieces[-1],
             rows=[ShardRows(shard=s, rows=r.tolist(), tokens=batch.tokens(r).tolist()) for s, r in shards],
-            sources={}, kl_weight=kl_weight,
+            sources={}, kl_weight=kl_weight, returned=tuple(sorted(batch.returned)),
         )  # fmt: skip
         self._open[run.step, task.node] = record.model_copy(update={"runs": [*record.runs, RecordedRun(inputs=inputs)]})
         recording = Recording(run, task, len(record.runs))

@@ -207,6 +207,7 @@ class _Replay:
             tokens[rows[each.shard]] = each.tokens
         shards = self._target.pipeline.schedule.shards_per_step
         batch = BatchIndex.recorded(group_size, shards, rows, tokens)
+        batch.returned = frozenset(inputs.returned)
         for task, blocks in inputs.sources.items():
             for block in blocks:
                 columns = self._records.columns.get_block(block)

@@ -29,7 +29,7 @@ from dagrl.config.schema import (
     ValuesNode,
 )
 from dagrl.config.schema.engine import Transport
-from dagrl.config.schema.rounds import prompts_per_round
+from dagrl.config.schema.rounds import groups_returned, prompts_per_round
 from dagrl.planner.cost.calibration import Calibration, executor_of
 from dagrl.planner.cost.host import node_seconds
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations, lengths_of_judgements
@@ -114,7 +114,19 @@ class PipelineCosts:
         data = self.pipeline.data
         if task.rows is Rows.VALIDATION:
             return (data.val_prompts or data.prompts_per_step) * len(data.val_sets)
-        return prompts_per_round(self.pipeline) if task.in_rounds else data.prompts_per_step
+        if task.in_rounds:
+            return prompts_per_round(self.pipeline)
+        returned = groups_returned(self.pipeline) if task.name in self._behind_buffer else 0
+        return data.prompts_per_step + returned
+
+    @cached_property
+    def _behind_buffer(self) -> set[str]:
+        """Tasks that also work on groups of earlier steps."""
+        behind: set[str] = set()
+        for task in self.plan.tasks:
+            if task.replays or not behind.isdisjoint(task.needs):
+                behind.add(task.name)
+        return behind
 
     def rows(self, task: PlannedTask) -> int:
         """The rows of those prompts."""

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from dagrl.backends.planning.gpus import Gpu, gpu_named
 from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
+from dagrl.config.schema.rounds import groups_returned
 from dagrl.planner.cost.bound import step_bound
 from dagrl.planner.cost.calibration import Calibration
 from dagrl.planner.cost.costs import PipelineCosts
@@ -55,6 +56,8 @@ def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None
     ]
     if chooser := next((task.node for task in report.fit.plan.tasks if task.selects), None):
         content.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
+    if buffer := next((task.node for task in report.fit.plan.tasks if task.replays), None):
+        content.append(f"  with {groups_returned(pipeline)} groups that `{buffer}` returns, once it has so many")
     content += [f"  {_answers(name, node)}" for name, node in pipeline.rollouts.items() if node.multi_turn]
     on_cpu = any(group.is_cpu for group in pipeline.groups.values())
     if on_cpu and times is None:

@@ -20,7 +20,7 @@ def node(**options) -> BufferNode:
 def entry(step: int = 1, group: int = 0, **fields) -> Entry:
     usual = {"file": step, "place": group, "in_file": 1, "rows": 4, "nbytes": 2**20, "version": step - 1}
     usual |= {"prompt": str(group)}
-    usual |= dict.fromkeys(("mean", "std", "spread", "right"), 0.5)
+    usual |= dict.fromkeys(("mean", "spread", "right"), 0.5)
     return Entry(step, group, **{**usual, **fields})
 
 
@@ -32,15 +32,14 @@ def names(entries) -> list[tuple[int, int]]:
     ("options", "fields", "is_admitted"),
     [
         ({}, {}, True),
-        ({}, {"std": 0.0}, False),
-        ({"min_std": None}, {"std": 0.0}, True),
-        ({"min_std": 0.5}, {}, False),
-        ({"min_std": None}, {"mean": float("nan")}, False),
-        ({}, {"mean": float("inf"), "std": float("nan")}, False),
+        ({}, {"spread": 0.0}, False),
+        ({"keep": "all"}, {"spread": 0.0}, True),
+        ({"keep": "all"}, {"mean": float("nan")}, False),
+        ({}, {"mean": float("inf"), "spread": float("nan")}, False),
         ({"policy": "successes"}, {"right": 0.25}, True),
         ({"policy": "successes"}, {"right": 0.5}, False),
         ({"policy": "successes", "hard_below": 1.0}, {"right": 0.75}, True),
-        ({"policy": "successes", "min_std": None}, {"right": 0.0}, False),
+        ({"policy": "successes", "keep": "all"}, {"right": 0.0}, False),
     ],
 )
 def test_groups_that_a_buffer_takes(options, fields, is_admitted) -> None:

@@ -377,3 +377,19 @@ def test_a_reward_takes_what_the_pipeline_says() -> None:
     beside = node_seconds("reward", "nodes.reward.expected_s=0.5", "nodes.reward.concurrency=8")
     assert each == pytest.approx(128 * 8 * 0.5, rel=0.01)
     assert beside == pytest.approx(each / 8, rel=0.01)
+
+
+def test_groups_that_return_count_behind_the_buffer() -> None:
+    buffer = "nodes.buffer={op: buffer, groups_per_step: 32}"
+    checked = check_file(TEMPLATES / "qwen3_8b_megatron.yaml", (buffer,), with_files=False)
+    pipeline = checked.loaded.pipeline
+    plan = make_plan(pipeline, checked.graph)
+    costs = PipelineCosts(pipeline, plan, model_shape(pipeline.model))
+    prompts = pipeline.data.prompts_per_step
+    counted = {task.name: costs.prompts(task) - prompts for task in plan.tasks if task.rows is Rows.TRAIN}
+    assert counted == {name: 0 if name in ("prompts", "rollout", "reward") else 32 for name in counted}
+    without = check_file(TEMPLATES / "qwen3_8b_megatron.yaml", with_files=False)
+    before = PipelineCosts(pipeline, make_plan(without.loaded.pipeline, without.graph), model_shape(pipeline.model))
+    assert costs.seconds(Run(1, "update", tuple(range(plan.shards)))) > before.seconds(
+        Run(1, "update", tuple(range(plan.shards)))
+    )

@@ -39,9 +39,9 @@ class BufferNode(NodeBase):
     """``successes`` only: responses with a value above this are right."""
     hard_below: Annotated[float, Field(gt=0, le=1)] = 0.5
     """``successes`` only: prompts with a smaller fraction of right responses are hard."""
-    min_std: Coefficient | None = 0.0
-    """A group is kept if the standard deviation of its values is above this; null keeps all. By default groups whose
-    values are all the same are not kept: their advantages within the group are 0."""
+    keep: Literal["varied", "all"] = "varied"
+    """Which groups enter the buffer: ``varied`` leaves out those whose values are all the same, as their advantages
+    within the group are 0."""
     capacity: PositiveInt | None = None
     """Samples in the buffer. If there are more, the oldest groups leave it, with ``prioritised`` those of the lowest
     priority. Default: no bound but `capacity_gib`."""
