@@ -137,7 +137,7 @@ def _check_hub(spec: SourceSpec, place: Place, wanted: _Wanted, findings: Findin
     for problem in _schema_problems(features.arrow_schema, wanted) if features else ():
         findings.error(place, f"{spec.title} {problem}", "wrong-columns")
     known = (builder.info.splits or {}).get(split)
-    return known.num_examples if known is not None else 0
+    return known.num_examples if known is not None else None
 
 
 def holds_chats(spec: SourceSpec, responses: tuple[str, ...]) -> bool:

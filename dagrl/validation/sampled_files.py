@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 1024
 _INFERRED_ROWS = 256
+_JSON_COST = 4
+"""Time to read JSON, in that of as many bytes of Arrow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class RowBatch:
     """Numbers of the rows, or lines from 1."""
     rows: list[dict[str, Any]]
     size: int
-    """Bytes in memory."""
+    """Bytes in memory, or as many as take as long to read."""
 
 
 class SampledFile:
@@ -59,7 +61,8 @@ class SampledFile:
         if self._file.kind == "json":
             for several in batched(self._json(), _BATCH_ROWS):
                 rows = [{name: row.get(name) for name in names} for _, row, _ in several]
-                yield RowBatch([number for number, _, _ in several], rows, sum(size for _, _, size in several))
+                size = _JSON_COST * sum(size for _, _, size in several)
+                yield RowBatch([number for number, _, _ in several], rows, size)
             return
         for batch in self._arrow(columns, names):
             cells = python_values(batch, names)

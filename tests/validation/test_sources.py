@@ -1,181 +1,142 @@
-"""Settings of single sources of prompts: their effect, and their bounds."""
+"""Sources of prompts that a run cannot use: missing and broken files, and columns that are not there."""
 
 from __future__ import annotations
 
+import gzip
+import json
+
+import datasets
 import pytest
 
-from dagrl.config.schema import Pipeline
+from dagrl.config.schema import SourceSpec
 from dagrl.validation import check_file
+from dagrl.validation.data_files import holds_chats
+from dagrl.validation.summary import as_values, summarize
 
-HOT = "sampling: {max_new_tokens: 12, temperature: 0.5}"
-
-
-def sources(more: str) -> tuple[str, str]:
-    return "train: train.parquet", f"train: {{sums: train.parquet, more: {{path: train.parquet, {more}}}}}"
-
-
-def pipeline_of(project, *edits: tuple[str, str]) -> Pipeline:
-    return check_file(project.pipeline(*edits)).loaded.pipeline
+LINE = '{"question": "1+1=", "answer": "2"}\n'
+KEYS = "prompt_key: question, answer_key: answer"
 
 
-def test_sources_have_their_own_numbers_of_responses_and_sampling(project) -> None:
-    checked = check_file(project.pipeline(sources(f"n: 6, {HOT}, max_prompt_tokens: 5")))
-    pipeline = checked.loaded.pipeline
-    assert pipeline.group_sizes() == {"sums": 4, "more": 6}
-    assert pipeline.rows_per_prompt() == 6
-    assert pipeline.longest_row == 16 + 12
-    assert [*pipeline.own_samplings("rollout")] == ["more"]
-    readers = {name for name, node in checked.graph.nodes.items() if "data_set" in node.inputs}
-    assert readers == {"rollout", "ref", "advantage", "update", "samples"}
+@pytest.fixture
+def folder(project):
+    """Files of several formats with the same rows."""
+    (project.folder / "a.jsonl").write_text(LINE * 3)
+    (project.folder / "b.jsonl.gz").write_bytes(gzip.compress(LINE.encode() * 4))
+    (project.folder / "c.json").write_text(json.dumps([json.loads(LINE)] * 5))
+    project.write_rows("d.parquet", [json.loads(LINE)] * 6)
+    datasets.Dataset.from_list([json.loads(LINE)] * 7).save_to_disk(str(project.folder / "e"))
+    return project.folder
 
 
-def test_one_source_may_have_them_too(project) -> None:
-    only = ("train: train.parquet", f"train: {{path: train.parquet, n: 2, {HOT}}}")
-    pipeline = pipeline_of(project, only)
-    assert pipeline.group_sizes() == {"train": 2}
-    assert [*pipeline.own_samplings("rollout")] == ["train"]
-    path = project.pipeline((only[0], only[1].replace("0.5", "0") + " #!"))
-    project.assert_problem(path, "data.train.sampling.temperature", "greedy-samples")
+def pipeline(project, train):
+    return project.pipeline(("train: train.parquet", f"train: {train} #!"))
 
 
-GROUP = "n: 4, sampling"
-MIX = ("reward: {op: reward, fn: exact}", "reward: {op: reward, fn: exact}\n  mix: {op: mix, per_prompt: 3} #!")
-KEEP = ("reward: {op: reward, fn: exact}", "reward: {op: reward, fn: exact}\n  keep: {op: filter} #!")
-BUFFER = ("estimator: grpo", "estimator: grpo, overlong_buffer: {len: 3, penalty_factor: 1}")
-TOO_SMALL = "tokens_per_micro_batch: 27"
+def test_sources_of_all_formats_are_counted(project, folder):
+    train = f"{{first: {{path: [a.jsonl, b.jsonl.gz], {KEYS}}}, second: {{path: [c.json, d.parquet, e], {KEYS}}}}}"
+    checked = check_file(pipeline(project, train), [f"data.val={folder}/train.parquet", "run.validate_every=2"])
+    assert checked.rows == {"train.first": 7, "train.second": 18, "val": 32}
+    assert "a.jsonl and 1 more" in summarize(checked)
+    assert as_values(checked)["data"]["train.second"]["prompts"] == 18
+
+
+PROBLEMS = {
+    "a missing file of several": ("[train.parquet, gone.parquet]", "gone.parquet does not exist; check the path"),
+    "a pattern without files": ("['*.pqt']", "no file matches "),
+    "a folder of other files": ("{path: other}", "is a folder without prompt files ("),
+    "a column that is not there": (
+        "{path: a.jsonl, prompt_key: qestion, answer_key: answer}",
+        "mean `question`?, or set prompt_key",
+    ),
+    "an answer that is not there": ("{path: a.jsonl, prompt_key: question}", "no column `reward_model`; "),
+    "a field that is not there": (
+        "{path: train.parquet, answer_key: reward_model.truth}",
+        "no field `truth` in reward_model",
+    ),
+    "another column in one file": (
+        f"{{path: [a.jsonl, renamed.jsonl], {KEYS}}}",
+        "renamed.jsonl has no column `question`",
+    ),
+    "half a gzip": (f"{{path: half.jsonl.gz, {KEYS}}}", "half.jsonl.gz:"),
+    "a broken line": (
+        f"{{path: broken.jsonl, {KEYS}}}",
+        "broken.jsonl:2: no row of JSON (Expecting value at column 14)",
+    ),
+    "an empty question": (f"{{path: empty.jsonl, {KEYS}}}", "has an empty prompt in line 3"),
+    "no answer": (
+        f"{{path: [a.jsonl, null.jsonl], {KEYS}}}",
+        "null.jsonl has a reference answer of null (answer) in line 3",
+    ),
+    "a number as question": (f"{{path: number.jsonl, {KEYS}}}", "has prompts of type int64; they must be text"),
+    "a chat of answers alone": (f"{{path: chat.jsonl, {KEYS}}}", "has an empty prompt in line 1"),
+}
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_files_that_a_run_cannot_use(project, folder, case):
+    train, message = PROBLEMS[case]
+    (folder / "other").mkdir()
+    (folder / "other/notes.txt").write_text("notes")
+    (folder / "half.jsonl.gz").write_bytes(gzip.compress(LINE.encode() * 4)[:-6])
+    (folder / "broken.jsonl").write_text(LINE + '{"question": }\n' + LINE)
+    (folder / "empty.jsonl").write_text(LINE + '\n{"question": "", "answer": "2"}\n')
+    (folder / "null.jsonl").write_text(LINE + '\n{"question": "1", "answer": null}\n')
+    (folder / "renamed.jsonl").write_text('{"problem": "1", "answer": "2"}\n')
+    (folder / "number.jsonl").write_text('{"question": 1, "answer": "2"}\n')
+    chat = [{"role": "assistant", "content": "2"}]
+    (folder / "chat.jsonl").write_text(json.dumps({"question": chat, "answer": "2"}) + "\n")
+    project.assert_problem(pipeline(project, train), "data.train", message)
+
+
+def test_a_source_is_named_by_its_key(project, folder):
+    path = project.pipeline(("train: train.parquet", "train:\n    first: train.parquet\n    second: gone.parquet #!"))
+    project.assert_problem(path, "data.train.second", "wrong-data-file")
+
+
+def test_many_files_share_the_time_of_a_few(project, row, monkeypatch):
+    monkeypatch.setattr("dagrl.validation.data_rows.SCANNED_ROWS", 8)
+    monkeypatch.setattr("dagrl.validation.sampled_files._BATCH_ROWS", 1)
+    (project.folder / "many").mkdir()
+    for number in range(40):
+        project.write_rows(f"many/{number:02}.parquet", [row] * 3)
+    project.write_rows("many/17.parquet", [row, {**row, "prompt": ""}, row])
+    assert check_file(pipeline(project, "many")).rows == {"train": 120}
+    project.write_rows("many/17.parquet", [{**row, "prompt": ""}, row, row])
+    project.assert_problem(pipeline(project, "many"), "data.train", "17.parquet has an empty prompt in row 0")
+
+
+def test_a_system_message_needs_a_chat_template(project, folder):
+    chats = [{"question": [{"from": "human", "value": "1+1="}], "answer": "2"}]
+    project.write_rows("chats.parquet", chats)
+    assert holds_chats(SourceSpec(path=folder / "chats.parquet", prompt_key="question"), ())
+    assert holds_chats(SourceSpec(path=folder / "a.jsonl", system_prompt="Add."), ())
+    assert not holds_chats(SourceSpec(path=folder / "a.jsonl", prompt_key="question"), ())
+    assert not holds_chats(SourceSpec(path=folder / "gone.jsonl"), ())
 
 
 @pytest.mark.parametrize(
-    ("more", "place", "code", "edits"),
+    ("train", "place", "code"),
     [
-        ("n: 1", "data.train.more.n", "group-too-small", ()),
-        ("n: 0", "data.train.more.n", "invalid-value", ()),
-        ("sampling: {max_new_tokens: 8, temperature: 0}", "data.train.more.sampling.temperature", "greedy-samples", ()),
-        ("sampling: {temperature: 1}", "data.train.more.sampling.max_new_tokens", "missing-key", ()),
-        ("sampling: {max_new_tokens: 8, top_k: 0}", "data.train.more.sampling.top_k", "invalid-top-k", ()),
-        ("max_prompt_tokens: 17", "data.train.more.max_prompt_tokens", "prompt-too-long", ()),
-        ("max_new_tokens: 4", "data.train.more.max_new_tokens", "unknown-key", ()),
+        ("{hub: me/gone}", "data.train", "no-such-data-set"),
+        ("{hub: me/sums, split: trian}", "data.train", "no-such-data-set"),
     ],
 )
-def test_settings_that_are_wrong(project, more, place, code, edits) -> None:
-    old, new = sources(more)
-    problem = project.only_problem(project.pipeline((old, f"{new} #!"), *edits))
-    assert (problem.place, problem.code) == (place, code)
+def test_data_sets_that_the_hub_does_not_have(project, monkeypatch, train, place, code):
+    real = datasets.load_dataset_builder
+
+    def load(name, config, revision=None):
+        if name == "me/gone":
+            raise datasets.exceptions.DatasetNotFoundError("Dataset 'me/gone' doesn't exist on the Hub.")
+        return real(str(project.folder))
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", load)
+    project.assert_problem(pipeline(project, train), place, code)
 
 
-@pytest.mark.parametrize(
-    ("more", "edit", "place", "code"),
-    [
-        ("n: 1, weight: 1", KEEP, "nodes.keep", "group-too-small"),
-        ("sampling: {max_new_tokens: 2}", BUFFER, "nodes.advantage.overlong_buffer.len", "buffer-too-long"),
-        (HOT, ("fn: exact}", "fn: exact}"), None, None),
-        (
-            "sampling: {max_new_tokens: 12}",
-            ("loss: {kl_coef: 0.01}", f"{TOO_SMALL}, loss: {{kl_coef: 0.01}}"),
-            "nodes.update.tokens_per_micro_batch",
-            "micro-batch-too-small",
-        ),
-    ],
-)
-def test_rules_of_nodes_hold_for_each_source(project, more, edit, place, code) -> None:
-    path = project.pipeline(sources(more), edit)
-    if place is None:
-        check_file(path)
-    else:
-        assert (place, code) in [(problem.place, problem.code) for problem in project.problems(path)]
-
-
-def test_an_estimator_that_compares_needs_no_n_of_a_rollout_whose_sources_all_have_theirs(project) -> None:
-    all_own = sources("n: 4")[1].replace("sums: train.parquet", "sums: {path: train.parquet, n: 2}")
-    check_file(project.pipeline(("train: train.parquet", all_own), ("n: 4, sampling", "n: 1, sampling")))
-
-
-def test_sampling_without_a_rollout_has_no_effect(project) -> None:
-    sft = "learn: {op: sft, engine: actor}"
-    text = project.pipeline(sources("n: 2")).read_text()
-    start = text.index("nodes:")
-    nodes = text[start : text.index("run:")]
-    text = text.replace(nodes, f"nodes:\n  {sft}\n").replace(
-        "  prompts_per_step: 8", "  prompts_per_step: 8\n  responses: [prompt]\n  max_response_tokens: 8"
+def test_epochs_need_the_rows_of_files(project, monkeypatch):
+    real = datasets.load_dataset_builder
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *names, revision=None: real(str(project.folder)))
+    path = project.pipeline(
+        ("train: train.parquet", "train: {hub: me/sums}"), ("run: {steps: 10}", "run: {epochs: 2} #!")
     )
-    text = text.replace("  reference: {backend: megatron, frozen_copy_of: actor}\n", "")
-    text = text.replace("  generator: {backend: hf, group: rollout, weights_from: actor}\n", "").replace(
-        "  rollout: {cpus_per_node: 1}\n", ""
-    )
-    problem = project.only_problem(project.write("p.yaml", text))
-    assert problem.place == "data.train.more.n"
-
-
-REWARD = "reward: {op: reward, fn: exact}"
-PLAIN = sources("weight: 1")
-
-
-def rewarded(by_source: str) -> tuple[str, str]:
-    return REWARD, f"reward: {{op: reward, fn: exact, by_source: {{{by_source}}}}} #!"
-
-
-def test_nodes_have_functions_and_bounds_by_source(project) -> None:
-    keep = "keep: {op: filter, by_source: {more: {lower: 0.1, upper: 0.9}}}"
-    own = f"reward: {{op: reward, by_source: {{sums: {{fn: exact}}, more: {{fn: math}}}}}}\n  {keep}"
-    graph = check_file(project.pipeline(PLAIN, (REWARD, own))).graph
-    assert {"data_set", "answer"} <= graph.nodes["reward"].inputs.keys()
-    assert "data_set" in graph.nodes["keep"].inputs
-
-
-@pytest.mark.parametrize(
-    ("edit", "place", "code", "named"),
-    [
-        (rewarded("mor: {fn: math}"), "nodes.reward.by_source.mor", "unknown-source", "more"),
-        (rewarded("val: {fn: math}"), "nodes.reward.by_source.val", "unknown-source", "sums"),
-        (rewarded("more: {fn: mth}"), "nodes.reward.by_source.more.fn", "unknown-reward", "math"),
-        (rewarded("more: {args: {}}"), "nodes.reward.by_source.more.fn", "missing-key", "fn"),
-        (rewarded("more: {fn: math, args: {x: 1}}"), "nodes.reward.by_source.more.args", "invalid-reward", "x"),
-        (
-            (REWARD, "reward: {op: reward, by_source: {more: {fn: math}}} #!"),
-            "nodes.reward.by_source",
-            "source-without-reward",
-            "sums",
-        ),
-        ((REWARD, "reward: {op: reward} #!"), "nodes.reward", "fn", "fn"),
-        (
-            (REWARD, f"{REWARD}\n  keep: {{op: filter, by_source: {{mroe: {{lower: 0}}}}}} #!"),
-            "nodes.keep.by_source.mroe",
-            "unknown-source",
-            "more",
-        ),
-        (
-            (REWARD, f"{REWARD}\n  keep: {{op: filter, upper: 0.5, by_source: {{more: {{lower: 0.6}}}}}} #!"),
-            "nodes.keep.by_source.more.lower",
-            "crossed-bounds",
-            "0.6",
-        ),
-        (
-            (REWARD, f"{REWARD}\n  keep: {{op: filter, by_source: {{more: {{metric: reward}}}}}} #!"),
-            "nodes.keep.by_source.more.metric",
-            "unknown-key",
-            "metric",
-        ),
-    ],
-)
-def test_sections_by_source_that_are_wrong(project, edit, place, code, named) -> None:
-    project.assert_problem(project.pipeline(PLAIN, edit), place, code, named)
-
-
-def test_a_reward_by_source_may_name_validation_sets(project) -> None:
-    val = (PLAIN[0], PLAIN[1] + "\n  val: {aime: train.parquet}")
-    run = ("run: {steps: 10}", "run: {steps: 10, validate_every: 5}")
-    check_file(project.pipeline(val, run, rewarded("aime: {fn: math}")))
-    own = (REWARD, "reward: {op: reward, by_source: {sums: {fn: exact}, more: {fn: math}}} #!")
-    project.assert_problem(project.pipeline(val, run, own), "nodes.reward.by_source", "source-without-reward", "aime")
-
-
-def test_only_sources_whose_reward_reads_answers_need_them(project) -> None:
-    row = {"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": None, "style": "rule"}}
-    project.write_rows("none.parquet", [row, row | {"reward_model": {"ground_truth": "2", "style": "rule"}}])
-    project.write("lengths.py", "def short(response):\n    return -float(len(response))\n")
-    two = ("train: train.parquet", "train: {sums: train.parquet, more: none.parquet} #!")
-    problem = project.only_problem(project.pipeline(two))
-    assert problem.place == "data.train.more"
-    check_file(project.pipeline(two, (REWARD, REWARD[:-1] + ", by_source: {more: {fn: 'lengths:short'}}}")))
-    other = REWARD[:-1] + ", by_source: {sums: {fn: 'lengths:short'}}}"
-    assert project.only_problem(project.pipeline(two, (REWARD, other))).place == "data.train.more"
+    project.assert_problem(path, "run.epochs", "unknown-rows", "set `steps`")

@@ -23,7 +23,7 @@ def prompt_of(value: Any, spec: SourceSpec, *, has_template: bool) -> Any:
     """
     found = chat_of(value)
     if spec.prompt_key != _OWN_KEY:
-        if isinstance(found, str) and has_template:
+        if isinstance(found, str) and found and has_template:
             found = as_chat(found)
         while isinstance(found, list) and found and (found[-1] or {}).get("role") == "assistant":
             found = found[:-1]
