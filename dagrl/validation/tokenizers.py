@@ -103,7 +103,11 @@ def _report_no_end(pipeline: Pipeline, folder: Path, place: Place, findings: Fin
     if pipeline.data.responses:
         message = f"{fact}, which ends the responses of data.responses; add it to tokenizer_config.json"
         findings.error(place, message, "missing-eos-token")
-    elif any(not node.sampling.stop_token_ids for node in pipeline.rollouts.values()):
+    elif any(
+        not sampling.stop_token_ids
+        for name in pipeline.rollouts
+        for sampling in pipeline.samplings(name, validated=False).values()
+    ):
         message = f"{fact}, so responses may end at max_new_tokens only; add it to tokenizer_config.json"
         findings.warning(place, message, "missing-eos-token")
 

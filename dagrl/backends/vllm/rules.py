@@ -65,10 +65,11 @@ def _warn_of_truncation(rules: ServerRules[VllmEngineSpec]) -> None:
 
     vLLM has log-probs before temperature or after everything; hf and SGLang have them between the two.
     """
-    for name, node in rules.nodes():
-        sampling = node.sampling
+    rollouts = [name for name, node in rules.nodes() if isinstance(node, RolloutNode)]
+    samplings = [each for name in rollouts for each in rules.pipeline.samplings(name, validated=False).items()]
+    for section, sampling in samplings:
         given = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
-        if isinstance(node, RolloutNode) and (cut := [field for field, cuts in given.items() if cuts]):
+        if cut := [field for field, cuts in given.items() if cuts]:
             message = "vLLM reports `rollout_logprob` after this truncation, and corrections count the difference from "
             message += "the trainer's as mismatch; hf and sglang report it before, see docs/mismatch.md"
-            rules.findings.warning(("nodes", name, "sampling", cut[0]), message, code="truncated-logprobs")
+            rules.findings.warning((*section, cut[0]), message, code="truncated-logprobs")

@@ -150,7 +150,8 @@ def _straggling(run: RunReader, plan: Plan, path: list[tuple[str, str, str, floa
 
 def _lengths(run: RunReader, pipeline: Pipeline, steps: dict[int, Any]) -> Assumed:
     mean = mean_of(run, "response_tokens/mean", steps)
-    limit = max((node.sampling.max_new_tokens for node in pipeline.rollouts.values()), default=0)
+    samplings = [each for name in pipeline.rollouts for each in pipeline.samplings(name, validated=False).values()]
+    limit = max((sampling.max_new_tokens for sampling in samplings), default=0)
     prompt = lengths_of_run(run, pipeline, steps).prompt_tokens
     return Assumed(prompt, mean if mean and mean <= limit else None)
 

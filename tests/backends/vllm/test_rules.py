@@ -95,6 +95,10 @@ def test_log_probs_after_truncation_are_warned_of(project, backend: str, options
     )
     places = [place for place, code in found if code == "truncated-logprobs"]
     assert places == ([f"nodes.rollout.sampling.{warned}"] if warned else [])
+    own = f"train: {{sums: {{path: train.parquet, sampling: {{max_new_tokens: 8, {options}}}}}}}"
+    found = project.warnings((HF, HF.replace("backend: hf", f"backend: {backend}")), ("train: train.parquet", own))
+    places = [place for place, code in found if code == "truncated-logprobs"]
+    assert places == ([f"data.train.sums.sampling.{warned}"] if warned else [])
 
 
 @pytest.fixture
