@@ -18,10 +18,13 @@ def run_notes(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> 
     `steps` are metrics; `config` is the pipeline, as it is written in a file, possibly without anything.
     """
     notes = {}
-    for metric, what in ((_FRACTION, "responses"), (f"val/{_FRACTION}", "responses in validation")):
+    own = _limits_of_sources(config)
+    usual = [] if own else [(_FRACTION, "responses", _key(config, _FRACTION))]
+    validated = f"val/{_FRACTION}", "responses in validation", _key(config, f"val/{_FRACTION}")
+    for metric, what, key in (*usual, *own, validated):
         shares = [step[metric] for step in steps if metric in step]
         if shares and (share := fmean(shares)) >= _MOST:
-            notes[metric] = f"{share:.0%} of the {what} were cut at the token limit; raise {_key(config, metric)}"
+            notes[metric] = f"{share:.0%} of the {what} were cut at the token limit; raise {key}"
     unknown = [step[_UNKNOWN] for step in steps if step.get(_UNKNOWN, 0.0) > 0]
     if unknown:
         notes[_UNKNOWN] = (
@@ -29,6 +32,22 @@ def run_notes(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> 
             "corrections leave these tokens out; look at its precision and weights (docs/mismatch.md)"
         )
     return notes
+
+
+def _limits_of_sources(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Metric, name and key of each source's limit, if sources have their own."""
+    train = (config.get("data") or {}).get("train")
+    if not isinstance(train, Mapping):
+        return []
+    if isinstance(limit := train.get("sampling"), Mapping) and "max_new_tokens" in limit:
+        return [(_FRACTION, "responses", f"data.train.sampling.max_new_tokens ({limit['max_new_tokens']})")]
+    found = {name: each.get("sampling") for name, each in train.items() if isinstance(each, Mapping)}
+    own = {name: limit["max_new_tokens"] for name, limit in found.items() if limit}
+    keys = {name: f"data.train.{name}.sampling.max_new_tokens ({limit})" for name, limit in own.items()}
+    usual = _key(config, _FRACTION)
+    prefix = "train/{}/" if len(train) > 1 else ""
+    metrics = {name: prefix.format(name) + _FRACTION for name in train}
+    return [(metrics[name], f"responses to `{name}`", keys.get(name, usual)) for name in train] if own else []
 
 
 def _key(config: Mapping[str, Any], metric: str) -> str:

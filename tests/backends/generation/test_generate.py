@@ -54,13 +54,18 @@ def test_sampled_tokens_and_their_log_probs(engine, backend, requests, model_of:
         ].all()
 
 
-def test_requests_of_one_call_may_be_sampled_differently(engine, requests) -> None:
+def test_requests_of_one_call_may_be_sampled_differently(engine, requests, model_of: ModelOf) -> None:
     short = SamplingSpec(max_new_tokens=3, temperature=0, ignore_eos=True)
-    mixed = [replace(each, sampling=(None, short)[index % 2]) for index, each in enumerate(requests)]
+    hot = SamplingSpec(max_new_tokens=9, temperature=1.7, ignore_eos=True)
+    mixed = [replace(each, sampling=(None, short, hot)[index % 3]) for index, each in enumerate(requests)]
     whole = complete(engine, requests, GREEDY)
     cut = complete(engine, requests, short)
     for index, completion in enumerate(complete(engine, mixed, GREEDY)):
-        alone = (whole, cut)[index % 2][index]
+        if index % 3 == 2:
+            assert len(completion.tokens) == 9
+            assert deviation(model_of(OLD), requests[index], completion, hot).max() <= 1e-5
+            continue
+        alone = (whole, cut)[index % 3][index]
         assert completion.tokens.tolist() == alone.tokens.tolist()
         assert completion.finish_reason == alone.finish_reason
         np.testing.assert_allclose(completion.logprobs, alone.logprobs, atol=1e-5)
