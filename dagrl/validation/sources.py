@@ -25,6 +25,9 @@ def _check_names(pipeline: Pipeline, findings: Findings) -> None:
                     (*place, source), f"there is no {kind} `{source}`; {suggest(source, known)}", "unknown-source"
                 )
         if isinstance(node, RewardNode) and node.fn is None:
+            if node.args:
+                message = "are those of `fn`, which is missing"
+                findings.superfluous(("nodes", name, "args"), message, "move them to the functions of `by_source`")
             for source in dict.fromkeys((*sampled, *validated)):
                 if source not in node.by_source:
                     message = f"`{source}` has no reward; add it here, or a function for all others with `fn`"
