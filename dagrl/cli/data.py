@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dagrl.cli import completion
+from dagrl.cli.data_stats import data_stats
 from dagrl.cli.parameters import AsJson, print_json
 from dagrl.config.errors import suggest
 from dagrl.resources import DATA_SCRIPTS, data_script_names
@@ -26,13 +27,15 @@ def data(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write the prompt files of a known data set, or list those that have a script.
+    """Write the prompt files of a known data set, list those that have a script, or show statistics of files.
 
     Examples:
         dagrl data
         dagrl data gsm8k --local_dir data/gsm8k
         dagrl data gsm8k --local_dir data/gsm8k --source originals
         dagrl data gsm8k --help
+        dagrl data stats data/gsm8k/train.parquet --val data/gsm8k/test.parquet
+        dagrl data stats --help
     """
     names = data_script_names()
     if name is None:
@@ -42,6 +45,9 @@ def data(
         else:
             print("\n".join(f"{script_name:<{max(map(len, names))}}  {title}" for script_name, title in titles.items()))
         return 0
+    if name == "stats":
+        # Options before the word belong to it, too.
+        return data_stats([*(arguments or []), *(["--json"] if as_json else [])])
     if name not in names:
         raise typer.BadParameter(f"there is no script for the data set `{name}`; {suggest(name, names)}")
     script = DATA_SCRIPTS / f"{name}.py"

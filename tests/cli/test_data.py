@@ -1,5 +1,7 @@
 """`dagrl data`: the scripts of data_preprocess/ as a command."""
 
+import json
+
 import pytest
 
 from dagrl.cli import main
@@ -18,3 +20,23 @@ def test_user_errors_end_every_script_with_2(name, tmp_path, capsys):
     assert main(["data", name, *options]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith(f"{name}.py: ")
+
+
+def test_statistics_of_files_are_printed_as_text_and_json(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, questions in (("train", ["One?", "Two?", "two? "]), ("val", ["ONE?", "Three?"])):
+        rows = [{"question": each, "answer": f"#### {number}"} for number, each in enumerate(questions)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    call = ["data", "stats", str(tmp_path / "train.jsonl"), "--val", str(tmp_path / "val.jsonl")]
+    assert main(call) == 0
+    text = capsys.readouterr().out
+    assert f"{tmp_path}/train.jsonl: 3 rows\n  prompts (`question`) in characters: mean 4, median 4," in text
+    assert f"  same prompt as an earlier row: 1 ({tmp_path}/train.jsonl:3)\n    with another answer: 1 (" in text
+    assert f"  same prompt as a training row: 1 ({tmp_path}/val.jsonl:1)\n" in text
+    assert main([*call, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["val"][0]["also_in_train"] == {"rows": 1, "places": [f"{tmp_path}/val.jsonl:1"]}
+    assert values["train"][0]["rewards"] == {"math": 3}
+    assert main([*call, "--prompt-key", "text"]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"dagrl data stats: {tmp_path}/train.jsonl has no column `text`")

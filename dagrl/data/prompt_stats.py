@@ -1,0 +1,220 @@
+"""Statistics of files of prompts: lengths, sources, duplicates, and what training and validation have in common.
+
+Rows are read in order and not kept: memory grows by about thirty bytes for each row, and by eight for each word of the
+validation prompts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dagrl.config.errors import listed
+from dagrl.data.sources import Source
+from dagrl.data.sources.fields import answer_of, prompt_of
+from dagrl.model_files.nested_columns import column_type, value_at
+
+GRAM = 13
+"""Words in a row that two prompts share if one of them was probably made from the other (GPT-3's rule)."""
+_CHUNK = 4096
+_PROMPT_KEYS = ("prompt", "question", "problem", "messages", "conversations", "instruction", "input", "text")
+_ANSWER_KEYS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "target", "output")
+_SHOWN = 3
+"""Places that are named for each kind of finding."""
+_COMMON_GRAMS = 10
+"""Validation prompts that share a gram if it is part of an instruction, not of a problem: so many, and one in 100."""
+
+Length = Callable[[Sequence[str]], Sequence[int]]
+"""From texts to their lengths."""
+Scores = Callable[[str], str]
+"""From a reference answer to the reward that can score it; empty if there is none."""
+
+
+@dataclass(slots=True)
+class FileStats:
+    """What was counted in the rows of a source."""
+
+    source: Source
+    prompt_key: str
+    answer_key: str | None
+    prompt_lengths: np.ndarray = field(init=False)
+    """Int64 [rows]."""
+    answer_lengths: np.ndarray = field(init=False)
+    """Characters, int64 [rows]."""
+    prompts: np.ndarray = field(init=False)
+    """A hash of each prompt after normalisation, uint64 [rows]."""
+    answers: np.ndarray = field(init=False)
+    """A hash of each answer, uint64 [rows]."""
+    sources: Counter[str] = field(default_factory=Counter)
+    """Values of ``data_source``."""
+    empty: list[int] = field(default_factory=list)
+    """Rows without a prompt."""
+    rewards: Counter[str] = field(default_factory=Counter)
+    """Reward -> answers that it can score."""
+    unscored: list[int] = field(default_factory=list)
+    """Rows with an answer that no reward can score."""
+
+    def __post_init__(self) -> None:
+        self.prompt_lengths, self.answer_lengths = (np.zeros(len(self.source), np.int64) for _ in range(2))
+        self.prompts, self.answers = (np.zeros(len(self.source), np.uint64) for _ in range(2))
+
+    def repeated(self) -> np.ndarray:
+        """Rows whose prompt an earlier row has."""
+        _, first = np.unique(self.prompts, return_index=True)
+        return np.setdiff1d(np.arange(len(self.prompts)), first)
+
+    def contradicting(self) -> np.ndarray:
+        """Rows whose prompt the first row with it gives another answer."""
+        _, first, inverse = np.unique(self.prompts, return_index=True, return_inverse=True)
+        return np.flatnonzero(self.answers != self.answers[first[inverse]])
+
+    def places(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        """Where the first of some rows are."""
+        return [self.source.place(int(row)) for row in rows[:_SHOWN]]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Validation prompts that are in the training prompts."""
+
+    validation: FileStats
+    same: np.ndarray
+    """Rows whose prompt a training row has after normalisation."""
+    similar: np.ndarray
+    """Other rows that share `GRAM` words in a row with a training prompt."""
+    mostly: np.ndarray
+    """Those of them that share at least half of their words this way."""
+
+
+def file_stats(
+    source: Source,
+    length: Length,
+    scores: Scores | None = None,
+    *,
+    prompt_key: str | None = None,
+    answer_key: str | None = None,
+) -> FileStats:
+    """Read a source once. Raises ValueError if it lacks the columns, or for a damaged row.
+
+    Without keys, the first usual ones of its columns are taken; a file need not have answers.
+    """
+    prompts = prompt_key or _known(source, _PROMPT_KEYS)
+    answers = answer_key or _known(source, _ANSWER_KEYS)
+    for key in filter(None, (prompts if prompt_key or prompts else "prompt", answer_key)):
+        if column_type(source.schema, key) is None:
+            raise ValueError(f"{source.title} has no column `{key}`, only {listed(source.schema.names)}; name another")
+    assert prompts is not None
+    stats = FileStats(source, prompts, answers)
+    for rows, texts, found in _texts(source, prompts, answers, stats.sources):
+        stats.prompt_lengths[rows.start : rows.stop] = length(texts)
+        stats.answer_lengths[rows.start : rows.stop] = [len(each) for each in found]
+        for row, text, answer in zip(rows, texts, found, strict=True):
+            stats.prompts[row], stats.answers[row] = _hash(normalised(text)), _hash(answer.strip())
+            if not text.strip():
+                stats.empty.append(row)
+            if answers is not None and scores is not None:
+                reward = scores(answer)
+                stats.rewards[reward] += 1
+                if not reward:
+                    stats.unscored.append(row)
+    return stats
+
+
+def overlap(training: Sequence[FileStats], validation: FileStats) -> Overlap:
+    """What a validation file has in common with the training files, each of which is read once more."""
+    known = np.unique(np.concatenate([each.prompts for each in training]))
+    filled = np.setdiff1d(np.arange(len(validation.prompts)), validation.empty)
+    same = filled[np.isin(validation.prompts[filled], known)]
+    grams, rows = _grams_of(validation)
+    distinct, inverse = np.unique(grams, return_inverse=True)
+    shared = np.zeros(len(distinct), dtype=bool)
+    for each in training:
+        for _, texts, _ in _texts(each.source, each.prompt_key, None):
+            found = np.concatenate([np.zeros(0, np.uint64), *(_grams(text) for text in texts)])
+            places = np.minimum(np.searchsorted(distinct, found), max(len(distinct) - 1, 0))
+            if len(distinct):
+                shared[places[distinct[places] == found]] = True
+    # A gram of many prompts is part of an instruction.
+    usual = np.bincount(inverse, minlength=len(distinct))
+    shared &= usual < max(_COMMON_GRAMS, len(validation.prompts) / 100)
+    count = len(validation.prompts)
+    hits, all_grams = np.bincount(rows, shared[inverse], count), np.bincount(rows, minlength=count)
+    similar = np.setdiff1d(np.flatnonzero(hits), same)
+    return Overlap(validation, same, similar, similar[hits[similar] >= all_grams[similar] / 2])
+
+
+def normalised(text: str) -> str:
+    """A text without differences of case, of white space, and of characters that look alike (NFKC)."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _known(source: Source, keys: Sequence[str]) -> str | None:
+    return next((key for key in keys if column_type(source.schema, key) is not None), None)
+
+
+def _texts(
+    source: Source, prompt_key: str, answer_key: str | None, counted: Counter[str] | None = None
+) -> Iterator[tuple[range, list[str], list[str]]]:
+    """Rows with their prompts, without system messages, and answers; `counted` are the values of ``data_source``."""
+    columns = [key for key in (prompt_key, answer_key, "data_source") if key is not None]
+    spec = source.spec.model_copy(update={"prompt_key": prompt_key, "system_prompt": None})
+    for begin in range(0, len(source), _CHUNK):
+        rows = range(begin, min(begin + _CHUNK, len(source)))
+        values = source.values(rows, columns)
+        table = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        if counted is not None:
+            counted.update(str(row["data_source"]) for row in table if row.get("data_source") is not None)
+        prompts, answers = [], []
+        for number, row in zip(rows, table, strict=True):
+            try:
+                prompts.append(_text_of(prompt_of(value_at(row, prompt_key), spec, has_template=True)))
+                answers.append(answer_of(value_at(row, answer_key)) if answer_key is not None else "")
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ValueError(f"{source.place(number)}: the row cannot be read ({error})") from error
+        yield rows, prompts, answers
+
+
+def _text_of(prompt: object) -> str:
+    """The text of a prompt without its system messages."""
+    if not isinstance(prompt, list):
+        return prompt if isinstance(prompt, str) else ""
+    contents = [each.get("content") for each in prompt if each and each.get("role") not in ("system", "developer")]
+    return "\n".join(each if isinstance(each, str) else _of_parts(each) for each in contents if each)
+
+
+def _of_parts(content: object) -> str:
+    parts = content if isinstance(content, list) else []
+    return " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest())
+
+
+def _grams_of(stats: FileStats) -> tuple[np.ndarray, np.ndarray]:
+    """The grams of all prompts and their rows."""
+    grams, rows = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for numbers, texts, _ in _texts(stats.source, stats.prompt_key, None):
+        for row, text in zip(numbers, texts, strict=True):
+            grams.append(_grams(text))
+            rows.append(np.full(len(grams[-1]), row))
+    return np.concatenate(grams), np.concatenate(rows)
+
+
+_FACTORS = np.random.default_rng(13).integers(0, 2**64, GRAM, np.uint64) | np.uint64(1)
+
+
+def _grams(text: str) -> np.ndarray:
+    """A hash of each `GRAM` words in a row, uint64; of none in a shorter text."""
+    words = re.findall(r"\w+", normalised(text))
+    if len(words) < GRAM:
+        return np.zeros(0, np.uint64)
+    codes = np.array([zlib.crc32(word.encode()) for word in words], dtype=np.uint64)
+    return (np.lib.stride_tricks.sliding_window_view(codes, GRAM) * _FACTORS).sum(axis=1, dtype=np.uint64)
