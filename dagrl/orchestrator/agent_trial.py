@@ -67,8 +67,10 @@ def _print_trial(pipeline: Pipeline, folder: Path, plan: Plan, row: int) -> None
         context = Context(work, resources, engine)
         batch = _batch(pipeline, resources, row, context.sequences)
         prompt, images = batch["prompt_tokens"][0], tuple(images_at(batch, 0))
+        sampling = context.own_samplings.get(next(iter(pipeline.data.sources)))
         requests = {
-            place: GenerationRequest(prompt, sample_seed(context, place), images=images) for place in range(len(batch))
+            place: GenerationRequest(prompt, sample_seed(context, place), images=images, sampling=sampling)
+            for place in range(len(batch))
         }
         responses = [response for _, response in AgentRollouts(batch, requests, context).run()]
         for line in _report(responses, resources):
