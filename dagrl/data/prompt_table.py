@@ -98,9 +98,10 @@ class PromptTable:
         tokens = begun_texts(self._tokenizer, [*plain.values()])
         if chats:
             # The template has already written the special tokens.
-            tokens += self._tokenizer([*chats.values()], add_special_tokens=False)["input_ids"]
-        texts = plain | chats
-        self._encoded_rows = {row: (texts[row], found) for row, found in zip(texts, tokens, strict=True)}
+            texts = [*chats.values()]
+            tokens += self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        whole = plain | chats
+        self._encoded_rows = {row: (whole[row], found) for row, found in zip(whole, tokens, strict=True)}
 
     def prompt(self, row: int) -> np.ndarray:
         """Token ids of the row's prompt, int64. Raises ValueError if it is empty or has characters without tokens."""

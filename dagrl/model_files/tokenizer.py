@@ -86,7 +86,7 @@ def begun_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> lis
     if not texts:
         return []
     special = {*tokenizer.all_special_ids}
-    several: list[list[int]] = tokenizer(list(texts))["input_ids"]
+    several: list[list[int]] = tokenizer(list(texts), return_attention_mask=False)["input_ids"]
     return [
         _without_end(tokenizer, text, tokens) if tokens and tokens[-1] in special else tokens
         for text, tokens in zip(texts, several, strict=True)

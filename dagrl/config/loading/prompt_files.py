@@ -206,19 +206,28 @@ def _script_for(path: Path) -> str:
 def _in_folder(folder: Path, spec: SourceSpec) -> list[Path]:
     """The files of a folder, or of a data set that `datasets` has saved there."""
     split = spec.split or spec.usual_split
-    if (listing := folder / "dataset_dict.json").is_file():
-        splits = json.loads(listing.read_bytes())["splits"]
+    if splits := _listed_in(folder / "dataset_dict.json", "splits"):
         if split not in splits:
             raise ValueError(f"{folder} has no split `{split}`; {suggest(split, splits)}")
         folder = folder / split
-    if (state := folder / "state.json").is_file():
-        return [folder / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]]
+    if shards := _listed_in(folder / "state.json", "_data_files"):
+        return [folder / each["filename"] for each in shards]
     names = sorted(each.name for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
     for endings in _ENDINGS:
         if ours := [name for name in names if name.endswith(endings)]:
             return [folder / name for name in _of_split(folder, ours, split)]
     usual = listed([each[0] for each in _ENDINGS])
     raise ValueError(f"{folder} is a folder without prompt files ({usual}); name files, or a glob")
+
+
+def _listed_in(path: Path, key: str) -> list[Any]:
+    """A list in a file that `datasets` writes; empty if there is no such file."""
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); save the data set again") from error
+    listed_there = found.get(key) if isinstance(found, dict) else None
+    return listed_there if isinstance(listed_there, list) else []
 
 
 def _of_split(folder: Path, names: Sequence[str], split: str) -> list[str]:

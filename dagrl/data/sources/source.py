@@ -17,7 +17,7 @@ from dagrl.data.sources.parts import Part, part_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_KEPT_BYTES = 256 << 20
+_KEPT_BYTES = 128 << 20
 """Groups of rows that stay in memory: those of a window of the shuffled order."""
 
 
@@ -80,7 +80,7 @@ class Source:
             whole = self._group(group, tuple(columns))
             if not whole.num_columns:
                 continue
-            table = whole.take(wanted[places] - first)
+            table = _rows_of(whole, wanted[places] - first)
             values = self.parts[self._part_of_group[group]].values(table, names)
             for name in names:
                 target = found[name]
@@ -102,6 +102,15 @@ class Source:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
         self._kept.move_to_end(key)
         return self._kept[key]
+
+
+def _rows_of(table: pa.Table, rows: np.ndarray) -> pa.Table:
+    import pyarrow as pa
+
+    try:
+        return table.take(rows)
+    except pa.ArrowNotImplementedError:  # Arrow cannot take views of text.
+        return pa.concat_tables([table.slice(row, 1) for row in rows.tolist()])
 
 
 def open_source(name: str, spec: SourceSpec) -> Source:

@@ -184,6 +184,35 @@ def test_folders_of_datasets_are_read_where_they_are(tmp_path) -> None:
         open_source("set", TrainSourceSpec(path=tmp_path / "set", split="validation"))
 
 
+def test_other_files_of_their_names_are_not_those_of_datasets(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "state.json").write_text("[]")
+    assert len(opened(tmp_path)) == 1
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(ValueError, match=r"state\.json is no JSON .*; save the data set again"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_texts_of_every_arrow_type(tmp_path, kind) -> None:
+    texts = pa.array(["a", "b", "a"])
+    column = texts.dictionary_encode() if pa.types.is_dictionary(kind) else texts.cast(kind)
+    pq.write_table(pa.table({"prompt": column}), tmp_path / "a.parquet")
+    assert opened(tmp_path / "a.parquet").values([2, 1], ["prompt"])["prompt"] == ["a", "b"]
+
+
+def test_empty_files_and_groups_between_others_have_no_rows(tmp_path) -> None:
+    empty, two = pa.table({"prompt": pa.array([], pa.string())}), pa.table({"prompt": ["a", "b"]})
+    with pq.ParquetWriter(tmp_path / "b.parquet", two.schema) as writer:
+        for table in (empty, two, empty, two):
+            writer.write_table(table)
+    for name in ("a", "c"):
+        pq.write_table(empty, tmp_path / f"{name}.parquet")
+    source = opened(tmp_path)
+    assert source.values([3, 0, 2], ["prompt"])["prompt"] == ["b", "a", "a"]
+    assert source.place(2).startswith(f"{tmp_path}/b.parquet, row 2 ")
+
+
 def test_files_may_have_other_columns_and_types(tmp_path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": 3}\n{"prompt": "b", "answer": "x", "more": [1]}\n')
     pq.write_table(pa.table({"prompt": ["c"]}), tmp_path / "c.parquet")
