@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from work import changed
 
+from dagrl.algorithms.objective import PolicyObjective
+from dagrl.backends.base import ResponseTokens
+from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tables import write_tables
 from dagrl.ops.base import OpInput, Output
@@ -272,3 +276,44 @@ def test_a_kill_between_two_files_leaves_the_buffer_of_the_step_before(bench, st
 def test_a_metric_of_tokens_is_refused(bench, step) -> None:
     with pytest.raises(ValueError, match="`response_tokens` has several; name another metric"):
         step(1, metric="response_tokens")
+
+
+@pytest.mark.parametrize("choice", ["old", "token"])
+def test_the_ratio_of_a_returned_sample_is_that_to_the_policy_that_sampled_it(bench, step, choice) -> None:
+    step(1, batch_of(bench, 1))
+    _, returned = step(2, batch_of(bench, 2))
+    columns = {"rollout_logprob": returned.columns["rollout_logprob"]}
+    count = len(columns["rollout_logprob"].values)
+    offsets = columns["rollout_logprob"].offsets
+    for name, value in (("advantage", 1.0), ("response_mask", 1.0)):
+        columns[name] = Column(np.full(count, value, np.float32), offsets)
+    columns["old_logprob"] = columns["rollout_logprob"]
+    if choice == "token":
+        # The weights before the update are those that are trained.
+        columns["old_logprob"] = Column(np.full(count, -0.5, np.float32), offsets)
+    correction = RolloutCorrectionSpec(rollout_is="token", rollout_is_threshold=50.0) if choice == "token" else None
+    objective = PolicyObjective(
+        LossSpec(policy="reinforce" if choice == "token" else "ppo_clip", clip_ratio_high=50.0),
+        1.0,
+        available=columns.keys(),
+        correction=correction,
+        old_is_rollout=choice == "old",
+        needs_entropy=False,
+    )
+    batch = Batch(returned.rows, columns)
+    weights, totals = objective.token_weights(batch)
+    current = torch.full((count,), -0.5, dtype=torch.float64, requires_grad=True)
+    tokens = ResponseTokens(
+        logprob=current,
+        entropy=None,
+        weight=torch.from_numpy(weights.values).double() / totals[0],
+        columns={name: torch.from_numpy(np.copy(columns[name].values)).double() for name in objective.columns},
+        row=torch.from_numpy(np.repeat(np.arange(len(batch)), np.diff(offsets))),
+        totals=totals,
+    )
+    loss, _ = objective(tokens)
+    loss.backward()
+    assert current.grad is not None
+    # The gradient of -mean(r A) is -r / tokens, with r = exp(current - log-prob under which it was sampled, in step 1).
+    sampled = np.array([value for row in range(4) for value in (-1, -row)])
+    np.testing.assert_allclose(current.grad.numpy(), -np.exp(-0.5 - sampled) / count, rtol=1e-6)

@@ -279,3 +279,21 @@ def test_pieces_of_an_update_are_its_mini_batches_and_know_which_comes_first_and
     for rank in range(2):
         rows = [part.rows.tolist() for part in whole[rank].parts]
         assert [part.rows.tolist() for work in taken for part in work[rank].parts] == rows
+
+
+@given(mini_batches=st.integers(1, 4), prompts=st.integers(1, 3), returned=st.integers(0, 9))
+def test_returned_groups_are_spread_over_the_mini_batches(lab, mini_batches: int, prompts: int, returned: int) -> None:
+    needed, size = mini_batches * prompts, 2
+    step = Step(lab, needed, size, 2, [3])
+    (before,) = step.share(UPDATE, actor(1, 1), mini_batch=prompts)
+    rows = np.arange(needed * size, (needed + returned) * size)
+    for task in ("rollout", "prompts"):
+        step.index.extend(task, Block(rows, "returned", np.full(len(rows), 5), 0.0, 1.0))
+    (share,) = step.share(UPDATE, actor(1, 1), mini_batch=prompts)
+    assert len(share.parts) == mini_batches
+    added = []
+    for part, own in zip(share.parts, before.parts, strict=True):
+        assert part.rows[: len(own.rows)].tolist() == own.rows.tolist()
+        added.append(part.rows[len(own.rows) :].tolist())
+    assert [*chain(*added)] == rows.tolist()
+    assert max(map(len, added)) - min(map(len, added)) <= size
