@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dagrl.cli import completion
 from dagrl.resources import pipeline_file, why_no_path
+
+if TYPE_CHECKING:
+    from dagrl.validation.part import PartOptions
 
 
 def parse_path(text: str) -> Path:
@@ -76,6 +79,39 @@ RunFolders = Annotated[
 OutputFolder = Annotated[
     Path, typer.Option("--output", "-o", parser=parse_path, metavar="DIR", help="the folder to write")
 ]
+Only = Annotated[
+    str | None,
+    typer.Option(
+        "--only",
+        metavar="NODES",
+        help="run one part of the pipeline: these nodes, such as rollout,reward, and those between them",
+    ),
+]
+Explorer = Annotated[
+    str | None,
+    typer.Option(
+        "--explorer", metavar="I/N", help="with --only: the I-th of N explorers, each of which takes other prompts"
+    ),
+]
+
+
+def parse_part(only: str | None, explorer: str | None = None) -> PartOptions | None:
+    """The part of a pipeline that ``--only`` and ``--explorer`` name."""
+    from dagrl.validation.part import PartOptions, Share
+
+    if only is None:
+        if explorer is not None:
+            raise typer.BadParameter("needs --only", param_hint="'--explorer'")
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in only.split(",") if name.strip()))
+    if not names:
+        raise typer.BadParameter("expected names of nodes, such as rollout,reward", param_hint="'--only'")
+    try:
+        return PartOptions(names, Share() if explorer is None else Share.parse(explorer))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--explorer'") from None
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="print every metric of each step")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print warnings and failures only")]

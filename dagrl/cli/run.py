@@ -5,13 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dagrl.cli.errors import complain, exit_on
-from dagrl.cli.parameters import NewRunFolder, Overrides, Pipeline, Quiet, Verbose
+from dagrl.cli.parameters import (
+    Explorer,
+    NewRunFolder,
+    Only,
+    Overrides,
+    Pipeline,
+    Quiet,
+    Verbose,
+    parse_part,
+    parse_path,
+)
 from dagrl.config.errors import counted
+
+if TYPE_CHECKING:
+    from dagrl.validation.part import PartOptions
 
 _INTERRUPTED = 130
 _DOES_NOT_FIT = 3
@@ -24,6 +37,16 @@ def run(
     run_dir: NewRunFolder = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
+    only: Only = None,
+    explorer: Explorer = None,
+    experience: Annotated[
+        Path | None,
+        typer.Option(
+            parser=parse_path,
+            metavar="DIR",
+            help="with --only: the folder where the parts exchange experience and weights (default: RUN/experience)",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check, plan, and print what would be started; start and write nothing")
     ] = False,
@@ -40,19 +63,26 @@ def run(
         dagrl run tiny_grpo --run-dir runs/demo -q
         dagrl run pipeline.yaml run.val_only=true
         dagrl run pipeline.yaml --dry-run
+        dagrl run pipeline.yaml --only rollout,reward --explorer 1/2
+        dagrl run pipeline.yaml --only advantage,update
     """
     from dagrl.config.loading.hub import HubError
+    from dagrl.graph.cut import PartError
     from dagrl.validation.prepare import prepare
 
+    part = parse_part(only, explorer)
+    if experience is not None and part is None:
+        raise typer.BadParameter("needs --only", param_hint="'--experience'")
     if verbose and quiet:
         raise typer.BadParameter("not allowed together with --quiet", param_hint="'--verbose'")
     if dry_run:
-        return _dry_run(pipeline, overrides or [], run_dir)
-    with exit_on("run", HubError):
-        prepared = prepare(pipeline, overrides or [], with_weights=True)
+        return _dry_run(pipeline, overrides or [], run_dir, part)
+    with exit_on("run", HubError, PartError):
+        prepared = prepare(pipeline, overrides or [], with_weights=True, part=part)
     for warning in prepared.warnings:
         print(f"dagrl run: warning: {warning}", file=sys.stderr)
-    folder = run_dir or Path("runs") / prepared.loaded.pipeline.name
+    whole = run_dir or Path("runs") / prepared.loaded.pipeline.name
+    folder = prepared.part.run_folder(whole) if prepared.part is not None else whole
     if not quiet:
         # The next import takes seconds.
         run = prepared.loaded.pipeline.run
@@ -64,7 +94,7 @@ def run(
 
     try:
         verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
-        outcome = run_pipeline(prepared, folder, verbosity)
+        outcome = run_pipeline(prepared, folder, verbosity, experience or whole / "experience")
     except RefusedFolderError as error:
         complain("dagrl run", error)
         return 2
@@ -86,13 +116,14 @@ def run(
     return _OUT_OF_TIME if outcome.out_of_time else 0
 
 
-def _dry_run(pipeline: Path, overrides: list[str], run_dir: Path | None) -> int:
+def _dry_run(pipeline: Path, overrides: list[str], run_dir: Path | None, part: PartOptions | None) -> int:
+    from dagrl.graph.cut import PartError
     from dagrl.planner.showing.show import problems_in_words
     from dagrl.reporting.dry_run import describe_start
     from dagrl.workers.errors import RefusedFolderError
 
-    with exit_on("run", RefusedFolderError):
-        report, text = describe_start(pipeline, overrides, run_dir)
+    with exit_on("run", RefusedFolderError, PartError):
+        report, text = describe_start(pipeline, overrides, run_dir, part)
     for warning in report.checked.warnings:
         print(f"dagrl run: warning: {warning}", file=sys.stderr)
     print(text, end="", flush=True)

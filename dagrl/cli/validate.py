@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dagrl.cli.parameters import AsJson, Overrides, Pipeline, print_json
+from dagrl.cli.errors import exit_on
+from dagrl.cli.parameters import AsJson, Only, Overrides, Pipeline, parse_part, print_json
 from dagrl.config.errors import PipelineError
 
 
-def validate(pipeline: Pipeline, overrides: Overrides = None, as_json: AsJson = False) -> int:
+def validate(pipeline: Pipeline, overrides: Overrides = None, only: Only = None, as_json: AsJson = False) -> int:
     """Check a pipeline file, the files it names and the code it names.
 
     Prints a summary and exits 0, or prints every problem as FILE:LINE: place: what is wrong; what to do, and exits 2.
@@ -16,12 +17,16 @@ def validate(pipeline: Pipeline, overrides: Overrides = None, as_json: AsJson = 
         dagrl validate pipeline.yaml
         dagrl validate pipeline.yaml run.steps=10
         dagrl validate tiny_grpo --json
+        dagrl validate pipeline.yaml --only advantage,update
     """
+    from dagrl.graph.cut import PartError
     from dagrl.validation.prepare import prepare
     from dagrl.validation.summary import as_values, summarize
 
+    part = parse_part(only)
     try:
-        checked = prepare(pipeline, overrides or [])
+        with exit_on("validate", PartError):
+            checked = prepare(pipeline, overrides or [], part=part)
     except PipelineError as error:
         if not as_json:
             raise

@@ -1,6 +1,7 @@
 """The pipeline's DAG: nodes, and the columns that go between them. `inference` infers it.
 
 Beside the declared nodes there are two implicit ones: `prompts`, the data set, and `samples`, which stores the samples.
+Where the pipeline is cut in two (`cut`), `experience` stands for the other part.
 A column is identified by its writer and its name in the pipeline, after ``write:``.
 """
 
@@ -30,6 +31,8 @@ PROMPTS_NODE = "prompts"
 """Name of the implicit source."""
 SAMPLES_NODE = "samples"
 """Name of the implicit sink."""
+EXPERIENCE_NODE = "experience"
+"""Name of the implicit node that stands for nodes that are left out: a sink, or, in place of `prompts`, the source."""
 
 
 class Wire(NamedTuple):
@@ -63,6 +66,8 @@ class Graph:
     """By name, in topological order; among nodes that are ready alike, in the order of the file."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Nodes that need not run, and why; see `redundant_nodes`."""
+    sampled: Mapping[str, str] = field(default_factory=dict)
+    """Node -> the rollout, outside of this part of the pipeline, whose responses it processes."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -123,6 +128,8 @@ class Graph:
         """The rollout whose responses a node processes: itself, the writer of its inputs, or the last one before it."""
         if isinstance(self.nodes[name].spec, RolloutNode):
             return name
+        if name in self.sampled:
+            return self.sampled[name]
         inputs = self.nodes[name].inputs
         wires = [inputs[column] for column in ("response_tokens", "response_mask") if column in inputs]
         before = self.ancestors(name)
@@ -247,7 +254,7 @@ class Graph:
                 wires = {column: source(wire) for column, wire in node.inputs.items()}
                 kept = {column: wire for column, wire in wires.items() if wire is not None}
                 nodes[name] = replace(node, inputs=kept)
-        return Graph(nodes)
+        return Graph(nodes, sampled=self.sampled)
 
 
 def _validating(node: GraphNode) -> GraphNode:

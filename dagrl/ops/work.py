@@ -122,6 +122,19 @@ class BufferWork(TaskWork):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExperienceWork(TaskWork):
+    """Writes the step's batch to a file, or reads it there."""
+
+    path: str
+    explorer: str = ""
+    """Only of a part that writes: its name."""
+    group_size: int
+    """See `dagrl.orchestrator.steps.batch_index.BatchIndex`."""
+    prompt_ids: np.ndarray
+    """Only of a part that writes: the prompts of its groups, int64 [groups]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageWork(TaskWork):
     """Computes advantages."""
 
@@ -182,3 +195,5 @@ class TrainWork(EngineWork):
     """Whether this is the first piece."""
     ends: bool = True
     """Whether this is the last piece."""
+    publish: str | None = None
+    """The folder to write the new weights to, for explorers. Default: none."""

@@ -17,7 +17,9 @@ from itertools import takewhile
 from typing import Any
 
 from dagrl.backends.base import RequestLimits
+from dagrl.graph.dag import EXPERIENCE_NODE
 from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWriter
+from dagrl.orchestrator.exchange import Exchange
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
 from dagrl.orchestrator.folder.run_folder import RunFolder
@@ -69,7 +71,9 @@ class Driver:
         folder: RunFolder,
         trackers: Trackers,
         restarts: RestartPolicy,
+        exchange: Exchange | None = None,
     ) -> None:
+        """`exchange`: that of a part of the pipeline with the others."""
         pipeline, plan, start = prepared.loaded.pipeline, prepared.plan, folder.start
         self.pipeline = pipeline
         self.plan = plan
@@ -77,6 +81,9 @@ class Driver:
         self.groups = groups
         self.folder = folder
         self.trackers = trackers
+        self._exchange = exchange
+        self._unsaved: RunState | None = None
+        """The state after the last commit, if no checkpoint has it."""
         self.position = start.position
         """Prompts of the data set used so far, over all epochs."""
         self._rows = prepared.rows["train"]
@@ -133,6 +140,7 @@ class Driver:
                 for command in commands:
                     self._begin(command)
                 commands = self.scheduler.handle(*await self._next_events())
+            await self._save_last()
             await self._writer.join()
             if any(self._overlong.values()):
                 counts = ", ".join(f"{count} {what}" for what, count in self._overlong.items())
@@ -154,6 +162,8 @@ class Driver:
 
     def request_stop(self) -> None:
         """Stop at the next step boundary, with a checkpoint."""
+        if self._exchange is not None:
+            self._exchange.stop_requested = True
         self._events.put_nowait(StopRequested())
 
     async def _next_events(self) -> list[Event]:
@@ -225,7 +235,13 @@ class Driver:
         There is no await before all ranks have their work, so that a task queued behind this one finds its outputs.
         """
         batch, record = self._batch(run.step, task.rows), self._record(run.step)
-        prompts, carried = self._take_prompts(run) if not task.inputs and task.rows is Rows.TRAIN else (None, ())
+        is_source = not task.inputs and task.rows is Rows.TRAIN
+        if is_source and self._exchange is not None and run.round == 0 and not await self._exchange.begin(run.step):
+            # Nothing of the step has begun.
+            self._events.put_nowait(LastStep(run.step - 1))
+            return
+        exchanges = self._exchange is not None and task.op == EXPERIENCE_NODE
+        prompts, carried = self._take_prompts(run) if is_source and not exchanges else (None, ())
         work = dispatch(
             run,
             task,
@@ -237,6 +253,8 @@ class Driver:
             carried=carried,
             prompts=prompts,
             kl_weight=self._kl.weight(task.node, run.step),
+            experience=self._exchange.file(run.step) if self._exchange is not None and exchanges else None,
+            publish=self._exchange.weights_to_write(run.step, task) if self._exchange is not None else None,
         )
         recording = self._recorder.begin(run, task, executor, batch, self._kl.weight(task.node, run.step))
         if task.engine is None:
@@ -286,6 +304,8 @@ class Driver:
         ranks = zip(self.groups[task.executor].handles, executor.places, strict=True)
         servers = [handle for handle, place in ranks if place.primary]
         batch, record = self._batch(run.step, task.rows), self._record(run.step)
+        if training and self._exchange is not None:
+            await self._exchange.load_weights(task.executor, self.groups)
         weights = self._syncs.pending(task.executor)
         if rollout := self._interrupted.pop((run.step, task.name), None):
             rollout.retry(run, servers, weights)
@@ -351,6 +371,8 @@ class Driver:
 
     async def _restart(self, restart: Restart) -> None:
         self._offloader.forget(restart.executor)
+        if self._exchange is not None:
+            self._exchange.forget(restart.executor)
         self._partial_rollouts.drop_tokens()
         with self._timed(restart.step, "restart", restart.executor):
             restarted = await self._failures.restart(restart.executor)
@@ -370,7 +392,8 @@ class Driver:
         tokens = sum(batch.total_tokens for (step, _), batch in self._batches.items() if step == commit.step)
         slots = sum(group.ranks for group in self.pipeline.groups.values())
         record.add_number("run/restarts", self._restarts.count)
-        metrics = record.metrics(tokens, policy_version=commit.step, slots=slots, last_commit=self._last_commit)
+        version = commit.step if self._exchange is None else self._exchange.policy_version(commit.step)
+        metrics = record.metrics(tokens, policy_version=version, slots=slots, last_commit=self._last_commit)
         if record.position is not None and self._rows:
             metrics["epoch"] = record.position / self._rows
         if batch := self._batches.get((commit.step, Rows.TRAIN)):
@@ -383,19 +406,25 @@ class Driver:
             metrics = {name: value for name, value in metrics.items() if name.startswith("val/")}
         self.trackers.log(commit.step, metrics)
         self._draw(record.activities)
-        if commit.save:
+        if commit.save or (self._exchange is not None and commit.step):
             # After its metrics: a resume drops the metrics of steps without a checkpoint, but cannot add any.
-            assert record.position is not None, "a training step reads prompts"
-            state = RunState(
+            assert record.position is not None or self._exchange, "a training step reads prompts"
+            self._unsaved = RunState(
                 commit.step,
-                record.position,
+                record.position or 0,
                 model_identity(self.pipeline),
                 self._partial_rollouts.after(commit.step),
                 self._scorer.score(record),
                 self._kl.after(commit.step),
                 self._partial_rollouts.sampled_after(commit.step),
+                self._exchange.used(commit.step) if self._exchange is not None else {},
             )
-            await self._writer.finish(state)
+        if commit.save:
+            assert self._unsaved is not None
+            await self._writer.finish(self._unsaved)
+            self._unsaved = None
+        if self._exchange is not None and commit.step:
+            await self._exchange.commit(commit.step)
         await self._recorder.commit(commit.step)
         self._partial_rollouts.commit(commit.step)
         self._kl.commit(commit.step)
@@ -403,6 +432,14 @@ class Driver:
         self._dynamic_sampling.commit(commit.step)
         for rows in Rows:
             self._batches.pop((commit.step, rows), None)
+
+    async def _save_last(self) -> None:
+        """Save the last step, if it was committed before it was known to be the last."""
+        if self._unsaved is not None:
+            for executor in self.plan.executors.values():
+                if executor.trained:
+                    await self._writer.save(Save(self._unsaved.step, executor.name))
+            await self._writer.finish(self._unsaved)
 
     def _draw(self, activities: Iterable[Activity]) -> None:
         if not self.plan.only_validates:

@@ -14,6 +14,7 @@ from dagrl.orchestrator.cluster.interrupts import InterruptHandler, signals_as_c
 from dagrl.orchestrator.cluster.liveness import while_ray_lives
 from dagrl.orchestrator.cluster.ray_cluster import cluster
 from dagrl.orchestrator.driver import Driver
+from dagrl.orchestrator.exchange import Exchange, open_exchange
 from dagrl.orchestrator.export import policies
 from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy
@@ -28,8 +29,15 @@ from dagrl.workers.errors import InterruptedRunError, RayLostError, RefusedFolde
 from dagrl.workers.messages import StartEngine
 
 
-def run_pipeline(prepared: PreparedPipeline, run_dir: Path, verbosity: Verbosity = Verbosity.NORMAL) -> RunOutcome:
+def run_pipeline(
+    prepared: PreparedPipeline,
+    run_dir: Path,
+    verbosity: Verbosity = Verbosity.NORMAL,
+    experience: Path | None = None,
+) -> RunOutcome:
     """Train from the start, or from the last checkpoint in the run folder; or validate alone, as `RunSpec` says.
+
+    `experience`: the folder where a part of a pipeline meets the others. Default: ``experience`` in the run folder.
 
     Raises RunError for any failure, RefusedFolderError if the folder is not for this run. If workers are lost that
     cannot be restarted one by one, all workers restart from the last checkpoint.
@@ -41,7 +49,7 @@ def run_pipeline(prepared: PreparedPipeline, run_dir: Path, verbosity: Verbosity
     with signals_as_ctrl_c():
         while True:
             try:
-                outcome = _go_on(prepared, run_dir, restarts, failure, verbosity, stop_at)
+                outcome = _go_on(prepared, run_dir, restarts, failure, verbosity, stop_at, experience)
                 exported = tuple(policies(prepared.loaded.pipeline))
                 return replace(outcome, seconds=time.monotonic() - began, policies=exported)
             except RefusedFolderError as refused:
@@ -59,6 +67,7 @@ def _go_on(
     failure: str,
     verbosity: Verbosity,
     stop_at: float | None,
+    experience: Path | None,
 ) -> RunOutcome:
     """Run from the last checkpoint until the end, a failure or `stop_at`, by the monotonic clock.
 
@@ -82,6 +91,9 @@ def _go_on(
             loaded = prepared.loaded
         elif folder.resumed and folder.resumed.finishes(pipeline.run, rows):
             return RunOutcome(done, stopped=False, before=True, changed=folder.changed)
+        exchange = open_exchange(prepared, folder, experience or run_dir / "experience")
+        if exchange is not None:
+            exchange.check()
         with _opened(loaded, folder, verbosity) as trackers:
             changed = folder.changed and f"changed since the last start of the run: {folder.changed}"
             for note in filter(None, (failure, *folder.torn, changed)):
@@ -89,11 +101,15 @@ def _go_on(
             trackers.note(
                 f"run folder {folder.path}" + (f", {'with' if alone else 'going on after'} step {done}" if done else "")
             )
+            if exchange is not None:
+                exchange.note = trackers.note
+                prepared = exchange.prepare(prepared)
+                pipeline = prepared.loaded.pipeline
             used = {name: group for name, group in pipeline.groups.items() if name in prepared.plan.groups}
             with cluster(
                 pipeline.model_copy(update={"groups": used}), folder.path / "logs", trackers.note, patient=bool(failure)
             ):
-                return asyncio.run(_train(prepared, folder, trackers, restarts, stop_at))
+                return asyncio.run(_train(prepared, folder, trackers, restarts, stop_at, exchange))
 
 
 def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> Trackers:
@@ -127,15 +143,18 @@ async def _train(
     trackers: Trackers,
     restarts: RestartPolicy,
     stop_at: float | None,
+    exchange: Exchange | None,
 ) -> RunOutcome:
     plan = prepared.plan
     groups = WorkerGroups(plan, prepared.loaded.pipeline)
-    driver = Driver(prepared, groups, folder, trackers, restarts)
+    driver = Driver(prepared, groups, folder, trackers, restarts, exchange)
     with InterruptHandler(driver.request_stop, trackers.note) as interrupts:
         try:
             async with while_ray_lives():
                 await _start_workers(groups, prepared, folder, trackers)
                 restarts.has_run = True
+                if exchange is not None:
+                    await exchange.start(groups)
                 if not plan.only_validates:  # a validation has nothing to save
                     interrupts.training = True
                     if stop_at is not None:
@@ -159,6 +178,9 @@ async def _train(
             await groups.close()
     scheduler = driver.scheduler
     stopped = scheduler.committed < scheduler.last_step
+    if exchange is not None:
+        stopped = exchange.stop_requested and scheduler.committed < plan.steps
+        exchange.close(finished=not stopped)
     return RunOutcome(
         scheduler.committed,
         stopped=stopped,

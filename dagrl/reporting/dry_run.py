@@ -16,17 +16,24 @@ from dagrl.planner.showing.show import as_text, memory_sections
 from dagrl.scheduler.plan import HOST, Executor
 from dagrl.tables import render, table
 from dagrl.validation import check_file
+from dagrl.validation.part import PartOptions, take_part
 
 
-def describe_start(path: Path, overrides: Sequence[str], run_dir: Path | None) -> tuple[Report, str]:
+def describe_start(
+    path: Path, overrides: Sequence[str], run_dir: Path | None, part: PartOptions | None = None
+) -> tuple[Report, str]:
     """Check and plan a pipeline; return its plan and the description. `run_dir` as in `dagrl run`.
 
-    PipelineError if the pipeline is wrong, RefusedFolderError if the run may not use its folder.
+    PipelineError if the pipeline is wrong, PartError if it has no such part, RefusedFolderError if the run may not use
+    its folder.
     """
-    checked = check_file(path, overrides)
+    checked, taken = check_file(path, overrides), None
+    if part is not None:
+        checked, taken = take_part(checked, part)
     planned = report_of(checked)
     pipeline = planned.pipeline
     folder = run_dir or Path("runs") / pipeline.name
+    folder = taken.run_folder(folder) if taken is not None else folder
     folder_state, _ = examine(folder, checked.loaded.pipeline, checked.loaded.resolved)
     at = f"goes on after step {folder_state.state.step}" if folder_state.state else "begins"
     if pipeline.run.only_validates:

@@ -55,9 +55,9 @@ def _executors(pipeline: Pipeline, graph: Graph, only: Set[str] | None) -> dict[
     host = tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(pipeline.run.host_workers))
     executors = {HOST: Executor(HOST, None, host)}
     for name, engine in pipeline.engines.items():
-        if engine.frozen_copy_of or (only is not None and name not in only):
+        # An engine without a group is a copy on the ranks of another, or of another part of the pipeline.
+        if engine.group is None or (only is not None and name not in only):
             continue
-        assert engine.group is not None
         group = pipeline.groups[engine.group]
         executors[name] = Executor(
             name,

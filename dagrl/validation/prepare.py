@@ -10,6 +10,7 @@ from dagrl.backends.fit import place
 from dagrl.config.loading.hub import download
 from dagrl.scheduler.plan import Plan
 from dagrl.validation import CheckedPipeline, check_file
+from dagrl.validation.part import Part, PartOptions, take_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +18,29 @@ class PreparedPipeline(CheckedPipeline):
     """A pipeline without known problems, with ``sleep: auto`` decided, and its plan."""
 
     plan: Plan
+    part: Part | None = None
+    """The part of the pipeline that runs. None: all of it."""
 
 
-def prepare(path: Path | str, overrides: Sequence[str] = (), *, with_weights: bool = False) -> PreparedPipeline:
-    """Check a pipeline file and plan it. `with_weights`: fetch the weights of models of a hub first.
+def prepare(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    with_weights: bool = False,
+    part: PartOptions | None = None,
+) -> PreparedPipeline:
+    """Check a pipeline file and plan it, or one part. `with_weights`: fetch the weights of models of a hub first.
 
-    PipelineError with all problems; HubError if weights cannot be fetched.
+    PipelineError with all problems; HubError if weights cannot be fetched; PartError if there is no such part.
     """
     checked = check_file(path, overrides)
     if with_weights and download(checked.loaded.pipeline):
         checked = check_file(path, overrides)
-    return placed(checked)
+    if part is None:
+        return placed(checked)
+    checked, taken = take_part(checked, part)
+    prepared = placed(checked)
+    return replace(prepared, plan=taken.scheduled(prepared.plan, checked.loaded.pipeline), part=taken)
 
 
 def placed(checked: CheckedPipeline) -> PreparedPipeline:

@@ -33,6 +33,7 @@ from dagrl.ops.work import (
     RolloutId,
     RolloutWork,
     TaskWork,
+    TrainWork,
 )
 from dagrl.plugins.calls import record_calls
 from dagrl.workers.listener import listen
@@ -74,7 +75,7 @@ class Worker:
         self._cache: ObjectCache
         self._at_close: list[Callable[[], None]] = []
         self._listener: socket.socket | None = None
-        self._rank, self._timeout_s = 0, 0.0
+        self._rank, self._engine_name, self._timeout_s = 0, "", 0.0
         self._transfers: dict[str, WeightTransfer] = {}
         """Generator -> this rank's side of its weight syncs."""
         self._lock = threading.Lock()
@@ -159,7 +160,7 @@ class Worker:
         record_calls(setup.run_dir, socket.gethostname())
         keep_ends_of_output()
         self._at_close = self._resources.at_close
-        self._rank = setup.rank
+        self._rank, self._engine_name = setup.rank, setup.engine or ""
         # Less than the driver's timeout: the worker's error is more specific.
         self._timeout_s = 0.95 * setup.pipeline.run.node_timeout_s
         self._cache = ObjectCache(self._timeout_s, keep=setup.engine is not None)
@@ -198,6 +199,8 @@ class Worker:
                 usage = self._meter.usage(account, output) if self._meter and account else None
                 yield self._block(work, output, begin, usage)
                 begin = time.time()
+            if isinstance(work, TrainWork) and work.publish:
+                self.publish_weights(work.publish)
 
     def stream(self, work: RolloutWork) -> Iterator[StreamMessage]:
         """Run one chunk of a rollout; yields outputs as soon as there are any, and heartbeats in between."""
@@ -310,6 +313,19 @@ class Worker:
         seconds = self._update_weights(request, sent)
         self._weights.open(request.sync)
         return seconds
+
+    def publish_weights(self, folder: str) -> None:
+        """Write the engine's weights as a Hugging Face folder. Collective. Raises OSError."""
+        from dagrl.workers.published import write_weights
+
+        model = self._resources.pipeline.model_of(self._engine_name)
+        write_weights(self._trainer, model, Path(folder), writes=self._rank == 0)
+
+    def load_published(self, folder: str, version: int) -> None:
+        """Load the weights that another run's `publish_weights` has written. Raises OSError, ValueError."""
+        from dagrl.workers.published import read_weights
+
+        read_weights(self._generator, Path(folder), version)
 
     def _update_weights(self, request: UpdateWeightsRequest, sent: list[SendResult]) -> float:
         from dagrl.workers.weight_transfer import update_weights

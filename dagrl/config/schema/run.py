@@ -44,6 +44,9 @@ class ScheduleSpec(Section):
     between two rollouts."""
     stream_update: bool = False
     """Start each mini-batch of the update as soon as its shards are ready, before the step's last response."""
+    weights_every: Annotated[int, Field(ge=0)] = 1
+    """With ``dagrl run --only``: steps between the weights that the trainer writes for explorers; 0, none, for
+    experience that exists already. See docs/explore_train.md."""
     shards_per_step: PositiveInt = 4
     """Pieces of a step's batch, whole groups each: row-wise nodes start on finished ones."""
 

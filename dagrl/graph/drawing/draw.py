@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
+from dagrl.graph.dag import EXPERIENCE_NODE, PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 
 _FILLS = ("#dbeafe", "#dcfce7", "#fde68a", "#fbcfe8", "#ddd6fe", "#fed7aa", "#cffafe")
 _IMPLICIT_FILL = "#e5e7eb"
@@ -31,6 +31,8 @@ def subtitle_of(graph: Graph, name: str) -> str:
     node = graph.nodes[name]
     if node.name == PROMPTS_NODE:
         return "the data set"
+    if node.name == EXPERIENCE_NODE:
+        return "written for the other part" if node.inputs else "of the other part"
     if node.name == SAMPLES_NODE:
         return "written to the run folder"
     seldom = ", skipped" if name in graph.skipped else ", in validation" if name in graph.validates_only else ""

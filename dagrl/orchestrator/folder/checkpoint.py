@@ -68,6 +68,8 @@ class RunState:
     """Node with an adaptive KL weight -> weights of the next steps."""
     carried_tokens: tuple[tuple[int, ...], ...] = ()
     """Tokens of each sample of the `carried` prompts, which a resumed run samples again; -1 where none was begun."""
+    experience: Mapping[str, int] = field(default_factory=dict)
+    """Only of a trainer with explorers: explorer -> its newest batch that was used."""
 
     def finishes(self, run: RunSpec, rows: int) -> bool:
         """Whether nothing is left of a run, with so many prompts in the training file."""
@@ -197,6 +199,7 @@ class Checkpoints:
                 _score_of(fields),
                 {name: tuple(weights) for name, weights in fields.get("kl_weights", {}).items()},
                 tuple(tuple(tokens) for tokens in fields.get("carried_tokens", ())),
+                fields.get("experience", {}),
             )
         except KeyError as missing:
             raise TornCheckpointError(folder, f"{_STATE} lacks {missing}") from missing

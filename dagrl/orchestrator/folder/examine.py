@@ -19,9 +19,10 @@ from dagrl.workers.errors import RefusedFolderError
 
 LOCK, MODULES, PIPELINE, METRICS = ".lock", ".modules", "pipeline.yaml", "metrics.jsonl"
 _FILES = (LOCK, MODULES, PIPELINE, METRICS, "timeline.json", "workers.json", "checkpoints/best")
-_FOLDERS = ("buffer", "checkpoints", "logs", "records", "samples")
-_OTHERS = frozenset({LOCK, f"{PIPELINE}.new", "logs", "lost+found", ".gitignore", ".gitkeep"})
-"""Entries that a folder may have before its first run: from an interrupted start, `dagrl launch`, a mount or git."""
+_FOLDERS = ("buffer", "checkpoints", "experience", "logs", "records", "samples")
+_OTHERS = frozenset({LOCK, f"{PIPELINE}.new", "logs", "experience", "lost+found", ".gitignore", ".gitkeep"})
+"""Entries that a folder may have before its first run: from an interrupted start, `dagrl launch`, explorers, a mount or
+git."""
 _WITH_FOLDER = ("tensorboard", "wandb", "mlflow", "swanlab")
 """Trackers with a folder of their name."""
 _MOST_NAMED = 3

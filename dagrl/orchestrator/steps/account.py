@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dagrl.config.schema import MixNode, Pipeline
+from dagrl.graph.dag import EXPERIENCE_NODE
 from dagrl.scheduler.plan import Plan, PlannedTask, Rows
 from dagrl.tracking.account import ENDS
 from dagrl.workers.messages import Block
@@ -58,7 +59,8 @@ def rollout_facts(pipeline: Pipeline, plan: Plan) -> dict[str, RolloutFacts]:
         facts[task.node] = RolloutFacts(
             task.metric_prefix,
             node.rows_per_sample,
-            any(each.trains for each in readers),
+            # The other part of a pipeline trains on experience.
+            any(each.trains or each.op == EXPERIENCE_NODE for each in readers),
             sum(mix.per_prompt for mix in mixes),
             node.partial_rollout,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from dagrl.ops.work import (
     AdvantageWork,
     Begun,
     BufferWork,
+    ExperienceWork,
     PartWork,
     RolloutWork,
     ScoreWork,
@@ -38,10 +40,13 @@ def dispatch(
     carried: Sequence[int] = (),
     prompts: int | None = None,
     kl_weight: float | None = None,
+    experience: tuple[Path, str] | None = None,
+    publish: str | None = None,
 ) -> list[TaskWork]:
     """The work of each rank of `executor`, or of the one CPU worker that takes the run.
 
-    See `SourceWork` for `position`, `carried` and `prompts`, `AdvantageWork` for `kl_weight`.
+    See `SourceWork` for `position`, `carried` and `prompts`, `AdvantageWork` for `kl_weight`, `ExperienceWork` for
+    `experience`, its file and explorer, `TrainWork` for `publish`.
     """
     on_cpu = task.engine is None
     replicas = 1 if on_cpu else executor.replicas
@@ -53,14 +58,22 @@ def dispatch(
             parts[replica].append(PartWork(index, mine, batch.sources(task, mine)))
     common = _common(run, task, pipeline, committed)
     work: TaskWork
-    if not task.inputs:
+    if experience is not None:
+        path, explorer = experience
+        written = batch.groups_in(batch.rows(run.shards)) if task.inputs else []
+        prompt_ids = np.array([batch.position(group) for group in written], dtype=np.int64)
+        work = ExperienceWork(
+            **common, path=str(path), explorer=explorer, group_size=batch.group_size, prompt_ids=prompt_ids
+        )
+    elif not task.inputs:
         first = batch.first_group
         work = SourceWork(**common, position=position, prompts=prompts, carried=tuple(carried), first_group=first)
     elif task.replays:
         work = BufferWork(**common, first_group=batch.next_group)
     elif task.trains:
         pieces = task.pieces or (run.shards,)
-        work = TrainWork(**common, begins=run.shards == pieces[0], ends=run.shards == pieces[-1])
+        begins, ends = run.shards == pieces[0], run.shards == pieces[-1]
+        work = TrainWork(**common, begins=begins, ends=ends, publish=publish if ends else None)
     elif not on_cpu:
         work = ScoreWork(**common, frozen=task.frozen)
     elif isinstance(pipeline.nodes.get(task.node), AdvantageNode):

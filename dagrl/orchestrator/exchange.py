@@ -1,0 +1,366 @@
+"""A part's exchange with the others: batches of experience, the policy's weights, and the waits for both.
+
+The driver asks before each step, and tells of each commit. `dagrl.orchestrator.folder.experience` has the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from dagrl.config.errors import listed
+from dagrl.config.schema import ModelSpec
+from dagrl.data.experience import origin_of
+from dagrl.model_files.fingerprint import model_fingerprint, tokenizer_fingerprint
+from dagrl.orchestrator.folder.experience import ExperienceFolder, PublishedWeights, Used
+from dagrl.orchestrator.folder.run_folder import RunFolder
+from dagrl.orchestrator.groups.task_group import run_in_daemon_thread
+from dagrl.orchestrator.groups.worker_group import WorkerGroups
+from dagrl.scheduler.plan import PlannedTask, Rows
+from dagrl.validation.part import Part, policies_sent, starts_from_model
+from dagrl.validation.prepare import PreparedPipeline
+from dagrl.workers.errors import RefusedFolderError, RunError
+from dagrl.workers.worker import Worker
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_QUIET_S = 10.0
+"""Waits that last longer are reported."""
+
+
+class Exchange:
+    """What the driver needs of one part."""
+
+    def __init__(self, prepared: PreparedPipeline, part: Part, folder: RunFolder, experience: Path) -> None:
+        self.pipeline, self.part, self.run = prepared.loaded.pipeline, part, folder
+        self.files = ExperienceFolder(experience)
+        self.note: Callable[[str], None] = lambda text: None
+        self.stop_requested = False
+
+    def check(self) -> None:
+        """Check the folder before anything starts, and tell the other parts. Raises RefusedFolderError."""
+        raise NotImplementedError
+
+    def prepare(self, prepared: PreparedPipeline) -> PreparedPipeline:
+        """The pipeline to run. May wait for the other part. Raises RunError."""
+        return prepared
+
+    async def start(self, groups: WorkerGroups) -> None:
+        """Begin, with all workers started."""
+
+    async def begin(self, step: int) -> bool:
+        """Wait until a step may begin; returns whether it ever will. Raises RunError after a long wait."""
+        raise NotImplementedError
+
+    def file(self, step: int) -> tuple[Path, str]:
+        """The file that a step reads or writes, and the name of the explorer that writes it."""
+        raise NotImplementedError
+
+    def weights_to_write(self, step: int, task: PlannedTask) -> str | None:
+        """The folder to write the weights to that `task` trains in `step`."""
+        return None
+
+    async def load_weights(self, executor: str, groups: WorkerGroups) -> None:
+        """Give a generator the newest weights before a rollout."""
+
+    def forget(self, executor: str) -> None:
+        """A generator has been built again, and has its start weights."""
+
+    def policy_version(self, step: int) -> int:
+        return step
+
+    def used(self, step: int) -> Used:
+        """The batches that were used up to a step."""
+        return {}
+
+    async def commit(self, step: int) -> None:
+        """A step is committed, and its checkpoint, if it has one, is written. Raises OSError."""
+
+    def close(self, *, finished: bool) -> None:
+        """Tell the other parts that this one has ended. `finished`: it will not continue."""
+        raise NotImplementedError
+
+    async def _poll[Found](self, look: Callable[[], Found | None], waits_for: Callable[[], str]) -> Found | None:
+        """What `look` finds; None after a request to stop. Raises RunError after ``run.node_timeout_s``."""
+        began, pause, told = time.monotonic(), _FIRST_PAUSE_S, False
+        limit_s = self.pipeline.run.node_timeout_s
+        while (found := await run_in_daemon_thread(look)) is None:
+            waited = time.monotonic() - began
+            if self.stop_requested:
+                return None
+            if waited > limit_s:
+                raise RunError(
+                    f"waited {limit_s:g} s for {waits_for()}", hint="raise run.node_timeout_s to wait longer"
+                )
+            if waited > _QUIET_S and not told:
+                told = True
+                self.note(f"waiting for {waits_for()}")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        return found
+
+
+class Explorer(Exchange):
+    """Writes experience, and loads the weights that the trainer publishes."""
+
+    def __init__(self, prepared: PreparedPipeline, part: Part, folder: RunFolder, experience: Path) -> None:
+        super().__init__(prepared, part, folder, experience)
+        self.name = str(part.share)
+        self._held: dict[str, PublishedWeights | None] = {}
+        """Executor -> its weights; None for those that it started with."""
+        self._open: set[int] = set()
+        """Steps that have begun, and whose batches were not published."""
+
+    def check(self) -> None:
+        newest = max(self.files.batches().get(self.name, {}), default=0)
+        if newest > self.run.start.step:
+            raise RefusedFolderError(
+                f"{self.files.path} has batch {newest} of explorer {self.name}, and {self.run.path} is at step "
+                f"{self.run.start.step}",
+                hint="go on in the run folder that wrote it, or name another folder with --experience",
+            )
+        # Killed between its checkpoint and this.
+        self.files.publish(self.name, self.run.start.step)
+        self.files.note_explorer(self.name, ended=False)
+
+    def prepare(self, prepared: PreparedPipeline) -> PreparedPipeline:
+        waiting = [name for name in self.part.sources.values() if not starts_from_model(self.pipeline, name)]
+        if not waiting:
+            return prepared
+        start = self._wait_for_start(waiting)
+        engines = {
+            name: self.pipeline.engines[name].model_copy(update={"model": self._started_from(start.folder / source)})
+            for name, source in self.part.sources.items()
+            if source in waiting
+        }
+        pipeline = self.pipeline.model_copy(update={"engines": {**self.pipeline.engines, **engines}})
+        return replace(prepared, loaded=replace(prepared.loaded, pipeline=pipeline))
+
+    def _started_from(self, folder: Path) -> ModelSpec:
+        return ModelSpec(path=folder, tokenizer=self.pipeline.model.tokenizer or self.pipeline.model.path)
+
+    def _wait_for_start(self, engines: list[str]) -> PublishedWeights:
+        began, told, limit_s = time.monotonic(), False, self.pipeline.run.node_timeout_s
+        while (start := self.files.weights(0)) is None:
+            what = f"the start weights of {listed(engines)}, which the trainer writes to {self.files.path}"
+            if time.monotonic() - began > limit_s:
+                raise RunError(f"waited {limit_s:g} s for {what}", hint="is it running? Or raise run.node_timeout_s")
+            if not told:
+                self.note(f"waiting for {what}")
+                told = True
+            time.sleep(_LONGEST_PAUSE_S)
+        return start
+
+    async def begin(self, step: int) -> bool:
+        most = self.part.most_ahead(self.pipeline)
+        ahead = 0
+
+        def look() -> bool | None:
+            nonlocal ahead
+            ahead = self._ahead()
+            if ahead <= most:
+                return True
+            return False if self.files.trainer()[1] else None
+
+        def waits_for() -> str:
+            several = f" and {self.part.share.of} explorers" if self.part.share.of > 1 else ""
+            return (
+                f"the trainer to publish weights in {self.files.path}: {ahead} of the batches are not in them, and "
+                f"schedule.max_staleness {self.pipeline.schedule.max_staleness}{several} allow {most}"
+            )
+
+        if self.files.trainer()[1] or not await self._poll(look, waits_for):
+            return False
+        self._open.add(step)
+        return True
+
+    def _ahead(self) -> int:
+        """Batches, own unpublished ones among them, that the newest weights were not trained on."""
+        newest = self.files.weights()
+        used = newest.used if newest else {}
+        there = self.files.batches()
+        waiting = sum(number > used.get(name, 0) for name, numbers in there.items() for number in numbers)
+        return waiting + len(self._open)
+
+    def file(self, step: int) -> tuple[Path, str]:
+        return self.files.unpublished(self.name, step), self.name
+
+    async def load_weights(self, executor: str, groups: WorkerGroups) -> None:
+        source = self.part.sources.get(executor)
+        newest = self.files.weights() if source else None
+        if source is None or newest is None or newest == self._held.get(executor):
+            return
+        if newest.version == 0 and executor not in self._held:
+            return
+        what = f"{executor} to load {newest.folder}"
+        await groups[executor].call_all(what, Worker.load_published, str(newest.folder / source), newest.version)
+        self._held[executor] = newest
+
+    def forget(self, executor: str) -> None:
+        self._held.pop(executor, None)
+
+    def policy_version(self, step: int) -> int:
+        return max((held.version for held in self._held.values() if held), default=0)
+
+    async def commit(self, step: int) -> None:
+        self.files.publish(self.name, step)
+        self._open.discard(step)
+
+    def close(self, *, finished: bool) -> None:
+        self.files.note_explorer(self.name, ended=finished)
+
+
+class Trainer(Exchange):
+    """Is trained on experience, and publishes the weights."""
+
+    def __init__(self, prepared: PreparedPipeline, part: Part, folder: RunFolder, experience: Path) -> None:
+        super().__init__(prepared, part, folder, experience)
+        self._plan = prepared.plan
+        self._interval = self.pipeline.schedule.weights_every
+        self._files: dict[int, Path] = {}
+        self._used: dict[int, Used] = {folder.start.step: dict(folder.start.experience)}
+        """Step -> the batches that were used up to it."""
+
+    def check(self) -> None:
+        run, _ = self.files.trainer()
+        own = str(self.run.path.resolve())
+        if run not in ("", own) and self._interval:
+            raise RefusedFolderError(
+                f"{run} is trained on the experience in {self.files.path}, and explorers take its weights",
+                hint="name another folder with --experience, or set schedule.weights_every=0 to be trained on the "
+                "same experience without explorers",
+            )
+        found = self.files.batches()
+        if not self._interval and not found:
+            raise RefusedFolderError(
+                f"{self.files.path} holds no experience, and with schedule.weights_every 0 no explorer writes any",
+                hint="name the folder with --experience",
+            )
+        for path in filter(None, map(self._next_of, found)):
+            if why := self._why_unusable(path):
+                cause, _, hint = why.partition("; ")
+                raise RefusedFolderError(cause, hint=hint)
+        if self._interval:
+            self.files.note_trainer(self.run.path, ended=False)
+            self.files.remove_weights_after(self.run.start.step)
+
+    async def start(self, groups: WorkerGroups) -> None:
+        step = self.run.start.step
+        needed = step or not all(starts_from_model(self.pipeline, name) for name in self._policies())
+        # Explorers need the first ones even if they begin later.
+        versions = {0, step} if step == 0 else {step}
+        if not self._interval or not needed or all(self.files.weights(version) for version in versions):
+            return
+        folder = self.files.unpublished_weights(step)
+        for name in self._policies():
+            what = f"{name} to write its weights to {folder}"
+            await groups[name].call_all(what, Worker.publish_weights, str(folder / name))
+        self.files.publish_weights(step, self._used[step])
+
+    def _policies(self) -> list[str]:
+        there = self._plan.executors
+        return [name for name in policies_sent(self.pipeline) if name in there and there[name].trained]
+
+    async def begin(self, step: int) -> bool:
+        before = self._used[step - 1]
+
+        def look() -> Path | bool | None:
+            found = [path for path in map(self._next_after(before), self.files.batches()) if path is not None]
+            # The one with the smallest number: explorers take turns, and none waits for a slower one.
+            if found:
+                return min(found, key=_turn_of)
+            return False if self._is_over(before) else None
+
+        def waits_for() -> str:
+            explorers = self.files.explorers()
+            running = listed(name for name, ended in explorers.items() if not ended)
+            who = f"from explorer {running}" if running else "and no explorer is running"
+            return f"a batch of experience in {self.files.path} {who}"
+
+        found = await self._poll(look, waits_for)
+        if not isinstance(found, Path):
+            return False
+        if why := await run_in_daemon_thread(self._why_unusable, found):
+            cause, _, hint = why.partition("; ")
+            raise RunError(cause, hint=hint)
+        number, explorer = _turn_of(found)
+        self._files[step], self._used[step] = found, {**before, explorer: number}
+        return True
+
+    def _next_of(self, explorer: str) -> Path | None:
+        return self._next_after(self._used[self.run.start.step])(explorer)
+
+    def _next_after(self, used: Used) -> Callable[[str], Path | None]:
+        def next_of(explorer: str) -> Path | None:
+            # Never a later one: a listing of a shared file system may lack the newest names.
+            path = self.files.batch(explorer, used.get(explorer, 0) + 1)
+            return path if path.exists() else None
+
+        return next_of
+
+    def _is_over(self, used: Used) -> bool:
+        """Whether all explorers have ended, and all batches were used."""
+        there = self.files.batches()
+        left = any(max(numbers) > used.get(name, 0) for name, numbers in there.items())
+        explorers = self.files.explorers()
+        return not left and bool(there) and all(explorers.values())
+
+    def _why_unusable(self, path: Path) -> str | None:
+        """Why a batch is not for this part, in a sentence."""
+        try:
+            origin, columns = origin_of(path)
+        except ValueError as error:
+            return str(error)
+        model, size = self.pipeline.model, self._plan.group_size(Rows.TRAIN)
+        if origin.model != model_fingerprint(model):
+            return f"{path} is experience of another model than the pipeline's; name another folder with --experience"
+        if origin.tokenizer != tokenizer_fingerprint(model):
+            return f"{path} was written with another tokenizer than the pipeline's; put that back"
+        if origin.group_size != size:
+            return f"{path} has {origin.group_size} samples of each prompt, and the pipeline says {size}; set that `n`"
+        for column, readers in self.part.cut.columns.items():
+            if column not in columns:
+                why = "it was written with another --only, or by another pipeline"
+                return f"{path} has no column `{column}`, which {listed(readers)} read; {why}"
+        return None
+
+    def file(self, step: int) -> tuple[Path, str]:
+        return self._files.pop(step), ""
+
+    def weights_to_write(self, step: int, task: PlannedTask) -> str | None:
+        if not self._publishes(step) or task.executor not in self._policies():
+            return None
+        # Several tasks may train an engine; the last one has its weights.
+        last = [each.name for each in self._plan.tasks if each.trains and each.executor == task.executor][-1]
+        return str(self.files.unpublished_weights(step) / task.executor) if task.name == last else None
+
+    def _publishes(self, step: int) -> bool:
+        return self._interval > 0 and step % self._interval == 0 and bool(self._policies())
+
+    def used(self, step: int) -> Used:
+        return self._used[step]
+
+    async def commit(self, step: int) -> None:
+        if self._publishes(step):
+            await run_in_daemon_thread(self.files.publish_weights, step, self._used[step])
+        self._used.pop(step - 1, None)
+
+    def close(self, *, finished: bool) -> None:
+        if self._interval:
+            self.files.note_trainer(self.run.path, ended=finished)
+
+
+def _turn_of(batch: Path) -> tuple[int, str]:
+    """The number and the explorer of a batch."""
+    explorer, _, number = batch.stem.rpartition("-")
+    return int(number), explorer
+
+
+def open_exchange(prepared: PreparedPipeline, folder: RunFolder, experience: Path) -> Exchange | None:
+    """The exchange of a part; None for a whole pipeline."""
+    part = prepared.part
+    if part is None:
+        return None
+    return (Explorer if part.explores else Trainer)(prepared, part, folder, experience)
