@@ -121,6 +121,21 @@ def test_groups_of_different_sizes_come_back(bench, step) -> None:
     assert returned.columns["group_id"].values.tolist() == [7, 7, 8]
 
 
+def test_the_rows_of_a_trajectory_return_together(bench) -> None:
+    rollout = {**ROLLOUT, "agent": {"function": "bots:solve", "sequences": 2}}
+    nodes = {"rollout": rollout, "replay": {"op": "buffer", "groups_per_step": 2}}
+    batch = batch_of(bench, 1, rewards=((1, 1), (0, 0))).with_columns({"group_id": Column(np.zeros(4, dtype=np.int64))})
+    for number in (1, 2):
+        context = bench.context("replay", step=number, nodes=nodes)
+        context = changed(context, outputs={name: name for name in NAMES})
+        _, returned = buffer([OpInput(0, batch)], context)
+    (entry,) = (row for row in table(bench, "index_2.parquet") if row["step"] == 1)
+    assert (entry["rows"], entry["mean"], entry["spread"]) == (4, 0.5, 0.5)
+    # Every second row begins a trajectory, by its number.
+    assert returned.rows.tolist() == [28, 29, 30, 31]
+    assert returned.columns["reward"].values.tolist() == [1, 1, 0, 0]
+
+
 def test_images_that_samples_share_are_kept_once(bench, step) -> None:
     pixels = Column.ragged([np.arange(9), np.arange(3)], "uint8")
     shared = Column.shared(Column(pixels.values.reshape(-1, 3), pixels.offsets // 3), np.array([0, 0, 1, 1]))
