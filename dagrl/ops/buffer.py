@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +13,7 @@ from dagrl.data.batch import Batch, Column
 from dagrl.data.replay.choice import Entry, admitted, chosen, kept
 from dagrl.data.replay.files import BufferFiles
 from dagrl.data.stats import Stat
-from dagrl.model_files.hf_config import read_config
+from dagrl.model_files.fingerprint import model_fingerprint, tokenizer_fingerprint
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.trajectories import first_rows, own_rows
 from dagrl.ops.work import BufferWork
@@ -135,10 +133,6 @@ def _needed_steps(context: Context) -> set[int]:
 
 
 def _origin(context: Context) -> dict[str, str]:
-    """Hashes of the architecture and of the tokenizer, which rows of the buffer have in common."""
-    vocabulary: dict[str, Any] = context.resources.tokenizer.get_vocab()
-    config = {key: value for key, value in read_config(context.pipeline.model).items() if not key.startswith("_")}
-    return {
-        what: hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        for what, value in (("model", config), ("tokenizer", vocabulary))
-    }
+    """What rows of the buffer have in common with the run's. Weights may differ: rows have their own log-probs."""
+    model = context.pipeline.model
+    return {"model": model_fingerprint(model), "tokenizer": tokenizer_fingerprint(model)}
