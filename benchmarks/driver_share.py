@@ -71,7 +71,7 @@ class Step:
     def _source(self, task: PlannedTask) -> None:
         for shard, (begin, end) in enumerate(shard_bounds(self.shape.prompts, self.shape.shards)):
             rows = np.arange(begin * self.shape.n, end * self.shape.n)
-            block = self._block(rows, shards=(shard,), positions=np.arange(begin, end))
+            block = self._block(rows, shards=(shard,), prompts=np.arange(begin, end))
             self._batch.add_source(task.name, self._transferred(block))
 
     def _rollout(self, task: PlannedTask) -> None:
@@ -87,7 +87,7 @@ class Step:
 
     def _compute(self, task: PlannedTask, shards: tuple[int, ...]) -> None:
         executor, run = self.plan.executors[task.executor], Run(1, task.name, shards)
-        for work in dispatch(run, task, executor, self._batch, self.pipeline, position=0, committed=0):
+        for work in dispatch(run, task, executor, self._batch, self.pipeline, committed=0):
             for part in self._transferred(work).parts:
                 block = self._block(part.rows, shards=(part.index,))
                 self._batch.add(task.name, self._transferred(block if task.outputs else replace(block, ref=None)))

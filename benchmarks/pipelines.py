@@ -120,7 +120,7 @@ def rollout_pipeline(
             "train": str(prompts),
             "prompts_per_step": load.prompts,
             "max_prompt_tokens": load.prompt_tokens,
-            "shuffle": False,
+            "order": "file",
         },
         "groups": {"rollout": group(1)},
         "engines": {"generator": _generator(backend, server) | {"group": "rollout"}},

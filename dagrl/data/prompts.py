@@ -1,22 +1,20 @@
-"""Prompts of a source, as an endless sequence of shuffled epochs.
+"""Prompts of a source by their rows, without those that are too long.
 
-The loader has no cursor: a position determines the sequence, so a checkpoint stores one number and a run resumes in the
-middle of an epoch. `dagrl.data.prompt_table` reads the source.
+`dagrl.data.prompt_table` reads the file, and `dagrl.data.order` decides which rows a step takes.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import batched, chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from dagrl.data.batch import Column
+from dagrl.data.batch import Batch, Column
 from dagrl.data.demonstrations import ResponseColumns
 from dagrl.data.image_column import ImageColumn
 from dagrl.data.prompt_table import PromptTable
@@ -30,21 +28,19 @@ _HELD_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PromptSlice:
-    """Prompts of the sequence."""
+    """Some prompts of a source."""
 
     columns: dict[str, Column]
     """prompt_tokens (int64), messages (JSON), answer, data_source and extra_info (JSON), a row per prompt; with images
     also pixel_values, image_sizes, image_names and image_thumbnails.
 
     If responses are requested, also their tokens as ``responses.0``, ``responses.1`` and so on (int64)."""
-    positions: np.ndarray
-    """Position of each prompt in the sequence, int64."""
-    next_position: int
-    """Position after the last prompt."""
-    dropped: int
-    """Prompts skipped because they or their responses are too long."""
-    cut: int
-    """Prompts shortened, or with shortened responses."""
+    rows: np.ndarray
+    """Row of each prompt, int64."""
+    dropped: tuple[int, ...]
+    """Rows that are left out because they or their responses are too long."""
+    cut: tuple[int, ...]
+    """Rows that are shortened, or have shortened responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class _Limit:
 
 
 class PromptLoader:
-    """The prompts of a file, epoch after epoch; with `shuffle`, each in a different order."""
+    """The prompts of a source."""
 
     def __init__(
         self,
@@ -86,8 +82,6 @@ class PromptLoader:
         *,
         max_prompt_tokens: int,
         overlong: Literal["drop", "cut", "error"],
-        shuffle: bool,
-        seed: int,
         draw: int | None = None,
         responses: ResponseColumns | None = None,
         with_answers: bool = True,
@@ -95,7 +89,7 @@ class PromptLoader:
         images: ImageColumn | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """Read `source`; with `draw`, at most so many of its rows, the same ones each time, in the order of the file.
+        """Read `source`; `one_epoch` has at most `draw` of its rows, the same ones each time.
 
         `responses` adds those of each prompt. Other options are as in `PromptTable`. Raises ValueError if the file is
         missing, broken or empty, or lacks a column.
@@ -103,9 +97,6 @@ class PromptLoader:
         self._limits = [_Limit("prompt", max_prompt_tokens, overlong)]
         if responses:
             self._limits += [_Limit("response", responses.max_tokens, responses.overlong)] * len(responses.columns)
-        self._shuffle = shuffle
-        # numpy's generators reject negative seeds.
-        self._seed = seed % 2**64
         columns = responses.columns if responses else ()
         self._table = PromptTable(
             source,
@@ -116,95 +107,80 @@ class PromptLoader:
             images=images,
             vocab_size=vocab_size,
         )
-        rows = len(self._table)
-        # Not by `seed`: runs with other seeds are measured on the same prompts. More are the same ones, and others.
-        drawn = np.random.default_rng(0).permutation(rows)[:draw] if draw is not None else np.arange(rows)
-        self._rows = np.sort(drawn)
-        self._epoch_order: tuple[int, np.ndarray] | None = None
+        self._draw = draw
+        self._passed_over: dict[int, list[int]] = {}
+        """Row that is left out -> token counts of its prompt and responses."""
 
     def __len__(self) -> int:
-        """Rows per epoch, including those that are too long."""
-        return len(self._rows)
+        """Rows of the source, including those that are too long."""
+        return len(self._table)
 
-    def take(self, position: int, count: int, *, end: int | None = None, first: Sequence[int] = ()) -> PromptSlice:
-        """The next `count` usable prompts from `position`, which counts all prompts of the endless sequence.
+    def read(self, rows: Sequence[int]) -> PromptSlice:
+        """The prompts of these rows that are not too long, in this order.
 
-        With `end`, only those before that position. Prompts at the positions `first`, at most `count`, come first and
-        count. The result is deterministic. Raises ValueError for an empty prompt, for text without tokens, for a prompt
-        that is too long with overlong ``error``, and if a whole epoch has no prompt that is short enough.
+        Raises ValueError for an empty prompt, for text without tokens, for a prompt that is too long with overlong
+        ``error``, and once each row of the source has turned out to be too long.
         """
-        assert len(first) <= count
-        rows: list[int] = []
-        positions: list[int] = []
+        pieces = [self._read(some) for some in batched(rows, _HELD_ROWS)] or [self._read(())]
+        if len(pieces) == 1:
+            return pieces[0]
+        whole = Batch.concat([Batch(np.arange(len(each.rows)), each.columns) for each in pieces])
+        dropped, cut = (
+            tuple(chain.from_iterable(each)) for each in zip(*((p.dropped, p.cut) for p in pieces), strict=True)
+        )
+        return PromptSlice(dict(whole.columns), np.concatenate([each.rows for each in pieces]), dropped, cut)
+
+    def _read(self, rows: Sequence[int]) -> PromptSlice:
+        self._table.hold(rows)
+        kept: list[int] = []
         tokens: list[list[np.ndarray]] = []
-        dropped = cut = 0
-        passed_over: list[list[int]] = []
-        waiting = deque(first)
-        held: set[int] = set()
-        while len(rows) < count and (waiting or end is None or position < end):
-            if waiting:
-                here = waiting.popleft()
-            else:
-                here, position = position, position + 1
-            row = self._row_at(here)
-            if row not in held:
-                coming = itertools.chain([here], waiting, itertools.count(position))
-                held = {self._row_at(each) for each in itertools.islice(coming, min(_HELD_ROWS, count - len(rows)))}
-                self._table.hold([*held])
+        dropped, cut = list[int](), list[int]()
+        for row in rows:
             whole = [self._table.prompt(row), *self._table.responses(row)]
             pieces = [limit.fit(each, self._table.place(row)) for limit, each in zip(self._limits, whole, strict=True)]
             fitting = [piece for piece in pieces if piece is not None]
             if len(fitting) < len(whole):
-                dropped += 1
-                passed_over.append([len(each) for each in whole])
-                self._check_some_fit(passed_over)
+                dropped.append(row)
+                self._passed_over[row] = [len(each) for each in whole]
                 continue
-            cut += any(len(piece) < len(each) for piece, each in zip(fitting, whole, strict=True))
-            passed_over.clear()
-            rows.append(row)
-            positions.append(here)
+            if any(len(piece) < len(each) for piece, each in zip(fitting, whole, strict=True)):
+                cut.append(row)
+            kept.append(row)
             tokens.append(fitting)
+        self._check_some_fit()
         columns = {name: Column.ragged([each[place] for each in tokens], "int64") for place, name in self._names()}
-        columns |= self._table.texts(rows) | self._table.images(rows)
-        return PromptSlice(columns, np.array(positions, dtype=np.int64), position, dropped, cut)
+        columns |= self._table.texts(kept) | self._table.images(kept)
+        return PromptSlice(columns, np.array(kept, dtype=np.int64), tuple(dropped), tuple(cut))
 
     def one_epoch(self) -> PromptSlice:
-        """All usable prompts of the file in the order of the first epoch. Raises ValueError as `take` does."""
-        taken = self.take(0, len(self), end=len(self))
-        if not len(taken.columns["prompt_tokens"]):
-            raise ValueError(f"{self._none_fits()}; {self._remedy()}")
+        """All usable prompts, or those that are drawn, in the order of the source. Raises ValueError as `read` does."""
+        rows = len(self)
+        # Not by the run's seed: runs with other seeds are measured on the same prompts. More are the same ones, and
+        # others.
+        drawn = np.arange(rows) if self._draw is None else np.random.default_rng(0).permutation(rows)[: self._draw]
+        taken = self.read(np.sort(drawn).tolist())
+        if not len(taken.rows):
+            self._raise_none_fits(len(drawn))
         return taken
 
     def _names(self) -> list[tuple[int, str]]:
         """Index and column of each limit."""
         return [(place, f"responses.{place - 1}" if place else "prompt_tokens") for place in range(len(self._limits))]
 
-    def _row_at(self, position: int) -> int:
-        epoch, index = divmod(position, len(self))
-        if not self._shuffle:
-            return int(self._rows[index])
-        if self._epoch_order is None or self._epoch_order[0] != epoch:
-            self._epoch_order = (epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self)))
-        return int(self._rows[self._epoch_order[1][index]])
+    def _check_some_fit(self) -> None:
+        if len(self._passed_over) >= len(self):
+            self._raise_none_fits(len(self))
 
-    def _check_some_fit(self, passed_over: list[list[int]]) -> None:
-        """`passed_over`: token counts of skipped prompts and their responses."""
-        # Only this length is sure to cover a whole epoch: with different orders, one epoch may end and the next begin
-        # with the same rows.
-        if len(passed_over) >= 2 * len(self) - 1:
-            longest = [lengths[0] for lengths in passed_over]
-            have = f"they have {min(longest)} to {max(longest)} tokens"
-            if len(self._limits) > 1:
-                answers = [max(lengths[1:]) for lengths in passed_over]
-                have += f", their responses up to {min(answers)} to {max(answers)}"
-            raise ValueError(f"{self._none_fits()}; {have}; {self._remedy()}")
-
-    def _none_fits(self) -> str:
+    def _raise_none_fits(self, rows: int) -> NoReturn:
+        passed_over = self._passed_over.values()
+        longest = [lengths[0] for lengths in passed_over]
+        have = f"they have {min(longest)} to {max(longest)} tokens"
+        if len(self._limits) > 1:
+            answers = [max(lengths[1:]) for lengths in passed_over]
+            have += f", their responses up to {min(answers)} to {max(answers)}"
         limits = " and ".join(f"{limit.option}={limit.most}" for limit in dict.fromkeys(self._limits))
-        whole = f"none of its {len(self):,} prompts fits" if len(self) > 1 else "its only prompt does not fit"
-        return f"{self._table.source.title}: {whole} {limits}"
-
-    def _remedy(self) -> str:
+        whole = f"none of its {rows:,} prompts fits" if rows > 1 else "its only prompt does not fit"
         several = len(self._limits) > 1
         cut = "data.overlong_prompts and data.overlong_responses to cut" if several else "data.overlong_prompts: cut"
-        return f"raise {'them' if several else 'that'}, or set {cut}"
+        remedy = f"raise {'them' if several else 'that'}, or set {cut}"
+        raise ValueError(f"{self._table.source.title}: {whole} {limits}; {have}; {remedy}")

@@ -15,6 +15,7 @@ from dagrl.backends.base import NO_WEIGHTS, AnyEngine, GenerateEngine, Objective
 from dagrl.config.schema import NodeBase, Pipeline, RolloutNode, SamplingSpec
 from dagrl.config.schema.nodes.base import TrainingNode
 from dagrl.data.batch import Batch, Column
+from dagrl.data.order.sampler import GroupOutcomes
 from dagrl.data.stats import Stat, merge
 from dagrl.ops.work import PausedGroup, RolloutWork, TaskWork, TrainWork
 
@@ -42,12 +43,14 @@ class Output:
     """Columns by the op's own names."""
     stats: Mapping[str, Stat] = field(default_factory=dict)
     """Metrics, to be merged over shards and ranks."""
-    facts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers for the driver, such as the position in the data set."""
     counts: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Only from a rollout or an update: what the account counts of each row, int64 [rows]."""
-    positions: np.ndarray | None = None
-    """Only from the source: positions of the groups' prompts in the data set, int64 [groups]."""
+    prompts: np.ndarray | None = None
+    """Only from the source: ids of the groups' prompts, int64 [groups]."""
+    dropped: tuple[int, ...] = ()
+    """Only from the source: ids of prompts that are too long. Then there are no rows: others must take their places."""
+    outcomes: GroupOutcomes | None = None
+    """What a filter or the step's sink knows about groups."""
     sampled: int = 0
     """Only from a rollout: number of tokens sampled."""
     unfinished: bool = False

@@ -39,7 +39,7 @@ def experience(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     for shard, (begin, end) in enumerate(shard_bounds(len(groups), work.shards)):
         piece = table.take(np.arange(ends[begin], ends[end]))
         positions = found.prompt_ids[starts[begin:end]]
-        yield Output((shard,), piece.rows, piece.columns, positions=positions, uncounted=uncounted)
+        yield Output((shard,), piece.rows, piece.columns, prompts=positions, uncounted=uncounted)
 
 
 def _write(batch: Batch, context: Context, work: ExperienceWork) -> None:

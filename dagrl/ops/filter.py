@@ -10,6 +10,7 @@ from dagrl.config.schema import FilterNode
 from dagrl.data.batch import Batch
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.outcomes import group_outcomes
 from dagrl.ops.trajectories import first_rows, own_rows
 from dagrl.ops.view import view_of
 from dagrl.plugins.calls import call_or_stop
@@ -33,7 +34,8 @@ def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     # Over all samples; `samples` reports those that the step trains on, which no longer measure the policy.
     counted = own_rows(first_rows(batch, context))
     stats = {} if node.fn else {f"filter/{node.metric}": Stat.of(counted[node.metric].values)}
-    yield Output((), batch.rows[np.isin(batch["group_id"].values, passed)], stats=stats)
+    outcomes = group_outcomes(counted, context.pipeline.data) if "reward" in counted else None
+    yield Output((), batch.rows[np.isin(batch["group_id"].values, passed)], stats=stats, outcomes=outcomes)
 
 
 def passes_bounds(values: np.ndarray, *, lower: float | None, upper: float | None, min_std: float | None) -> bool:

@@ -9,12 +9,11 @@ import numpy as np
 
 from dagrl.config.columns import IMAGE_COLUMNS
 from dagrl.config.schema import SourceSpec
-from dagrl.config.schema.rounds import prompts_begun
 from dagrl.data.batch import Batch, Column
 from dagrl.data.demonstrations import ResponseColumns, in_turn
 from dagrl.data.image_column import ImageColumn
-from dagrl.data.prompts import PromptLoader, PromptSlice
-from dagrl.data.read_ahead import ReadAhead
+from dagrl.data.prompts import PromptLoader
+from dagrl.data.read_ahead import ReadAhead, ReadPrompts
 from dagrl.data.shards import shard_bounds
 from dagrl.data.sources import Source, open_source
 from dagrl.data.stats import Stat
@@ -26,54 +25,55 @@ from dagrl.ops.work import SourceWork
 
 
 def prompts(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the shards of a step's batch; the first one holds the next step's position in the data set.
+    """Yield the shards of a step's batch; a validation takes all prompts of its files.
 
-    A training step takes the prompts that are `carried`, then those from `position`; a validation takes all
-    prompts of its files.
+    If prompts of a training step are too long, yields only their ids.
     """
     del parts  # the source has no inputs
-    first = next(iter(context.pipeline.data.sources))
-    taken = _validation_sets(context) if context.validation else {first: _training_prompts(context)}
+    taken = _validation_prompts(context) if context.validation else _training_prompts(context)
     stats = {
-        "data/dropped_prompts": Stat.of([sum(each.dropped for each in taken.values())]),
-        "data/cut_prompts": Stat.of([sum(each.cut for each in taken.values())]),
+        "data/dropped_prompts": Stat.of([len(taken.dropped)]),
+        "data/cut_prompts": Stat.of([len(taken.cut)]),
     }
-    facts = {} if context.validation else {"next_position": taken[first].next_position}
-    joined, sizes = _joined(taken), context.pipeline.group_sizes(validation=context.validation)
     work = context.work_as(SourceWork)
+    if taken.dropped and not context.validation:
+        yield Output((), np.zeros(0, dtype=np.int64), stats=stats, dropped=taken.dropped)
+        return
+    joined, sizes = taken.batch.columns, context.pipeline.group_sizes(validation=context.validation)
     times = np.array([sizes[name] for name in joined["data_set"].strings()], dtype=np.int64)
     table = _repeat(joined, times, work.first_group, max(sizes.values()))
     starts = np.concatenate([[0], np.cumsum(times)])
     for shard, (begin, end) in enumerate(shard_bounds(len(times), work.shards)):
         piece = table.take(np.arange(starts[begin], starts[end]))
-        positions = None if context.validation else taken[first].positions[begin:end]
+        ids = None if context.validation else np.array(taken.ids[begin:end], dtype=np.int64)
         # In a rollout only a few rows use the data set's responses.
         uncounted = () if context.pipeline.is_offline else ("demonstration",)
-        output = Output((shard,), piece.rows, piece.columns, positions=positions, uncounted=uncounted)
-        yield replace(output, stats=stats, facts=facts) if shard == 0 else output
+        output = Output((shard,), piece.rows, piece.columns, prompts=ids, uncounted=uncounted)
+        yield replace(output, stats=stats) if shard == 0 else output
 
 
-def _training_prompts(context: Context) -> PromptSlice:
+def _training_prompts(context: Context) -> ReadPrompts:
+    sources = context.pipeline.data.sources
+
+    def loader_of(name: str) -> PromptLoader:
+        return _loader(name, sources[name], context)
+
+    reader = context.resources.once("prompts read ahead", lambda: ReadAhead(tuple(sources), loader_of))
     work = context.work_as(SourceWork)
-    count = work.prompts or prompts_begun(context.pipeline)
-    loader = _loader(*next(iter(context.pipeline.data.sources.items())), context)
-    reader = context.resources.once("prompts read ahead", lambda: ReadAhead(loader))
-    return reader.take(work.position, count, first=work.carried)
+    return reader.read(work.prompts, work.ahead)
 
 
-def _validation_sets(context: Context) -> dict[str, PromptSlice]:
+def _validation_prompts(context: Context) -> ReadPrompts:
+    """The prompts of all sets as one table, with the set's name in ``data_set``."""
     sets = context.pipeline.data.val_sets
     assert sets, "validation without data.val"
-    return {name: _loader(name, each, context).one_epoch() for name, each in sets.items()}
-
-
-def _joined(taken: Mapping[str, PromptSlice]) -> dict[str, Column]:
-    """The prompts of several files as one table, with the file's name in ``data_set``."""
-    tables = []
-    for name, prompts in taken.items():
-        names = Column.text([name] * len(prompts.columns["prompt_tokens"]))
-        tables.append(Batch(np.arange(len(names)), {**prompts.columns, "data_set": names}))
-    return dict(Batch.concat(tables).columns)
+    tables, dropped, cut = [], 0, 0
+    for name, each in sets.items():
+        read = _loader(name, each, context).one_epoch()
+        names = Column.text([name] * len(read.rows))
+        tables.append(Batch(np.arange(len(names)), {**read.columns, "data_set": names}))
+        dropped, cut = dropped + len(read.dropped), cut + len(read.cut)
+    return ReadPrompts((), Batch.concat(tables), tuple(range(dropped)), tuple(range(cut)))
 
 
 def _repeat(columns: Mapping[str, Column], times: np.ndarray, first_group: int, group_size: int) -> Batch:
@@ -123,8 +123,6 @@ def _loader(name: str, spec: SourceSpec, context: Context) -> PromptLoader:
             resources.tokenizer,
             max_prompt_tokens=getattr(spec, "max_prompt_tokens", None) or data.max_prompt_tokens,
             overlong=data.overlong_prompts,
-            shuffle=data.shuffle and not context.validation,
-            seed=context.pipeline.run.seed,
             draw=data.val_prompts if context.validation else None,
             responses=_responses(context),
             with_answers=context.pipeline.needs_answers(validation=context.validation),

@@ -17,6 +17,7 @@ from dagrl.data.stats import Stat
 from dagrl.data.tables import write_tables
 from dagrl.model_files.images import shortened
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.outcomes import group_outcomes
 from dagrl.ops.response import passages
 from dagrl.ops.response_text import response_text
 from dagrl.ops.trajectories import first_rows, is_fresh, own_rows
@@ -44,7 +45,9 @@ def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     samples = first_rows(batch.take(np.flatnonzero(is_fresh(batch))) if "is_replayed" in batch else batch, context)
     # A validation counts a failed agent as a sample without a right answer.
     counted = samples if context.validation else own_rows(samples)
-    yield Output((), batch.rows, stats=_stats(counted, context) | _stats_of_sources(counted, context))
+    outcomes = None if context.validation else group_outcomes(counted, context.pipeline.data)
+    stats = _stats(counted, context) | _stats_of_sources(counted, context)
+    yield Output((), batch.rows, stats=stats, outcomes=outcomes)
 
 
 def _stats(batch: Batch, context: Context) -> dict[str, Stat]:

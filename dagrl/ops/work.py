@@ -62,6 +62,17 @@ type Begun = PartialRollout | PausedGroup
 """Responses of a group that an earlier step has begun."""
 
 
+class Carried(NamedTuple):
+    """A prompt that an earlier step has not finished."""
+
+    prompt: int
+    """Its id."""
+    begun: Begun | None = None
+    """What exists of its responses."""
+    sampled: tuple[int, ...] = ()
+    """Tokens of each of its samples; -1: none."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingWeights:
     """Weights that are being sent to a generator."""
@@ -103,12 +114,10 @@ class TaskWork:
 class SourceWork(TaskWork):
     """Reads prompts from the data set."""
 
-    position: int
-    """Prompts of the data set that earlier steps have used."""
-    prompts: int | None = None
-    """How many to read. Default: the number of a first round."""
-    carried: tuple[int, ...] = ()
-    """Data set positions of prompts that an earlier step has left unfinished. They come first."""
+    prompts: tuple[int, ...] = ()
+    """Ids of the prompts to read, in order. A validation reads all of its sets."""
+    ahead: tuple[int, ...] = ()
+    """Ids of prompts that the next step probably reads."""
     first_group: int = 0
     """Number of the first group. Earlier rounds have smaller ones."""
 

@@ -13,11 +13,12 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import takewhile
+from itertools import chain, repeat, takewhile
 from typing import Any
 
 from dagrl.backends.base import RequestLimits
-from dagrl.graph.dag import EXPERIENCE_NODE
+from dagrl.graph.dag import EXPERIENCE_NODE, PROMPTS_NODE
+from dagrl.ops.work import Carried
 from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWriter
 from dagrl.orchestrator.exchange import Exchange
 from dagrl.orchestrator.folder.checkpoint import RunState
@@ -36,6 +37,7 @@ from dagrl.orchestrator.steps.dispatch import dispatch
 from dagrl.orchestrator.steps.dynamic_sampling import DynamicSampling
 from dagrl.orchestrator.steps.kl_control import KlControl
 from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
+from dagrl.orchestrator.steps.prompt_feed import PromptFeed
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import (
     Command,
@@ -84,12 +86,14 @@ class Driver:
         self._exchange = exchange
         self._unsaved: RunState | None = None
         """The state after the last commit, if no checkpoint has it."""
-        self.position = start.position
-        """Prompts of the data set used so far, over all epochs."""
-        self._rows = prepared.rows["train"]
-        """Prompts of the training file."""
-        self._end = pipeline.run.end_position(self._rows)
-        self._partial_rollouts = PartialRolloutBuffer(start.carried, start.carried_tokens)
+        # Checkpoints of earlier versions do not have the tokens.
+        carried = [Carried(*each) for each in zip(start.carried, repeat(None), chain(start.carried_tokens, repeat(())))]
+        reads = any(task.op == PROMPTS_NODE and task.rows is Rows.TRAIN for task in plan.tasks)
+        self._feed = PromptFeed(prepared, start.order, carried, start.step) if reads else None
+        """None if the run reads no prompts for training."""
+        self._partial_rollouts = self._feed.partial_rollouts if self._feed else PartialRolloutBuffer()
+        if self._feed and self._feed.note:
+            trackers.note(self._feed.note)
         self._rollout_facts = rollout_facts(pipeline, plan)
         """What the account knows of each rollout."""
         self._kl = KlControl(pipeline, start.kl_weights, start.step + 1)
@@ -144,9 +148,7 @@ class Driver:
             await self._writer.join()
             if any(self._overlong.values()):
                 counts = ", ".join(f"{count} {what}" for what, count in self._overlong.items())
-                self.trackers.note(
-                    f"prompts that are too long, or have too long responses: {counts}, counted in each epoch"
-                )
+                self.trackers.note(f"prompts that are too long, or have too long responses: {counts}")
         except RunError:
             await self._recorder.drain()
             raise
@@ -220,7 +222,14 @@ class Driver:
         task = self.plan.task(run.task)
         executor = self.plan.executors[task.executor]
         try:
-            await (self._rollout if task.generates else self._compute)(run, task, executor)
+            is_source = not task.inputs and task.rows is Rows.TRAIN
+            if is_source and self._exchange is not None and run.round == 0 and not await self._exchange.begin(run.step):
+                # Nothing of the step has begun.
+                self._events.put_nowait(LastStep(run.step - 1))
+                return None
+            reads = is_source and task.op == PROMPTS_NODE
+            execute = self._rollout if task.generates else self._read_prompts if reads else self._compute
+            await execute(run, task, executor)
         except RunError:
             await wait_for_earlier_runs(task.executor, self.plan, self._running)
             raise
@@ -235,32 +244,21 @@ class Driver:
         There is no await before all ranks have their work, so that a task queued behind this one finds its outputs.
         """
         batch, record = self._batch(run.step, task.rows), self._record(run.step)
-        is_source = not task.inputs and task.rows is Rows.TRAIN
-        if is_source and self._exchange is not None and run.round == 0 and not await self._exchange.begin(run.step):
-            # Nothing of the step has begun.
-            self._events.put_nowait(LastStep(run.step - 1))
-            return
         exchanges = self._exchange is not None and task.op == EXPERIENCE_NODE
-        prompts, carried = self._take_prompts(run) if is_source and not exchanges else (None, ())
         work = dispatch(
             run,
             task,
             executor,
             batch,
             self.pipeline,
-            position=self.position,
             committed=self.scheduler.committed,
-            carried=carried,
-            prompts=prompts,
             kl_weight=self._kl.weight(task.node, run.step),
             experience=self._exchange.file(run.step) if self._exchange is not None and exchanges else None,
             publish=self._exchange.weights_to_write(run.step, task) if self._exchange is not None else None,
         )
         recording = self._recorder.begin(run, task, executor, batch, self._kl.weight(task.node, run.step))
-        if task.engine is None:
-            handles = [self._cpu_workers.take(reads=prompts is not None)]
-        else:
-            handles = self.groups[task.executor].handles
+        on_cpu = task.engine is None
+        handles = [self._cpu_workers.take(reads=False)] if on_cpu else self.groups[task.executor].handles
         pending = [handle.submit_task(each, record.count_bytes) for handle, each in zip(handles, work, strict=True)]
         self._recorder.follow(recording, executor)
         if predictable := self.plan.outputs_are_predictable(task):
@@ -273,17 +271,45 @@ class Driver:
                 record.add_block(run, block, each.worker.id)
                 record.account.add_update(task, block)
                 self._kl.add(task.node, run.step, block)
-                if "next_position" in block.facts:
-                    record.position = self.position = block.facts["next_position"]
-                    if self._end is not None and self.position >= self._end:
-                        # Before the run is reported as done, so that no later step reads prompts.
-                        self._events.put_nowait(LastStep(run.step))
+                if self._feed and task.rows is Rows.TRAIN:
+                    self._feed.learn(run, block, batch)
                 if not predictable:
                     self._publish(run, task, block, batch)
-        if task.engine is None:
+        if on_cpu:
             self._cpu_workers.give_back(handles[0])
         ended = [(each.worker.id, block) for each, blocks in zip(pending, results, strict=True) for block in blocks]
         self._recorder.end(recording, ended)
+
+    async def _read_prompts(self, run: Run, task: PlannedTask, executor: Executor) -> None:
+        """Read the prompts of a round; others take the places of those that are too long."""
+        assert self._feed is not None, "a run that only validates reads no prompts for training"
+        feed, batch, record = self._feed, self._batch(run.step, task.rows), self._record(run.step)
+        ids = await feed.take(run, self._dynamic_sampling.prompts(run), record)
+        handle = self._cpu_workers.take(reads=True)
+        while True:
+            (work,) = dispatch(
+                run,
+                task,
+                executor,
+                batch,
+                self.pipeline,
+                committed=self.scheduler.committed,
+                prompts=ids,
+                ahead=feed.ahead(run),
+            )
+            blocks = await handle.submit_task(work, record.count_bytes).result(record.count_bytes)
+            for block in blocks:
+                record.add_block(run, block, handle.id)
+            dropped = [prompt for block in blocks for prompt in block.dropped]
+            if not dropped:
+                break
+            ids = feed.replace(run, ids, dropped)
+        self._cpu_workers.give_back(handle)
+        for block in blocks:
+            batch.add_source(task.name, block)
+        if feed.end_round(run, ids):
+            # Before the run is reported as done, so that no later step reads prompts.
+            self._events.put_nowait(LastStep(run.step))
 
     def _publish(self, run: Run, task: PlannedTask, block: Block, batch: BatchIndex) -> None:
         """Record where the rows of a block are stored."""
@@ -319,8 +345,7 @@ class Driver:
                 servers,
                 RolloutReports(batch, record, shard_done, self.trackers.progress, self._sampled, self._request_limits),
                 committed=self.scheduler.committed,
-                begun=self._partial_rollouts.begun(run.step) if training else {},
-                sampled=self._partial_rollouts.sampled(run.step) if training else None,
+                carried=self._partial_rollouts.taken(run.step, run.round) if training else (),
                 weights=weights,
             )
         self._rollout_on[task.executor] = rollout
@@ -334,14 +359,6 @@ class Driver:
         self._recorder.end(self._recordings.pop((run.step, task.name)), rollout.blocks, rollout.chunks)
         if training and self._keeps_partial:
             self._partial_rollouts.add(run.step, rollout.unfinished())
-
-    def _take_prompts(self, run: Run) -> tuple[int, tuple[int, ...]]:
-        """How many prompts a round takes, and the unfinished ones of earlier steps, which come first."""
-        prompts = self._dynamic_sampling.prompts(run)
-        carried = self._partial_rollouts.take(run.step, prompts)
-        if self._keeps_partial:
-            self._record(run.step).add_number("rollout/carried_prompts", len(carried))
-        return prompts, carried
 
     async def _sync(self, sync: Sync) -> None:
         begin = time.time()
@@ -394,8 +411,9 @@ class Driver:
         record.add_number("run/restarts", self._restarts.count)
         version = commit.step if self._exchange is None else self._exchange.policy_version(commit.step)
         metrics = record.metrics(tokens, policy_version=version, slots=slots, last_commit=self._last_commit)
-        if record.position is not None and self._rows:
-            metrics["epoch"] = record.position / self._rows
+        if self._feed:
+            metrics |= self._feed.metrics(commit.step)
+            self._feed.learn_metrics(commit.step, metrics, validated=self.plan.validates(commit.step))
         if batch := self._batches.get((commit.step, Rows.TRAIN)):
             metrics |= record.account.metrics(batch.groups_in(batch.all_rows))
         self._last_commit = time.time()
@@ -408,15 +426,15 @@ class Driver:
         self._draw(record.activities)
         if commit.save or (self._exchange is not None and commit.step):
             # After its metrics: a resume drops the metrics of steps without a checkpoint, but cannot add any.
-            assert record.position is not None or self._exchange, "a training step reads prompts"
+            carried = self._partial_rollouts.after(commit.step)
             self._unsaved = RunState(
                 commit.step,
-                record.position or 0,
                 model_identity(self.pipeline),
-                self._partial_rollouts.after(commit.step),
+                self._feed.after(commit.step) if self._feed else {},
+                tuple(each.prompt for each in carried),
                 self._scorer.score(record),
                 self._kl.after(commit.step),
-                self._partial_rollouts.sampled_after(commit.step),
+                tuple(each.sampled for each in carried),
                 self._exchange.used(commit.step) if self._exchange is not None else {},
             )
         if commit.save:
@@ -426,7 +444,8 @@ class Driver:
         if self._exchange is not None and commit.step:
             await self._exchange.commit(commit.step)
         await self._recorder.commit(commit.step)
-        self._partial_rollouts.commit(commit.step)
+        if self._feed:
+            self._feed.commit(commit.step)
         self._kl.commit(commit.step)
         self._records.pop(commit.step)
         self._dynamic_sampling.commit(commit.step)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, RolloutNode
 from dagrl.config.schema.rounds import over_sampled
-from dagrl.ops.work import Begun, PartialRollout, PausedGroup, PendingWeights, RolloutId
+from dagrl.ops.work import Begun, Carried, PartialRollout, PausedGroup, PendingWeights, RolloutId
 from dagrl.orchestrator.groups.load_balancer import LoadBalancer, agent_limits, chunk_limits, gather_seconds
 from dagrl.orchestrator.groups.task_group import TaskGroup
 from dagrl.orchestrator.groups.worker_handle import WorkerHandle
@@ -62,14 +63,10 @@ class RolloutController:
         reports: RolloutReports,
         *,
         committed: int,
-        begun: Mapping[int, Begun],
-        sampled: Mapping[int, Sequence[int]] | None = None,
+        carried: Sequence[Carried],
         weights: PendingWeights | None = None,
     ) -> None:
-        """`begun`: data set position -> what earlier steps have left. `sampled`: position -> tokens of its samples.
-
-        `weights`: the servers wait for these first.
-        """
+        """`carried`: prompts of the run that earlier steps have left. `weights`: the servers wait for these first."""
         node = pipeline.nodes[task.node]
         assert isinstance(node, RolloutNode)
         self._run, self._task, self._node, self._pipeline = run, task, node, pipeline
@@ -84,9 +81,6 @@ class RolloutController:
         """Groups that are not part of the batch yet, in order."""
         self._begun: dict[int, Begun] = {}
         """Group -> what exists of its responses."""
-        if begun:
-            positions = {group: batch.position(group) for group in self._groups}
-            self._begun = {group: begun[position] for group, position in positions.items() if position in begun}
         self.chunks: list[tuple[int, Sequence[int]]] = []
         """Server and groups of each call, in the order in which they were sent."""
         self.blocks: list[tuple[WorkerId, Block]] = []
@@ -99,10 +93,11 @@ class RolloutController:
         """Index of this attempt's first chunk."""
         self._losses: list[WorkerLostError] = []
         self._account = reports.record.account.rollout(task.node) if self._training else None
-        if self._account is not None and sampled:
-            for group in self._groups:
-                if tokens := sampled.get(batch.position(group)):
-                    self._account.carry_in(group, tokens)
+        for group, each in self._groups_of(carried):
+            if each.begun is not None:
+                self._begun[group] = each.begun
+            if self._account is not None and each.sampled:
+                self._account.carry_in(group, each.sampled)
         self._unreported: dict[WorkerId, int] = {}
         """Worker -> tokens that its heartbeats have reported, and no block so far."""
         self._tokens = 0
@@ -119,6 +114,15 @@ class RolloutController:
         self._begun = {group: each for group, each in self._begun.items() if isinstance(each, PausedGroup)}
         if self._account is not None:
             self._account.restart([group for group in self._missing if group not in self._begun])
+
+    def _groups_of(self, carried: Sequence[Carried]) -> Iterator[tuple[int, Carried]]:
+        """The group of each prompt. A new group, which comes later, may be of the same prompt."""
+        groups: dict[int, deque[int]] = {}
+        for group in self._groups if carried else ():
+            groups.setdefault(self._reports.batch.prompt(group), deque()).append(group)
+        for each in carried:
+            if mine := groups.get(each.prompt):
+                yield mine.popleft(), each
 
     async def run(self) -> None:
         """Sample until the batch is complete. Raises RunError if the servers end early.
@@ -149,15 +153,13 @@ class RolloutController:
         if not self._stopped:
             self._stop()
 
-    def unfinished(self) -> list[tuple[int, Begun | None, tuple[int, ...]]]:
-        """Prompts that are not part of the batch: their data set positions, partial rollouts and tokens of each
-        sample.
-        """
+    def unfinished(self) -> list[Carried]:
+        """Prompts that are not part of the batch."""
         assert self._account is not None, "a validation finishes all prompts"
-        position = self._reports.batch.position
+        prompt = self._reports.batch.prompt
         if self._node.partial_rollout:
             self._reports.record.account.end(self._missing, "carried_out")
-        return [(position(group), self._begun.get(group), self._account.left(group)) for group in self._missing]
+        return [Carried(prompt(group), self._begun.get(group), self._account.left(group)) for group in self._missing]
 
     async def _request_limits(self) -> RequestLimits:
         """How many rows a server takes. The engine's limits never change, so the first server is asked once."""

@@ -73,7 +73,7 @@ def _go_on(
 
     `failure` is that of the start before, in words; empty for the first start.
     """
-    loaded, rows = prepared.loaded, prepared.rows["train"]
+    loaded, rows = prepared.loaded, sum(prepared.train_rows.values())
     pipeline = loaded.pipeline
     opened = open_run_folder(
         run_dir,

@@ -38,7 +38,7 @@ def describe_start(
     at = f"goes on after step {folder_state.state.step}" if folder_state.state else "begins"
     if pipeline.run.only_validates:
         at = f"validates {f'step {folder_state.state.step}' if folder_state.state else 'the start weights'}"
-    elif folder_state.state and folder_state.state.finishes(pipeline.run, checked.rows["train"]):
+    elif folder_state.state and folder_state.state.finishes(pipeline.run, sum(checked.train_rows.values())):
         at = f"has finished step {folder_state.state.step}, so that nothing is left to do"
     parts: list[RenderableType] = [
         "",

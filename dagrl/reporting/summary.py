@@ -22,7 +22,7 @@ _MOST_IN_A_LINE = 4
 """Number of metrics in a line."""
 _COUNTED = {
     "staleness/masked": "samples masked as too old",
-    "data/dropped_prompts": "prompts dropped as too long, they or their responses, once an epoch",
+    "data/dropped_prompts": "prompts dropped as too long, they or their responses, each once",
     "filter/filled_prompts": "prompts that steps were filled up with, though they did not pass the filter",
 }
 

@@ -42,9 +42,15 @@ class CheckedPipeline:
     loaded: LoadedPipeline
     graph: Graph
     rows: dict[str, int]
-    """Rows of the data files, by their keys under ``data``: ``train``, ``val``, ``val.NAME``."""
+    """Rows of the sources, by their keys under ``data``: ``train``, ``train.NAME``, ``val``, ``val.NAME``."""
     warnings: tuple[Problem, ...]
     """Settings that are suspicious, but do not prevent a run."""
+
+    @property
+    def train_rows(self) -> dict[str, int]:
+        """Rows of the training sources, by their names."""
+        found = {tuple(key.split(".")): rows for key, rows in self.rows.items()}
+        return {key[-1]: rows for key, rows in found.items() if key[0] == "train"}
 
 
 def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: bool = True) -> CheckedPipeline:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.config.schema import Pipeline
+from dagrl.data.order.sampler import GroupOutcomes
 from dagrl.data.stats import Stat
 from dagrl.scheduler.intervals import Interval
 from dagrl.weight_sync.protocol import Offer, SendReport
@@ -50,11 +51,14 @@ class Block:
     """When the work started and ended, in seconds since the epoch."""
     shards: tuple[int, ...] = ()
     stats: dict[str, Stat] = field(default_factory=dict)
-    facts: dict[str, int] = field(default_factory=dict)
     usage: Usage | None = None
     """None without an engine."""
-    positions: np.ndarray | None = None
-    """Data set positions of the groups' prompts, int64 [groups], from the source."""
+    prompts: np.ndarray | None = None
+    """Ids of the groups' prompts, int64 [groups], from the source."""
+    dropped: tuple[int, ...] = ()
+    """Ids of prompts that are too long, from the source."""
+    outcomes: GroupOutcomes | None = None
+    """What a filter or the step's sink knows about groups."""
     counts: dict[str, np.ndarray] = field(default_factory=dict)
     """What the account counts of each row, int64 [rows], from a rollout or an update."""
     unfinished: bool = False

@@ -288,9 +288,10 @@ class Worker:
             end,
             output.shards,
             {prefix + name: stat for name, stat in output.stats.items()},
-            dict(output.facts),
             usage,
-            output.positions,
+            output.prompts,
+            output.dropped,
+            output.outcomes,
             dict(output.counts),
             output.unfinished,
         )

@@ -37,7 +37,7 @@ def loader(tmp_path: Path) -> Callable[..., PromptLoader]:
         pq.write_table(pa.Table.from_pylist(rows), path)
         responses = ResponseColumns(columns, options.pop("longest", 100), options.pop("overlong_responses", "drop"))
         tokenizer = options.pop("tokenizer", TOKENIZER)
-        defaults = {"max_prompt_tokens": 100, "overlong": "drop", "shuffle": False, "seed": 1, "with_answers": False}
+        defaults = {"max_prompt_tokens": 100, "overlong": "drop", "with_answers": False}
         return PromptLoader(path, tokenizer, responses=responses, **{**defaults, **options})
 
     return make
@@ -62,7 +62,7 @@ def texts(piece: PromptSlice, name: str = "responses.0") -> list[str]:
     ],
 )
 def test_a_response_is_found_and_ends_with_the_end_token(loader, row, column):
-    piece = loader([row], (column,)).take(0, 1)
+    piece = loader([row], (column,)).read(range(1))
     assert texts(piece) == ["4$"]
     assert texts(piece, "prompt_tokens") == ["2+2="]
 
@@ -74,15 +74,15 @@ def test_a_token_that_begins_every_text_is_neither_put_before_a_response_nor_a_s
     begins = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", END)])
     tokenizer.backend_tokenizer.post_processor = begins
     rows = [{"chosen": chat("1+1=", "2")}]
-    piece = loader(rows, ("chosen",), tokenizer=tokenizer).take(0, 1)
+    piece = loader(rows, ("chosen",), tokenizer=tokenizer).read(range(1))
     assert (texts(piece, "prompt_tokens"), texts(piece)) == (["1+1="], ["2$"])
-    piece = loader([{"prompt": "1+1=", "response": "2"}], ("response",), tokenizer=tokenizer).take(0, 1)
+    piece = loader([{"prompt": "1+1=", "response": "2"}], ("response",), tokenizer=tokenizer).read(range(1))
     assert (texts(piece, "prompt_tokens"), texts(piece)) == (["$1+1="], ["2$"])
 
 
 def test_without_prompts_the_chat_before_the_response_is_the_prompt(loader):
     rows = [{"messages": chat("1+1=", "2", "and 2+2=", "4")}, {"messages": chat("5=", "5")}]
-    piece = loader(rows, ("messages",)).take(0, 2)
+    piece = loader(rows, ("messages",)).read(range(2))
     assert texts(piece, "prompt_tokens") == ["1+1=2and 2+2=", "5="]
     assert texts(piece) == ["4$", "5$"]
 
@@ -91,29 +91,29 @@ def test_lists_may_be_large_as_polars_writes_them(tmp_path):
     message = pa.struct({"role": pa.large_string(), "content": pa.large_string()})
     path = tmp_path / "large.parquet"
     pq.write_table(pa.table({"messages": pa.array([chat("1+1=", "2")], pa.large_list(message))}), path)
-    options = {"max_prompt_tokens": 100, "overlong": "drop", "shuffle": False, "seed": 1, "with_answers": False}
-    piece = PromptLoader(path, TOKENIZER, responses=ResponseColumns(("messages",), 9, "drop"), **options).take(0, 1)
+    options = {"max_prompt_tokens": 100, "overlong": "drop", "with_answers": False}
+    piece = PromptLoader(path, TOKENIZER, responses=ResponseColumns(("messages",), 9, "drop"), **options).read(range(1))
     assert (texts(piece, "prompt_tokens"), texts(piece)) == (["1+1="], ["2$"])
 
 
 def test_a_whole_chat_comes_before_a_bare_prompt(loader):
     rows = [{"prompt": "1+1=", "chosen": chat("Add. ", "Well: ", "1+1=", "2")}]
-    assert texts(loader(rows, ("chosen",)).take(0, 1), "prompt_tokens") == ["Add. Well: 1+1="]
+    assert texts(loader(rows, ("chosen",)).read(range(1)), "prompt_tokens") == ["Add. Well: 1+1="]
     alone = [{"prompt": "1+1=", "chosen": chat("", "2")[1:]}]
-    assert texts(loader(alone, ("chosen",)).take(0, 1), "prompt_tokens") == ["1+1="]
+    assert texts(loader(alone, ("chosen",)).read(range(1)), "prompt_tokens") == ["1+1="]
 
 
 def test_pairs_of_chats_share_their_prompt(loader):
     rows = [{"chosen": chat("1+1=", "2"), "rejected": chat("1+1=", "3")}]
-    piece = loader(rows, ("chosen", "rejected")).take(0, 1)
+    piece = loader(rows, ("chosen", "rejected")).read(range(1))
     assert (texts(piece), texts(piece, "responses.1")) == (["2$"], ["3$"])
     rows.append({"chosen": chat("1+1=", "2"), "rejected": chat("1+2=", "3")})
     with pytest.raises(ValueError, match=r"row 1 .*: the chats differ before their last message"):
-        loader(rows, ("chosen", "rejected")).take(0, 2)
+        loader(rows, ("chosen", "rejected")).read(range(2))
 
 
 def test_answers_are_optional_beside_responses_and_empty_where_there_are_none(loader):
-    piece = loader([{"prompt": "a", "response": "b"}], ("response",)).take(0, 1)
+    piece = loader([{"prompt": "a", "response": "b"}], ("response",)).read(range(1))
     assert [piece.columns[name].strings() for name in ("answer", "data_source", "extra_info")] == [
         [""],
         ["train"],
@@ -125,27 +125,27 @@ def test_answers_are_optional_beside_responses_and_empty_where_there_are_none(lo
 
 def test_a_prompt_with_a_response_that_is_too_long_is_dropped_with_all_its_responses(loader):
     rows = [{"prompt": str(index), "a": "x" * index, "b": "y" * (9 - index)} for index in range(10)]
-    piece = loader(rows, ("a", "b"), longest=8).take(0, 6)
+    piece = loader(rows, ("a", "b"), longest=8).read(range(10))
     # With the end token seven characters fit: rows 2 to 7.
     assert texts(piece, "prompt_tokens") == [str(index) for index in range(2, 8)]
-    assert (piece.dropped, piece.cut, piece.next_position) == (2, 0, 8)
+    assert (piece.dropped, piece.cut) == ((0, 1, 8, 9), ())
 
 
 def test_a_response_may_be_cut_at_its_end_and_is_unended_then(loader):
-    piece = loader([{"prompt": "p", "a": "abcdef"}], ("a",), longest=4, overlong_responses="cut").take(0, 1)
-    assert (texts(piece), piece.cut) == (["abcd"], 1)
+    piece = loader([{"prompt": "p", "a": "abcdef"}], ("a",), longest=4, overlong_responses="cut").read(range(1))
+    assert (texts(piece), piece.cut) == (["abcd"], (0,))
 
 
 def test_a_response_that_is_too_long_may_be_an_error(loader):
     with pytest.raises(ValueError, match=r"row 0 .*the response has 7 tokens, more than max_response_tokens=4; raise"):
-        loader([{"prompt": "p", "a": "abcdef"}], ("a",), longest=4, overlong_responses="error").take(0, 1)
+        loader([{"prompt": "p", "a": "abcdef"}], ("a",), longest=4, overlong_responses="error").read(range(1))
 
 
 def test_a_file_in_which_nothing_fits_is_an_error(loader):
     rows = [{"prompt": "p", "a": "abcdef"}] * 3
     told = "none of its 3 prompts fits max_prompt_tokens=100 and max_response_tokens=4; .* up to 7 to 7; raise them"
     with pytest.raises(ValueError, match=told):
-        loader(rows, ("a",), longest=4).take(0, 1)
+        loader(rows, ("a",), longest=4).read(range(3))
     with pytest.raises(ValueError, match="none of its 3 prompts fits"):
         loader(rows, ("a",), longest=4).one_epoch()
 
@@ -166,14 +166,14 @@ def test_a_file_in_which_nothing_fits_is_an_error(loader):
 def test_a_row_without_a_response_is_named(loader, value, told):
     rows = [{"prompt": "p", "a": chat("q", "r")}, {"prompt": "p", "a": value}]
     with pytest.raises(ValueError, match=rf"row 1 \(the first is 0\): {told}"):
-        loader(rows, ("a",)).take(0, 2)
+        loader(rows, ("a",)).read(range(2))
 
 
 def test_a_character_without_a_token_is_named(loader):
     tokenizer = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))
     rows = [{"prompt": "2+2=", "a": "4!"}]
     with pytest.raises(ValueError, match="`a`: the tokenizer does not know the character '!' of the response '4!'"):
-        loader(rows, ("a",), tokenizer=tokenizer).take(0, 1)
+        loader(rows, ("a",), tokenizer=tokenizer).read(range(1))
 
 
 def test_a_missing_column_is_named(loader):
@@ -256,7 +256,7 @@ def reply(content: str | None, **fields: Any) -> dict[str, Any]:
 )
 def test_reasoning_and_calls_are_written_by_the_chat_template(loader, template, message, written):
     rows = [{"messages": [*chat("1+1="), message]}]
-    piece = loader(rows, ("messages",), tokenizer=tokenizer_of(template), longest=200).take(0, 1)
+    piece = loader(rows, ("messages",), tokenizer=tokenizer_of(template), longest=200).read(range(1))
     assert decoded(piece, template) == written
 
 
@@ -287,7 +287,7 @@ def decoded(piece: PromptSlice, template: str, name: str = "responses.0") -> str
 def test_reasoning_and_calls_that_a_template_does_not_write_are_refused(loader, template, message, told):
     rows = [{"prompt": "1+1=", "a": [message]}]
     with pytest.raises(ValueError, match=rf"row 0 \(the first is 0\).*`a`.*{told}"):
-        loader(rows, ("a",), tokenizer=tokenizer_of(template)).take(0, 1)
+        loader(rows, ("a",), tokenizer=tokenizer_of(template)).read(range(1))
 
 
 def test_pairs_may_differ_in_their_calls(loader):
@@ -298,7 +298,7 @@ def test_pairs_may_differ_in_their_calls(loader):
             "rejected": [*chat("1+1="), reply("", tool_calls=[other])],
         }
     ]
-    piece = loader(rows, ("chosen", "rejected"), tokenizer=tokenizer_of(DEEPSEEK)).take(0, 1)
+    piece = loader(rows, ("chosen", "rejected"), tokenizer=tokenizer_of(DEEPSEEK)).read(range(1))
     assert [decoded(piece, DEEPSEEK, f"responses.{place}") for place in (0, 1)] == [
         '[add {"a": 1}]$',
         '[sub {"b": 2}]$',
@@ -307,7 +307,9 @@ def test_pairs_may_differ_in_their_calls(loader):
 
 def test_calls_before_the_response_are_in_the_prompt(loader):
     asked = [*chat("1+1="), reply(None, tool_calls=[CALL]), {"role": "tool", "content": "2"}]
-    piece = loader([{"messages": [*asked, reply("Two")]}], ("messages",), tokenizer=tokenizer_of(DEEPSEEK)).take(0, 1)
+    piece = loader([{"messages": [*asked, reply("Two")]}], ("messages",), tokenizer=tokenizer_of(DEEPSEEK)).read(
+        range(1)
+    )
     assert decoded(piece, DEEPSEEK, "prompt_tokens") == '<user>1+1=<assistant>[add {"a": 1}]<tool>2<assistant>'
     assert decoded(piece, DEEPSEEK) == "Two$"
 
@@ -320,7 +322,7 @@ def test_chats_may_be_maps_or_text_in_json(tmp_path, columns, kind):
     arrow = pa.list_(pa.map_(pa.string(), pa.string())) if kind == "maps" else pa.string()
     path = tmp_path / "chats.parquet"
     pq.write_table(pa.table({"prompt": ["1+1="], **{name: pa.array([stored], arrow) for name in columns}}), path)
-    options = {"max_prompt_tokens": 100, "overlong": "drop", "shuffle": False, "seed": 1, "with_answers": False}
-    piece = PromptLoader(path, TOKENIZER, responses=ResponseColumns(columns, 9, "drop"), **options).take(0, 1)
+    options = {"max_prompt_tokens": 100, "overlong": "drop", "with_answers": False}
+    piece = PromptLoader(path, TOKENIZER, responses=ResponseColumns(columns, 9, "drop"), **options).read(range(1))
     assert texts(piece, "prompt_tokens") == ["1+1="]
     assert [texts(piece, f"responses.{place}") for place in range(len(columns))] == [["2$"]] * len(columns)

@@ -1,4 +1,4 @@
-"""What is read ahead is what would be read, and what goes wrong there is told to whoever asks for it."""
+"""Reading ahead returns what a plain read returns, and its errors come when the prompt is asked for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.config.schema import TokenizerSpec
+from dagrl.data.order.ids import prompt_id, row_of, source_of
 from dagrl.data.prompts import PromptLoader
-from dagrl.data.read_ahead import ReadAhead
+from dagrl.data.read_ahead import ReadAhead, ReadPrompts
 from dagrl.model_files.tokenizer import make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))
@@ -26,45 +27,54 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader_of(folder: Path, prompts: list[str], **options: str) -> PromptLoader:
     file = folder / f"{len(prompts)}.parquet"
     pq.write_table(pa.Table.from_pylist([{"prompt": each, "data_source": "demo"} for each in prompts]), file)
-    limits = {"max_prompt_tokens": 4, "overlong": "drop", "shuffle": True, "seed": 3} | options
+    limits = {"max_prompt_tokens": 4, "overlong": "drop"} | options
     return PromptLoader(file, TOKENIZER, with_answers=False, **limits)
 
 
+def reader_of(*loaders: PromptLoader) -> ReadAhead:
+    names = [f"source{number}" for number in range(len(loaders))]
+    return ReadAhead(names, dict(zip(names, loaders, strict=True)).__getitem__)
+
+
+def texts(read: ReadPrompts) -> list[str]:
+    tokens = read.batch["prompt_tokens"]
+    return [TOKENIZER.decode(tokens[row]) for row in range(len(tokens))]
+
+
+FIRST = [f"p{number}" if number % 5 else "too long" for number in range(7)]
+SECOND = [f"q{number}" for number in range(4)]
+IDS = st.sampled_from([*(prompt_id(0, row) for row in range(7)), *(prompt_id(1, row) for row in range(4))])
+
+
 @settings(deadline=None)
-@given(
-    asked=st.lists(
-        st.tuples(st.booleans(), st.integers(0, 20), st.integers(0, 4), st.lists(st.integers(0, 9), max_size=2)),
-        max_size=5,
-    )
-)
-def test_whatever_is_asked_comes_as_without_reading_ahead(folder: Path, asked: list) -> None:
-    plain = loader_of(folder, [f"p{number}" for number in range(7)])
-    reader = ReadAhead(loader_of(folder, [f"p{number}" for number in range(7)]))
-    position = 0
-    for goes_on, elsewhere, more, first in asked:
-        position, count = position if goes_on else elsewhere, len(first) + more
-        taken, expected = reader.take(position, count, first=first), plain.take(position, count, first=first)
-        assert taken.positions.tolist() == expected.positions.tolist()
-        assert taken.columns["prompt_tokens"].values.tolist() == expected.columns["prompt_tokens"].values.tolist()
-        assert taken.next_position == expected.next_position
-        position = taken.next_position
+@given(st.lists(st.tuples(st.lists(IDS, min_size=1, max_size=6), st.lists(IDS, max_size=6)), max_size=6))
+def test_prompts_come_as_without_reading_ahead(folder: Path, calls: list) -> None:
+    reader = reader_of(loader_of(folder, FIRST), loader_of(folder, SECOND))
+    for ids, ahead in calls:
+        read = reader.read(ids, ahead)
+        all_texts = [(FIRST, SECOND)[source_of(each)][row_of(each)] for each in ids]
+        too_long = {each for each, text in zip(ids, all_texts, strict=True) if text == "too long"}
+        assert set(read.dropped) == too_long
+        if not too_long:
+            assert (list(read.ids), texts(read)) == (ids, all_texts)
+            assert read.batch["data_set"].strings() == [f"source{source_of(each)}" for each in ids]
 
 
-def test_prefetched_prompts_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader, calls = loader_of(folder, ["a", "b", "c"]), []
-    take = loader.take
-    monkeypatch.setattr(loader, "take", lambda *asked, **first: calls.append(asked) or take(*asked, **first))
-    reader = ReadAhead(loader)
-    for position in (0, 2, 4):
-        reader.take(position, 2)
-    reader._thread.shutdown()
-    assert calls == [(0, 2), (2, 2), (4, 2), (6, 2)]
+def test_prompts_that_were_read_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, calls = loader_of(folder, ["a", "too long", "b", "c"]), []
+    read = loader.read
+    monkeypatch.setattr(loader, "read", lambda rows: calls.append(list(rows)) or read(rows))
+    reader = reader_of(loader)
+    assert reader.read([0, 1], ahead=[3]).dropped == (1,)
+    assert texts(reader.read([0, 2], ahead=[3, 0])) == ["a", "b"]
+    assert texts(reader.read([0, 3])) == ["a", "c"]
+    assert calls == [[0, 1], [2], [3, 0]]
 
 
 def test_errors_of_prefetched_prompts_are_raised_when_they_are_read(folder: Path) -> None:
-    reader = ReadAhead(loader_of(folder, ["a", "b", "too long", "c"], overlong="error", shuffle=False))
-    assert len(reader.take(0, 2).positions) == 2
+    reader = reader_of(loader_of(folder, ["a", "b", "too long", "c"], overlong="error"))
+    assert len(reader.read([0, 1], ahead=[2, 3]).ids) == 2
     for _ in range(2):
         with pytest.raises(ValueError, match="has 8 tokens, more than max_prompt_tokens=4"):
-            reader.take(2, 2)
-    assert reader.take(3, 1).positions.tolist() == [3]
+            reader.read([2, 3])
+    assert texts(reader.read([3])) == ["c"]

@@ -33,7 +33,7 @@ def loaded(path: Path) -> list[tuple[str, str, str, Any]]:
     """(prompt, answer, source, extra_info) as the loader gives them."""
     assert _schema_problems(pq.read_schema(path), _Wanted(SourceSpec(path=path), responses=(), answers=True)) == []
     tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
-    loader = PromptLoader(path, tokenizer, max_prompt_tokens=99, overlong="error", shuffle=False, seed=0)
+    loader = PromptLoader(path, tokenizer, max_prompt_tokens=99, overlong="error")
     columns = loader.one_epoch().columns
     prompts = [tokenizer.decode(columns["prompt_tokens"][index]) for index in range(len(loader))]
     texts = (columns[name].strings() for name in ("answer", "data_source"))

@@ -16,6 +16,7 @@ from dagrl.config.schema import (
     TrainingNode,
     ValuesNode,
 )
+from dagrl.config.schema.rounds import prompts_begun
 from dagrl.ops.base import Context, Resources
 from dagrl.ops.work import AdvantageWork, BufferWork, RolloutWork, ScoreWork, SourceWork, TaskWork, TrainWork
 
@@ -43,7 +44,7 @@ def context_of(pipeline: Pipeline, folder: Path, node: str | None, engine: Any =
         if node is not None and isinstance(pipeline.nodes[node], nodes):
             kind = work
     if kind is SourceWork:
-        fields = {"position": 0, **fields}
+        fields = {"prompts": tuple(range(prompts_begun(pipeline))), **fields}
     if kind is BufferWork:
         fields = {"first_group": 7, **fields}
     work = work_of(kind, node or "prompts", **{"step": 1, "node": node, **fields})

@@ -26,7 +26,7 @@ def declaration() -> dict[str, Any]:
     return {
         "name": "tiny",
         "model": {"init": {"model_type": "qwen3"}, "tokenizer": {"kind": "characters", "alphabet": ALPHABET}},
-        "data": {"train": "train.parquet", "prompts_per_step": 4, "max_prompt_tokens": 8, "shuffle": False},
+        "data": {"train": "train.parquet", "prompts_per_step": 4, "max_prompt_tokens": 8},
         "groups": {"train": {"cpus_per_node": 1}, "rollout": {"cpus_per_node": 1}},
         "engines": {
             "actor": {"backend": "megatron", "group": "train", "optimizer": {"lr": 1e-3}},
@@ -88,7 +88,7 @@ class Bench:
         **edits: Any,
     ) -> Context:
         """The context of a node, by its name, of the small pipeline with `edits`: sections, or fields of its work."""
-        fields = {key: edits.pop(key) for key in ("position", "frozen") if key in edits}
+        fields = {key: edits.pop(key) for key in ("prompts", "frozen") if key in edits}
         fields |= {"step": step, "validation": validation, "shards": shards}
         return context_of(self.pipeline(edits), self.folder, node, engine, **fields)
 

@@ -122,7 +122,7 @@ def test_log_probs_of_demonstrations_are_of_unscaled_logits(bench) -> None:
 def test_rows_of_a_prompt_take_its_responses_in_turn(bench, texts) -> None:
     rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": "0"} for n in range(5)]
     pq.write_table(pa.Table.from_pylist(rows), bench.folder / "train.parquet")
-    context = replace(offline(bench, op="dpo"), work=work_of(SourceWork, "prompts", node=None, position=0))
+    context = replace(offline(bench, op="dpo"), work=work_of(SourceWork, "prompts", node=None, prompts=(0, 1, 2, 3)))
     outputs = list(prompts([], context))
     batch = Batch.concat([Batch(output.rows, output.columns) for output in outputs])
     assert texts(batch["demonstration"]) == [f"{text}<eos>" for n in range(4) for text in (str(n + 1), "0")]

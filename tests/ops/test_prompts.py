@@ -8,6 +8,7 @@ from work import changed
 
 from dagrl.config.columns import SOURCE_COLUMNS
 from dagrl.data.batch import Batch
+from dagrl.data.order.ids import prompt_id
 from dagrl.ops.prompts import prompts
 
 
@@ -50,62 +51,52 @@ def test_the_texts_of_a_prompt_go_with_each_of_its_rows(trained_on) -> None:
 
 def test_a_further_round_continues_the_group_ids_and_takes_the_requested_prompts(bench, trained_on, texts) -> None:
     context = trained_on(2, shards=2, data={"prompts_per_step": 4})
-    outputs = list(prompts((), changed(context, position=1, first_group=4, prompts=3)))
+    outputs = list(prompts((), changed(context, first_group=4, prompts=(1, 2, 3))))
     batch = whole(outputs)
     assert batch["group_id"].values.tolist() == [4, 4, 5, 5, 6, 6]
     assert batch.rows.tolist() == batch["sample_id"].values.tolist() == [*range(8, 14)]
     assert texts(batch["prompt_tokens"])[::2] == list(bench.questions[1:4])
-    assert np.concatenate([output.positions for output in outputs]).tolist() == [1, 2, 3]
+    assert np.concatenate([output.prompts for output in outputs]).tolist() == [1, 2, 3]
 
 
-def test_a_step_continues_where_the_one_before_ended(bench, trained_on, texts) -> None:
-    context = trained_on(1, data={"prompts_per_step": 3})
-    seen, position = [], 0
-    for step in (1, 2, 3):
-        outputs = list(prompts((), changed(context, step=step, position=position)))
-        seen += texts(whole(outputs)["prompt_tokens"])
-        position = outputs[0].facts["next_position"]
-    assert position == 9
-    assert seen == [*bench.questions, *bench.questions[:4]]
-
-
-@pytest.mark.parametrize(("overlong", "dropped", "cut", "next_position"), [("drop", 1, 0, 3), ("cut", 0, 1, 2)])
-def test_only_the_first_shard_reports_the_position_and_dropped_prompts(
-    bench, overlong, dropped, cut, next_position
-) -> None:
+@pytest.mark.parametrize("overlong", ["drop", "cut"])
+def test_only_the_first_shard_reports_cut_prompts_and_too_long_ones_are_all_that_comes(bench, overlong) -> None:
     train = bench.write_prompts("train.parquet", ("1+1=", "1+1+1+1=", "2+2=", "3+3="))
     data = {"train": train, "prompts_per_step": 2, "max_prompt_tokens": 4, "overlong_prompts": overlong}
-    first, second = prompts((), bench.context(data=data))
-    assert first.facts == {"next_position": next_position}
-    assert {name: stat.total for name, stat in first.stats.items()} == {
-        "data/dropped_prompts": dropped,
-        "data/cut_prompts": cut,
-    }
-    assert (second.facts, second.stats) == ({}, {})
+    context = bench.context(data=data)
+    outputs = list(prompts((), context))
+    counts = {name: stat.total for name, stat in outputs[0].stats.items()}
+    if overlong == "drop":
+        assert [(output.dropped, len(output.rows), output.shards) for output in outputs] == [((1,), 0, ())]
+        assert counts == {"data/dropped_prompts": 1, "data/cut_prompts": 0}
+        outputs = list(prompts((), changed(context, prompts=(0, 2))))
+        assert [output.prompts.tolist() for output in outputs] == [[0], [2]]
+    else:
+        assert counts == {"data/dropped_prompts": 0, "data/cut_prompts": 1}
+    assert outputs[1].stats == {}
 
 
-def test_prompts_that_were_left_come_first_and_the_others_continue(bench, trained_on, texts) -> None:
-    rollout = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 3}}
-    bench.write_prompts("train.parquet")
-    data = {"train": bench.folder / "train.parquet", "prompts_per_step": 2}
-    context = bench.context(
-        data=data, nodes={"rollout": rollout | {"over_sampling_batch_size": 4}}, position=3, shards=2
-    )
-    outputs = list(prompts((), changed(context, carried=(1, 0))))
-    assert texts(whole(outputs)["prompt_tokens"])[::2] == [bench.questions[place] for place in (1, 0, 3, 4)]
-    assert outputs[0].facts == {"next_position": 5}
-    assert [output.positions.tolist() for output in outputs] == [[1, 0], [3, 4]]
+def test_prompts_come_from_several_sources_in_the_order_of_their_ids(bench, texts) -> None:
+    sums, doubles = ("1+1=", "1+2=", "1+3="), ("4+4=", "5+5=")
+    sources = {"sums": bench.write_prompts("a.parquet", sums), "doubles": bench.write_prompts("b.parquet", doubles)}
+    context = bench.context(data={"train": sources}, shards=2)
+    ids = (2, prompt_id(1, 1), 0, prompt_id(1, 0))
+    outputs = list(prompts((), changed(context, prompts=ids)))
+    batch = whole(outputs)
+    assert texts(batch["prompt_tokens"])[::2] == ["1+3=", "5+5=", "1+1=", "4+4="]
+    assert batch["data_set"].strings()[::2] == ["sums", "doubles", "sums", "doubles"]
+    assert np.concatenate([output.prompts for output in outputs]).tolist() == list(ids)
 
 
 def test_validation_takes_each_prompt_of_its_own_file_once_in_order(bench, trained_on, texts) -> None:
     questions = tuple(f"{number}+{number}=" for number in range(7))
-    data = {"val": bench.write_prompts("val.parquet", questions), "shuffle": True}
-    context = trained_on(4, validation=True, position=3, data=data)
+    data = {"val": bench.write_prompts("val.parquet", questions)}
+    context = trained_on(4, validation=True, data=data)
     outputs = list(prompts((), context))
     batch = whole(outputs)
     assert texts(batch["prompt_tokens"]) == list(questions)
     assert batch["group_id"].values.tolist() == list(range(7))
-    assert [output.facts for output in outputs] == [{}, {}], "validation must not move the training's position"
+    assert [output.prompts for output in outputs] == [None, None]
 
 
 def test_validation_can_be_of_some_prompts_of_each_set_only(bench, trained_on, texts) -> None:
@@ -168,13 +159,4 @@ def test_a_worker_reads_its_file_once(bench, trained_on) -> None:
     context = trained_on()
     list(prompts((), context))
     (bench.folder / "train.parquet").unlink()
-    assert len(whole(prompts((), changed(context, position=4)))) == 8
-
-
-def test_the_same_position_gives_the_same_shuffled_rows(trained_on) -> None:
-    def tokens(seed: int) -> np.ndarray:
-        context = trained_on(data={"shuffle": True, "prompts_per_step": 5}, run={"steps": 1, "seed": seed})
-        return whole(prompts((), context))["prompt_tokens"].values
-
-    assert tokens(3).tolist() == tokens(3).tolist()
-    assert len({tuple(tokens(seed)) for seed in range(5)}) > 1
+    assert len(whole(prompts((), changed(context, prompts=(4, 0, 1, 2))))) == 8

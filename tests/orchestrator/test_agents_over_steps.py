@@ -61,7 +61,7 @@ def run(request, lab, tmp_path_factory) -> Any:
     }
     pipeline["nodes"]["reward"] = {"op": "reward", "fn": "agent"}
     pipeline["groups"]["rollout"] = {"cpus_per_node": 2}
-    pipeline["data"] |= {"prompts_per_step": NEEDED, "shuffle": False}
+    pipeline["data"] |= {"prompts_per_step": NEEDED, "order": "file"}
     del pipeline["data"]["val"]
     pipeline["run"] = {"seed": 3}
     path = lab.write_pipeline(folder, pipeline)

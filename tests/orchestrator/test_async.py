@@ -115,7 +115,7 @@ def lives(lab, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lives")
     pipeline = ahead(lab)
     # In the order of the file, so that a place in the data set says which prompt is there.
-    pipeline["data"]["shuffle"] = False
+    pipeline["data"]["order"] = "file"
     pipeline["nodes"]["rollout"] |= {"over_sampling_batch_size": 12, "partial_rollout": True}
     pipeline["run"] |= {"save_every": 2, "validate_every": None}
     path = lab.write_pipeline(folder, pipeline)
@@ -134,7 +134,10 @@ def lives(lab, tmp_path_factory):
 
 def states(run) -> dict[int, dict]:
     """What its checkpoints know, by step."""
-    found = [json.loads(each.read_text()) for each in (run.folder / "checkpoints").glob("step_*/state.json")]
+    found = [
+        json.loads(each.read_text()) | {"order": json.loads((each.parent / "order.json").read_text())}
+        for each in (run.folder / "checkpoints").glob("step_*/state.json")
+    ]
     return {state["step"]: state for state in found}
 
 
@@ -150,7 +153,7 @@ def test_no_prompt_is_lost_or_doubled_by_a_stop_or_a_kill(lives):
     for step, state in saved.items():
         trained = prompts(run, *range(1, step + 1))
         assert set(trained.values()) <= {float(n) for n in range(1, step + 1)}, "each with all of its samples"
-        assert trained + at(state["carried"]) == at(range(state["position"])), f"checkpoint {step}"
+        assert trained + at(state["carried"]) == at(range(state["order"]["passed"])), f"checkpoint {step}"
 
 
 def test_a_run_with_several_lives_has_each_step_once(lives):

@@ -37,7 +37,7 @@ def run(lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
         aside = checkpoints.begin(step)
         write_megatron(weight_source(model, step), load_hf_config(model), 24, aside)
         (aside / "release").rename(aside / "actor")
-        checkpoints.finish(aside, RunState(step, 8, ""))
+        checkpoints.finish(aside, RunState(step, ""))
     return folder
 
 
@@ -87,7 +87,7 @@ def test_the_best_checkpoint_is_exported(run: Path, tmp_path: Path, capsys) -> N
     for step, value in ((3, 0.9), (4, 0.2)):
         aside = checkpoints.begin(step)
         (checkpoints.of_step(step) / "actor").rename(aside / "actor")
-        checkpoints.finish(aside, RunState(step, 8, "", score=Score("val/reward/mean", value)))
+        checkpoints.finish(aside, RunState(step, "", score=Score("val/reward/mean", value)))
     assert main(arguments) == 0
     assert "actor after step 3 of" in capsys.readouterr().out
     assert same(loaded(tmp_path / "hf"), drawn(run, 3))

@@ -53,8 +53,8 @@ def test_a_step_consists_of_groups_that_pass(unbroken):
 def test_rounds_are_reported_and_add_up(unbroken):
     metrics, positions = unbroken.metrics(), [0]
     for step, line in enumerate(metrics, start=1):
-        state = json.loads((unbroken.folder / "checkpoints" / f"step_{step}" / "state.json").read_text())
-        positions.append(state["position"])
+        state = json.loads((unbroken.folder / "checkpoints" / f"step_{step}" / "order.json").read_text())
+        positions.append(state["passed"])
         begun = positions[-1] - positions[-2]
         passed = line["samples/trained"] + line["samples/unused"]
         assert begun * line["filter/kept_fraction"] == pytest.approx(passed / 2)

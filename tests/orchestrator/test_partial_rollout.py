@@ -61,7 +61,8 @@ def test_a_step_has_as_many_prompts_as_it_needs_each_with_all_its_samples(run):
 
 def test_no_prompt_is_lost_by_an_abort(run):
     state = json.loads((run.folder / "checkpoints" / "step_3" / "state.json").read_text())
-    assert (state["position"], len(state["carried"])) == (3 * NEEDED + 8, 8)
+    order = json.loads((run.folder / "checkpoints" / "step_3" / "order.json").read_text())
+    assert (order["passed"], len(state["carried"])) == (3 * NEEDED + 8, 8)
     trained: Counter[str] = Counter()
     for step in range(1, STEPS + 1):
         # A prompt that was carried and the same one of the next epoch are two groups.

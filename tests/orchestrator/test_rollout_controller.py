@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, Scope
 from dagrl.data.shards import shard_bounds
-from dagrl.ops.work import PartialRollout, PausedGroup, PendingWeights, RolloutWork
+from dagrl.ops.work import Carried, PartialRollout, PausedGroup, PendingWeights, RolloutWork
 from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
 from dagrl.orchestrator.steps.account import RolloutFacts, StepAccount
 from dagrl.orchestrator.steps.batch_index import BatchIndex
@@ -167,7 +167,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(lab) -> Any:
-    """Runs a rollout; `begun` by places in the data set, which are 100 and the group's number."""
+    """Runs a rollout; `begun` by prompt ids, which are 100 and the group's number."""
 
     def run(
         fake: Servers,
@@ -191,7 +191,7 @@ def ran(lab) -> Any:
         for shard, (begin, end) in enumerate(shard_bounds(groups, shards)):
             rows = np.arange(begin * N, end * N)
             places = 100 + np.unique(rows // N)
-            index.add_source("prompts", Block(rows, f"p{shard}", None, 0, 1, (shard,), positions=places))
+            index.add_source("prompts", Block(rows, f"p{shard}", None, 0, 1, (shard,), prompts=places))
         complete: list[int] = []
         told: list[Progress] = []
         sampling = RolloutController(
@@ -201,8 +201,7 @@ def ran(lab) -> Any:
             fake.servers(servers),
             RolloutReports(index, record, complete.append, told.append, {}),
             committed=3,
-            begun=begun or {},
-            sampled=dict.fromkeys(begun or {}, (BEGUN,) * N),
+            carried=[Carried(prompt, each, (BEGUN,) * N) for prompt, each in (begun or {}).items()],
         )
         deaths = 0
         while True:
@@ -398,7 +397,7 @@ def lost_with_a_sync(lab, *, sent: bool) -> tuple[Servers, WorkerDiedError]:
     declared["data"]["prompts_per_step"] = 1
     declared["nodes"]["rollout"] |= {"n": N}
     fake, index = Servers(RequestLimits(1, 1), [1000]), WatchedIndex(N, 1)
-    index.add_source("prompts", Block(np.arange(N), "p", None, 0, 1, (0,), positions=np.array([100])))
+    index.add_source("prompts", Block(np.arange(N), "p", None, 0, 1, (0,), prompts=np.array([100])))
     sampling = RolloutController(
         Run(4, "rollout", (0,)),
         ROLLOUT,
@@ -408,7 +407,7 @@ def lost_with_a_sync(lab, *, sent: bool) -> tuple[Servers, WorkerDiedError]:
             index, StepRecord(4, StepAccount(N, {"rollout": RolloutFacts()})), lambda _: None, lambda _: None, {}
         ),
         committed=3,
-        begun={},
+        carried=(),
         weights=COMING,
     )
     loss = WorkerDiedError("generator/1 died")

@@ -21,7 +21,7 @@ INIT = (
 )
 OWN = ("    optimizer: {lr: 1e-3}", "    optimizer: {lr: 1e-3}\n    model: {path: other}")
 STORED = ("    optimizer: {lr: 1e-3}", "    optimizer: {lr: 1e-3}\n    dist_checkpointing_path: stored")
-STATE = RunState(7, 56, "model")
+STATE = RunState(7, "model")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,6 @@ _ACTOR = "actor_rollout_ref.actor"
 
 SETTINGS = (
     Setting(lambda case: case.prompts, "data.train_batch_size", "data.prompts_per_step"),
-    Setting(lambda case: False, "data.shuffle", "data.shuffle"),
     Setting(lambda case: case.prompt_tokens, "data.max_prompt_length", "data.max_prompt_tokens"),
     Setting(lambda case: case.response_tokens, "data.max_response_length", "nodes.rollout.sampling.max_new_tokens"),
     Setting(lambda case: case.n, f"{_ROLLOUT}.n", "nodes.rollout.n"),
@@ -171,6 +170,8 @@ def verl_arguments(case: Case, model: Path, folder: Path) -> list[str]:
     server = server_arguments(load)
     leaves = case.mode == "turns"
     fixed: dict[str, Any] = {
+        # As `order: file` of `grpo_pipeline`.
+        "data.shuffle": False,
         "model_engine": "megatron",
         "data.train_files": folder / "verl_prompts.parquet",
         "data.val_files": folder / "verl_prompts.parquet",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
+from dagrl.config.schema.order import OrderName, OrderSpec
 from dagrl.config.schema.sampling import SamplingSpec
 from dagrl.config.schema.section import Coefficient, Name, PositiveInt, Responses, Section, Tokens
 
@@ -120,6 +121,10 @@ class DataSpec(Section):
     A source is a file, a folder, a glob, a list of these, or a section with more keys.
     """
 
+    refused: ClassVar[dict[str, str]] = {
+        "shuffle": "`shuffle` is now `order`: write `order: shuffled` (the default) for true, `order: file` for false"
+    }
+
     train: Annotated[
         _APath
         | _AList
@@ -161,8 +166,14 @@ class DataSpec(Section):
     """Longest of those responses, in tokens, the end token included."""
     overlong_responses: Literal["drop", "cut", "error"] = "drop"
     """Treatment of prompts with longer ones: left out, the response cut at its end, or an error."""
-    shuffle: bool = True
-    """A new order each epoch, drawn from ``run.seed``."""
+    order: Annotated[
+        Annotated[OrderName, Tag("a name")] | Annotated[OrderSpec, Tag("a section")],
+        Discriminator(lambda value: "a section" if isinstance(value, Mapping | OrderSpec) else "a name"),
+    ] = "shuffled"
+    """Order of the training prompts: ``shuffled``, anew each epoch, by ``run.seed``; ``file``; your own sampler as
+    ``module:Class``; or a section: by a column, adaptive, in stages. See docs/curriculum.md."""
+    weights_by: Literal["prompts", "tokens"] = "prompts"
+    """Whether the weights of several sources are shares of prompts, or of their tokens with the responses."""
     val_prompts: PositiveInt | None = None
     """Use only so many prompts of each validation set, drawn at random: the same ones in each validation and run."""
     val_pass_reward: FiniteFloat = 1.0
@@ -187,6 +198,20 @@ class DataSpec(Section):
             name: each if isinstance(each, TrainSourceSpec) else TrainSourceSpec(path=each)
             for name, each in several.items()
         }
+
+    @property
+    def ordering(self) -> OrderSpec:
+        """The options of `order`; none of ``shuffled`` and ``file``."""
+        if isinstance(self.order, OrderSpec):
+            return self.order
+        return OrderSpec(sampler=self.order if ":" in self.order else None)
+
+    @property
+    def order_learns(self) -> bool:
+        """Whether the order of later steps depends on the outcomes of earlier ones."""
+        order = self.ordering
+        by_tokens = self.weights_by == "tokens" and len(self.sources) > 1
+        return order.sampler is not None or order.adaptive is not None or by_tokens
 
     @property
     def val_sets(self) -> dict[str, ValSetSpec]:

@@ -79,8 +79,8 @@ class RunSpec(Section):
     steps: Annotated[int, Field(ge=0, le=2**31 - 1)]
     """Steps to train; 0 with `validate_first`, or with `val_only`, only validates."""
     epochs: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    """Instead of `steps`: passes over the training prompts. The last step is the one in which the last prompt is read;
-    it is filled up with prompts of the next pass."""
+    """Instead of `steps`: passes over the training prompts, so many prompts as all sources have rows. The last step is
+    the one in which the last prompt is read; it is filled up with prompts of the next pass."""
     stop_after: Annotated[str, AfterValidator(_is_duration)] | None = None
     """Stop at the first end of a step so long after `dagrl run` has begun, with a checkpoint and exit code 4: ``4h``,
     ``3h30m``, ``1d12h``. Leave room for a step and the checkpoint. Default: go on to the last step."""

@@ -52,7 +52,12 @@ def _prompt_length(t: Translation) -> None:
 
 DATA = (
     joint(_data, "--prompt-data --input-key --label-key", always=True),
-    to("--rollout-shuffle", "data.shuffle", write_default=True),
+    to(
+        "--rollout-shuffle",
+        "data.order",
+        convert=lambda shuffled: "shuffled" if shuffled else "file",
+        write_default=True,
+    ),
     to("--rollout-batch-size", "data.prompts_per_step"),
     joint(_prompt_length, "--rollout-max-prompt-len --rollout-max-context-len", always=True),
 )

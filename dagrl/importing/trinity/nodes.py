@@ -88,11 +88,11 @@ def _selector(t: Translation, prefix: str) -> None:
         if not t.given(key):
             continue
         if t.get(key) in ("random", "sequential", "shuffle"):
-            t.write("data.shuffle", t.get(key) != "sequential", key)
+            t.write("data.order", "file" if t.get(key) == "sequential" else "shuffled", key)
         else:
             t.refuse("prompts come in the file's order, or shuffled", key)
         return
-    t.write("data.shuffle", False, f"{prefix}.data_selector.selector_type", note="sequential by default there")
+    t.write("data.order", "file", f"{prefix}.data_selector.selector_type", note="sequential by default there")
 
 
 def _batches(t: Translation) -> None:

@@ -91,7 +91,7 @@ DATA = (
     joint(_prompt, "data.max_prompt_length", under(ROLLOUT, "prompt_length"), always=True),
     joint(_response, "data.max_response_length", under(ROLLOUT, "response_length"), always=True),
     joint(_overlong, "data.filter_overlong_prompts data.truncation", always=True),
-    to("data.shuffle", "data.shuffle"),
+    to("data.shuffle", "data.order", convert=lambda shuffled: "shuffled" if shuffled else "file"),
     to("data.seed", "run.seed"),
     joint(_images, "data.image_key", always=True),
     to("data.val_max_samples", "data.val_prompts", convert=lambda count: count if count > 0 else None),
@@ -100,7 +100,7 @@ DATA = (
     refused_unless("data_source", "the column is `data_source`; rename it", "data.reward_fn_key"),
     refused_unless((None, "null"), "rows are read as they are; prepare the file beforehand", "data.custom_cls.*"),
     refused("the chat template is called without arguments", "data.apply_chat_template_kwargs*"),
-    refused("rows are drawn in the order of `data.shuffle`", "data.sampler.* data.datagen.*"),
+    refused("rows are drawn in the order of `data.order`", "data.sampler.* data.datagen.*"),
     refused("images alone: there are neither videos nor sounds", "data.video_key"),
     implied(
         "follows from the pipeline",

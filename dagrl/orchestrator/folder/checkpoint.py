@@ -1,8 +1,9 @@
 """Checkpoints of a run: written to a temporary folder, renamed into place, found, and removed when they are old.
 
-``checkpoints/step_N/`` holds a folder for each trained engine and ``state.json``, which is written last and has the
-checksums of all files: a checkpoint without it, or with a changed file, is torn and never loaded. With
-``run.keep_best``, ``checkpoints/best`` names the best one, which follows from the states alone.
+``checkpoints/step_N/`` holds a folder for each trained engine, ``order.json`` with the order of prompts, and
+``state.json``, which is written last and has the checksums of all files: a checkpoint without it, or with a changed
+file, is torn and never loaded. With ``run.keep_best``, ``checkpoints/best`` names the best one, which follows from the
+states alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from dagrl.tracking.base import replace_text
 from dagrl.version import __version__
 
 _STATE = "state.json"
+_ORDER = "order.json"
 _BEST = "best"
 _FORMAT = 1
 _SEAL = "seal"
@@ -57,11 +59,11 @@ class RunState:
 
     step: int
     """Newest finished step."""
-    position: int
-    """Prompts of the data set used so far, over all epochs."""
     model: str
+    order: Mapping[str, Any] = field(default_factory=dict)
+    """The state of the `PromptOrder`. Empty at the start, and in checkpoints of versions before it."""
     carried: tuple[int, ...] = ()
-    """Data set positions of unfinished prompts before `position`, which come first in the next step."""
+    """Ids of unfinished prompts, which come first in the next step."""
     score: Score | None = None
     """None if it was not measured."""
     kl_weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class RunState:
     def finishes(self, run: RunSpec, rows: int) -> bool:
         """Whether nothing is left of a run, with so many prompts in the training file."""
         end = run.end_position(rows)
-        return self.step >= run.steps or (end is not None and self.position >= end)
+        return self.step >= run.steps or (end is not None and self.order.get("passed", 0) >= end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,12 @@ class Checkpoints:
         return final
 
     def _put_into_place(self, aside: Path, state: RunState) -> Path:
-        fields = {"format": _FORMAT, "dagrl": __version__, **asdict(state), "files": fingerprints(aside)}
+        with (aside / _ORDER).open("w") as file:
+            json.dump(state.order, file)
+            file.flush()
+            os.fsync(file.fileno())
+        own = {name: value for name, value in asdict(replace(state, order={})).items() if name != "order"}
+        fields = {"format": _FORMAT, "dagrl": __version__, **own, "files": fingerprints(aside)}
         with (aside / _STATE).open("w") as file:
             file.write(json.dumps(fields | {_SEAL: _seal(fields)}, indent=1))
             file.flush()
@@ -191,10 +198,12 @@ class Checkpoints:
         if fault := damage(folder, fields.get("files", {})):
             raise TornCheckpointError(folder, fault)
         try:
+            former = {"position": fields["position"], "passed": fields["position"]} if "position" in fields else None
+            order = former or json.loads((folder / _ORDER).read_text())
             return RunState(
                 fields["step"],
-                fields["position"],
                 fields["model"],
+                order,
                 tuple(fields.get("carried", ())),
                 _score_of(fields),
                 {name: tuple(weights) for name, weights in fields.get("kl_weights", {}).items()},
@@ -203,6 +212,8 @@ class Checkpoints:
             )
         except KeyError as missing:
             raise TornCheckpointError(folder, f"{_STATE} lacks {missing}") from missing
+        except (OSError, ValueError) as error:
+            raise TornCheckpointError(folder, f"{_ORDER} cannot be read") from error
 
     def _finished(self) -> list[tuple[int, Path]]:
         """Finished checkpoints with their steps, oldest first."""

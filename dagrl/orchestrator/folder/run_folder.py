@@ -43,7 +43,7 @@ class RunFolder:
     @property
     def start(self) -> RunState:
         """The state that the run begins with; step 0 without a checkpoint."""
-        return self.resumed or RunState(step=0, position=0, model="")
+        return self.resumed or RunState(step=0, model="")
 
     def keep_details(self, error: RunError) -> None:
         """Write the traceback of a worker to a log file, without the pipeline's secrets."""

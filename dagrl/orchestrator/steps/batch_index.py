@@ -55,7 +55,7 @@ class BatchIndex:
         """With over-sampling: the groups of each shard, in the order in which they arrived."""
         self._tokens = np.zeros(0, dtype=np.int64)
         """Tokens of each row. May be longer than there are rows."""
-        self._positions: dict[int, int] = {}
+        self._prompts: dict[int, int] = {}
         self._missing: dict[str, list[int]] = {}
         """Task whose rows arrive group by group -> how many groups each shard still waits for."""
 
@@ -75,8 +75,8 @@ class BatchIndex:
         self._shard_rows[shard] = block.rows
         groups = self._count(block.rows)
         self._shard_of_group |= dict.fromkeys(groups, shard)
-        if block.positions is not None:
-            self._positions |= dict(zip(groups, block.positions.tolist(), strict=True))
+        if block.prompts is not None:
+            self._prompts |= dict(zip(groups, block.prompts.tolist(), strict=True))
         self._make_room(block.rows)
         self.add(task, block)
 
@@ -187,9 +187,17 @@ class BatchIndex:
         starts = np.array(groups, dtype=np.int64) * self.group_size
         return np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
 
-    def position(self, group: int) -> int:
-        """Data set position of the group's prompt. Only for training batches."""
-        return self._positions[group]
+    def prompt(self, group: int) -> int:
+        """Id of the group's prompt. Only for training batches."""
+        return self._prompts[group]
+
+    def is_returned(self, group: int) -> bool:
+        """Whether a buffer has added the group, whose prompt is that of an earlier step."""
+        return group not in self._prompts
+
+    def tokens_of(self, group: int) -> int:
+        """Tokens of all rows of a group so far."""
+        return int(self._tokens[self.rows_of((group,))].sum())
 
     def tokens(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of each row so far, int64 [rows]."""

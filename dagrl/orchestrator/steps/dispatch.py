@@ -35,18 +35,17 @@ def dispatch(
     batch: BatchIndex,
     pipeline: Pipeline,
     *,
-    position: int,
     committed: int,
-    carried: Sequence[int] = (),
-    prompts: int | None = None,
+    prompts: Sequence[int] = (),
+    ahead: Sequence[int] = (),
     kl_weight: float | None = None,
     experience: tuple[Path, str] | None = None,
     publish: str | None = None,
 ) -> list[TaskWork]:
     """The work of each rank of `executor`, or of the one CPU worker that takes the run.
 
-    See `SourceWork` for `position`, `carried` and `prompts`, `AdvantageWork` for `kl_weight`, `ExperienceWork` for
-    `experience`, its file and explorer, `TrainWork` for `publish`.
+    See `SourceWork` for `prompts` and `ahead`, `AdvantageWork` for `kl_weight`, `ExperienceWork` for `experience`, its
+    file and explorer, `TrainWork` for `publish`.
     """
     on_cpu = task.engine is None
     replicas = 1 if on_cpu else executor.replicas
@@ -61,13 +60,12 @@ def dispatch(
     if experience is not None:
         path, explorer = experience
         written = batch.groups_in(batch.rows(run.shards)) if task.inputs else []
-        prompt_ids = np.array([batch.position(group) for group in written], dtype=np.int64)
+        prompt_ids = np.array([batch.prompt(group) for group in written], dtype=np.int64)
         work = ExperienceWork(
             **common, path=str(path), explorer=explorer, group_size=batch.group_size, prompt_ids=prompt_ids
         )
     elif not task.inputs:
-        first = batch.first_group
-        work = SourceWork(**common, position=position, prompts=prompts, carried=tuple(carried), first_group=first)
+        work = SourceWork(**common, prompts=tuple(prompts), ahead=tuple(ahead), first_group=batch.first_group)
     elif task.replays:
         work = BufferWork(**common, first_group=batch.next_group)
     elif task.trains:

@@ -73,8 +73,6 @@ class StepRecord:
     step: int
     account: StepAccount = field(default_factory=lambda: StepAccount(1, {}))
     """What becomes of the samples that the step's rollouts generate."""
-    position: int | None = None
-    """Prompts of the data set used up to this step, over all epochs."""
     driver_bytes: int = 0
     """Size of all messages to and from workers."""
     activities: list[Activity] = field(default_factory=list)

@@ -64,7 +64,7 @@ CASES = [
     ),
     ("name: tiny", f"name: {'x' * 201} #!", "name", "invalid-value"),
     ("train: train.parquet", "train: 3 #!", "data.train", "invalid-value"),
-    ("prompts_per_step: 8", "prompts_per_step: 8\n  shuffle: 1 #!", "data.shuffle", "invalid-value"),
+    ("prompts_per_step: 8", "prompts_per_step: 8\n  order: shufled #!", "data.order", "invalid-value"),
     (
         "op: rollout, engine: generator, n: 4, sampling: {max_new_tokens: 8}}",
         "op: rollot} #!",

@@ -129,7 +129,7 @@ class TestOverrides:
             "engines.actor.parallel.tensor_model_parallel_size=2",
             "track=[console, wandb]",
             "nodes.ref=null",
-            "data.shuffle=false",
+            "data.order=file",
             "name=007",
         ]
         with pytest.raises(PipelineError, match="override name=007: got 7; it must be text"):
@@ -139,7 +139,7 @@ class TestOverrides:
         assert pipeline.engines["actor"].parallel.tensor_model_parallel_size == 2
         assert pipeline.track == ("console", "wandb")
         assert "ref" not in pipeline.nodes
-        assert pipeline.data.shuffle is False
+        assert pipeline.data.order == "file"
 
     def test_paths_are_relative_to_the_working_directory(self, project, monkeypatch):
         elsewhere = project.folder / "elsewhere"
@@ -177,7 +177,7 @@ class TestOverrides:
                 "is a path that is longer than file systems take; give another",
             ),
             ("run.steps.more=1", "`run.steps` is not a section; override it as a whole"),
-            ("data.shuffle=no", "a bare `no` is ambiguous; write `false`, or quote the word"),
+            ("run.async_save=no", "a bare `no` is ambiguous; write `false`, or quote the word"),
         ],
     )
     def test_mistakes_name_the_override(self, project, override, message):

@@ -25,7 +25,7 @@ def save(checkpoints: Checkpoints, step: int, *, large: bool = False, score: Sco
     if large:
         (aside / "actor" / "moments").write_bytes(bytes(range(1, 256)) * 5000)
         (aside / "actor" / "layout").write_text("{}")
-    checkpoints.finish(aside, RunState(step, step * 10, "model", score=score))
+    checkpoints.finish(aside, RunState(step, "model", score=score))
 
 
 def test_the_newest_is_found_by_number_not_by_name(tmp_path):
@@ -35,7 +35,7 @@ def test_the_newest_is_found_by_number_not_by_name(tmp_path):
     newest = checkpoints.find().folder
     assert newest is not None
     assert newest.name == "step_10"
-    assert checkpoints.read(newest) == RunState(10, 100, "model")
+    assert checkpoints.read(newest) == RunState(10, "model")
 
 
 def test_only_the_newest_are_kept(tmp_path):
@@ -123,22 +123,24 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     save(checkpoints, 4)
     aside = checkpoints.begin(4)
-    final = checkpoints.finish(aside, RunState(4, 41, "model"))
-    assert checkpoints.read(final).position == 41
+    final = checkpoints.finish(aside, RunState(4, "model", {"passed": 41}))
+    assert checkpoints.read(final).order == {"passed": 41}
     assert not (final / "actor").exists()
 
 
 def test_prompts_that_wait_are_kept_and_an_older_checkpoint_has_none(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     aside = checkpoints.begin(4)
-    state = RunState(4, 40, "model", carried=(37, 31), kl_weights={"advantage": (0.1 + 0.2, 0.3)})
+    order = {"passed": 40, "sampler": {"rates": [0.5, float("inf")]}}
+    state = RunState(4, "model", order, carried=(37, 31), kl_weights={"advantage": (0.1 + 0.2, 0.3)})
     final = checkpoints.finish(aside, state)
     assert checkpoints.read(final) == state
     fields = json.loads((final / "state.json").read_text())
     for later in ("carried", "kl_weights", "files", "seal"):
         del fields[later]
-    (final / "state.json").write_text(json.dumps(fields))
-    assert checkpoints.read(final) == RunState(4, 40, "model")
+    (final / "state.json").write_text(json.dumps(fields | {"position": 40}))
+    (final / "order.json").unlink()
+    assert checkpoints.read(final) == RunState(4, "model", {"position": 40, "passed": 40})
 
 
 def test_a_checkpoint_of_an_unknown_format_is_refused_with_its_writer(tmp_path):
@@ -179,21 +181,21 @@ def test_a_state_that_lacks_something_is_torn(tmp_path):
     )
     found = checkpoints.find()
     assert found.state is not None and found.state.step == 4
-    assert [each.endswith("state.json lacks 'position'") for each in found.torn.values()] == [True]
+    assert [each.endswith("state.json lacks 'model'") for each in found.torn.values()] == [True]
 
 
 HARMS = st.sampled_from(["removed", "cut", "longer", "changed", "emptied"])
 
 
 @settings(deadline=None, max_examples=50)
-@given(which=st.integers(0, 3), harm=HARMS, where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@given(which=st.integers(0, 4), harm=HARMS, where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_whatever_happens_to_a_file_of_the_newest_the_one_before_is_taken(which, harm, where, bit) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder), keep=3)
         for step in (2, 4, 6):
             save(checkpoints, step, large=step == 6)
         files = sorted(path for path in checkpoints.of_step(6).rglob("*") if path.is_file())
-        assert len(files) == 4
+        assert len(files) == 5
         victim = files[which]
         content = bytearray(victim.read_bytes())
         place = int(where * len(content))
@@ -216,7 +218,7 @@ def test_whatever_happens_to_a_file_of_the_newest_the_one_before_is_taken(which,
                 victim.write_bytes(content)
         found = checkpoints.find()
         assert found.folder == checkpoints.of_step(4)
-        assert found.state == RunState(4, 40, "model")
+        assert found.state == RunState(4, "model")
         ((torn, what),) = found.torn.items()
         assert torn == checkpoints.of_step(6)
         assert f"the checkpoint {torn} is torn: {victim.relative_to(torn)}" in what
@@ -269,7 +271,7 @@ def test_on_a_full_disk_the_last_checkpoint_stays_and_room_is_all_that_it_takes(
     with pytest.raises(
         OSError, match=r"cannot write the checkpoint to .*: No space left on device; make room, or lower"
     ):
-        checkpoints.finish(aside, RunState(4, 40, "model"))
+        checkpoints.finish(aside, RunState(4, "model"))
     checkpoints.remove_torn()
     found = checkpoints.find()
     assert (found.folder, found.torn) == (checkpoints.of_step(2), {})
@@ -292,4 +294,4 @@ def test_on_a_full_disk_the_last_checkpoint_stays_and_room_is_all_that_it_takes(
     ],
 )
 def test_a_run_is_finished_after_its_steps_or_its_prompts(run, step, position, finished):
-    assert RunState(step, position, "model").finishes(RunSpec.model_validate(run), rows=16) is finished
+    assert RunState(step, "model", {"passed": position}).finishes(RunSpec.model_validate(run), rows=16) is finished

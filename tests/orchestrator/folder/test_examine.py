@@ -47,7 +47,7 @@ def make_run(path: Path, tree: Tree, step: int = 4, *, saved: bool = True) -> Pa
     """
     with opened(path, tree) as folder:
         if saved:
-            state = RunState(step, 8 * step, model_identity(Pipeline.model_validate(tree)))
+            state = RunState(step, model_identity(Pipeline.model_validate(tree)))
             folder.checkpoints.finish(folder.checkpoints.begin(step), state)
     if saved:
         (path / "checkpoints" / f"step_{step + 2}").mkdir()
@@ -431,7 +431,7 @@ class TestCommand:
         loaded = load_pipeline(file)
         path = tmp_path / "runs" / "tiny"
         with open_run_folder(path, loaded.pipeline, loaded.resolved) as folder:
-            state = RunState(4, 32, model_identity(loaded.pipeline))
+            state = RunState(4, model_identity(loaded.pipeline))
             folder.checkpoints.finish(folder.checkpoints.begin(4), state)
         (path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 5)))
         return path

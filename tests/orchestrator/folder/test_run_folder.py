@@ -59,7 +59,7 @@ def save_checkpoint(folder: Path, pipeline: Pipeline, step: int = 4) -> Path:
     """A checkpoint as a run of `pipeline` leaves it."""
     with open_run_folder(folder, pipeline, resolved("first")) as run:
         aside = run.checkpoints.begin(step)
-        return run.checkpoints.finish(aside, RunState(step, 32, model_identity(pipeline)))
+        return run.checkpoints.finish(aside, RunState(step, model_identity(pipeline)))
 
 
 def resolved(by: str) -> dict[str, str]:
@@ -98,7 +98,7 @@ def test_it_is_known_where_the_users_own_modules_were(tmp_path, pipeline, monkey
 def test_a_folder_with_a_checkpoint_is_gone_on_with(tmp_path, pipeline) -> None:
     saved = save_checkpoint(tmp_path, pipeline)
     with open_run_folder(tmp_path, edited(pipeline, run={"steps": 99}), resolved("longer")) as folder:
-        assert folder.resumed == RunState(4, 32, model_identity(pipeline))
+        assert folder.resumed == RunState(4, model_identity(pipeline))
         assert folder.resumed_from == saved
     assert written(tmp_path) == "longer"
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.config.schema import Scope
+from dagrl.ops.work import Carried
 from dagrl.orchestrator.steps.account import RolloutFacts, StepAccount
 from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
 from dagrl.scheduler.plan import PlannedTask, Rows
@@ -202,9 +203,11 @@ def test_every_sample_has_the_end_that_a_ledger_of_single_samples_gives_it(
         nonlocal position
         account = StepAccount(size, {"rollout": RolloutFacts(carries=partial)})
         rollout, batch, group = account.rollout("rollout"), list[int](), 0
-        for _ in range(rounds):
-            mine = list(buffer.take(step, needed + more))
-            begun, carried = buffer.begun(step), buffer.sampled(step)
+        for round_ in range(rounds):
+            mine = list(buffer.take(step, needed + more, round_))
+            taken = buffer.taken(step, round_)
+            begun = {each.prompt: each.begun for each in taken if each.begun is not None}
+            carried = {each.prompt: each.sampled for each in taken}
             mine += range(position, position + needed + more - len(mine))
             position = max(position, *(prompt + 1 for prompt in mine))
             groups = {prompt: group + place for place, prompt in enumerate(mine)}
@@ -246,7 +249,7 @@ def test_every_sample_has_the_end_that_a_ledger_of_single_samples_gives_it(
             left = [prompt for prompt in mine if prompt not in done]
             if partial:
                 account.end([groups[prompt] for prompt in left], "carried_out")
-                buffer.add(step, [(prompt, "ref", rollout.left(groups[prompt])) for prompt in left])
+                buffer.add(step, [Carried(prompt, "ref", rollout.left(groups[prompt])) for prompt in left])
             passed = draw.draw(st.lists(st.sampled_from(done), unique=True)) if rounds > 1 else done
             for prompt in done:
                 if prompt not in passed:
@@ -280,8 +283,7 @@ def test_every_sample_has_the_end_that_a_ledger_of_single_samples_gives_it(
             buffer.commit(done)
             if draw.draw(st.integers(0, 4)) == 0 and not open_steps:
                 # A resumed run has the prompts, and not their tokens.
-                prompts, tokens = buffer.after(done), buffer.sampled_after(done)
-                buffer = PartialRolloutBuffer(prompts, tokens)
+                buffer = PartialRolloutBuffer(buffer.after(done))
                 buffer.drop_tokens()
     totals = ledger.totals()
     for unit in ("samples", "tokens"):

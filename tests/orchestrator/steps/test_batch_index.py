@@ -132,11 +132,11 @@ def test_shards_are_filled_with_the_groups_that_come_first(sizes, needed, shards
     assert index.total_tokens == sum(row % 7 for row in chosen.tolist())
 
 
-def test_a_group_has_the_data_set_position_of_its_prompt():
+def test_a_group_has_the_id_of_its_prompt():
     index = BatchIndex(group_size=2, shards=2)
     for shard, (rows, places) in enumerate((([0, 1, 2, 3], [17, 4]), ([4, 5], [18]))):
-        index.add_source("prompts", replace(block(rows, "p", shards=(shard,)), positions=np.array(places)))
-    assert [index.position(group) for group in range(3)] == [17, 4, 18]
+        index.add_source("prompts", replace(block(rows, "p", shards=(shard,)), prompts=np.array(places)))
+    assert [index.prompt(group) for group in range(3)] == [17, 4, 18]
 
 
 def test_sources_name_each_producers_blocks_once_with_the_columns_wanted_of_it():

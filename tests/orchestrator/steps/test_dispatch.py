@@ -76,7 +76,7 @@ class Step:
         declared = self.declared
         declared["nodes"]["update"].update(update)
         run = Run(5, task.name, self.shards if shards is None else shards)
-        return dispatch(run, task, executor, self.index, Pipeline.model_validate(declared), position=40, committed=4)
+        return dispatch(run, task, executor, self.index, Pipeline.model_validate(declared), committed=4)
 
     def fetched(self, part: PartWork) -> dict[str, list[int]]:
         """The part's rows of each column in the blocks that its sources name, each of which holds some."""
@@ -250,7 +250,7 @@ def test_the_source_has_no_rows_to_begin_with(lab) -> None:
     step = Step(lab, groups=2, group_size=2, shards=2, lengths=[1])
     (share,) = step.share(prompts, Executor(HOST, None, (Coordinates(0, 0, 0, 0, primary=True),)))
     assert share.parts == ()
-    assert (share.position, share.committed, share.shards, share.carried) == (40, 4, 2, ())
+    assert (share.prompts, share.committed, share.shards, share.ahead) == ((), 4, 2, ())
     assert type(share) is SourceWork
     assert share.node is None, "prompts is not declared"
 

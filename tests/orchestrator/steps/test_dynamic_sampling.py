@@ -47,12 +47,11 @@ class Step:
         run = Run(STEP, "prompts", (0, 1), at)
         (work,) = dispatch(
             *(run, self.source, HOST_EXECUTOR, self.batch_index, self.pipeline),
-            position=0,
             committed=3,
-            prompts=self.rounds.prompts(run),
+            prompts=range(self.rounds.prompts(run)),
         )
-        assert isinstance(work, SourceWork) and work.prompts is not None
-        groups = list(range(work.first_group, work.first_group + work.prompts))
+        assert isinstance(work, SourceWork)
+        groups = list(range(work.first_group, work.first_group + len(work.prompts)))
         for shard in range(SHARDS):
             rows = np.concatenate([np.arange(group * N, (group + 1) * N) for group in groups[shard::SHARDS]])
             self.batch_index.add_source("prompts", Block(rows, f"{at} {shard}", None, 0, 1, (shard,)))
@@ -91,9 +90,7 @@ def test_nodes_after_the_filter_take_mini_batches_of_the_passed_groups(lab):
     assert isinstance(step.end(0, [0, 2, 3, 6, 7]), CommandDone)
     inputs = {"advantage": ("prompts", "answer")}
     update = PlannedTask("update", "update", "update", HOST, Scope.BATCH, Rows.TRAIN, inputs=inputs, trains=True)
-    (work,) = dispatch(
-        Run(STEP, "update", (0, 1)), update, HOST_EXECUTOR, step.batch_index, step.pipeline, position=0, committed=3
-    )
+    (work,) = dispatch(Run(STEP, "update", (0, 1)), update, HOST_EXECUTOR, step.batch_index, step.pipeline, committed=3)
     assert [part.rows.tolist() for part in work.parts] == [[0, 1, 4, 5], [6, 7, 12, 13]]
 
 

@@ -1,0 +1,106 @@
+"""Makes the order of a pipeline's training prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import batched
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dagrl.config.schema import Pipeline
+from dagrl.data.order.adaptive import Adaptive, AdaptiveRules
+from dagrl.data.order.mixed import MixedSources
+from dagrl.data.order.order import PromptOrder
+from dagrl.data.order.own import OwnSampler
+from dagrl.data.order.passes import Passes, RowOrder, Window, in_order, shuffled, sorted_by
+from dagrl.data.order.sampler import Sampler, SourceRows
+from dagrl.data.order.stages import Stage, Stages
+from dagrl.data.sources import Source, open_source
+from dagrl.plugins.custom import load_function
+
+_READ_ROWS = 65536
+
+
+def make_order(pipeline: Pipeline, folder: Path | None) -> PromptOrder:
+    """The order of a pipeline at its start, with user modules in `folder`. Raises ValueError."""
+    data = pipeline.data
+    opened = {name: open_source(name, spec) for name, spec in data.sources.items()}
+    sources = [SourceRows(name, len(source)) for name, source in opened.items()]
+    limits = (
+        *(spec.max_prompt_tokens or data.max_prompt_tokens for spec in data.sources.values()),
+        *(data.overlong_prompts, data.max_response_tokens, data.overlong_responses),
+    )
+    order = data.ordering
+    return PromptOrder(
+        _sampler(pipeline, sources, opened, folder),
+        sources,
+        pipeline.schedule.max_staleness,
+        kind=order.sampler or ("adaptive" if order.adaptive else "by sources"),
+        limits=" ".join(map(str, limits)),
+    )
+
+
+def _sampler(
+    pipeline: Pipeline, sources: list[SourceRows], opened: Mapping[str, Source], folder: Path | None
+) -> Sampler:
+    data, order = pipeline.data, pipeline.data.ordering
+    # numpy's generators reject negative seeds.
+    seed = pipeline.run.seed % 2**64
+    if order.sampler is not None:
+        return OwnSampler(load_function(order.sampler, folder), order.sampler, order.args, sources, pipeline.run.seed)
+    orders = [_row_order(pipeline, opened[source.name], index, seed) for index, source in enumerate(sources)]
+    weights = tuple(data.sources[source.name].weight for source in sources)
+    stages = [
+        Stage(
+            tuple(stage.weights.get(source.name, 0.0) for source in sources),
+            stage.until_step,
+            stage.until_metric or {},
+            stage.move_over,
+        )
+        for stage in order.stages
+    ]
+    return MixedSources(
+        sources,
+        orders,
+        Stages(stages or [Stage(weights)]),
+        by_tokens=data.weights_by == "tokens",
+        adaptive=order.adaptive is not None,
+    )
+
+
+def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int) -> RowOrder:
+    order, rows = pipeline.data.ordering, len(source)
+    # The first source has the seed that a single one has.
+    seeds = (seed, index) if index else (seed,)
+    window: Window
+    if order.by is not None:
+        window = sorted_by(_column(source, order.by), descending=order.descending)
+    elif pipeline.data.order == "file":
+        window = in_order(rows)
+    else:
+        window = shuffled(rows, seeds)
+    if order.adaptive is None:
+        return Passes(rows, window)
+    adaptive = order.adaptive
+    rules = AdaptiveRules(*adaptive.band, adaptive.skip_solved_for, adaptive.priority, adaptive.floor)
+    return Adaptive(rows, window, rules, (*seeds, 0))
+
+
+def _column(source: Source, name: str) -> np.ndarray:
+    """The values of a column, or of a field of a struct: numbers or texts. Raises ValueError for others."""
+    column, *fields = name.split(".")
+    found: list[Any] = []
+    for rows in batched(range(len(source)), _READ_ROWS):
+        found += source.values(rows, [name])[column]
+    for field in fields:
+        found = [each.get(field) if isinstance(each, dict) else None for each in found]
+    kinds = {str if isinstance(each, str) else float if isinstance(each, int | float) else None for each in found}
+    if len(kinds) > 1 or None in kinds:
+        wrong = next(row for row, each in enumerate(found) if not isinstance(each, int | float | str) or len(kinds) > 1)
+        message = (
+            f"{source.place(wrong)}: data.order.by needs numbers, or texts, in `{name}`; got {found[wrong]!r:.100}"
+        )
+        raise ValueError(message)
+    return np.array(found)

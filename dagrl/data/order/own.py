@@ -1,0 +1,145 @@
+"""The user's own sampler: a class that decides which prompts each step takes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from dagrl.data.order.ids import prompt_id, row_of, source_of
+from dagrl.data.order.sampler import Outcome, SourceRows, Unusable
+from dagrl.plugins.calls import call_or_stop
+from dagrl.plugins.custom import check_call
+
+_NEEDED = "take(count, step), state() and load(state), and may have observe(rows)"
+_METHODS = {"take": 3, "state": 1, "load": 2}
+"""Methods that a sampler must have, and how many arguments they get."""
+_MOST_TRIES = 100
+
+
+def check_sampler(made: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
+    """ValueError if it is no class, its constructor does not take `args`, or a method does not fit."""
+    if not inspect.isclass(made):
+        raise ValueError(f"`{place}` is no class; a sampler is one with {_NEEDED}")
+    check_call(made, place, "a sampler is made with (sources, seed, **args)", ({}, 0), args)
+    for name, count in (_METHODS | ({"observe": 2} if hasattr(made, "observe") else {})).items():
+        method = getattr(made, name, None)
+        if not callable(method):
+            raise ValueError(f"`{place}` has no method {name}; a sampler has {_NEEDED}")
+        check_call(method, f"{place}.{name}", f"a sampler has {_NEEDED}", (None,) * count, {})
+
+
+class OwnSampler:
+    """A `Sampler` that calls the user's. Raises ValueError, with its place, for all that it does wrong."""
+
+    metrics: frozenset[str] = frozenset()
+    foresees = False
+
+    def __init__(
+        self, made: Callable[..., Any], place: str, args: Mapping[str, Any], sources: Sequence[SourceRows], seed: int
+    ) -> None:
+        """`made`: the class at `place`."""
+        check_sampler(made, place, args)
+        self._place, self._sources = place, list(sources)
+        self._indices = {source.name: index for index, source in enumerate(sources)}
+        rows = {source.name: source.rows for source in sources}
+        self._sampler = call_or_stop(place, made, args, rows, seed)
+        self.observes = hasattr(self._sampler, "observe")
+        self._passed = [0] * len(sources)
+
+    def take(self, count: int, step: int, unusable: Unusable) -> list[int]:
+        ids: list[int] = []
+        for _ in range(_MOST_TRIES):
+            asked = count - len(ids)
+            taken = self._ids(self._call("take", asked, step), asked)
+            ids += [each for each in taken if row_of(each) not in unusable[source_of(each)]]
+            if len(ids) == count:
+                return self._counted(ids, step)
+        raise ValueError(
+            f"{self._place}.take returns, {_MOST_TRIES} times, prompts that are too long for data.max_prompt_tokens; "
+            "return others, or set data.overlong_prompts: cut"
+        )
+
+    def replace(self, source: int, count: int, step: int, unusable: Unusable) -> list[int]:
+        del source
+        return self.take(count, step, unusable)
+
+    def observe(self, step: int, outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> None:
+        del metrics
+        if self.observes:
+            self._call("observe", [self._row(step, each) for each in outcomes])
+
+    def passed(self) -> list[int]:
+        return list(self._passed)
+
+    def state(self) -> dict[str, Any]:
+        state = self._call("state")
+        try:
+            same = json.loads(text := json.dumps(state)) == _with_lists(state)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{self._place}.state returns what JSON cannot hold ({error}); {_PLAIN}") from error
+        if not same:
+            raise ValueError(f"{self._place}.state returns keys that are not text, which JSON makes text; {_PLAIN}")
+        return {"own": text, "passed": dict(zip(self._indices, self._passed, strict=True))}
+
+    def load(self, state: Mapping[str, Any], sources: Sequence[str]) -> None:
+        del sources
+        self._passed = [state["passed"].get(name, 0) for name in self._indices]
+        self._call("load", json.loads(state["own"]))
+
+    def _call(self, method: str, *given: Any) -> Any:
+        function = getattr(self._sampler, method)
+        return call_or_stop(f"{self._place}.{method}", function, {}, *given)
+
+    def _counted(self, ids: list[int], step: int) -> list[int]:
+        doubles = len(ids) - len(set(ids))
+        if doubles:
+            twice = next(each for place, each in enumerate(ids) if each in ids[:place])
+            raise ValueError(
+                f"{self._place}.take returns {self._named(twice)} twice for step {step}; return different prompts"
+            )
+        for each in ids:
+            self._passed[source_of(each)] += 1
+        return ids
+
+    def _ids(self, taken: Any, count: int) -> list[int]:
+        if not isinstance(taken, list | tuple | np.ndarray):
+            raise ValueError(f"{self._place}.take returns {type(taken).__name__}; return a list of {count} prompts")
+        if len(taken) != count:
+            raise ValueError(f"{self._place}.take returns {len(taken)} prompts, and must return {count}")
+        return [self._id(each) for each in taken]
+
+    def _id(self, taken: Any) -> int:
+        match taken:
+            case bool():
+                pass
+            case int() | np.integer():
+                source, row = source_of(int(taken)), row_of(int(taken))
+                if 0 <= source < len(self._sources) and row < self._sources[source].rows:
+                    return int(taken)
+            case [str() as name, (int() | np.integer()) as row]:
+                if name in self._indices and 0 <= row < self._sources[self._indices[name]].rows:
+                    return prompt_id(self._indices[name], int(row))
+        rows = ", ".join(f"{source.name} with {source.rows:,} rows" for source in self._sources)
+        message = f"{self._place}.take returns {taken!r:.100}, which is no prompt"
+        raise ValueError(f"{message}; return (source, row), or the id of an outcome; there are: {rows}")
+
+    def _named(self, prompt: int) -> str:
+        return f"row {row_of(prompt)} of {self._sources[source_of(prompt)].name}"
+
+    def _row(self, step: int, outcome: Outcome) -> dict[str, Any]:
+        source, row = source_of(outcome.prompt), row_of(outcome.prompt)
+        return {**asdict(outcome), "source": self._sources[source].name, "row": row, "step": step}
+
+
+_PLAIN = "return numbers, texts, lists, and dicts with texts as keys"
+
+
+def _with_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_lists(each) for name, each in value.items()}
+    return [_with_lists(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,122 @@
+"""Orders of one source that pass over its rows, epoch after epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from dagrl.data.order.sampler import Outcome
+
+Window = Callable[[int, int], tuple[np.ndarray, int]]
+"""``window(epoch, place)``: rows of a piece of the epoch that holds `place`, int64, and the place of its first row."""
+
+WHOLE_ROWS = 2**20
+"""A source with more rows is shuffled in windows."""
+_BLOCK_ROWS, _WINDOW_BLOCKS = 4096, 16
+
+
+class RowOrder(Protocol):
+    """The order of the rows of one source."""
+
+    passed: int
+    """Rows that were taken or passed over so far, over all epochs."""
+
+    def take(self, count: int, unusable: Collection[int], step: int) -> list[int]:
+        """The next rows, none of which is `unusable`; at least one row is usable."""
+        ...
+
+    def observe(self, step: int, outcomes: Mapping[int, Outcome]) -> None:
+        """What a step has learnt about rows."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Passes:
+    """Passes over all rows, each in an order that only the number of the epoch determines."""
+
+    def __init__(self, rows: int, window: Window) -> None:
+        self.passed = 0
+        self._rows, self._window = rows, window
+        self._piece: tuple[int, int, np.ndarray] | None = None
+        """Epoch, first place and rows of the newest piece."""
+
+    def take(self, count: int, unusable: Collection[int], step: int) -> list[int]:
+        del step
+        taken: list[int] = []
+        while len(taken) < count:
+            taken += [row for row in self.pass_over(count - len(taken)) if row not in unusable]
+        return taken
+
+    def pass_over(self, most: int) -> list[int]:
+        """At most so many of the next rows, at least one; usable or not."""
+        rows = self._from(self.passed, most)
+        self.passed += len(rows)
+        return rows.tolist()
+
+    def observe(self, step: int, outcomes: Mapping[int, Outcome]) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {"passed": self.passed, "rows": self._rows}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        # The source may have other rows now: the place in the epoch stays.
+        epoch, place = divmod(int(state["passed"]), int(state["rows"]))
+        self.passed = epoch * self._rows + min(place, self._rows)
+
+    def _from(self, passed: int, most: int) -> np.ndarray:
+        """At most so many of the next rows, at least one."""
+        epoch, place = divmod(passed, self._rows)
+        if self._piece is None or self._piece[0] != epoch or not 0 <= place - self._piece[1] < len(self._piece[2]):
+            rows, first = self._window(epoch, place)
+            self._piece = (epoch, first, rows)
+        _, first, rows = self._piece
+        return rows[place - first : place - first + most]
+
+
+def in_order(rows: np.ndarray | int) -> Window:
+    """The same order in each epoch: these rows, or all in the order of the file."""
+    if isinstance(rows, int):
+        count = rows
+        return lambda _, place: (np.arange(place, min(count, place + _BLOCK_ROWS), dtype=np.int64), place)
+    return lambda _, __: (rows, 0)
+
+
+def sorted_by(values: np.ndarray, *, descending: bool) -> Window:
+    """By the values of a column, which are numbers or texts; equal ones in the order of the file."""
+    order = np.argsort(values[::-1] if descending else values, kind="stable")
+    return in_order((len(values) - 1 - order)[::-1].astype(np.int64) if descending else order.astype(np.int64))
+
+
+def shuffled(rows: int, seed: tuple[int, ...], whole: int = WHOLE_ROWS) -> Window:
+    """A new order each epoch.
+
+    A source of more than `whole` rows is shuffled on two levels, so that the rows of a window lie in a few pieces of
+    the file: blocks of neighbouring rows, and the rows of each window of blocks.
+    """
+    if rows <= whole:
+        return lambda epoch, _: (np.random.default_rng([*seed, epoch]).permutation(rows), 0)
+    blocks = -(-rows // _BLOCK_ROWS)
+    newest: list[tuple[int, np.ndarray, np.ndarray]] = []
+
+    def window(epoch: int, place: int) -> tuple[np.ndarray, int]:
+        if not newest or newest[0][0] != epoch:
+            order = np.random.default_rng([*seed, epoch]).permutation(blocks)
+            sizes = np.minimum(_BLOCK_ROWS, rows - order * _BLOCK_ROWS)
+            newest[:] = [(epoch, order, np.concatenate([[0], np.cumsum(sizes)]))]
+        _, order, starts = newest[0]
+        block = int(np.searchsorted(starts, place, side="right")) - 1
+        begin = block - block % _WINDOW_BLOCKS
+        pieces = [
+            np.arange(each * _BLOCK_ROWS, min(rows, (each + 1) * _BLOCK_ROWS), dtype=np.int64)
+            for each in order[begin : begin + _WINDOW_BLOCKS].tolist()
+        ]
+        draw = np.random.default_rng([*seed, epoch, begin // _WINDOW_BLOCKS])
+        return draw.permutation(np.concatenate(pieces)), int(starts[begin])
+
+    return window

@@ -1,0 +1,150 @@
+"""The prompts of each round of a step: those that earlier steps have left, then the next ones of the order."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dagrl.config.errors import suggest
+from dagrl.config.schema.rounds import prompts_begun
+from dagrl.data.order.ids import source_of
+from dagrl.data.order.make import make_order
+from dagrl.data.order.sampler import Outcome
+from dagrl.ops.work import Carried
+from dagrl.orchestrator.steps.batch_index import BatchIndex
+from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
+from dagrl.orchestrator.steps.record import StepRecord
+from dagrl.scheduler.commands import Run
+from dagrl.validation.prepare import PreparedPipeline
+from dagrl.workers.errors import RunError
+from dagrl.workers.messages import Block
+
+
+class PromptFeed:
+    """Gives prompts to the source, and outcomes to the order. Pure, but for the wait for metrics."""
+
+    def __init__(
+        self, prepared: PreparedPipeline, state: Mapping[str, Any], carried: Sequence[Carried], step: int
+    ) -> None:
+        """Continue from a checkpoint of `step`: the `state` of the order, empty at the start, and prompts that are
+        `carried`. Raises RunError.
+        """
+        loaded = prepared.loaded
+        pipeline = loaded.pipeline
+        self._sources = list(pipeline.data.sources)
+        self._several = len(self._sources) > 1
+        self._first_round = prompts_begun(pipeline)
+        self._keeps_partial = any(node.partial_rollout for node in pipeline.rollouts.values())
+        with _failing("data.order"):
+            self._order = make_order(pipeline, loaded.folder)
+            self.note = self._order.load(state) if state else ""
+            """What the user should know about the order."""
+            ids = self._order.ids_of([each.prompt for each in carried], state) if carried else ()
+        self.partial_rollouts = PartialRolloutBuffer(
+            each._replace(prompt=prompt) for each, prompt in zip(carried, ids, strict=True) if prompt is not None
+        )
+        self._end = pipeline.run.end_position(self._order.rows)
+        self._known = step
+        """The newest step whose metrics the order has."""
+        self._metrics = asyncio.Event()
+        self._read: dict[int, Counter[int]] = {}
+        """Step -> prompts of each source that it has read."""
+
+    # -- prompts
+
+    async def take(self, run: Run, count: int, record: StepRecord) -> list[int]:
+        """Ids of the prompts of a round. Raises RunError."""
+        needed = self._order.newest_needed(run.step) if self._order.sampler.metrics else 0
+        while self._known < needed:
+            self._metrics.clear()
+            await self._metrics.wait()
+        carried = self.partial_rollouts.take(run.step, count, run.round)
+        if self._keeps_partial:
+            record.add_number("rollout/carried_prompts", len(carried))
+        with _failing(_place(run)):
+            return [*carried, *self._order.take(run.step, count - len(carried))]
+
+    def replace(self, run: Run, ids: Sequence[int], dropped: Sequence[int]) -> list[int]:
+        """`ids` with others in place of those that are too long. Raises RunError."""
+        with _failing(_place(run)):
+            return self._order.replace(run.step, ids, dropped)
+
+    def ahead(self, run: Run) -> list[int]:
+        """Ids that the next step will probably read."""
+        return self._order.ahead(run.step + 1, self._first_round)
+
+    def end_round(self, run: Run, ids: Sequence[int]) -> bool:
+        """A round has read these prompts. Returns whether ``run.epochs`` end with the step."""
+        self._read.setdefault(run.step, Counter()).update(map(source_of, ids))
+        return self._end is not None and self._order.passed(run.step) >= self._end
+
+    # -- outcomes
+
+    def learn(self, run: Run, block: Block, batch: BatchIndex) -> None:
+        """Add the outcomes in a block of a filter, or of the step's sink."""
+        found = block.outcomes
+        if found is None or not self._order.sampler.observes:
+            return
+        columns = (found.groups, found.reward, found.pass_rate, found.advantage)
+        outcomes = [
+            Outcome(batch.prompt(group), _known(reward), _known(rate), _known(advantage), batch.tokens_of(group))
+            for group, reward, rate, advantage in zip(*(each.tolist() for each in columns), strict=True)
+            if not batch.is_returned(group)
+        ]
+        self._order.learn(run.step, outcomes)
+
+    def learn_metrics(self, step: int, metrics: Mapping[str, float], *, validated: bool) -> None:
+        """Add the metrics of a step. Raises RunError for one that the order needs and that is not there."""
+        for name in self._order.sampler.metrics - metrics.keys():
+            if validated or not name.startswith("val/"):
+                message = f"until_metric in data.order: step {step} has no metric {name}"
+                raise RunError(f"{message}; {suggest(name, sorted(metrics))}")
+        self._order.learn(step, metrics=metrics)
+        self._known = step
+        self._metrics.set()
+
+    # -- the end of a step
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Epochs after a step, and the share of each source of its prompts."""
+        if step not in self._read:
+            return {}
+        metrics = {"epoch": self._order.passed(step) / self._order.rows}
+        if self._several:
+            read = self._read[step]
+            epochs = self._order.epochs(step)
+            metrics |= {f"epoch/{name}": value for name, value in epochs.items()}
+            metrics |= {
+                f"data/{name}/prompts": read[source] / read.total() for source, name in enumerate(self._sources)
+            }
+        return metrics
+
+    def after(self, step: int) -> dict[str, Any]:
+        """The state of the order for the checkpoint of `step`."""
+        return self._order.after(step)
+
+    def commit(self, step: int) -> None:
+        self.partial_rollouts.commit(step)
+        self._order.commit(step)
+        self._read.pop(step, None)
+
+
+def _known(number: float) -> float | None:
+    return None if math.isnan(number) else number
+
+
+def _place(run: Run) -> str:
+    return f"{run.task} (step {run.step})"
+
+
+@contextmanager
+def _failing(place: str) -> Iterator[None]:
+    """Raise RunError for an error of the order."""
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(str(error), node=place) from error

@@ -1,0 +1,178 @@
+"""Orders: any mixture, order and schedule, killed at any step, gives the sequence of an uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagrl.data.order.adaptive import Adaptive, AdaptiveRules
+from dagrl.data.order.ids import prompt_id, row_of, source_of
+from dagrl.data.order.mixed import MixedSources
+from dagrl.data.order.order import PromptOrder
+from dagrl.data.order.own import OwnSampler
+from dagrl.data.order.passes import Passes, in_order, shuffled
+from dagrl.data.order.sampler import Outcome, SourceRows
+from dagrl.data.order.stages import Stage, Stages
+
+
+class Remembers:
+    """A user's sampler, whose choice depends on all that it was told."""
+
+    def __init__(self, sources: dict[str, int], seed: int) -> None:
+        self.sources, self.told, self.next = sources, seed, 0
+
+    def take(self, count: int, step: int) -> list[tuple[str, int]]:
+        rows = [(name, row) for name, size in self.sources.items() for row in range(size)]
+        begin, self.next = self.told + self.next, self.next + count
+        return [rows[(begin + each) % len(rows)] for each in range(count)]
+
+    def observe(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            self.told = (31 * self.told + row["prompt"] + round(8 * row["reward"])) % 1009
+
+    def state(self) -> dict[str, int]:
+        return {"told": self.told, "next": self.next}
+
+    def load(self, state: dict[str, int]) -> None:
+        self.told, self.next = state["told"], state["next"]
+
+
+KINDS = ("shuffled", "file", "adaptive", "tokens", "stages", "own")
+
+
+def order_of(kind: str, sizes: list[int], weights: list[float], staleness: int) -> PromptOrder:
+    sources = [SourceRows(f"s{number}", size) for number, size in enumerate(sizes)]
+    if kind == "own":
+        sampler: Any = OwnSampler(Remembers, "mine:Remembers", {}, sources, 3)
+        return PromptOrder(sampler, sources, staleness, kind=kind)
+    rules = AdaptiveRules(0.2, 0.8, 2, "pass_rate", 0.1)
+    windows = [in_order(size) if kind == "file" else shuffled(size, (5, number)) for number, size in enumerate(sizes)]
+    orders: list[Any] = [
+        Adaptive(size, window, rules, (5, number, 0)) if kind == "adaptive" else Passes(size, window)
+        for number, (size, window) in enumerate(zip(sizes, windows, strict=True))
+    ]
+    stages = [Stage(tuple(weights))]
+    if kind == "stages":
+        turned = Stage(tuple(reversed(weights)), until_metric={"reward/mean": 0.5}, move_over=2)
+        stages = [Stage(tuple(weights), until_step=3), turned, Stage(tuple([1.0] * len(sizes)))]
+    sampler = MixedSources(sources, orders, Stages(stages), by_tokens=kind == "tokens", adaptive=kind == "adaptive")
+    return PromptOrder(sampler, sources, staleness, kind=kind)
+
+
+def reward_of(prompt: int, step: int) -> float:
+    """Any number that prompt and step determine."""
+    return (prompt * 2654435761 + step * 40503) % 997 % 9 / 8
+
+
+class Run:
+    """Steps that overlap by the staleness: each step's outcomes come just before its commit."""
+
+    def __init__(self, order: PromptOrder, plan: dict[int, list[int]], too_long: set[int], staleness: int) -> None:
+        self.order, self.plan, self.too_long, self.staleness = order, plan, too_long, staleness
+        self.taken: dict[int, list[int]] = {}
+        self.saved: dict[int, str] = {}
+
+    def go(self, first: int, last: int) -> None:
+        begun = first
+        for step in range(first, last + 1):
+            while begun <= min(last, step + self.staleness):
+                self.begin(begun)
+                begun += 1
+            self.end(step)
+
+    def begin(self, step: int) -> None:
+        self.taken[step] = []
+        for count in self.plan[step]:
+            ids = self.order.take(step, count)
+            while dropped := [each for each in ids if each in self.too_long]:
+                self.order.ahead(step + 1, count)
+                ids = self.order.replace(step, ids, dropped)
+            self.taken[step] += ids
+
+    def end(self, step: int) -> None:
+        outcomes = [
+            Outcome(each, reward_of(each, step), reward_of(each, step), 1 - reward_of(each, step), 1 + each % 7)
+            for each in reversed(self.taken[step])
+        ]
+        self.order.learn(step, outcomes[::2])
+        self.order.learn(step, outcomes, {"reward/mean": 0.1 * step, "other": 1.0})
+        self.saved[step] = json.dumps(self.order.after(step))
+        self.order.commit(step)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    kind=st.sampled_from(KINDS),
+    sizes=st.lists(st.integers(4, 9), min_size=1, max_size=3),
+    draw=st.data(),
+    staleness=st.integers(0, 2),
+    killed_after=st.integers(1, 7),
+)
+def test_a_resumed_run_takes_the_prompts_of_an_uninterrupted_one(kind, sizes, draw, staleness, killed_after) -> None:
+    steps = 8
+    sizes = [size + 12 for size in sizes] if kind == "own" else sizes
+    weights = draw.draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
+    # Rounds of a filter; prompts that were carried over make a round smaller.
+    rounds = st.lists(st.integers(0, 5), min_size=1, max_size=3)
+    plan = {step: draw.draw(rounds) for step in range(1, steps + 1)}
+    too_long = {
+        prompt_id(source, row)
+        for source, size in enumerate(sizes)
+        for row in draw.draw(st.sets(st.integers(0, size - 1), max_size=2))
+    }
+
+    def run() -> Run:
+        return Run(order_of(kind, sizes, weights, staleness), plan, too_long, staleness)
+
+    whole = run()
+    whole.go(1, steps)
+    killed = run()
+    killed.go(1, min(steps, killed_after + staleness))
+    resumed = run()
+    resumed.order.load(json.loads(whole.saved[killed_after]))
+    resumed.go(killed_after + 1, steps)
+    assert killed.saved[killed_after] == whole.saved[killed_after]
+    assert resumed.taken == {step: ids for step, ids in whole.taken.items() if step > killed_after}
+    assert {step: state for step, state in whole.saved.items() if step > killed_after} == resumed.saved
+    assert not too_long & {each for ids in whole.taken.values() for each in ids}
+    if kind in ("shuffled", "file", "tokens", "stages"):
+        for source, size in enumerate(sizes):
+            rows = [row_of(each) for step in whole.taken for each in whole.taken[step] if source_of(each) == source]
+            usable = sum(prompt_id(source, row) not in too_long for row in range(size))
+            assert_passes(rows, usable, ordered=not too_long)
+
+
+def assert_passes(rows: list[int], usable: int, *, ordered: bool) -> None:
+    """Each pass has each usable row once; a prompt that takes a place may come some places later."""
+    if ordered:
+        for begin in range(0, len(rows), usable):
+            assert len(set(rows[begin : begin + usable])) == len(rows[begin : begin + usable])
+    counts = Counter(rows).values()
+    assert not counts or max(counts) - (min(counts) if len(counts) == usable else 0) <= 1
+
+
+@pytest.mark.parametrize("rows", [1, 7, 4096, 4097, 200_000])
+def test_an_epoch_in_windows_is_a_permutation_that_stays_local(rows: int) -> None:
+    order = Passes(rows, shuffled(rows, (3,), whole=0))
+    first, second = (order.take(rows, (), 1) for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(rows))
+    assert rows == 1 or first != second
+    if rows == 200_000:
+        blocks = {row // 4096 for row in first[:4096]}
+        assert len(blocks) == 16, "prompts of a step come from one window"
+        again = Passes(rows, shuffled(rows, (3,), whole=0))
+        again.load({"passed": rows + 123_456, "rows": rows})
+        assert again.take(9, (), 1) == second[123_456:123_465]
+
+
+def test_a_source_with_other_rows_keeps_the_epoch() -> None:
+    order = Passes(10, in_order(10))
+    order.load({"passed": 25, "rows": 20})
+    assert order.passed == 15
+    order.load({"passed": 39, "rows": 20})
+    assert order.take(1, (), 1) == [0]
