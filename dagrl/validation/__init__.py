@@ -26,6 +26,7 @@ from dagrl.validation.data_files import check_data_files
 from dagrl.validation.engines import check_engines
 from dagrl.validation.images import check_images
 from dagrl.validation.model import check_models
+from dagrl.validation.order import check_order
 from dagrl.validation.rewards import check_rewards
 from dagrl.validation.rollouts import check_rollouts, check_rollouts_in_graph
 from dagrl.validation.run import check_best_metric, check_run
@@ -101,6 +102,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_rollouts(pipeline, folder, findings)
     check_training(pipeline, folder, findings)
     check_run(pipeline, folder, findings)
+    check_order(pipeline, folder, findings)
     check_batches(pipeline, graph, sizes, findings)
     check_buffers(pipeline, graph, findings)
     check_schedule(pipeline, graph, findings)

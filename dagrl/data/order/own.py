@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,24 +12,9 @@ import numpy as np
 from dagrl.data.order.ids import prompt_id, row_of, source_of
 from dagrl.data.order.sampler import Outcome, SourceRows, Unusable
 from dagrl.plugins.calls import call_or_stop
-from dagrl.plugins.custom import check_call
+from dagrl.plugins.sampler import check_sampler
 
-_NEEDED = "take(count, step), state() and load(state), and may have observe(rows)"
-_METHODS = {"take": 3, "state": 1, "load": 2}
-"""Methods that a sampler must have, and how many arguments they get."""
 _MOST_TRIES = 100
-
-
-def check_sampler(made: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
-    """ValueError if it is no class, its constructor does not take `args`, or a method does not fit."""
-    if not inspect.isclass(made):
-        raise ValueError(f"`{place}` is no class; a sampler is one with {_NEEDED}")
-    check_call(made, place, "a sampler is made with (sources, seed, **args)", ({}, 0), args)
-    for name, count in (_METHODS | ({"observe": 2} if hasattr(made, "observe") else {})).items():
-        method = getattr(made, name, None)
-        if not callable(method):
-            raise ValueError(f"`{place}` has no method {name}; a sampler has {_NEEDED}")
-        check_call(method, f"{place}.{name}", f"a sampler has {_NEEDED}", (None,) * count, {})
 
 
 class OwnSampler:
@@ -79,11 +63,13 @@ class OwnSampler:
     def state(self) -> dict[str, Any]:
         state = self._call("state")
         try:
-            same = json.loads(text := json.dumps(state)) == _with_lists(state)
+            text = json.dumps(state)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{self._place}.state returns what JSON cannot hold ({error}); {_PLAIN}") from error
-        if not same:
-            raise ValueError(f"{self._place}.state returns keys that are not text, which JSON makes text; {_PLAIN}")
+        if (key := _other_key(state)) is not None:
+            raise ValueError(
+                f"{self._place}.state returns a dict with the key {key!r}, which JSON makes text; {_PLAIN}"
+            )
         return {"own": text, "passed": dict(zip(self._indices, self._passed, strict=True))}
 
     def load(self, state: Mapping[str, Any], sources: Sequence[str]) -> None:
@@ -139,7 +125,10 @@ class OwnSampler:
 _PLAIN = "return numbers, texts, lists, and dicts with texts as keys"
 
 
-def _with_lists(value: Any) -> Any:
+def _other_key(value: Any) -> Any:
+    """The first key of a dict that is not text."""
     if isinstance(value, dict):
-        return {name: _with_lists(each) for name, each in value.items()}
-    return [_with_lists(each) for each in value] if isinstance(value, list | tuple) else value
+        found = next((key for key in value if not isinstance(key, str)), None)
+        return found if found is not None else _other_key(list(value.values()))
+    inner = (_other_key(each) for each in value) if isinstance(value, list | tuple) else ()
+    return next((key for key in inner if key is not None), None)
