@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+_STATE = ("credit", "tokens", "counted", "charged", "open")
 _MEMORY = 1 - 1 / 1024
 """Weight of what was observed before, in the mean tokens of a prompt."""
 
@@ -29,6 +30,9 @@ class Mixture:
         self._tokens = np.zeros(sources)
         self._counted = np.zeros(sources)
         """Tokens of the prompts whose outcome is known, and the number of these prompts."""
+        self._charged = np.zeros(sources)
+        self._open = np.zeros(sources)
+        """What the prompts whose outcome is not known were charged, and the number of these prompts."""
 
     def take(self, count: int, weights: Sequence[float]) -> list[int]:
         """The sources of the next prompts. `weights` are not negative, and one is positive."""
@@ -45,6 +49,8 @@ class Mixture:
             # By the deadline at which a source would be behind by more than the bound.
             chosen = min(due or usable, key=lambda source: (slack - credit[source]) / rates[source])
             credit[chosen] -= 1
+            self._charged[chosen] += prices[chosen]
+            self._open[chosen] += 1
             taken.append(chosen)
         self._credit = credit * prices
         return taken
@@ -59,10 +65,13 @@ class Mixture:
 
     def observe(self, source: int, tokens: int, weights: Sequence[float]) -> None:
         """A prompt of `source` has cost so many tokens, itself and its responses."""
-        if not self._by_tokens:
+        if not self._by_tokens or not self._open[source]:
             return
         shares = np.array(weights, dtype=np.float64)
-        above = tokens - self.prices()[source]
+        charged = self._charged[source] / self._open[source]
+        self._charged[source] -= charged
+        self._open[source] -= 1
+        above = tokens - charged
         self._credit += shares / shares.sum() * above
         self._credit[source] -= above
         self._tokens *= _MEMORY
@@ -71,9 +80,8 @@ class Mixture:
         self._counted[source] += 1
 
     def state(self) -> dict[str, Any]:
-        return {"credit": self._credit.copy(), "tokens": self._tokens.copy(), "counted": self._counted.copy()}
+        return {name: getattr(self, f"_{name}").copy() for name in _STATE}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._credit, self._tokens, self._counted = (
-            np.array(state[name], dtype=np.float64) for name in ("credit", "tokens", "counted")
-        )
+        for name in _STATE:
+            setattr(self, f"_{name}", np.array(state[name], dtype=np.float64))
