@@ -32,6 +32,7 @@ def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(l
         _records={3: StepRecord(3)},
         _batches={},
         _feed=SimpleNamespace(metrics=lambda step: {}, learn_metrics=lambda *_, **__: None, after=lambda step: {}),
+        _exchange=None,
         _last_commit=None,
         _restarts=SimpleNamespace(count=0),
         _partial_rollouts=PartialRolloutBuffer(()),
