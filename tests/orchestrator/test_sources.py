@@ -1,7 +1,9 @@
-"""A real run on two sources with their own numbers of responses, sampling, reward and filter."""
+"""A real run on two sources of different formats, with their own numbers of responses, sampling, reward and filter."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ STEPS = 3
 def run(lab, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("sources")
     pipeline = lab.tiny_pipeline()
-    sharp = {"path": "train.parquet", "n": 2, "sampling": {"max_new_tokens": 2, "temperature": 0.4}}
+    lines = [json.dumps({"question": f"{row}+{row}=", "answer": 2 * row}) for row in range(5)]
+    (folder / "sharp.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    columns = {"prompt_key": "question", "answer_key": "answer"}
+    sharp = {"path": "*.jsonl.gz", **columns, "n": 2, "sampling": {"max_new_tokens": 2, "temperature": 0.4}}
     pipeline["data"] |= {"train": {"usual": "train.parquet", "sharp": sharp}, "val": None}
     nodes = pipeline["nodes"]
     nodes["rollout"] |= {"n": 5, "over_sampling_batch_size": 10, "partial_rollout": True}
@@ -45,6 +50,14 @@ def test_each_prompt_has_the_responses_of_its_source(samples) -> None:
         assert {name for _, name in groups} == {"usual", "sharp"}
         assert all(count == {"usual": 5, "sharp": 2}[name] for (_, name), count in groups.items())
         assert max(len(row["response_tokens"]) for row in rows if row["data_set"] == "sharp") <= 2
+
+
+def test_rows_are_those_of_their_source(samples) -> None:
+    for row in (row for rows in samples for row in rows):
+        left, right = row["prompt"].removesuffix("=").split("+")
+        assert row["answer"] == str(int(left) + int(right))
+        assert row["data_source"] == {"usual": "addition", "sharp": "sharp"}[row["data_set"]]
+        assert left == right or row["data_set"] == "usual"
 
 
 def test_each_response_is_scored_by_the_function_of_its_source(samples) -> None:
