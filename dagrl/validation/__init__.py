@@ -102,7 +102,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_rollouts(pipeline, folder, findings)
     check_training(pipeline, folder, findings)
     check_run(pipeline, folder, findings)
-    check_order(pipeline, folder, findings)
+    check_order(pipeline, folder, findings, with_files=with_files)
     check_batches(pipeline, graph, sizes, findings)
     check_buffers(pipeline, graph, findings)
     check_schedule(pipeline, graph, findings)

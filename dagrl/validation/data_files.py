@@ -300,7 +300,7 @@ def _response_problems(schema: pa.Schema, responses: tuple[str, ...]) -> list[st
     for name in responses:
         kind = column_type(schema, name)
         if kind is None:
-            known = [*schema.names, *_fields_beside(schema, name)]
+            known = [*schema.names, *fields_beside(schema, name)]
             problems.append(f"has no column `{name}` with responses (data.responses); {suggest(name, known)}")
         elif not _is_text(kind) and not _is_chat(kind):
             problems.append(
@@ -309,7 +309,7 @@ def _response_problems(schema: pa.Schema, responses: tuple[str, ...]) -> list[st
     return problems
 
 
-def _fields_beside(schema: pa.Schema, column: str) -> list[str]:
+def fields_beside(schema: pa.Schema, column: str) -> list[str]:
     """Fields of the struct in which a column's field is looked for."""
     import pyarrow.types as kinds
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dagrl.config.errors import removal
+from dagrl.config.errors import removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
 from dagrl.config.schema.order import OrderSpec
+from dagrl.data.sources.source import open_source
+from dagrl.model_files.nested_columns import column_type
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.sampler import check_sampler
+from dagrl.validation.data_files import fields_beside
 
 
-def check_order(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
+def check_order(pipeline: Pipeline, folder: Path, findings: Findings, *, with_files: bool) -> None:
     """Report wrong stages, samplers and weights; `folder` holds the user's modules."""
     data, order = pipeline.data, pipeline.data.ordering
     place = ("data", "order")
     if order.sampler is not None:
         with findings.reporting(place, "invalid-sampler"):
             ask(order.sampler, check_sampler, order.sampler, order.args, folder=folder)
+    if order.by is not None and with_files:
+        _check_column(pipeline, order.by, findings)
     _check_stages(pipeline, order, findings)
     if order.adaptive is not None and not pipeline.rollouts:
         message = removal("`adaptive` needs pass rates, and nothing is sampled")
@@ -26,6 +31,21 @@ def check_order(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     if data.weights_by == "tokens" and (len(data.sources) == 1 or order.sampler is not None):
         why = "the sampler decides alone" if order.sampler is not None else "there is one source"
         findings.warning(("data", "weights_by"), removal(f"{why}, so that weights have no effect"), "unused-weights")
+
+
+def _check_column(pipeline: Pipeline, column: str, findings: Findings) -> None:
+    for name, spec in pipeline.data.sources.items():
+        if spec.hub is not None:
+            continue
+        try:
+            source = open_source(name, spec)
+        except ValueError:
+            continue  # Other checks report it.
+        if column_type(source.schema, column) is None:
+            known = [*source.schema.names, *fields_beside(source.schema, column)]
+            message = f"{source.title} has no column `{column}`; {suggest(column, known)}"
+            findings.error(("data", "order", "by"), message, "unknown-column")
+            return
 
 
 def _check_stages(pipeline: Pipeline, order: OrderSpec, findings: Findings) -> None:

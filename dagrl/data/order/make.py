@@ -18,6 +18,7 @@ from dagrl.data.order.passes import Passes, RowOrder, Window, in_order, shuffled
 from dagrl.data.order.sampler import Sampler, SourceRows
 from dagrl.data.order.stages import Stage, Stages
 from dagrl.data.sources import Source, open_source
+from dagrl.model_files.nested_columns import value_at
 from dagrl.plugins.custom import load_function
 
 _READ_ROWS = 65536
@@ -90,12 +91,11 @@ def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int) -> Row
 
 def _column(source: Source, name: str) -> np.ndarray:
     """The values of a column, or of a field of a struct: numbers or texts. Raises ValueError for others."""
-    column, *fields = name.split(".")
+    column, _, field = name.partition(".")
     found: list[Any] = []
     for rows in batched(range(len(source)), _READ_ROWS):
-        found += source.values(rows, [name])[column]
-    for field in fields:
-        found = [each.get(field) if isinstance(each, dict) else None for each in found]
+        values = source.values(rows, [name])[column]
+        found += [value_at(each, field) for each in values] if field else values
     kinds = {str if isinstance(each, str) else float if isinstance(each, int | float) else None for each in found}
     if len(kinds) > 1 or None in kinds:
         wrong = next(row for row, each in enumerate(found) if not isinstance(each, int | float | str) or len(kinds) > 1)
