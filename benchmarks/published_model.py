@@ -35,12 +35,12 @@ _RUN_S = 570.0
 CASES: dict[str, tuple[str | None, dict[str, Any]]] = {
     "grpo": (None, {}),
     "ppo": ("ppo", {"data": {"prompts_per_step": 512}}),
-    "dapo": ("dapo", {"nodes": {"advantage": {"overlong_buffer": {"len": 40, "penalty_factor": 1.0}}}}),
-    "gspo": ("gspo", {}),
+    "dapo": ("dapo", {"nodes": {"ref": None, "advantage": {"overlong_buffer": {"len": 40, "penalty_factor": 1.0}}}}),
+    "gspo": ("gspo", {"nodes": {"ref": None}}),
     "rloo": ("rloo", {"data": {"prompts_per_step": 128}}),
     "reinforce_pp": ("reinforce_pp", {}),
-    "drgrpo": ("drgrpo", {}),
-    "cispo": ("cispo", {}),
+    "drgrpo": ("drgrpo", {"nodes": {"ref": None}}),
+    "cispo": ("cispo", {"nodes": {"ref": None}}),
     "one_step_off": (
         None,
         {
