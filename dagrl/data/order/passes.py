@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,9 +12,10 @@ from dagrl.data.order.sampler import Outcome
 Window = Callable[[int, int], tuple[np.ndarray, int]]
 """``window(epoch, place)``: rows of a piece of the epoch that holds `place`, int64, and the place of its first row."""
 
-WHOLE_ROWS = 2**20
+WHOLE_ROWS = 2**18
 """A source with more rows is shuffled in windows."""
-_BLOCK_ROWS, _WINDOW_BLOCKS = 4096, 16
+_WINDOW_ROWS = 2**16
+_SLICE_ROWS = 4096
 
 
 class RowOrder(Protocol):
@@ -83,7 +84,7 @@ def in_order(rows: np.ndarray | int) -> Window:
     """The same order in each epoch: these rows, or all in the order of the file."""
     if isinstance(rows, int):
         count = rows
-        return lambda _, place: (np.arange(place, min(count, place + _BLOCK_ROWS), dtype=np.int64), place)
+        return lambda _, place: (np.arange(place, min(count, place + _SLICE_ROWS), dtype=np.int64), place)
     return lambda _, __: (rows, 0)
 
 
@@ -93,30 +94,34 @@ def sorted_by(values: np.ndarray, *, descending: bool) -> Window:
     return in_order((len(values) - 1 - order)[::-1].astype(np.int64) if descending else order.astype(np.int64))
 
 
-def shuffled(rows: int, seed: tuple[int, ...], whole: int = WHOLE_ROWS) -> Window:
+def shuffled(groups: Sequence[int] | np.ndarray, seed: tuple[int, ...], whole: int = WHOLE_ROWS) -> Window:
     """A new order each epoch.
 
-    A source of more than `whole` rows is shuffled on two levels, so that the rows of a window lie in a few pieces of
-    the file: blocks of neighbouring rows, and the rows of each window of blocks.
+    A source of more than `whole` rows is shuffled on two levels, so that few pieces of the file are in use at a time:
+    its groups of rows, and the rows within each window of groups.
+
+    Args:
+        groups: rows of each piece that is read at once.
+        seed: of the source.
+        whole: rows up to which each order is equally likely.
     """
+    ends = np.cumsum(groups)
+    rows = int(ends[-1])
     if rows <= whole:
         return lambda epoch, _: (np.random.default_rng([*seed, epoch]).permutation(rows), 0)
-    blocks = -(-rows // _BLOCK_ROWS)
+    sizes = np.asarray(groups, dtype=np.int64)
+    together = max(1, round(_WINDOW_ROWS / sizes.mean()))
     newest: list[tuple[int, np.ndarray, np.ndarray]] = []
 
     def window(epoch: int, place: int) -> tuple[np.ndarray, int]:
         if not newest or newest[0][0] != epoch:
-            order = np.random.default_rng([*seed, epoch]).permutation(blocks)
-            sizes = np.minimum(_BLOCK_ROWS, rows - order * _BLOCK_ROWS)
-            newest[:] = [(epoch, order, np.concatenate([[0], np.cumsum(sizes)]))]
+            order = np.random.default_rng([*seed, epoch]).permutation(len(sizes))
+            newest[:] = [(epoch, order, np.concatenate([[0], np.cumsum(sizes[order])]))]
         _, order, starts = newest[0]
-        block = int(np.searchsorted(starts, place, side="right")) - 1
-        begin = block - block % _WINDOW_BLOCKS
-        pieces = [
-            np.arange(each * _BLOCK_ROWS, min(rows, (each + 1) * _BLOCK_ROWS), dtype=np.int64)
-            for each in order[begin : begin + _WINDOW_BLOCKS].tolist()
-        ]
-        draw = np.random.default_rng([*seed, epoch, begin // _WINDOW_BLOCKS])
+        group = int(np.searchsorted(starts, place, side="right")) - 1
+        begin = group - group % together
+        pieces = [np.arange(ends[each] - sizes[each], ends[each]) for each in order[begin : begin + together].tolist()]
+        draw = np.random.default_rng([*seed, epoch, begin // together])
         return draw.permutation(np.concatenate(pieces)), int(starts[begin])
 
     return window

@@ -43,6 +43,11 @@ class Source:
         return int(self._starts[-1])
 
     @property
+    def group_rows(self) -> np.ndarray:
+        """Rows of each group that is read at once, int64."""
+        return np.diff(self._ends, prepend=0)
+
+    @property
     def title(self) -> str:
         """The source in a few words, for messages."""
         return self.spec.title

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,7 +52,7 @@ def order_of(kind: str, sizes: list[int], weights: list[float], staleness: int) 
         sampler: Any = OwnSampler(Remembers, "mine:Remembers", {}, sources, 3)
         return PromptOrder(sampler, sources, staleness, kind=kind)
     rules = AdaptiveRules(0.2, 0.8, 2, "pass_rate", 0.1)
-    windows = [in_order(size) if kind == "file" else shuffled(size, (5, number)) for number, size in enumerate(sizes)]
+    windows = [in_order(size) if kind == "file" else shuffled([size], (5, number)) for number, size in enumerate(sizes)]
     orders: list[Any] = [
         Adaptive(size, window, rules, (5, number, 0)) if kind == "adaptive" else Passes(size, window)
         for number, (size, window) in enumerate(zip(sizes, windows, strict=True))
@@ -156,18 +157,23 @@ def assert_passes(rows: list[int], usable: int, *, ordered: bool) -> None:
     assert not counts or max(counts) - (min(counts) if len(counts) == usable else 0) <= 1
 
 
-@pytest.mark.parametrize("rows", [1, 7, 4096, 4097, 200_000])
-def test_an_epoch_in_windows_is_a_permutation_that_stays_local(rows: int) -> None:
-    order = Passes(rows, shuffled(rows, (3,), whole=0))
+@pytest.mark.parametrize("groups", [[1], [7], [3, 1, 5], [8192] * 20 + [17], [300_000, 200_000, 100_000], [0, 4, 0]])
+def test_an_epoch_in_windows_is_a_permutation_that_uses_few_groups_at_a_time(groups: list[int]) -> None:
+    rows = sum(groups)
+    order = Passes(rows, shuffled(groups, (3,), whole=0))
     first, second = (order.take(rows, (), 1) for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(rows))
     assert rows == 1 or first != second
-    if rows == 200_000:
-        blocks = {row // 4096 for row in first[:4096]}
-        assert len(blocks) == 16, "prompts of a step come from one window"
-        again = Passes(rows, shuffled(rows, (3,), whole=0))
-        again.load({"passed": rows + 123_456, "rows": rows})
-        assert again.take(9, (), 1) == second[123_456:123_465]
+    group_of = np.searchsorted(np.cumsum(groups), first, side="right")
+    assert len(set(group_of[:4096].tolist())) <= max(9, len(groups) if rows < 2**16 else 0)
+    again = Passes(rows, shuffled(groups, (3,), whole=0))
+    again.load({"passed": rows + rows // 3, "rows": rows})
+    assert again.take(1, (), 1) == second[rows // 3 : rows // 3 + 1]
+
+
+def test_a_small_source_has_the_permutations_of_its_seed() -> None:
+    order = Passes(10, shuffled([4, 6], (3,)))
+    assert order.take(10, (), 1) == np.random.default_rng([3, 0]).permutation(10).tolist()
 
 
 def test_a_source_with_other_rows_keeps_the_epoch() -> None:
