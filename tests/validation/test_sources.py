@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 
 import datasets
 import pytest
@@ -86,6 +88,13 @@ def test_files_that_a_run_cannot_use(project, folder, case):
     chat = [{"role": "assistant", "content": "2"}]
     (folder / "chat.jsonl").write_text(json.dumps({"question": chat, "answer": "2"}) + "\n")
     project.assert_problem(pipeline(project, train), "data.train", message)
+
+
+def test_json_is_checked_without_pandas(project, folder):
+    """It takes a second to import, and Arrow does so for some of its functions."""
+    path = pipeline(project, f"{{path: [a.jsonl, b.jsonl.gz, c.json], {KEYS}}}")
+    code = f"import sys\nfrom dagrl.validation import check_file\ncheck_file({str(path)!r})\n"
+    subprocess.run([sys.executable, "-c", code + "assert 'pandas' not in sys.modules"], check=True)
 
 
 def test_a_source_is_named_by_its_key(project, folder):

@@ -175,17 +175,35 @@ def row_of_json(text: bytes, place: str) -> dict[str, Any]:
 
 
 def schema_of_rows(rows: Sequence[dict[str, Any]]) -> pa.Schema:
-    """The columns of rows of JSON; those whose values have several types are text."""
+    """The columns of rows of JSON; those whose values have several types are text.
+
+    Arrow's own inference takes a second, to import pandas.
+    """
     import pyarrow as pa
 
-    def kind(values: list[Any]) -> pa.DataType:
-        try:
-            return pa.infer_type(values)
-        except pa.ArrowException:
-            return pa.string()
+    return pa.schema(list(_fields(rows)))
 
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.schema({name: kind([row.get(name) for row in rows]) for name in names})
+
+def _fields(rows: Sequence[dict[str, Any]]) -> Iterator[pa.Field]:
+    import pyarrow as pa
+
+    for name in dict.fromkeys(name for row in rows for name in row):
+        yield pa.field(name, _kind([row[name] for row in rows if name in row]))
+
+
+def _kind(values: Sequence[Any]) -> pa.DataType:
+    import pyarrow as pa
+
+    there = [value for value in values if value is not None]
+    kinds = {type(value) for value in there}
+    if kinds == {dict}:
+        return pa.struct(list(_fields(there)))
+    if kinds == {list}:
+        return pa.list_(_kind([each for value in there for each in value]))
+    if kinds == {int, float}:
+        return pa.float64()
+    simple = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+    return pa.null() if not kinds else simple.get(kinds.pop(), pa.string()) if len(kinds) == 1 else pa.string()
 
 
 def python_values(table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:

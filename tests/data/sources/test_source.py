@@ -243,3 +243,35 @@ def test_a_large_file_with_large_groups_is_read_through_a_copy(tmp_path, monkeyp
     assert pq.ParquetFile(copy).metadata.row_group(0).num_rows == 64
     assert source.values([499, 3], ["extra_info"])["extra_info"] == [rows[499]["extra_info"], rows[3]["extra_info"]]
     assert source.place(499) == f"{tmp_path}/a.parquet, row 499 (the first is 0)"
+
+
+def test_columns_of_json_have_the_types_of_their_values(tmp_path) -> None:
+    rows = [
+        {
+            "a": 1,
+            "b": 1,
+            "c": [],
+            "d": {"x": "1"},
+            "e": None,
+            "f": True,
+            "g": [{"role": "user"}],
+            "h": 1,
+            "i": "2024-01-01",
+        },
+        {"a": 2, "b": 2.5, "c": ["x"], "d": {"y": [1]}, "e": None, "f": None, "g": [{"content": "x"}], "h": "1"},
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    message = pa.struct({"role": pa.string(), "content": pa.string()})
+    assert opened(tmp_path / "a.json").schema == pa.schema(
+        {
+            "a": pa.int64(),
+            "b": pa.float64(),
+            "c": pa.list_(pa.string()),
+            "d": pa.struct({"x": pa.string(), "y": pa.list_(pa.int64())}),
+            "e": pa.null(),
+            "f": pa.bool_(),
+            "g": pa.list_(message),
+            "h": pa.string(),
+            "i": pa.string(),
+        }
+    )
