@@ -204,6 +204,19 @@ def test_the_last_groups_of_a_file_move_to_a_new_one(bench, step) -> None:
         assert max(returned.columns["reward"].values) >= 3
 
 
+def test_groups_with_further_columns_return_and_move(bench, step) -> None:
+    options = {"policy": "prioritised", "capacity": 12, "groups_per_step": 1}
+    step(1, batch_of(bench, 1, groups=range(5), rewards=[(0, 4), *[(0, 1)] * 4]), **options)
+    # Other nodes read less, in another order, since the run was stopped.
+    fewer = ("reward", *(name for name in NAMES if name not in ("reward", "rollout_logprob")))
+    for number in (2, 3):
+        _, returned = step(
+            number, batch_of(bench, number, groups=range(5), rewards=[(0, 3)] * 5), names=fewer, **options
+        )
+    assert {row["file"] for row in table(bench, "index_2.parquet")} == {2}
+    assert set(returned.columns) == {*fewer, "is_replayed"}
+
+
 def spoil(path: Path, how: str) -> None:
     match how:
         case "missing":

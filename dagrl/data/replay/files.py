@@ -70,10 +70,12 @@ class BufferFiles:
         for entry in entries:
             left[entry.file] = left.get(entry.file, 0) + 1
         moving = [each for each in entries if each.file != step and left[each.file] < _SPARSE * each.in_file]
-        names = {(entry.step, entry.group) for entry in entries}
-        stay = [(entry, columns) for entry, columns in groups if (entry.step, entry.group) in names]
+        left_over = {(entry.step, entry.group) for entry in entries}
+        stay = [(entry, columns) for entry, columns in groups if (entry.step, entry.group) in left_over]
         files: dict[int, pq.ParquetFile] = {}
-        stored = [*stay, *((entry, self._group(entry, None, files)) for entry in moving)]
+        # All groups of a file have the same columns.
+        names = [*stay[0][1]] if stay else None
+        stored = [*stay, *((entry, self._group(entry, names, files)) for entry in moving)]
         if stored:
             self._write_groups(step, [columns for _, columns in stored])
         places = {(entry.step, entry.group): place for place, (entry, _) in enumerate(stored)}
