@@ -3,7 +3,7 @@
     python benchmarks/sparse.py --case grpo --case replay [--seed 1 --seed 2 ...] --out FOLDER
     python benchmarks/sparse.py --summarize FOLDER
 
-The right response is the same three digits for every prompt: one in 14 ** 3 samples of the start weights, or in 43
+The right response is the same three digits for every prompt: one in 14 ** 3 samples of the start weights, or in 21
 steps. Both cases sample the same batches until the first success.
 """
 
@@ -23,7 +23,7 @@ CODE = "271"
 STEPS = 300
 HIGH, LOW = 0.9, 0.1
 _LAST = 10
-_SAMPLES = 64
+_SAMPLES = 128
 """Of a step."""
 _RUN_S = 540.0
 _CASES: dict[str, dict[str, Any]] = {
@@ -38,21 +38,21 @@ def code(response: str) -> float:
 
 
 def pipeline(case: str, seed: int) -> dict[str, Any]:
-    """GRPO on 64 samples a step, with a buffer or without."""
+    """GRPO on 128 samples a step, with a buffer or without."""
     return {
         "extends": str(ROOT / "dag_templates" / "tiny_grpo.yaml"),
         "name": f"sparse-{case}-{seed}",
-        "data": {"val": None, "prompts_per_step": 8},
+        "data": {"val": None, "prompts_per_step": 16},
         "engines": {
             "reference": None,
-            "actor": {"optimizer": {"lr": 5e-5}, "lr_schedule": {"lr_decay_style": "constant", "min_lr": None}},
+            "actor": {"optimizer": {"lr": 3e-5}, "lr_schedule": {"lr_decay_style": "constant", "min_lr": None}},
         },
         "nodes": {
             "rollout": {"n": 8},
             "reward": {"fn": "sparse:code"},
             "ref": None,
             "old": {"op": "logprob", "engine": "actor", "write": "old_logprob"},
-            "update": {"mini_batch": 2, "rollout_correction": {"rollout_is": "token"}, "loss": {"kl_coef": 0.0}},
+            "update": {"mini_batch": 4, "rollout_correction": {"rollout_is": "token"}, "loss": {"kl_coef": 0.0}},
             **_CASES[case],
         },
         "run": {"steps": STEPS, "seed": seed, "save_every": None, "validate_every": None, "validate_first": False},
