@@ -63,6 +63,16 @@ def test_a_resumed_run_takes_the_prompts_of_an_uninterrupted_one(lab, run, tmp_p
         assert prompts(again, step) == prompts(run, step)
 
 
+def test_a_stage_ends_when_its_metric_is_reached_in_a_step_that_is_known(lab, tmp_path) -> None:
+    stages = [{"weights": {"few": 1}, "until_metric": {"reward/mean": 0.0}}, {"weights": {"few": 1, "many": 1}}]
+    pipeline = sampling_only(lab, {"stages": stages})
+    pipeline["data"]["weights_by"] = "tokens"
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run", "run.steps=4")
+    assert run.wait() == 0, run.output
+    # Step 1 has reached it, and with a staleness of 1 step 3 is the first that knows.
+    assert [line["data/many/prompts"] > 0 for line in run.metrics()] == [False, False, True, True]
+
+
 def test_a_sampler_that_fails_ends_the_run_with_its_name(lab, tmp_path) -> None:
     pipeline = sampling_only(lab, {"sampler": "mine:Doubles", "args": {"after": 2}})
     path = lab.write_pipeline(tmp_path, pipeline)

@@ -182,3 +182,63 @@ def test_a_source_with_other_rows_keeps_the_epoch() -> None:
     assert order.passed == 15
     order.load({"passed": 39, "rows": 20})
     assert order.take(1, (), 1) == [0]
+
+
+def test_an_order_continues_with_other_sources_and_limits() -> None:
+    def order(*sources: tuple[str, int], kind: str = "by sources", limits: str = "9") -> PromptOrder:
+        rows = [SourceRows(*each) for each in sources]
+        stages = Stages([Stage((1.0,) * len(rows))])
+        mixed = MixedSources(rows, [Passes(size, in_order(size)) for _, size in sources], stages)
+        return PromptOrder(mixed, rows, 0, kind=kind, limits=limits)
+
+    first = order(("a", 4), ("b", 4))
+    ids = first.replace(1, first.take(1, 4), [0])
+    assert sorted(ids) == [1, 2, prompt_id(1, 0), prompt_id(1, 1)]
+    state = json.loads(json.dumps(first.after(1)))
+
+    turned = order(("new", 3), ("b", 4), ("a", 4))
+    assert turned.load(state) == ""
+    assert turned.ids_of([2, prompt_id(1, 1), prompt_id(7, 0)][:2], state) == [prompt_id(2, 2), prompt_id(1, 1)]
+    assert sorted(turned.take(2, 6)) == sorted(
+        [prompt_id(0, 0), prompt_id(0, 1), prompt_id(1, 2), prompt_id(1, 3), prompt_id(2, 3), prompt_id(2, 1)]
+    ), "row 0 of a is too long"
+    gone = order(("b", 4))
+    gone.load(state)
+    assert gone.ids_of([2, prompt_id(1, 1)], state) == [None, 1]
+    assert gone.take(2, 2) == [2, 3]
+
+    wider = order(("a", 4), ("b", 4), limits="99")
+    wider.load(state)
+    assert 0 in wider.take(2, 4), "it may fit now"
+    other = order(("a", 4), kind="adaptive")
+    assert other.load(state) == "data.order was by sources before, and is adaptive now: the new order begins anew"
+    assert other.take(2, 2) == [0, 1]
+    with pytest.raises(ValueError, match="the checkpoint is of a version of dagrl that kept no order of prompts"):
+        order(("a", 4)).load({"position": 3, "passed": 3})
+
+
+def test_a_source_without_a_usable_prompt_ends_the_run() -> None:
+    order = order_of("shuffled", [2, 5], [1, 1], 0)
+    ids = order.take(1, 4)
+    with pytest.raises(ValueError, match=r"none of the 2 prompts of `s0` fits data\.max_prompt_tokens; raise that"):
+        order.replace(1, ids, [0, 1])
+
+
+def test_adaptive_prefers_the_band_and_leaves_out_what_is_solved() -> None:
+    order = Adaptive(40, in_order(40), AdaptiveRules(0.2, 0.8, 5, "advantage", 0.05), (1,))
+    assert sorted(order.take(40, (), 1)) == list(range(40)), "each new prompt once"
+    rates = {row: (0.0, 0.5, 1.0, 0.1)[row % 4] for row in range(40)}
+    order.observe(1, {row: Outcome(row, rate, rate, 0.4 if rate == 0.1 else 0.0) for row, rate in rates.items()})
+    counts: Counter[float] = Counter()
+    for _ in range(400):
+        taken = order.take(8, (), 3)
+        assert len(set(taken)) == 8
+        counts.update(rates[row] for row in taken)
+        order.observe(
+            1, {row: Outcome(row, rates[row], rates[row], 0.4 if rates[row] == 0.1 else 0.0) for row in taken}
+        )
+    assert counts[1.0] == 0
+    assert counts[0.5] > counts[0.1] > counts[0.0] > 0
+    assert {rates[row] for row in order.take(40, (), 3)} == {0.0, 0.5, 0.1, 1.0}, "a take of all rows has all of them"
+    assert any(rates[row] == 1.0 for _ in range(60) for row in order.take(8, (), 7)), "they come back"
+    assert not {0, 4, 8} & {row for _ in range(50) for row in order.take(8, {0, 4, 8}, 7)}
