@@ -131,7 +131,7 @@ def _contracts(
 def _needs_source(node: NodeBase, pipeline: Pipeline) -> bool:
     """Whether a node has to know the source, or validation set, of a row: these differ in sampling, or in metrics."""
     data = pipeline.data
-    if isinstance(node, UpdateNode) and data.train_prefixes:
+    if isinstance(node, UpdateNode | FilterNode) and data.train_prefixes:
         return True
     has_own = any(each.sampling for each in data.by_key.values())
     return has_own and isinstance(node, RolloutNode | LogprobNode | UpdateNode | AdvantageNode)

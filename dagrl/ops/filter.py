@@ -29,13 +29,25 @@ def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     passes = _rule(node, context) if node.fn else _bounds(node, batch)
     groups, counts = np.unique(batch["group_id"].values, return_counts=True)
     places = np.split(np.argsort(batch["group_id"].values, kind="stable"), np.cumsum(counts)[:-1])
-    samples = [own_rows(first_rows(batch.take(mine), context)) for mine in places]
-    passed = [group for group, mine in zip(groups, samples, strict=True) if len(mine) and passes(mine)]
+    members = [batch.take(mine) for mine in places]
+    samples = [own_rows(first_rows(mine, context)) for mine in members]
+    passing = [len(mine) > 0 and passes(mine) for mine in samples]
+    passed = groups[passing]
     # Over all samples; `samples` reports those that the step trains on, which no longer measure the policy.
     counted = own_rows(first_rows(batch, context))
     stats = {} if node.fn else {f"filter/{node.metric}": Stat.of(counted[node.metric].values)}
+    stats |= _kept_of_sources(members, passing, context)
     outcomes = group_outcomes(counted, context.pipeline.data) if "reward" in counted else None
     yield Output((), batch.rows[np.isin(batch["group_id"].values, passed)], stats=stats, outcomes=outcomes)
+
+
+def _kept_of_sources(groups: Sequence[Batch], passed: Sequence[bool], context: Context) -> dict[str, Stat]:
+    """Which part of the groups of each source passes, where there are several."""
+    prefixes = context.pipeline.data.train_prefixes
+    kept: dict[str, list[bool]] = {}
+    for group, passes in zip(groups, passed, strict=True) if prefixes else ():
+        kept.setdefault(group["data_set"].strings()[0], []).append(passes)
+    return {f"{prefixes[name]}kept_fraction": Stat.of(each) for name, each in kept.items() if name in prefixes}
 
 
 def passes_bounds(values: np.ndarray, *, lower: float | None, upper: float | None, min_std: float | None) -> bool:

@@ -40,7 +40,12 @@ _PROGRESS: tuple[tuple[str, _Best], ...] = (
     ("filter/kept_fraction", None),
 )
 """Metrics that show a run's result, and which value is best."""
-_OF_SOURCES: tuple[tuple[str, _Best], ...] = (("/reward/mean", max), ("/pass_rate", max), ("/entropy", None))
+_OF_SOURCES: tuple[tuple[str, _Best], ...] = (
+    ("/reward/mean", max),
+    ("/pass_rate", max),
+    ("/kept_fraction", None),
+    ("/entropy", None),
+)
 """Endings of metrics of a source that are shown."""
 _STALENESS = ("staleness/mean", "staleness/max")
 """Shown if any samples were older than the weights."""

@@ -35,10 +35,10 @@ def kept(bench):
     """Groups that pass, of columns with a row for each sample."""
     bench.write_module("rules", RULES)
 
-    def run(columns: dict[str, Column], node: dict) -> tuple[list[int], dict]:
+    def run(columns: dict[str, Column], node: dict, **data) -> tuple[list[int], dict]:
         rows = np.arange(len(columns["group_id"]))
         nodes = {"rollout": {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 3}}}
-        context = bench.context("keep", nodes={**nodes, "keep": {"op": "filter", **node}})
+        context = bench.context("keep", nodes={**nodes, "keep": {"op": "filter", **node}}, data=data)
         (output,) = filter([OpInput(0, Batch(rows, columns))], context)
         groups = columns["group_id"].values[output.rows]
         found = np.unique(groups)
@@ -63,6 +63,16 @@ def test_bounds_of_a_source_replace_those_that_they_name(kept):
     assert kept(columns, node | {"by_source": {"code": {"upper": 1.0}}})[0] == [1, 4, 5]
     assert kept(columns, node | {"by_source": {"code": {"lower": None}, "sums": {"upper": 0.15}}})[0] == [3, 4]
     assert kept(columns, {"min_std": 0.1, "by_source": {"code": {"min_std": None, "lower": 0.5}}})[0] == [5]
+
+
+def test_what_is_kept_is_counted_by_source(kept):
+    columns = rewards([0, 0], [0, 1], [0, 1], [0.5, 0.5])
+    columns["data_set"] = Column.text(["sums"] * 4 + ["code"] * 2 + ["gone"] * 2)
+    found, stats = kept(columns, {}, train={"sums": "a.parquet", "code": "b.parquet", "none": "c.parquet"})
+    fractions = {name: (stat.mean, stat.count) for name, stat in stats.items() if name.startswith("train/")}
+    assert fractions == {"train/sums/kept_fraction": (0.5, 2), "train/code/kept_fraction": (1.0, 1)}
+    assert found == [1, 2]
+    assert list(kept(columns, {})[1]) == ["filter/reward"]
 
 
 def test_groups_whose_samples_all_got_the_same_are_left_out(kept):

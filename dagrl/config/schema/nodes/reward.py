@@ -58,7 +58,8 @@ class RewardNode(NodeBase):
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads: tuple[str, ...] = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
-        used, optional = {each.fn for each in self.functions.values()}, (*TURN_COLUMNS, "finish_reason", "agent_reward")
+        used = {each.fn for each in self.functions.values()}
+        optional = (*TURN_COLUMNS, "finish_reason", *(("agent_reward",) if used - {"environment"} else ()))
         needed = {"environment": "token_reward", "agent": "agent_reward"}
         reads += tuple(column for fn, column in needed.items() if fn in used)
         reads += ("data_set",) if self.by_source else ()
