@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from work import changed
 
 from dagrl.config.columns import SOURCE_COLUMNS
 from dagrl.data.batch import Batch
 from dagrl.data.order.ids import prompt_id
 from dagrl.ops.prompts import prompts
+from dagrl.orchestrator.steps.batch_index import BatchIndex
+from dagrl.workers.messages import Block
 
 
 def whole(outputs) -> Batch:
@@ -57,6 +61,51 @@ def test_a_further_round_continues_the_group_ids_and_takes_the_requested_prompts
     assert batch.rows.tolist() == batch["sample_id"].values.tolist() == [*range(8, 14)]
     assert texts(batch["prompt_tokens"])[::2] == list(bench.questions[1:4])
     assert np.concatenate([output.prompts for output in outputs]).tolist() == [1, 2, 3]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    own=st.lists(st.sampled_from([None, 1, 3, 6]), min_size=2, max_size=3),
+    order=st.lists(st.integers(0, 2), min_size=1, max_size=7),
+    shards=st.integers(1, 4),
+    first=st.integers(0, 3),
+)
+def test_each_source_has_its_own_number_of_rows(bench, texts, own, order, shards, first) -> None:
+    names = ["sums", "code", "maths"][: len(own)]
+    train = {
+        name: bench.write_prompts(f"{name}.parquet", [f"{place}+{row}=" for row in range(7)])
+        for place, name in enumerate(names)
+    }
+    train = {name: {"path": path} | ({"n": n} if n else {}) for (name, path), n in zip(train.items(), own, strict=True)}
+    rollout = {"op": "rollout", "engine": "generator", "n": 2, "sampling": {"max_new_tokens": 3}}
+    context = bench.context(data={"train": train}, nodes={"rollout": rollout}, shards=shards)
+    sources = [each % len(names) for each in order]
+    ids = tuple(prompt_id(source, row) for row, source in enumerate(sources))
+    outputs = list(prompts((), changed(context, prompts=ids, first_group=first)))
+    batch, ns = whole(outputs), [own[source] or 2 for source in sources]
+    stride, groups = max(n or 2 for n in own), range(len(ns))
+    assert batch.rows.tolist() == [(first + group) * stride + row for group in groups for row in range(ns[group])]
+    assert batch["group_id"].values.tolist() == [first + group for group in groups for _ in range(ns[group])]
+    assert batch["data_set"].strings() == [names[sources[group]] for group in groups for _ in range(ns[group])]
+    expected = [f"{sources[group]}+{group}=" for group in groups for _ in range(ns[group])]
+    assert texts(batch["prompt_tokens"]) == expected
+    assert np.concatenate([output.prompts for output in outputs]).tolist() == list(ids)
+    # The driver finds the same groups.
+    index = BatchIndex(stride, shards)
+    for output in outputs:
+        block = Block(output.rows, "ref", None, 0.0, 1.0, output.shards)
+        index.add_source("prompts", block)
+    assert index.rows(tuple(range(shards))).tolist() == batch.rows.tolist()
+    assert index.rows_of([first + group for group in groups]).tolist() == batch.rows.tolist()
+
+
+def test_a_source_has_its_own_longest_prompt(bench) -> None:
+    path = bench.write_prompts("train.parquet", ("1+1=", "1+1+1="))
+    train = {"short": {"path": path, "max_prompt_tokens": 4}, "usual": path}
+    context = bench.context(data={"train": train, "max_prompt_tokens": 8})
+    ids = [prompt_id(source, row) for source in (0, 1) for row in (0, 1)]
+    (output,) = prompts((), changed(context, prompts=tuple(ids)))
+    assert output.dropped == (ids[1],)
 
 
 @pytest.mark.parametrize("overlong", ["drop", "cut"])

@@ -81,6 +81,8 @@ def test_metrics_of_sources_add_up_to_those_of_the_step(run, samples) -> None:
             assert total / len(rows) == pytest.approx(line[name]), name
         assert line["train/sharp/response_tokens/max"] <= 2 < 3 == line["train/usual/response_tokens/max"]
         assert line["train/usual/pass_rate"] == pytest.approx(line["train/usual/reward/mean"])
+        # No group passes the bounds of the node itself.
+        assert line["train/sharp/kept_fraction"] == line["train/usual/kept_fraction"] == 1
         low, high = sorted(line[f"train/{source}/entropy"] for source in counts)
         assert low < line["entropy"] < high
         # A cold distribution is the more certain one.
