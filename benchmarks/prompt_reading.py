@@ -58,7 +58,7 @@ def main() -> None:
         print(f"{len(source):,} rows, {path.stat().st_size / 1e9:.2f} GB of {options.format}")
         print(f"opened in {time.process_time() - started:.1f} s")
         verdicts = []
-        window = shuffled(source.group_rows, (0,))
+        window = shuffled(source.group_rows, (0,), source.kept_groups)
         orders: dict[str, Piece] = {
             "in file order": lambda place: np.arange(place, min(place + _WRITTEN, len(source))),
             "shuffled": lambda place: window(0, place)[0],

@@ -81,7 +81,7 @@ def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int) -> Row
     elif pipeline.data.order == "file":
         window = in_order(rows)
     else:
-        window = shuffled(source.group_rows, seeds)
+        window = shuffled(source.group_rows, seeds, source.kept_groups)
     if order.adaptive is None:
         return Passes(rows, window)
     adaptive = order.adaptive

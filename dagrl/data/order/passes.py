@@ -94,23 +94,26 @@ def sorted_by(values: np.ndarray, *, descending: bool) -> Window:
     return in_order((len(values) - 1 - order)[::-1].astype(np.int64) if descending else order.astype(np.int64))
 
 
-def shuffled(groups: Sequence[int] | np.ndarray, seed: tuple[int, ...], whole: int = WHOLE_ROWS) -> Window:
+def shuffled(
+    groups: Sequence[int] | np.ndarray, seed: tuple[int, ...], kept: int | None = None, whole: int = WHOLE_ROWS
+) -> Window:
     """A new order each epoch.
 
-    A source of more than `whole` rows is shuffled on two levels, so that few pieces of the file are in use at a time:
-    its groups of rows, and the rows within each window of groups.
+    A source of more than `whole` rows, or `kept` groups, is shuffled on two levels, so that few pieces of the file are
+    in use at a time: its groups of rows, and the rows within each window of groups.
 
     Args:
         groups: rows of each piece that is read at once.
         seed: of the source.
+        kept: groups that are in memory at the same time; by default all.
         whole: rows up to which each order is equally likely.
     """
     ends = np.cumsum(groups)
-    rows = int(ends[-1])
-    if rows <= whole:
+    rows, most = int(ends[-1]), len(ends) if kept is None else kept
+    if rows <= whole and len(ends) <= most:
         return lambda epoch, _: (np.random.default_rng([*seed, epoch]).permutation(rows), 0)
     sizes = np.asarray(groups, dtype=np.int64)
-    together = max(1, round(_WINDOW_ROWS / sizes.mean()))
+    together = max(1, min(most, round(_WINDOW_ROWS / sizes.mean())))
     newest: list[tuple[int, np.ndarray, np.ndarray]] = []
 
     def window(epoch: int, place: int) -> tuple[np.ndarray, int]:

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +18,8 @@ from dagrl.model_files.nested_columns import column_type
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_GROUP_ROWS = 4096
+_GROUP_ROWS, _GROUP_BYTES = 4096, 8 << 20
+"""Largest groups of copies."""
 _LARGE_GROUP, _LARGE_FILE = 32 << 20, 256 << 20
 """Bytes in memory. Groups of a larger file are copied into smaller ones, because single rows of them are read."""
 _SAMPLED_ROWS = 256
@@ -33,6 +33,8 @@ class Part(Protocol):
     """Columns and types; those of JSON as its first rows have them."""
     groups: np.ndarray
     """Rows of each group, int64."""
+    size: int
+    """Bytes that all groups would take in memory, about; 0 if they stay on disk."""
     folder: Path
     """Where relative paths of images begin."""
 
@@ -64,13 +66,14 @@ class ParquetPart:
             sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
             if opened is None and sum(sizes) > _LARGE_FILE and max(sizes) > _LARGE_GROUP:
                 schema = self._file.schema_arrow
-                batches = self._file.iter_batches(batch_size=_GROUP_ROWS)
+                most = max(1, min(_GROUP_ROWS, _GROUP_BYTES * metadata.num_rows // sum(sizes)))
+                batches = self._file.iter_batches(batch_size=most)
                 tables = (pa.Table.from_batches([batch], schema) for batch in batches)
                 self._file = pq.ParquetFile(copied(file, schema, tables), memory_map=True)
             self.schema: pa.Schema = self._file.schema_arrow
         metadata = self._file.metadata
         rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        self.groups = np.array(rows, dtype=np.int64)
+        self.groups, self.size = np.array(rows, dtype=np.int64), sum(sizes)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         import pyarrow as pa
@@ -98,7 +101,7 @@ class ArrowPart:
         with reading(file):
             self._batches = list(arrow_batches(file.path))
         self.schema: pa.Schema = self._batches[0].schema if self._batches else pa.schema([])
-        self.groups = np.array([batch.num_rows for batch in self._batches], dtype=np.int64)
+        self.groups, self.size = np.array([batch.num_rows for batch in self._batches], dtype=np.int64), 0
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         import pyarrow as pa
@@ -127,7 +130,7 @@ class JsonPart:
         self._ends = np.cumsum(self._texts.groups)
         self._numbers: dict[int, np.ndarray] = {}
         """The last group whose rows were named -> their lines."""
-        self.groups = self._texts.groups
+        self.groups, self.size = self._texts.groups, self._texts.size
         first = self.read(0, []).slice(0, _SAMPLED_ROWS) if len(self.groups) else None
         self.schema = schema_of_rows(self._rows(first) if first is not None else [])
 
@@ -267,6 +270,16 @@ def _schema_of_texts() -> pa.Schema:
 def _tables_of_texts(path: Path) -> Iterator[pa.Table]:
     import pyarrow as pa
 
-    for rows in batched(json_rows(path), _GROUP_ROWS):
-        numbers, texts = zip(*rows, strict=True)
-        yield pa.table([pa.array(numbers, pa.int64()), pa.array(texts, pa.large_binary())], _schema_of_texts())
+    def table() -> pa.Table:
+        return pa.table([pa.array(numbers, pa.int64()), pa.array(texts, pa.large_binary())], _schema_of_texts())
+
+    numbers, texts, size = list[int](), list[bytes](), 0
+    for number, text in json_rows(path):
+        numbers.append(number)
+        texts.append(text)
+        size += len(text)
+        if len(texts) >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield table()
+            numbers, texts, size = [], [], 0
+    if texts:
+        yield table()

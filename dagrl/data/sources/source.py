@@ -17,8 +17,8 @@ from dagrl.data.sources.parts import Part, part_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_KEPT_BYTES = 128 << 20
-"""Groups of rows that stay in memory: those of a window of the shuffled order."""
+_KEPT_BYTES = 256 << 20
+"""Groups of rows that stay in memory."""
 
 
 class Source:
@@ -46,6 +46,12 @@ class Source:
     def group_rows(self) -> np.ndarray:
         """Rows of each group that is read at once, int64."""
         return np.diff(self._ends, prepend=0)
+
+    @property
+    def kept_groups(self) -> int:
+        """How many groups stay in memory while others are read, by half of the space for them."""
+        size = sum(part.size for part in self.parts) / len(self._ends)
+        return max(1, int(_KEPT_BYTES / 2 / size)) if size else len(self._ends)
 
     @property
     def title(self) -> str:

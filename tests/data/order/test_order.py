@@ -242,3 +242,18 @@ def test_adaptive_prefers_the_band_and_leaves_out_what_is_solved() -> None:
     assert {rates[row] for row in order.take(40, (), 3)} == {0.0, 0.5, 0.1, 1.0}, "a take of all rows has all of them"
     assert any(rates[row] == 1.0 for _ in range(60) for row in order.take(8, (), 7)), "they come back"
     assert not {0, 4, 8} & {row for _ in range(50) for row in order.take(8, {0, 4, 8}, 7)}
+
+
+def test_no_more_groups_are_in_use_than_stay_in_memory() -> None:
+    groups = [7, 5, 0, 6, 9, 3]
+    window = shuffled(groups, (3,), kept=2)
+    of_row = np.repeat(np.arange(6), groups)
+    place, rows = 0, list[int]()
+    while place < 30:
+        piece, first = window(0, place)
+        assert first == place
+        assert len({*of_row[piece].tolist()}) <= 2
+        place += len(piece)
+        rows += piece.tolist()
+    assert sorted(rows) == list(range(30))
+    assert len(shuffled(groups, (3,), kept=6)(0, 0)[0]) == 30

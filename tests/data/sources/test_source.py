@@ -232,6 +232,19 @@ def test_groups_of_rows_are_kept_within_their_bound(tmp_path, monkeypatch) -> No
     assert held == source._kept_bytes
 
 
+def test_as_many_groups_are_kept_as_fit(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(parts, "_GROUP_BYTES", 4000)
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"prompt": "{number:01000}"}}\n' for number in range(40)))
+    source = opened(tmp_path / "a.jsonl")
+    assert source.group_rows.tolist() == [4] * 10
+    assert source.kept_groups > 10
+    size = source.parts[0].size
+    monkeypatch.setattr(source_module, "_KEPT_BYTES", size)
+    assert source.kept_groups == 5
+    monkeypatch.setattr(source_module, "_KEPT_BYTES", 1)
+    assert source.kept_groups == 1
+
+
 def test_a_large_file_with_large_groups_is_read_through_a_copy(tmp_path, monkeypatch, cache) -> None:
     monkeypatch.setattr(parts, "_LARGE_GROUP", 1000)
     monkeypatch.setattr(parts, "_LARGE_FILE", 1000)
@@ -240,7 +253,9 @@ def test_a_large_file_with_large_groups_is_read_through_a_copy(tmp_path, monkeyp
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=300)
     source = opened(tmp_path / "a.parquet")
     (copy,) = cache.iterdir()
-    assert pq.ParquetFile(copy).metadata.row_group(0).num_rows == 64
+    metadata = pq.ParquetFile(copy).metadata
+    assert metadata.row_group(0).num_rows == 64
+    assert metadata.num_rows == 500
     assert source.values([499, 3], ["extra_info"])["extra_info"] == [rows[499]["extra_info"], rows[3]["extra_info"]]
     assert source.place(499) == f"{tmp_path}/a.parquet, row 499 (the first is 0)"
 
