@@ -192,6 +192,12 @@ def restore(engine: Any) -> None:
         engine.load_weights(iter([weights(RANKS.seed)]), 0)
 
 
+@pytest.fixture(scope="session")
+def model() -> ModelSpec:
+    """The model of all engines."""
+    return MODEL
+
+
 def weights(seed: int) -> Bucket:
     """All start weights for a seed."""
     source = weight_source(MODEL, seed)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 from completions import ENDS, GREEDY, LONG, NEW, OLD, POSITIONS, complete, deviation, is_greedy, kept, log_probs_of
 from transformers import PreTrainedModel
 
-from dagrl.backends.base import GenerationRequest
+from dagrl.backends.base import GenerationRequest, TrainEngine
 from dagrl.config.residency import Residency
 from dagrl.config.schema import SamplingSpec
+from dagrl.weight_sync.manifest import Bucket
+from dagrl.workers.published import read_weights, write_weights
 
 pytestmark = pytest.mark.slow
 
@@ -172,6 +175,21 @@ def test_later_samples_are_of_the_new_weights_and_version(engine, requests, mode
     complete(engine, requests, GREEDY)  # fills the cache of the old weights
     engine.load_weights(iter([weights_of(NEW)]), 7)
     assert engine.policy_version == 7
+    for request, completion in zip(requests, complete(engine, requests, GREEDY), strict=True):
+        assert completion.policy_version == 7
+        assert deviation(model_of(NEW), request, completion).max() <= 1e-5
+
+
+def test_weights_come_from_a_folder_that_a_trainer_of_another_run_wrote(
+    engine, requests, model, model_of: ModelOf, weights_of, tmp_path
+) -> None:
+    class Trainer:
+        def export_weights(self, bucket_bytes: int) -> Iterator[Bucket]:
+            yield weights_of(NEW)[:3]
+            yield weights_of(NEW)[3:]
+
+    write_weights(cast(TrainEngine, Trainer()), model, tmp_path / "actor", writes=True)
+    read_weights(engine, tmp_path / "actor", 7)
     for request, completion in zip(requests, complete(engine, requests, GREEDY), strict=True):
         assert completion.policy_version == 7
         assert deviation(model_of(NEW), request, completion).max() <= 1e-5
