@@ -97,7 +97,8 @@ Explorer = Annotated[
 
 def parse_part(only: str | None, explorer: str | None = None) -> PartOptions | None:
     """The part of a pipeline that ``--only`` and ``--explorer`` name."""
-    from dagrl.validation.part import PartOptions, Share
+    from dagrl.config.share import Share
+    from dagrl.validation.part import PartOptions
 
     if only is None:
         if explorer is not None:

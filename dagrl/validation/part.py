@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,30 +9,11 @@ from typing import Any
 
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import EngineSpec, Pipeline
+from dagrl.config.share import ALL, Share
 from dagrl.graph.cut import Cut, PartError, cut
 from dagrl.graph.dag import SAMPLES_NODE, Graph
 from dagrl.scheduler.plan import Plan
 from dagrl.validation import CheckedPipeline
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Which of several explorers, each of which takes other prompts."""
-
-    number: int = 1
-    of: int = 1
-
-    @staticmethod
-    def parse(text: str) -> Share:
-        """Read ``2/3``. ValueError for anything else."""
-        found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
-        if found is None or not 1 <= (number := int(found[1])) <= (of := int(found[2])):
-            raise ValueError(f"{text!r} is no explorer; write its number and how many there are, such as 2/3")
-        return Share(number, of)
-
-    def __str__(self) -> str:
-        """The explorer's name in files: ``2of3``."""
-        return f"{self.number}of{self.of}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +22,7 @@ class PartOptions:
 
     only: tuple[str, ...]
     """Nodes of the part."""
-    share: Share = Share()
+    share: Share = ALL
     """Only of an explorer."""
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dagrl.config.share import Share
 from dagrl.data.batch import Batch, Column
 from dagrl.data.experience import Experience, Origin, write_experience
 from dagrl.model_files.fingerprint import model_fingerprint, tokenizer_fingerprint
 from dagrl.orchestrator.exchange import Explorer, Trainer, open_exchange
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState
 from dagrl.orchestrator.folder.run_folder import RunFolder
-from dagrl.validation.part import PartOptions, Share
+from dagrl.validation.part import PartOptions
 from dagrl.validation.prepare import prepare
 from dagrl.workers.errors import RefusedFolderError, RunError
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dagrl.config.share import ALL, Share
 from dagrl.data.order.passes import Passes, Window
 from dagrl.data.order.sampler import Outcome
 
@@ -32,11 +33,13 @@ class AdaptiveRules:
 class Adaptive:
     """Draws rows without replacement within a take, by weights that follow from their last outcomes."""
 
-    def __init__(self, rows: int, window: Window, rules: AdaptiveRules, seed: tuple[int, ...]) -> None:
+    def __init__(
+        self, rows: int, window: Window, rules: AdaptiveRules, seed: tuple[int, ...], share: Share = ALL
+    ) -> None:
         """Rows without an outcome come in the order of the first pass."""
         self.passed = 0
         self._rows, self._rules, self._seed = rows, rules, seed
-        self._new = Passes(rows, window)
+        self._new = Passes(rows, window, share)
         self._draws = 0
         self._index: dict[int, int] = {}
         """Row -> its place in the table of rows that were taken."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dagrl.config.schema import Pipeline
+from dagrl.config.share import ALL, Share
 from dagrl.data.order.adaptive import Adaptive, AdaptiveRules
 from dagrl.data.order.mixed import MixedSources
 from dagrl.data.order.order import PromptOrder
@@ -24,34 +25,42 @@ from dagrl.plugins.custom import load_function
 _READ_ROWS = 65536
 
 
-def make_order(pipeline: Pipeline, folder: Path | None) -> PromptOrder:
-    """The order of a pipeline at its start, with user modules in `folder`. Raises ValueError."""
+def make_order(pipeline: Pipeline, folder: Path | None, share: Share = ALL) -> PromptOrder:
+    """The order of a pipeline at its start, with user modules in `folder`. Raises ValueError.
+
+    `share`: the rows that it takes of each source; the user's own sampler decides itself.
+    """
     data = pipeline.data
     opened = {name: open_source(name, spec) for name, spec in data.sources.items()}
     sources = [SourceRows(name, len(source)) for name, source in opened.items()]
+    for source in sources:
+        if source.rows < share.of:
+            message = f"data.train: `{source.name}` has {source.rows} prompts, and there are {share.of} explorers"
+            raise ValueError(f"{message}; start fewer")
     limits = (
         *(spec.max_prompt_tokens or data.max_prompt_tokens for spec in data.sources.values()),
         *(data.overlong_prompts, data.max_response_tokens, data.overlong_responses),
     )
     order = data.ordering
     return PromptOrder(
-        _sampler(pipeline, sources, opened, folder),
+        _sampler(pipeline, sources, opened, folder, share),
         sources,
         pipeline.schedule.max_staleness,
+        share=ALL if order.sampler else share,
         kind=order.sampler or ("adaptive" if order.adaptive else "by sources"),
         limits=" ".join(map(str, limits)),
     )
 
 
 def _sampler(
-    pipeline: Pipeline, sources: list[SourceRows], opened: Mapping[str, Source], folder: Path | None
+    pipeline: Pipeline, sources: list[SourceRows], opened: Mapping[str, Source], folder: Path | None, share: Share
 ) -> Sampler:
     data, order = pipeline.data, pipeline.data.ordering
     # numpy's generators reject negative seeds.
     seed = pipeline.run.seed % 2**64
     if order.sampler is not None:
         return OwnSampler(load_function(order.sampler, folder), order.sampler, order.args, sources, pipeline.run.seed)
-    orders = [_row_order(pipeline, opened[source.name], index, seed) for index, source in enumerate(sources)]
+    orders = [_row_order(pipeline, opened[source.name], index, seed, share) for index, source in enumerate(sources)]
     weights = tuple(data.sources[source.name].weight for source in sources)
     stages = [
         Stage(
@@ -71,7 +80,7 @@ def _sampler(
     )
 
 
-def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int) -> RowOrder:
+def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int, share: Share) -> RowOrder:
     order, rows = pipeline.data.ordering, len(source)
     # The first source has the seed that a single one has.
     seeds = (seed, index) if index else (seed,)
@@ -83,10 +92,10 @@ def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int) -> Row
     else:
         window = shuffled(source.group_rows, seeds, source.kept_groups)
     if order.adaptive is None:
-        return Passes(rows, window)
+        return Passes(rows, window, share)
     adaptive = order.adaptive
     rules = AdaptiveRules(*adaptive.band, adaptive.skip_solved_for, adaptive.priority, adaptive.floor)
-    return Adaptive(rows, window, rules, (*seeds, 0))
+    return Adaptive(rows, window, rules, (*seeds, 0), share)
 
 
 def _column(source: Source, name: str) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dagrl.config.share import ALL, Share
 from dagrl.data.order.ids import prompt_id, row_of, source_of
 from dagrl.data.order.sampler import Outcome, Sampler, SourceRows
 
@@ -36,12 +37,19 @@ class PromptOrder:
     """
 
     def __init__(
-        self, sampler: Sampler, sources: Sequence[SourceRows], staleness: int, *, kind: str = "", limits: str = ""
+        self,
+        sampler: Sampler,
+        sources: Sequence[SourceRows],
+        staleness: int,
+        *,
+        share: Share = ALL,
+        kind: str = "",
+        limits: str = "",
     ) -> None:
-        """`kind` of the sampler: it can continue a state of this kind. `limits`: the settings that determine which
-        prompts are too long.
+        """`share` of the rows of each source that the sampler takes. `kind` of the sampler: it can continue a state of
+        this kind. `limits`: the settings that determine which prompts are too long.
         """
-        self.sampler, self._kind = sampler, kind
+        self.sampler, self._share, self._kind = sampler, share, kind
         self._sources, self._lag, self._limits = list(sources), 1 + staleness, limits
         self._dropped: list[dict[int, None]] = [{} for _ in sources]
         """Rows that are too long, in the order in which this was learnt."""
@@ -207,9 +215,9 @@ class PromptOrder:
 
     def _check_usable(self, source: int) -> None:
         spec = self._sources[source]
-        if len(self._dropped[source]) >= spec.rows > 0:
+        if len(self._dropped[source]) >= (rows := self._share.rows(spec.rows)) > 0:
             raise ValueError(
-                f"data.train: none of the {spec.rows:,} prompts of `{spec.name}` fits data.max_prompt_tokens; raise "
+                f"data.train: none of the {rows:,} prompts of `{spec.name}` fits data.max_prompt_tokens; raise "
                 "that, or set data.overlong_prompts: cut"
             )
 

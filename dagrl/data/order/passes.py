@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dagrl.config.share import ALL, Share
 from dagrl.data.order.sampler import Outcome
 
 Window = Callable[[int, int], tuple[np.ndarray, int]]
@@ -38,11 +39,14 @@ class RowOrder(Protocol):
 
 
 class Passes:
-    """Passes over all rows, each in an order that only the number of the epoch determines."""
+    """Passes over all rows, each in an order that only the number of the epoch determines.
 
-    def __init__(self, rows: int, window: Window) -> None:
+    The order is the same for all shares of the rows, so that together they take each row once in an epoch.
+    """
+
+    def __init__(self, rows: int, window: Window, share: Share = ALL) -> None:
         self.passed = 0
-        self._rows, self._window = rows, window
+        self._rows, self._window, self._share = rows, window, share
         self._piece: tuple[int, int, np.ndarray] | None = None
         """Epoch, first place and rows of the newest piece."""
 
@@ -54,10 +58,10 @@ class Passes:
         return taken
 
     def pass_over(self, most: int) -> list[int]:
-        """At most so many of the next rows, at least one; usable or not."""
+        """At most so many of the next rows, usable or not; without those of other shares, none may be left."""
         rows = self._from(self.passed, most)
         self.passed += len(rows)
-        return rows.tolist()
+        return rows[rows % self._share.of == self._share.number - 1].tolist()
 
     def observe(self, step: int, outcomes: Mapping[int, Outcome]) -> None:
         pass

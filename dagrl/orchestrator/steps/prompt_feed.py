@@ -11,6 +11,7 @@ from typing import Any
 
 from dagrl.config.errors import suggest
 from dagrl.config.schema.rounds import prompts_begun
+from dagrl.config.share import ALL
 from dagrl.data.order.ids import source_of
 from dagrl.data.order.make import make_order
 from dagrl.data.order.sampler import Outcome
@@ -39,8 +40,9 @@ class PromptFeed:
         self._several = len(self._sources) > 1
         self._first_round = prompts_begun(pipeline)
         self._keeps_partial = any(node.partial_rollout for node in pipeline.rollouts.values())
+        share = prepared.part.share if prepared.part else ALL
         with _failing("data.order"):
-            self._order = make_order(pipeline, loaded.folder)
+            self._order = make_order(pipeline, loaded.folder, share)
             self.note = self._order.load(state) if state else ""
             """What the user should know about the order."""
             ids = self._order.ids_of([each.prompt for each in carried], state) if carried else ()
