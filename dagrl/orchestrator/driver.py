@@ -223,10 +223,13 @@ class Driver:
         executor = self.plan.executors[task.executor]
         try:
             is_source = not task.inputs and task.rows is Rows.TRAIN
-            if is_source and self._exchange is not None and run.round == 0 and not await self._exchange.begin(run.step):
-                # Nothing of the step has begun.
-                self._events.put_nowait(LastStep(run.step - 1))
-                return None
+            if is_source and self._exchange is not None and run.round == 0:
+                began = time.monotonic()
+                if not await self._exchange.begin(run.step):
+                    # Nothing of the step has begun.
+                    self._events.put_nowait(LastStep(run.step - 1))
+                    return None
+                self._record(run.step).add_number("experience/wait_s", time.monotonic() - began)
             reads = is_source and task.op == PROMPTS_NODE
             execute = self._rollout if task.generates else self._read_prompts if reads else self._compute
             await execute(run, task, executor)
@@ -330,7 +333,7 @@ class Driver:
         ranks = zip(self.groups[task.executor].handles, executor.places, strict=True)
         servers = [handle for handle, place in ranks if place.primary]
         batch, record = self._batch(run.step, task.rows), self._record(run.step)
-        if training and self._exchange is not None:
+        if self._exchange is not None:
             await self._exchange.load_weights(task.executor, self.groups)
         weights = self._syncs.pending(task.executor)
         if rollout := self._interrupted.pop((run.step, task.name), None):

@@ -122,7 +122,7 @@ def _used(whole: Pipeline, graph: Graph) -> set[str]:
 
 
 def _without_ranks(engine: EngineSpec) -> EngineSpec:
-    return engine.model_copy(update={"group": None})
+    return engine.model_copy(update={"group": None, "frozen_copy_of": None})
 
 
 def _on_its_own(whole: Pipeline, name: str) -> EngineSpec:

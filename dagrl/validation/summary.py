@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from dagrl.config.errors import counted
-from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline, SourceSpec, TokenizerSpec
+from dagrl.config.schema import EngineSpec, GroupSpec, ModelSpec, Pipeline, SourceSpec, TokenizerSpec
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import executor_of
 from dagrl.tables import HEADING, render, table
@@ -66,7 +66,7 @@ def as_values(checked: CheckedPipeline) -> dict[str, Any]:
                 "backend": engine.backend,
                 "group": engine.group or pipeline.engines[str(engine.frozen_copy_of)].group,
             }
-            for name, engine in pipeline.engines.items()
+            for name, engine in _with_ranks(pipeline).items()
         },
         "nodes": {
             name: {"op": getattr(node.spec, "op", ""), "executor": executor_of(node)}
@@ -122,8 +122,13 @@ def _group(group: GroupSpec) -> str:
     return slots if group.nodes == 1 else f"{group.nodes} nodes with {slots} each"
 
 
+def _with_ranks(pipeline: Pipeline) -> dict[str, EngineSpec]:
+    """The engines, without those of another part of the pipeline."""
+    return {name: engine for name, engine in pipeline.engines.items() if engine.group or engine.frozen_copy_of}
+
+
 def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
-    for name, engine in pipeline.engines.items():
+    for name, engine in _with_ranks(pipeline).items():
         if engine.frozen_copy_of is not None:
             yield name, engine.backend, f"start weights of {engine.frozen_copy_of}, on its ranks"
             continue

@@ -76,3 +76,52 @@ def test_a_dry_run_exits_as_the_plan_where_it_does_not_fit(pipeline, capsys, run
     ]
     assert main(["run", str(pipeline), "--dry-run", *overrides]) == 3
     assert "dagrl plan: " in capsys.readouterr().err
+
+
+def test_a_part_has_a_folder_of_its_own_beside_the_trainers(pipeline, tmp_path, runs):
+    only = ["--run-dir", str(tmp_path / "r")]
+    assert main(["run", str(pipeline), "--only", "advantage,update", *only]) == 0
+    assert main(["run", str(pipeline), "--only", "rollout, reward", "schedule.max_staleness=2", "--explorer", "2/3",
+                 *only]) == 0  # fmt: skip
+    assert main(["run", str(pipeline), "--only", "rollout,reward", "--experience", str(tmp_path / "x"), *only]) == 0
+    assert [(str(call[1]), str(call[3])) for call in runs] == [
+        (str(tmp_path / "r"), str(tmp_path / "r" / "experience")),
+        (str(tmp_path / "r-explorer-2of3"), str(tmp_path / "r" / "experience")),
+        (str(tmp_path / "r-explorer-1of1"), str(tmp_path / "x")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--explorer", "1/2"], "needs --only"),
+        (["--experience", "x"], "needs --only"),
+        (["--only", ","], "expected names of nodes"),
+        (["--only", "rollout,reward", "--explorer", "3/2"], "such as 2/3"),
+        (["--only", "advantage,update", "--explorer", "1/2"], "trained on it"),
+        (["--only", "rollout,reward", "--explorer", "1/3"], "schedule.max_staleness=2"),
+        (["--only", "rollout,reward", "schedule.weights_every=3"], "schedule.max_staleness=2"),
+        (["--only", "rollout,reword"], "`reward`"),
+        (["--only", "rollout,reward", "run.record=[update]"], "run.record=null"),
+    ],
+)
+def test_a_part_that_is_not_possible_is_one_sentence(pipeline, capsys, runs, arguments, words):
+    assert main(["run", str(pipeline), *arguments]) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert words in said and not runs
+
+
+@pytest.mark.parametrize("command", ["validate", "graph"])
+def test_parts_can_be_looked_at(pipeline, capsys, command):
+    assert main([command, str(pipeline), "--only", "advantage,update"]) == 0
+    said = capsys.readouterr().out
+    assert ("experience  (of the other part)" in said) == (command == "graph")
+    assert main([command, str(pipeline), "--only", "reward"]) == 2
+    assert "nodes are left out before" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_part_names_what_it_starts(pipeline, capsys, tmp_path):
+    folder = str(tmp_path / "r")
+    assert main(["run", str(pipeline), "--only", "rollout,reward", "--dry-run", "--run-dir", folder]) == 0
+    said = capsys.readouterr().out
+    assert "r-explorer-1of1" in said and "generator" in said and "actor" not in said.split("would start")[1]
