@@ -28,7 +28,7 @@ _SAMPLES = 128
 _RUN_S = 540.0
 _CASES: dict[str, dict[str, Any]] = {
     "grpo": {},
-    "replay": {"buffer": {"op": "buffer", "groups_per_step": 8, "policy": "successes"}},
+    "replay": {"buffer": {"op": "buffer", "groups_per_step": 32, "policy": "successes"}},
 }
 
 
@@ -45,14 +45,14 @@ def pipeline(case: str, seed: int) -> dict[str, Any]:
         "data": {"val": None, "prompts_per_step": 16},
         "engines": {
             "reference": None,
-            "actor": {"optimizer": {"lr": 3e-5}, "lr_schedule": {"lr_decay_style": "constant", "min_lr": None}},
+            "actor": {"optimizer": {"lr": 2e-5}, "lr_schedule": {"lr_decay_style": "constant", "min_lr": None}},
         },
         "nodes": {
             "rollout": {"n": 8},
             "reward": {"fn": "sparse:code"},
             "ref": None,
             "old": {"op": "logprob", "engine": "actor", "write": "old_logprob"},
-            "update": {"mini_batch": 4, "rollout_correction": {"rollout_is": "token"}, "loss": {"kl_coef": 0.0}},
+            "update": {"mini_batch": 1, "rollout_correction": {"rollout_is": "token"}, "loss": {"kl_coef": 0.0}},
             **_CASES[case],
         },
         "run": {"steps": STEPS, "seed": seed, "save_every": None, "validate_every": None, "validate_first": False},

@@ -38,6 +38,7 @@ _USUAL_WRITERS = {
     "value": "op: values, engine: CRITIC",
     "return": "op: advantage, estimator: gae",
     "is_expert": "op: mix",
+    "is_replayed": "op: buffer, groups_per_step: ...",
     "clip_cov_mask": "op: covariance",
     "baseline_reward": "op: reward, write: baseline_reward",
 }
