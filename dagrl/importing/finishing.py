@@ -23,7 +23,7 @@ _PACKS = ("logprob", "update", "values", "critic")
 
 _PLAIN = re.compile(r"gsm-?8k", re.IGNORECASE)
 """In the name of a file whose references are plain numbers."""
-_FILE = re.compile(r"data\.(train|val|val\.\w+(\.path)?)")
+_FILE = re.compile(r"data\.(train|val)(\.\w+(\.path)?)?")
 _VAL_N = re.compile(r"nodes\.rollout\.val_n|data\.val\.\w+\.n")
 _STRICT = "`strict`: references are plain numbers, and a sum that is not computed is no answer (docs/rewards.md)"
 
@@ -189,14 +189,18 @@ def _fit_lengths(t: Translation) -> None:
 
 def _strict_math(t: Translation) -> None:
     """Make the mathematical reward strict if all references are numbers: else it accepts sums that are not computed."""
-    files = {key: str(value) for key, value in t.tree.items() if _FILE.fullmatch(key)}
-    plain = {key for key, file in files.items() if _PLAIN.search(file)}
+    files = {
+        key: value if isinstance(value, list) else [value] for key, value in t.tree.items() if _FILE.fullmatch(key)
+    }
+    plain = {key for key, named in files.items() if all(_PLAIN.search(str(file)) for file in named)}
+    training = {key for key in files if key.startswith("data.train")}
     for node in ("reward", "baseline"):
         target = f"nodes.{node}.args.strict"
-        if t.tree.get(f"nodes.{node}.fn") != "math" or "data.train" not in plain:
+        if t.tree.get(f"nodes.{node}.fn") != "math" or not training or not training <= plain:
             continue
         if plain == set(files):
-            t.write(target, True, *(setting.key for setting in t.origins["data.train"]), note=_STRICT)
+            keys = [setting.key for key in training for setting in t.origins[key]]
+            t.write(target, True, *keys, note=_STRICT)
         else:
             t.note(target, target, "set it if all references are plain numbers, as those of gsm8k (docs/rewards.md)")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,6 +25,17 @@ def data_file(value: Any) -> Any:
     if suffix in (".jsonl", ".json", ".csv"):
         return str(PurePosixPath(name).with_suffix(".parquet"))
     return name if suffix == ".parquet" else f"{name.rstrip('/')}.parquet" if name else name
+
+
+def write_train(t: Translation, key: str, files: Sequence[Any], note: str = "") -> None:
+    """Write ``data.train``: the file, or a list of several."""
+    paths = [data_file(file) for file in files]
+    if len(paths) < 2 or any(isinstance(path, Unresolved) for path in paths):
+        t.write("data.train", paths[0] if paths else None, key, note=note)
+        if len(paths) > 1:
+            t.note(key, "data.train", f"some of the {len(paths)} files are not known; the first one stands in")
+        return
+    t.write("data.train", paths, key, note=note)
 
 
 def write_epochs(t: Translation, key: str) -> None:

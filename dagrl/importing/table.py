@@ -138,6 +138,10 @@ class Translation:
         """Whether a key is true."""
         return self.get(key) is True
 
+    def below(self, section: str) -> list[str]:
+        """The keys of a section that the source sets."""
+        return [setting.key for setting in self.settings if setting.key.startswith(f"{section}.")]
+
     def put(self, target: str, value: Any) -> None:
         """Write a key of the pipeline that no setting stands behind."""
         self.tree[target] = value
@@ -275,7 +279,10 @@ def translate(framework: Framework, settings: Settings) -> Translation:
     translation.current = ()
     listed = {target for line in translation.lines if line.status is Status.UNKNOWN for target in line.targets}
     for target in _REQUIRED:
-        if translation.tree.get(target) is None and target not in listed:
+        known = translation.tree.get(target) is not None or any(
+            key.startswith(f"{target}.") for key in translation.tree
+        )
+        if not known and target not in listed:
             translation.note(target, target, "the source does not set it, and a pipeline needs it")
     for keys in concerned.values():
         for key in keys:

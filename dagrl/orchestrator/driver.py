@@ -17,6 +17,7 @@ from itertools import chain, repeat, takewhile
 from typing import Any
 
 from dagrl.backends.base import RequestLimits
+from dagrl.data.order.ids import source_of
 from dagrl.graph.dag import EXPERIENCE_NODE, PROMPTS_NODE
 from dagrl.ops.work import Carried
 from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWriter
@@ -160,7 +161,8 @@ class Driver:
             for step, record in self._records.items():
                 if step > self.scheduler.committed:
                     with suppress(OSError):  # the disk may be full
-                        self.trackers.add_lost(record.account.metrics(()))
+                        batch = self._batch(step, Rows.TRAIN)
+                        self.trackers.add_lost(record.account.metrics((), self._source_of(batch)))
 
     def request_stop(self) -> None:
         """Stop at the next step boundary, with a checkpoint."""
@@ -418,7 +420,7 @@ class Driver:
             metrics |= self._feed.metrics(commit.step)
             self._feed.learn_metrics(commit.step, metrics, validated=self.plan.validates(commit.step))
         if batch := self._batches.get((commit.step, Rows.TRAIN)):
-            metrics |= record.account.metrics(batch.groups_in(batch.all_rows))
+            metrics |= record.account.metrics(batch.groups_in(batch.all_rows), self._source_of(batch))
         self._last_commit = time.time()
         for what in self._overlong:
             self._overlong[what] += int(metrics.get(f"data/{what}_prompts", 0))
@@ -480,6 +482,11 @@ class Driver:
         group = self.plan.executors[executor].group or HOST
         worker = WorkerId(executor, 0)
         self._record(step).add(Activity(name, name, start, time.time(), step, None, group, worker))
+
+    def _source_of(self, batch: BatchIndex) -> Callable[[int], str] | None:
+        """From a group of the batch to the name of its source; None if there is a single one."""
+        names = [*self.pipeline.data.train_prefixes]
+        return (lambda group: names[source_of(batch.prompt(group))]) if names else None
 
     def _batch(self, step: int, rows: Rows) -> BatchIndex:
         if (step, rows) not in self._batches:

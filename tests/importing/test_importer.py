@@ -31,9 +31,9 @@ COUNTS = {
     "siirl_dapo.sh": (33, 7, 6, 0, 1),
     "slime_grpo.sh": (44, 2, 24, 1, 1),
     "slime_async.sh": (29, 4, 4, 0, 0),
-    "roll_rlvr.yaml": (48, 7, 27, 4, 1),
+    "roll_rlvr.yaml": (48, 7, 28, 3, 1),
     "roll_async.yaml": (41, 4, 2, 0, 0),
-    "trinity_grpo.yaml": (33, 14, 9, 2, 1),
+    "trinity_grpo.yaml": (33, 14, 11, 0, 1),
     "trinity_ppo.yaml": (25, 10, 6, 0, 1),
 }
 VARIABLES = {"slime_async.sh": {"MODEL_PATH": "Qwen/Qwen3-4B"}}

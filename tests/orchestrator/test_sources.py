@@ -79,6 +79,9 @@ def test_metrics_of_sources_add_up_to_those_of_the_step(run, samples) -> None:
         for name in ("reward/mean", "response_tokens/mean", "response_tokens/cut_fraction", "prompt_tokens/mean"):
             total = sum(counts[source] * line[f"train/{source}/{name}"] for source in counts)
             assert total / len(rows) == pytest.approx(line[name]), name
+        for name in [name for name in line if name.startswith(("samples/", "tokens/"))]:
+            assert line[name] == sum(line.get(f"train/{source}/{name}", 0) for source in ("usual", "sharp")), name
+        assert line["train/sharp/samples/trained"] == counts["sharp"]
         assert line["train/sharp/response_tokens/max"] <= 2 < 3 == line["train/usual/response_tokens/max"]
         assert line["train/usual/pass_rate"] == pytest.approx(line["train/usual/reward/mean"])
         # No group passes the bounds of the node itself.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from dagrl.importing.engines import generator_of, library_field, server_key
 from dagrl.importing.parts import (
@@ -17,6 +19,7 @@ from dagrl.importing.parts import (
     put_reference,
     tracked,
     val_label,
+    write_train,
     write_val_n,
 )
 from dagrl.importing.roll.common import INFER, STRATEGY, TRAIN
@@ -41,19 +44,46 @@ def _lengths(t: Translation) -> None:
     )
 
 
+_CONVERT = "convert them once (docs/data.md)"
+
+
+def _train(t: Translation, key: str, files: Sequence[Any]) -> None:
+    """Files of domains become sources, if the name of each says its domain; or else one source."""
+    probs = f"{TRAIN}.data_args.domain_interleave_probs"
+    weights = {each.rpartition(".")[2]: t.get(each) for each in t.below(probs)}
+    by_domain = {name: [file for file in files if _is_of(file, name)] for name in weights}
+    if len(weights) > 1 and all(by_domain.values()) and sum(map(len, by_domain.values())) == len(files):
+        for name, mine in by_domain.items():
+            paths = [data_file(file) for file in mine]
+            t.write(f"data.train.{name}.path", paths if len(paths) > 1 else paths[0], key, note=_CONVERT)
+            t.write(f"data.train.{name}.weight", weights[name], f"{probs}.{name}")
+        return
+    write_train(t, key, files, _CONVERT)
+    if len(weights) == 1:
+        t.imply("there is one domain", *t.below(probs))
+    else:
+        reason = "files hold several domains: write one for each, and name them in `data.train` with these weights"
+        t.refuse(reason, *t.below(probs))
+
+
+def _is_of(file: Any, domain: str) -> bool:
+    """Whether the name of a file begins as that of a domain: ``math_deepmath.jsonl`` and ``math_rule``."""
+    return PurePosixPath(str(file)).stem.lower().split("_")[0] == domain.lower().split("_")[0]
+
+
 def _data(t: Translation) -> None:
     for key, target in ((f"{TRAIN}.data_args.file_name", "data.train"), ("validation.data_args.file_name", "data.val")):
         value = t.get(key)
         files = value if isinstance(value, list) else [value] if value is not None else []
-        if len(files) == 1:
-            t.write(target, data_file(files[0]), key, note="convert it once (docs/data.md)")
-        elif files and target == "data.val":
+        if target == "data.train":
+            if files:
+                _train(t, key, files)
+        elif len(files) == 1:
+            t.write(target, data_file(files[0]), key, note=_CONVERT)
+        elif files:
             for index, file in enumerate(files):
                 label = val_label(PurePosixPath(str(file)).stem, index)
-                t.write(f"data.val.{label}", data_file(file), key, note="convert them once (docs/data.md)")
-        elif files:
-            t.put(target, data_file(files[0]))
-            t.note(key, target, f"one file here: merge the {len(files)} files; the first one stands in")
+                t.write(f"data.val.{label}", data_file(file), key, note=_CONVERT)
 
 
 DATA = (
@@ -63,7 +93,12 @@ DATA = (
         under(INFER, "generating_args.max_new_tokens"),
         always=True,
     ),
-    joint(_data, under(TRAIN, "data_args.file_name"), "validation.data_args.file_name", always=True),
+    joint(
+        _data,
+        under(TRAIN, "data_args.file_name data_args.domain_interleave_probs.*"),
+        "validation.data_args.file_name",
+        always=True,
+    ),
     to("rollout_batch_size", "data.prompts_per_step", write_default=True),
 )
 
@@ -371,7 +406,7 @@ REST = (
         "has no counterpart in the loss",
         "difficulty_loss_weight length_loss_weight use_topr_neg_loss_coef rl_loss_coef reward_shift reward_scale",
     ),
-    refused("mix the rows of the file beforehand", "*.domain_interleave_probs* *.interleave_probs"),
+    refused("is the `weight` of a source in `data.train`", "*.domain_interleave_probs* *.interleave_probs"),
     refused_unless(1, "samples are drawn, without beams", "*.num_beams"),
     refused(
         "environments and agents are classes of your own (docs/multi_turn.md)",

@@ -41,6 +41,7 @@ _RULES = (
     *nodes.ALGORITHM,
     *engines.TRAINER,
     *nodes.REWARD,
+    *nodes.REPLAY,
     *nodes.REST,
     *finishing.RULES,
 )

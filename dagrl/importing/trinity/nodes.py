@@ -67,10 +67,14 @@ def _file(path: Any, split: Any) -> Any:
 
 def _data(t: Translation) -> None:
     prefix = f"{TASKS}.taskset" if t.given(f"{TASKS}.taskset.path") else f"{TASKS}.tasksets.0"
-    key, split = f"{prefix}.path", f"{prefix}.split"
-    if t.given(key):
-        keys = tuple(option for option in (key, split) if t.given(option))
-        t.write("data.train", _file(t.get(key), t.get(split)), *keys, note="convert it once (docs/data.md)")
+    if t.given(f"{prefix}.path"):
+        sets = [prefix]
+        while prefix.endswith(".tasksets.0") and t.given(f"{TASKS}.tasksets.{len(sets)}.path"):
+            sets.append(f"{TASKS}.tasksets.{len(sets)}")
+        keys = tuple(option for one in sets for option in (f"{one}.path", f"{one}.split") if t.given(option))
+        paths = [_file(t.get(f"{one}.path"), t.get(f"{one}.split")) for one in sets]
+        known = len(paths) > 1 and not any(isinstance(path, Unresolved) for path in paths)
+        t.write("data.train", paths if known else paths[0], *keys, note="convert it once (docs/data.md)")
     for index, (one, label) in enumerate(eval_sets(t)):
         target = f"data.val.{label}.path" if has_own_responses(t, index) else f"data.val.{label}"
         file = _file(t.get(f"{one}.path"), t.get(f"{one}.split"))
@@ -87,10 +91,21 @@ def _selector(t: Translation, prefix: str) -> None:
         key = f"{prefix}.{name}.selector_type"
         if not t.given(key):
             continue
-        if t.get(key) in ("random", "sequential", "shuffle"):
-            t.write("data.order", "file" if t.get(key) == "sequential" else "shuffled", key)
-        else:
-            t.refuse("prompts come in the file's order, or shuffled", key)
+        feature = f"{prefix}.{name}.feature_keys"
+        match t.get(key):
+            case "random" | "shuffle":
+                t.write("data.order", "shuffled", key)
+            case "sequential":
+                t.write("data.order", "file", key)
+            case "offline_easy2hard" if isinstance(t.get(feature), list) and t.get(feature):
+                note = "the first of the features" if len(t.get(feature)) > 1 else ""
+                t.write("data.order.by", t.get(feature)[0], key, feature, note=note)
+            case "difficulty_based":
+                t.write("data.order.adaptive.band", [0.2, 0.8], key, note="by measured pass rates")
+                t.imply("pass rates are those of the policy itself", feature)
+            case _:
+                t.refuse("write a sampler of your own: `data.order: module:Class` (docs/curriculum.md)", key)
+        t.imply("belongs to the selector", *t.below(f"{prefix}.{name}"))
         return
     t.write("data.order", "file", f"{prefix}.data_selector.selector_type", note="sequential by default there")
 
@@ -128,8 +143,8 @@ DATA = (
         under(
             TASKS,
             "taskset.path taskset.split taskset.name taskset.subset_name taskset.storage_type "
-            "taskset.format.* taskset.data_selector.selector_type "
-            "taskset.task_selector.selector_type tasksets.0.* eval_tasksets.*.path "
+            "taskset.format.* taskset.data_selector.* taskset.task_selector.* tasksets.0.* tasksets.*.path "
+            "tasksets.*.split eval_tasksets.*.path "
             "eval_tasksets.*.split eval_tasksets.*.name",
         ),
         always=True,
@@ -474,7 +489,7 @@ def _mode(t: Translation) -> None:
     elif t.get("mode") == "bench" and has_val_data(t):
         t.write("run.val_only", True, "mode", note="only the newest checkpoint")
     else:
-        t.refuse("explorer and trainer are one program: `dagrl run`", "mode")
+        t.refuse("is `dagrl run --only NODES`, with the nodes of one of the two (docs/explore_train.md)", "mode")
 
 
 def _steps(t: Translation) -> None:
@@ -513,6 +528,33 @@ RUN = (
 )
 
 
+def _replay(t: Translation) -> None:
+    prefix = "buffer.trainer_input.experience_buffer.replay_buffer"
+    if not t.flag(f"{prefix}.enable"):
+        t.imply("a step trains on its own samples", *t.current)
+        return
+    groups = t.tree.get("data.prompts_per_step", 1)
+    t.put("nodes.replay.op", "buffer")
+    note = "as many groups again as a step has: there, however many are ready sooner than new ones"
+    t.write("nodes.replay.groups_per_step", groups, f"{prefix}.enable", note=note)
+    note = "those that have returned least: there, newer ones first"
+    t.write("nodes.replay.policy", "fifo", f"{prefix}.priority_fn", note=note)
+    bounds = t.below(f"{prefix}.priority_fn_args")
+    t.refuse("`max_age` and `max_uses` of the buffer bound what returns", *bounds)
+    t.imply("a group returns in later steps alone", f"{prefix}.reuse_cooldown_time")
+
+
+REPLAY = (
+    joint(_replay, "buffer.trainer_input.experience_buffer.replay_buffer.*"),
+    implied(
+        "samples are in Ray's object store, and on disk with a buffer",
+        "buffer.trainer_input.experience_buffer.name buffer.trainer_input.experience_buffer.storage_type "
+        "buffer.trainer_input.experience_buffer.path buffer.trainer_input.experience_buffer.capacity "
+        "buffer.trainer_input.experience_buffer.max_read_timeout",
+    ),
+)
+
+
 REST = (
     refused_unless(
         (1.0, 0, None),
@@ -521,7 +563,7 @@ REST = (
     ),
     refused("prepare the file beforehand", "data_processor.* service*"),
     refused(
-        "samples travel through Ray's object store, and are trained on in their own step",
+        "files of experience are read by `dagrl run --only` (docs/explore_train.md)",
         "buffer.trainer_input.experience_buffer.*",
     ),
     refused(

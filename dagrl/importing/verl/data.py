@@ -6,7 +6,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from dagrl.importing.parts import DAPO, data_file, is_known
+from dagrl.importing.parts import DAPO, data_file, is_known, write_train
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 from dagrl.importing.verl.common import ROLLOUT
@@ -21,13 +21,7 @@ def _files(value: Any) -> list[Any]:
 
 def _train(t: Translation) -> None:
     key = "data.train_files"
-    value = t.get(key)
-    files = _files(value)
-    if isinstance(value, Unresolved) or len(files) < 2:
-        t.write("data.train", data_file(files[0]) if files else None, key)
-        return
-    t.put("data.train", data_file(files[0]))
-    t.note(key, "data.train", f"one file here: merge the {len(files)} files; the first one stands in")
+    write_train(t, key, _files(t.get(key)))
 
 
 def _val(t: Translation) -> None:
@@ -100,7 +94,12 @@ DATA = (
     refused_unless("data_source", "the column is `data_source`; rename it", "data.reward_fn_key"),
     refused_unless((None, "null"), "rows are read as they are; prepare the file beforehand", "data.custom_cls.*"),
     refused("the chat template is called without arguments", "data.apply_chat_template_kwargs*"),
-    refused("rows are drawn in the order of `data.order`", "data.sampler.* data.datagen.*"),
+    refused(
+        "is `data.order: {adaptive: {}}`, or a sampler of your own, `module:Class`, with `take` and `observe` instead "
+        "of `__iter__` and `update` (docs/curriculum.md)",
+        "data.sampler.*",
+    ),
+    refused("new prompts come from a sampler or a source of your own (docs/curriculum.md)", "data.datagen.*"),
     refused("images alone: there are neither videos nor sounds", "data.video_key"),
     implied(
         "follows from the pipeline",
