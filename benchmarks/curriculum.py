@@ -34,6 +34,9 @@ ORDERS: dict[str, dict[str, Any]] = {
         }
     },
     "adaptive": {"order": {"adaptive": {"band": [0.1, 0.9], "skip_solved_for": 10}}},
+    "adaptive by advantage": {
+        "order": {"adaptive": {"band": [0.1, 0.9], "skip_solved_for": 10, "priority": "advantage"}}
+    },
 }
 
 
@@ -64,7 +67,6 @@ def pipeline(order: str, seed: int, steps: int, files: dict[str, Path]) -> dict[
             "prompts_per_step": 32,
             **ORDERS[order],
         },
-        "nodes": {"rollout": {"n": 16}},
         "run": {"steps": steps, "seed": seed, "save_every": None, "validate_every": EVERY, "validate_first": False},
         "track": ["console"],
     }
@@ -104,7 +106,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     met = [
-        learn(order, seed, options.steps, options.out) for order in options.order for seed in options.seed or [1, 2, 3]
+        learn(order, seed, options.steps, options.out) for seed in options.seed or [1, 2, 3] for order in options.order
     ]
     sys.exit(not all(met))
 

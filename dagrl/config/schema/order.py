@@ -35,15 +35,15 @@ class StageSpec(Section):
 class AdaptiveSpec(Section):
     """Draws prompts by their last pass rates, the fraction of samples with a reward of at least ``val_pass_reward``.
 
-    Prompts in the band, and new ones, have the weight 1; others have less.
+    Prompts in the band, new ones, and those above it that were left out for long enough have the weight 1.
     """
 
     band: tuple[Fraction, Fraction] = (0.2, 0.8)
     """The pass rates to prefer, both ends included."""
     skip_solved_for: _STEPS = 20
     """Steps for which a prompt above the band is left out."""
-    priority: Literal["advantage", "pass_rate"] = "advantage"
-    """Weight of prompts outside the band: mean |advantage| of the last time, at most 1, or 1 - pass rate."""
+    priority: Literal["advantage", "pass_rate"] = "pass_rate"
+    """Weight of prompts below the band: mean |advantage| of the last time, at most 1, or 1 - pass rate."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.05
     """Least weight of a prompt that is not left out."""
 

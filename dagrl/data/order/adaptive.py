@@ -17,7 +17,7 @@ _COLUMNS = ("row", "rate", "advantage", "seen", "waiting")
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveRules:
-    """How likely a row is drawn: 1 in the band and before its first outcome, less outside."""
+    """How likely a row is drawn: with weight 1 in the band and before its first outcome."""
 
     low: float
     high: float
@@ -25,7 +25,7 @@ class AdaptiveRules:
     skip_solved_for: int
     """Steps for which a row above the band is not drawn."""
     priority: Literal["advantage", "pass_rate"]
-    """Weight of a row outside the band: |advantage|, or 1 - pass rate."""
+    """Weight of a row below the band: |advantage|, or 1 - pass rate."""
     floor: float
     """The least weight."""
 
@@ -107,7 +107,7 @@ class Adaptive:
         rate, advantage, seen, waiting = (self._table[name][:known] for name in _COLUMNS[1:])
         priority = np.abs(advantage) if rules.priority == "advantage" else 1 - rate
         outside = np.clip(np.nan_to_num(priority), rules.floor, 1)
-        weights = np.where((rate >= rules.low) & (rate <= rules.high), 1.0, outside)
+        weights = np.where(rate >= rules.low, 1.0, outside)
         weights[(rate > rules.high) & (step - seen <= rules.skip_solved_for)] = 0
         weights[waiting > 0] = rules.floor
         weights[self._is_unusable(unusable)] = 0
