@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+
+from dagrl.orchestrator.folder.experience import ExperienceFolder
 
 pytestmark = pytest.mark.slow
 
@@ -59,17 +63,27 @@ def test_killed_parts_are_trained_on_each_batch_once(lab, killed, unbroken):
     assert len({row["prompt_id"] for row in rows}) == 8
 
 
-def test_experience_trains_another_run_later(lab, killed, tmp_path):
+def test_experience_trains_another_run_later_which_stops_while_it_waits(lab, killed, tmp_path):
+    experience = tmp_path / "experience"
+    shutil.copytree(killed.folder / "experience", experience)
+    explorers = ExperienceFolder(experience)
+    explorers.note_explorer("1of1", ended=False)
     file = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
-    options = ("schedule.weights_every=0", "run.steps=9", "run.seed=4")
-    experience = str(killed.folder / "experience")
-    run = lab.start(file, tmp_path / "run", *TRAIN, "--experience", experience, *options)
+    options = ("--experience", str(experience), "schedule.weights_every=0", "run.steps=9", "run.save_every=100")
+    run = lab.start(file, tmp_path / "run", *TRAIN, *options)
+    run.wait_for_step(6)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 0, run.output
+    assert "stopped after step 6" in run.output
+    # It was committed before it was known to be the last.
+    state = json.loads((run.folder / "checkpoints" / "step_6" / "state.json").read_text())
+    assert state["experience"] == {"1of1": 6}
+    lines = run.metrics()
+    assert [line["reward/mean"] for line in lines] == [line["reward/mean"] for line in killed.metrics()]
+    assert [line["staleness/max"] for line in lines] == [0] * 6
+
+    explorers.note_explorer("1of1", ended=True)
+    run = lab.start(file, tmp_path / "run", *TRAIN, *options)
     assert run.wait() == 0, run.output
     assert "finished step 6" in run.output
-    lines = run.metrics()
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert [line["staleness/max"] for line in lines] == [0] * 6
-    earlier = [line["reward/mean"] for line in killed.metrics()]
-    assert [line["reward/mean"] for line in lines] == earlier
-    assert (run.folder / "checkpoints" / "step_6" / "state.json").is_file()
     assert not (run.folder / "experience").exists()
