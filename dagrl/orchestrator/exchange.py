@@ -22,7 +22,7 @@ from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.scheduler.plan import PlannedTask, Rows
 from dagrl.validation.part import Part, policies_sent, starts_from_model
 from dagrl.validation.prepare import PreparedPipeline
-from dagrl.workers.errors import RefusedFolderError, RunError
+from dagrl.workers.errors import RefusedFolderError, RunError, WorkerLostError
 from dagrl.workers.worker import Worker
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -121,9 +121,15 @@ class Explorer(Exchange):
                 f"{self.run.start.step}",
                 hint="go on in the run folder that wrote it, or name another folder with --experience",
             )
+        writer, ended = self.files.explorers().get(self.name, ("", True))
+        if not ended and writer != str(self.run.path.resolve()) and not self.run.start.step:
+            raise RefusedFolderError(
+                f"explorer {self.name} in {self.files.path} is the run {writer}",
+                hint="give this one another number, such as --explorer 2/2, or name another folder with --experience",
+            )
         # Killed between its checkpoint and this.
         self.files.publish(self.name, self.run.start.step)
-        self.files.note_explorer(self.name, ended=False)
+        self.files.note_explorer(self.name, self.run.path, ended=False)
 
     def prepare(self, prepared: PreparedPipeline) -> PreparedPipeline:
         waiting = [name for name in self.part.sources.values() if not starts_from_model(self.pipeline, name)]
@@ -159,10 +165,10 @@ class Explorer(Exchange):
 
         def look() -> bool | None:
             nonlocal ahead
+            if self.files.trainer()[1]:
+                return False
             ahead = self._ahead()
-            if ahead <= most:
-                return True
-            return False if self.files.trainer()[1] else None
+            return True if ahead <= most else None
 
         def waits_for() -> str:
             several = f" and {self.part.share.of} explorers" if self.part.share.of > 1 else ""
@@ -171,7 +177,9 @@ class Explorer(Exchange):
                 f"schedule.max_staleness {self.pipeline.schedule.max_staleness}{several} allow {most}"
             )
 
-        if self.files.trainer()[1] or not await self._poll(look, waits_for):
+        if not await self._poll(look, waits_for):
+            if not self.stop_requested:
+                self.note("the trainer has ended; no more experience is wanted")
             return False
         self._open.add(step)
         return True
@@ -195,7 +203,14 @@ class Explorer(Exchange):
         if newest.version == 0 and executor not in self._held:
             return
         what = f"{executor} to load {newest.folder}"
-        await groups[executor].call_all(what, Worker.load_published, str(newest.folder / source), newest.version)
+        try:
+            await groups[executor].call_all(what, Worker.load_published, str(newest.folder / source), newest.version)
+        except RunError as error:
+            if isinstance(error, WorkerLostError) or self.files.weights(newest.version) == newest:
+                raise
+            # The trainer has removed them while they were read, as there are newer ones.
+            await self.load_weights(executor, groups)
+            return
         self._held[executor] = newest
 
     def forget(self, executor: str) -> None:
@@ -209,7 +224,7 @@ class Explorer(Exchange):
         self._open.discard(step)
 
     def close(self, *, finished: bool) -> None:
-        self.files.note_explorer(self.name, ended=finished)
+        self.files.note_explorer(self.name, self.run.path, ended=finished)
 
 
 class Trainer(Exchange):
@@ -275,12 +290,14 @@ class Trainer(Exchange):
 
         def waits_for() -> str:
             explorers = self.files.explorers()
-            running = listed(name for name, ended in explorers.items() if not ended)
+            running = listed(name for name, (_, ended) in explorers.items() if not ended)
             who = f"from explorer {running}" if running else "and no explorer is running"
             return f"a batch of experience in {self.files.path} {who}"
 
         found = await self._poll(look, waits_for)
         if not isinstance(found, Path):
+            if not self.stop_requested:
+                self.note("all batches of experience are used, and their explorers have ended")
             return False
         if why := await run_in_daemon_thread(self._why_unusable, found):
             cause, _, hint = why.partition("; ")
@@ -305,7 +322,7 @@ class Trainer(Exchange):
         there = self.files.batches()
         left = any(max(numbers) > used.get(name, 0) for name, numbers in there.items())
         explorers = self.files.explorers()
-        return not left and bool(there) and all(explorers.values())
+        return not left and bool(there) and all(ended for _, ended in explorers.values())
 
     def _why_unusable(self, path: Path) -> str | None:
         """Why a batch is not for this part, in a sentence."""

@@ -97,8 +97,8 @@ class TestTrainer:
         parts.put("1of2", 1)
         parts.put("2of2", 1)
         trainer = parts.trainer()
-        trainer.files.note_explorer("1of2", ended=True)
-        trainer.files.note_explorer("2of2", ended=True)
+        trainer.files.note_explorer("1of2", parts.folder, ended=True)
+        trainer.files.note_explorer("2of2", parts.folder, ended=True)
         assert [begins(trainer, step) for step in (1, 2, 3)] == [True, True, False]
 
     def test_a_request_to_stop_ends_a_wait(self, parts):
@@ -184,6 +184,17 @@ class TestExplorer:
         parts.explorer(step=2).check()
 
 
+def test_a_second_explorer_of_the_same_number_is_refused(parts):
+    first = parts.explorer()
+    first.check()
+    parts.explorer().check()
+    with pytest.raises(RefusedFolderError, match="explorer 1of1") as caught:
+        parts.part(("rollout", "reward"), run="other").check()
+    assert "--explorer" in caught.value.hint
+    first.close(finished=True)
+    parts.part(("rollout", "reward"), run="other").check()
+
+
 def test_start_weights_of_another_folder_are_waited_for(parts):
     explorer = parts.explorer()
     prepared = prepare(parts.project.folder / "p.yaml", part=PartOptions(("rollout", "reward")))
@@ -196,3 +207,24 @@ def test_start_weights_of_another_folder_are_waited_for(parts):
     parts.publish(0)
     started = explorer.prepare(replace(prepared))
     assert started.loaded.pipeline.engines["generator"].model.path.name == "actor"
+
+
+def test_weights_that_are_removed_while_they_are_read_are_followed_by_newer_ones(parts):
+    explorer, loaded = parts.explorer(), []
+
+    class Generator:
+        async def call_all(self, what: str, method: object, folder: str, version: int) -> None:
+            loaded.append((Path(folder).name, version))
+            if version == 1:
+                explorer.files.remove_weights_after(0)
+                parts.publish(4)
+                raise RunError("a file is missing")
+
+    parts.publish(1)
+    asyncio.run(explorer.load_weights("generator", {"generator": Generator()}))
+    asyncio.run(explorer.load_weights("generator", {"generator": Generator()}))
+    assert loaded == [("actor", 1), ("actor", 4)]
+    assert explorer.policy_version(1) == 4
+    explorer.forget("generator")
+    asyncio.run(explorer.load_weights("generator", {"generator": Generator()}))
+    assert loaded[2:] == [("actor", 4)]

@@ -67,7 +67,7 @@ def test_experience_trains_another_run_later_which_stops_while_it_waits(lab, kil
     experience = tmp_path / "experience"
     shutil.copytree(killed.folder / "experience", experience)
     explorers = ExperienceFolder(experience)
-    explorers.note_explorer("1of1", ended=False)
+    explorers.note_explorer("1of1", tmp_path, ended=False)
     file = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
     options = ("--experience", str(experience), "schedule.weights_every=0", "run.steps=9", "run.save_every=100")
     run = lab.start(file, tmp_path / "run", *TRAIN, *options)
@@ -82,7 +82,7 @@ def test_experience_trains_another_run_later_which_stops_while_it_waits(lab, kil
     assert [line["reward/mean"] for line in lines] == [line["reward/mean"] for line in killed.metrics()]
     assert [line["staleness/max"] for line in lines] == [0] * 6
 
-    explorers.note_explorer("1of1", ended=True)
+    explorers.note_explorer("1of1", tmp_path, ended=True)
     run = lab.start(file, tmp_path / "run", *TRAIN, *options)
     assert run.wait() == 0, run.output
     assert "finished step 6" in run.output

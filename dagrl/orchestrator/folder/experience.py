@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,23 +78,21 @@ class ExperienceFolder:
 
     # -- who writes, and who reads
 
-    def note_explorer(self, explorer: str, *, ended: bool) -> None:
+    def note_explorer(self, explorer: str, run: Path, *, ended: bool) -> None:
         (self.path / "explorers").mkdir(parents=True, exist_ok=True)
-        replace_text(self.path / "explorers" / f"{explorer}.json", json.dumps({"ended": ended}))
+        _note(self.path / "explorers" / f"{explorer}.json", run, ended=ended)
 
-    def explorers(self) -> dict[str, bool]:
-        """Explorer -> whether it has ended."""
-        files = sorted((self.path / "explorers").glob("*.json"))
-        return {file.stem: bool(_read(file).get("ended")) for file in files}
+    def explorers(self) -> dict[str, tuple[str, bool]]:
+        """Explorer -> its run folder, and whether it has ended."""
+        return {file.stem: _noted(file) for file in sorted((self.path / "explorers").glob("*.json"))}
 
     def note_trainer(self, run: Path, *, ended: bool) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        replace_text(self.path / "trainer.json", json.dumps({"run": str(run.resolve()), "ended": ended}))
+        _note(self.path / "trainer.json", run, ended=ended)
 
     def trainer(self) -> tuple[str, bool]:
         """The run folder of the trainer, empty if there was none yet, and whether it has ended."""
-        fields = _read(self.path / "trainer.json")
-        return str(fields.get("run", "")), bool(fields.get("ended"))
+        return _noted(self.path / "trainer.json")
 
     # -- weights
 
@@ -149,6 +148,15 @@ class ExperienceFolder:
             shutil.rmtree(folder.rename(aside), ignore_errors=True)
 
 
+def _note(file: Path, run: Path, *, ended: bool) -> None:
+    replace_text(file, json.dumps({"run": str(run.resolve()), "ended": ended}))
+
+
+def _noted(file: Path) -> tuple[str, bool]:
+    fields = _read(file)
+    return str(fields.get("run", "")), bool(fields.get("ended"))
+
+
 def _read(file: Path) -> dict[str, Any]:
     """The fields of a file; none if it does not exist."""
     try:
@@ -159,9 +167,10 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the names in a folder are on the disk, where the file system can tell."""
     opened = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        with suppress(OSError):
+            os.fsync(opened)
     finally:
         os.close(opened)

@@ -68,7 +68,7 @@ def test_weights_without_their_last_file_are_not_there(files):
 def test_parts_know_of_each_other(files, tmp_path):
     assert files.trainer() == ("", False) and files.explorers() == {}
     files.note_trainer(tmp_path / "run", ended=False)
-    files.note_explorer("1of2", ended=False)
-    files.note_explorer("2of2", ended=True)
+    files.note_explorer("1of2", tmp_path / "one", ended=False)
+    files.note_explorer("2of2", tmp_path / "two", ended=True)
     assert files.trainer() == (str(tmp_path / "run"), False)
-    assert files.explorers() == {"1of2": False, "2of2": True}
+    assert files.explorers() == {"1of2": (str(tmp_path / "one"), False), "2of2": (str(tmp_path / "two"), True)}
