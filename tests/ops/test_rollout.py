@@ -145,12 +145,14 @@ def test_an_abort_leaves_whole_groups_unfinished(bench, partial) -> None:
     assert left.columns["finish_reason"].strings() == ["stop", "abort", "abort", "abort"]
     assert responses(left) == [response_of(2), [3], [4], [5]]
     assert left.sampled == 4 + 3
+    assert (done.counts["sampled"].tolist(), left.counts["sampled"].tolist()) == ([2, 3], [4, 1, 1, 1])
     assert left.stats == {}
 
 
 def test_without_partial_rollout_nothing_is_kept_but_how_much_it_was(bench, partial) -> None:
     (left,) = rollout([part_of(bench, [0, 1])], partial(Generator(answers=1), partial_rollout=False))
     assert (left.rows.tolist(), left.unfinished, left.columns, left.sampled) == ([0, 1], True, {}, 3)
+    assert left.counts["sampled"].tolist() == [2, 1]
 
 
 def test_started_samples_continue_and_finished_ones_stay(bench, partial) -> None:
@@ -168,6 +170,7 @@ def test_started_samples_continue_and_finished_ones_stay(bench, partial) -> None
     assert output.columns["response_mask"].values.tolist() == [1.0] * 8
     assert output.sampled == 3
     assert output.stats["rollout/begun_token_fraction"].mean == 5 / 8
+    assert (output.counts["sampled"].tolist(), output.counts["begun"].tolist()) == ([0, 3], [4, 1])
     assert output.stats["rollout/outdated_fraction"].mean == 0
 
 
@@ -190,6 +193,7 @@ def test_tokens_of_older_weights_can_be_left_out_of_training(bench, partial, ver
     assert output.columns["response_mask"][0].tolist() == mask
     # A response that was finished with older weights counts in its group, but trains nothing.
     assert output.columns["response_mask"][1].tolist() == ([1.0] * 4 if version == 5 else [0.0] * 4)
+    assert output.counts["masked"].tolist() == ([0, 0] if version == 5 else [1, 4])
 
 
 def test_a_response_that_is_too_old_starts_again(bench, partial) -> None:
@@ -202,6 +206,8 @@ def test_a_response_that_is_too_old_starts_again(bench, partial) -> None:
         assert len(engine.seeds) == (2 if anew else 1)
         assert output.columns["policy_version"].values.tolist() == ([5, 5] if anew else [2, 2])
         assert output.stats["rollout/outdated_fraction"].mean == float(anew)
+        assert output.counts["outdated"].tolist() == [anew, anew]
+        assert output.counts["begun"].tolist() == ([0, 0] if anew else [2, 1])
 
 
 @pytest.mark.parametrize(("held", "coming", "anew"), [(3, 4, False), (4, 5, True), (5, 4, True)])

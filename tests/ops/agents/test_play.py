@@ -287,6 +287,9 @@ def test_a_failed_agent_is_run_again_with_the_same_draws(play) -> None:
     batch = together([output])
     assert batch["response_tokens"].values.tolist() == plain["response_tokens"].values.tolist()
     assert output.stats["agent/retries"].mean == 1 and output.stats["agent/failed_fraction"].mean == 0
+    counts = output.counts
+    assert (counts["sampled"] - counts["retried"]).tolist() == counts["held"].tolist()
+    assert counts["retried"].min() > 0 and not counts["agent_failed"].any()
 
 
 def test_a_reward_that_a_node_takes_must_be_given(play) -> None:
@@ -368,6 +371,9 @@ def test_an_agent_continues_in_a_later_call(play, engine, monkeypatch) -> None:
     assert batch["policy_version"].values.tolist() == [0, 0]
     assert (left.sampled, output.sampled) == ((turns == 1).sum(), (turns == 2).sum())
     assert output.stats["rollout/begun_token_fraction"].mean == left.sampled / (turns > 0).sum()
+    assert (left.counts["sampled"].sum(), output.counts["sampled"].sum()) == (left.sampled, output.sampled)
+    assert output.counts["begun"].tolist() == left.counts["sampled"].tolist()
+    assert (output.counts["sampled"] + output.counts["begun"]).tolist() == output.counts["held"].tolist()
 
 
 @with_both
@@ -405,6 +411,7 @@ def test_an_agent_whose_tokens_are_too_old_starts_again(play, engine, monkeypatc
     monkeypatch.setattr(engine, "policy_version", 5)
     output = go_on(play, later)
     assert output.stats["rollout/outdated_fraction"].mean == 1
+    assert (output.counts["outdated"].tolist(), output.counts["begun"].tolist()) == ([1, 1], [0, 0])
     assert together([output])["policy_version"].values.tolist() == [5, 5]
 
 
@@ -412,6 +419,7 @@ def test_an_agent_that_no_worker_has_any_more_starts_again(play) -> None:
     _, later = pause(play, "bots:pauses", tokens=20)
     whole = go_on(play, changed(later, begun={0: PausedGroup(WORKER, 1, 7)}))
     assert whole.stats["rollout/begun_token_fraction"].mean == 0
+    assert (whole.counts["outdated"].tolist(), whole.counts["begun"].tolist()) == ([0, 0], [0, 0])
 
 
 def test_time_that_an_agent_is_paused_is_not_its_own(play) -> None:
