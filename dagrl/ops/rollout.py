@@ -211,7 +211,7 @@ def _ended_before(rows: np.ndarray, begun: Batch, context: Context) -> Output:
     def count(which: np.ndarray) -> np.ndarray:
         return np.bincount(row_of[which], minlength=len(begun))
 
-    counts = {"begun": mask.lengths}
+    counts = {"sampled": np.zeros_like(mask.lengths), "begun": mask.lengths}
     if context.rollout.agent is not None:
         counts |= {"held": count(mask.values > 0), "agent_failed": (begun["excluded"].values > 0).astype(np.int64)}
     if context.rollout.mask_offpolicy_in_partial_rollout:

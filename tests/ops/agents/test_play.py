@@ -450,6 +450,7 @@ def test_a_group_that_a_full_step_did_not_take_is_passed_on_unchanged(play) -> N
     assert again.columns.keys() == first.columns.keys()
     assert again.columns["agent_reward"] is first.columns["agent_reward"]
     assert again.stats.keys() == {"rollout/begun_token_fraction"} and not again.sampled
+    assert again.counts["sampled"].tolist() == [0] * len(again.rows) and again.counts["begun"].all()
 
 
 def test_a_command_is_an_agent(play) -> None:
