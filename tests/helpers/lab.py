@@ -22,7 +22,7 @@ import yaml
 from dagrl.tracking.account import ENDS, accounts
 
 RUN_TIMEOUT_S = 600
-_MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/")
+_MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/", "samples/lost", "tokens/lost")
 
 REWARDS = '''
 import time
@@ -199,7 +199,7 @@ def check_accounts(lines: list[dict[str, Any]]) -> None:
 
 
 def comparable(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without those that measure time or memory, or count restarts."""
+    """Metrics without those that measure time or memory, or count restarts and what they lost."""
     return [{name: value for name, value in line.items() if not name.startswith(_MEASURED)} for line in metrics]
 
 
