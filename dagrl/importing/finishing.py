@@ -23,7 +23,7 @@ _PACKS = ("logprob", "update", "values", "critic")
 
 _PLAIN = re.compile(r"gsm-?8k", re.IGNORECASE)
 """In the name of a file whose references are plain numbers."""
-_FILE = re.compile(r"data\.(train|val)(\.\w+(\.path)?)?")
+_FILE = re.compile(r"data\.(train|val)(\.(?!prompt_key|answer_key)\w+(\.path)?)?")
 _VAL_N = re.compile(r"nodes\.rollout\.val_n|data\.val\.\w+\.n")
 _STRICT = "`strict`: references are plain numbers, and a sum that is not computed is no answer (docs/rewards.md)"
 

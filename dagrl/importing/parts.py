@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from dagrl.importing.settings import Unresolved
@@ -13,10 +14,19 @@ from dagrl.validation.run import TRACKER_KEYS
 
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 DAPO = "; rewards are 1 and 0 here, 1 and -1 for DAPO's and AIME's data there"
+_READABLE = (".parquet", ".jsonl", ".json", ".arrow")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def data_file(value: Any) -> Any:
+    """The name of a data file in a format that dagrl reads; that of a parquet file for others."""
+    if not isinstance(value, str):
+        return value
+    name = value.partition("@")[0]
+    return name if PurePosixPath(name.removesuffix(".gz")).suffix in _READABLE else parquet_file(name)
+
+
+def parquet_file(value: Any) -> Any:
     """The parquet file for a data file: others are converted once, to the same name."""
     if not isinstance(value, str):
         return value
@@ -27,15 +37,34 @@ def data_file(value: Any) -> Any:
     return name if suffix == ".parquet" else f"{name.rstrip('/')}.parquet" if name else name
 
 
-def write_train(t: Translation, key: str, files: Sequence[Any], note: str = "") -> None:
-    """Write ``data.train``: the file, or a list of several."""
-    paths = [data_file(file) for file in files]
+def write_files(
+    t: Translation,
+    target: str,
+    files: Sequence[Any],
+    key: str,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    *,
+    note: str = "",
+) -> None:
+    """Write the files of ``data.train`` or of a set of ``data.val``: one, or a list of several.
+
+    `columns`: settings that name a column -> the key of a source for it. They are written where it is another column.
+    """
+    paths = [data_file(file) for file in files if file is not None]
+    named = {column: t.get(column) for column in columns if paths and t.get(column) not in (None, "prompt")}
+    place = f"{target}.path" if named else target
+    note = note or ("convert it once (docs/data.md)" if paths and paths != [*files] else "")
     if len(paths) < 2 or any(isinstance(path, Unresolved) for path in paths):
-        t.write("data.train", paths[0] if paths else None, key, note=note)
+        t.write(place, paths[0] if paths else None, key, note=note)
         if len(paths) > 1:
-            t.note(key, "data.train", f"some of the {len(paths)} files are not known; the first one stands in")
-        return
-    t.write("data.train", paths, key, note=note)
+            t.note(key, place, f"some of the {len(paths)} files are not known; the first one stands in")
+    else:
+        t.write(place, paths, key, note=note)
+    for column, name in columns.items():
+        if column in named:
+            t.write(f"{target}.{name}", named[column], column)
+        else:
+            t.imply("is the column `prompt`, the default", column)
 
 
 def write_epochs(t: Translation, key: str) -> None:

@@ -145,3 +145,27 @@ def test_trinitys_replay_buffer_becomes_a_node_and_the_pipeline_is_valid(sources
     off = {f"{REPLAY}.enable": False, f"{REPLAY}.priority_fn": "linear_decay"}
     tree, statuses = outcome("trinity", off)
     assert set(statuses.values()) == {Status.IMPLIED} and "nodes.replay.op" not in tree
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "expected"),
+    [
+        (
+            "slime",
+            {"--prompt-data": "dapo.jsonl", "--input-key": "prompt", "--label-key": "label"},
+            {"data.train.path": "dapo.jsonl", "data.train.answer_key": "label"},
+        ),
+        ("slime", {"--prompt-data": "a.jsonl"}, {"data.train.path": "a.jsonl", "data.train.prompt_key": "input"}),
+        ("slime", {"--prompt-data": "a.csv", "--input-key": "prompt"}, {"data.train": "a.parquet"}),
+        (
+            "verl",
+            {"data.train_files": ["a.parquet", "b.parquet"], "data.prompt_key": "question"},
+            {"data.train.path": ["a.parquet", "b.parquet"], "data.train.prompt_key": "question"},
+        ),
+        ("verl", {"data.train_files": "a.parquet", "data.prompt_key": "prompt"}, {"data.train": "a.parquet"}),
+    ],
+)
+def test_files_keep_their_format_and_columns(framework, given, expected) -> None:
+    tree, _ = outcome(framework, given)
+    train = {key: value for key, value in tree.items() if key.startswith("data.train")}
+    assert train == expected

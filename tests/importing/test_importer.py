@@ -1,6 +1,7 @@
 """Imports files like each framework's examples, counts the outcomes of their settings, and validates the pipelines."""
 
 import itertools
+import json
 import re
 import shutil
 from typing import Any
@@ -21,6 +22,7 @@ ROW = {
     "prompt": [{"role": "user", "content": "1+1="}],
     "data_source": "gsm8k",
     "reward_model": {"ground_truth": "2"},
+    "label": "2",
 }
 # File -> settings translated, defaults written out, implied, refused, unknown.
 COUNTS = {
@@ -29,8 +31,8 @@ COUNTS = {
     "verl_ppo.sh": (42, 16, 7, 1, 0),
     "verl_multi_turn.sh": (18, 16, 2, 4, 0),
     "siirl_dapo.sh": (33, 7, 6, 0, 1),
-    "slime_grpo.sh": (44, 2, 24, 1, 1),
-    "slime_async.sh": (29, 4, 4, 0, 0),
+    "slime_grpo.sh": (45, 2, 23, 1, 1),
+    "slime_async.sh": (30, 4, 3, 0, 0),
     "roll_rlvr.yaml": (48, 7, 28, 3, 1),
     "roll_async.yaml": (41, 4, 2, 0, 0),
     "trinity_grpo.yaml": (33, 14, 11, 0, 1),
@@ -47,6 +49,8 @@ def folder(tmp_path, sources):
         path = (tmp_path / text).with_suffix(".parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)
+        if text.endswith(".jsonl"):
+            (tmp_path / text).write_text(f"{json.dumps(ROW)}\n" * len(table))
     for name in ("train", "test"):
         (tmp_path / "data" / "gsm8k").mkdir(parents=True, exist_ok=True)
         pq.write_table(table, tmp_path / "data" / "gsm8k" / f"{name}.parquet")

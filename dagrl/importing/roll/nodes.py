@@ -10,16 +10,16 @@ from typing import Any
 
 from dagrl.importing.engines import generator_of, library_field, server_key
 from dagrl.importing.parts import (
-    data_file,
     has_val_data,
     keep,
     named,
+    parquet_file,
     put_logprob,
     put_node,
     put_reference,
     tracked,
     val_label,
-    write_train,
+    write_files,
     write_val_n,
 )
 from dagrl.importing.roll.common import INFER, STRATEGY, TRAIN
@@ -54,11 +54,11 @@ def _train(t: Translation, key: str, files: Sequence[Any]) -> None:
     by_domain = {name: [file for file in files if _is_of(file, name)] for name in weights}
     if len(weights) > 1 and all(by_domain.values()) and sum(map(len, by_domain.values())) == len(files):
         for name, mine in by_domain.items():
-            paths = [data_file(file) for file in mine]
+            paths = [parquet_file(file) for file in mine]
             t.write(f"data.train.{name}.path", paths if len(paths) > 1 else paths[0], key, note=_CONVERT)
             t.write(f"data.train.{name}.weight", weights[name], f"{probs}.{name}")
         return
-    write_train(t, key, files, _CONVERT)
+    write_files(t, "data.train", [parquet_file(file) for file in files], key, note=_CONVERT)
     if len(weights) == 1:
         t.imply("there is one domain", *t.below(probs))
     else:
@@ -79,11 +79,11 @@ def _data(t: Translation) -> None:
             if files:
                 _train(t, key, files)
         elif len(files) == 1:
-            t.write(target, data_file(files[0]), key, note=_CONVERT)
+            t.write(target, parquet_file(files[0]), key, note=_CONVERT)
         elif files:
             for index, file in enumerate(files):
                 label = val_label(PurePosixPath(str(file)).stem, index)
-                t.write(f"data.val.{label}", data_file(file), key, note=_CONVERT)
+                t.write(f"data.val.{label}", parquet_file(file), key, note=_CONVERT)
 
 
 DATA = (

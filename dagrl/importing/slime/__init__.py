@@ -14,6 +14,7 @@ _DEFAULTS: dict[str, Any] = {
     "--num-gpus-per-node": 8,
     "--rollout-num-gpus-per-engine": 1,
     "--n-samples-per-prompt": 1,
+    "--input-key": "input",
     "--advantage-estimator": "grpo",
     "--eps-clip": 0.2,
     "--kl-loss-type": "k1",

@@ -7,7 +7,6 @@ from pathlib import PurePosixPath
 from dagrl.importing.engines import NO_CRITIC, library_field, put_critic, put_generator
 from dagrl.importing.parts import (
     DAPO,
-    data_file,
     is_known,
     name_of,
     put_critic_nodes,
@@ -16,6 +15,7 @@ from dagrl.importing.parts import (
     put_reference,
     trackers,
     write_epochs,
+    write_files,
     write_val_n,
 )
 from dagrl.importing.settings import Unresolved
@@ -23,15 +23,12 @@ from dagrl.importing.slime.common import function_name, uses_critic, validates
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
 
 _MOST_PROMPT = 2048
+_COLUMNS = {"--input-key": "prompt_key", "--label-key": "answer_key"}
 
 
 def _data(t: Translation) -> None:
     t.put("engines.actor.backend", "megatron")
-    path = t.get("--prompt-data")
-    note = "convert it once (docs/data.md)" if data_file(path) != path else ""
-    t.write("data.train", data_file(path), "--prompt-data", note=note)
-    for key, column in (("--input-key", "prompt"), ("--label-key", "reward_model.ground_truth")):
-        t.imply(f"is the column `{column}`", key)
+    write_files(t, "data.train", [t.get("--prompt-data")], "--prompt-data", _COLUMNS)
 
 
 def _prompt_length(t: Translation) -> None:
@@ -96,8 +93,7 @@ def _validation(t: Translation) -> None:
     for name, path in zip(names[::2], names[1::2], strict=False):
         label = "".join(c if c.isalnum() else "_" for c in str(name).lower())
         target = f"data.val.{label if label[:1].isalpha() else f'set_{label}'}"
-        note = "convert it once (docs/data.md)" if data_file(path) != path else ""
-        t.write(target, data_file(path), files, note=note)
+        write_files(t, target, [path], files, _COLUMNS)
     for name in ("temperature", "top_p", "top_k"):
         own, rollout = (f"--{kind}-{name.replace('_', '-')}" for kind in ("eval", "rollout"))
         key = own if t.given(own) else rollout

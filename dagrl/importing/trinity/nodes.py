@@ -9,12 +9,12 @@ from typing import Any
 from dagrl.importing.engines import generator, library_field, server_key
 from dagrl.importing.parts import (
     DAPO,
-    data_file,
     has_val_data,
     is_known,
     keep,
     kl_estimator,
     named,
+    parquet_file,
     put_critic_nodes,
     put_logprob,
     put_node,
@@ -61,7 +61,7 @@ def _file(path: Any, split: Any) -> Any:
         return path
     text = str(path)
     if re.search(r"\.(parquet|jsonl?|csv)$", text):
-        return data_file(path)
+        return parquet_file(path)
     return f"data/{text.rstrip('/').rpartition('/')[2].lower()}/{split or 'train'}.parquet"
 
 

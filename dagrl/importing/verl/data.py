@@ -6,7 +6,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from dagrl.importing.parts import DAPO, data_file, is_known, write_train
+from dagrl.importing.parts import DAPO, is_known, write_files
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 from dagrl.importing.verl.common import ROLLOUT
@@ -19,9 +19,12 @@ def _files(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [] if value is None else [value]
 
 
+_COLUMNS = {"data.prompt_key": "prompt_key"}
+
+
 def _train(t: Translation) -> None:
     key = "data.train_files"
-    write_train(t, key, _files(t.get(key)))
+    write_files(t, "data.train", _files(t.get(key)), key, _COLUMNS)
 
 
 def _val(t: Translation) -> None:
@@ -30,14 +33,14 @@ def _val(t: Translation) -> None:
     if not files or (not t.given(key) and t.get("trainer.test_freq") == -1 and not t.flag("trainer.val_before_train")):
         t.imply("there is no validation", key)
     elif len(files) == 1:
-        t.write("data.val", data_file(files[0]), key)
+        write_files(t, "data.val", files, key, _COLUMNS)
     else:
         for index, file in enumerate(files):
             path = PurePosixPath(str(file))
             stem = path.stem if path.stem not in ("test", "val", "validation") else path.parent.name
             name = "".join(c if c.isalnum() else "_" for c in stem.lower()).strip("_")
             name = name if name[:1].isalpha() and f"data.val.{name}" not in t.tree else f"set_{index}"
-            t.write(f"data.val.{name}", data_file(file), key)
+            write_files(t, f"data.val.{name}", [file], key, _COLUMNS)
 
 
 def _overlong(t: Translation) -> None:
@@ -79,7 +82,7 @@ def _images(t: Translation) -> None:
 
 
 DATA = (
-    joint(_train, "data.train_files", always=True),
+    joint(_train, "data.train_files data.prompt_key", always=True),
     joint(_val, "data.val_files", always=True),
     to("data.train_batch_size", "data.prompts_per_step", write_default=True),
     joint(_prompt, "data.max_prompt_length", under(ROLLOUT, "prompt_length"), always=True),
@@ -90,7 +93,6 @@ DATA = (
     joint(_images, "data.image_key", always=True),
     to("data.val_max_samples", "data.val_prompts", convert=lambda count: count if count > 0 else None),
     refused_unless(-1, "the whole file is used; cut the file beforehand", "data.train_max_samples"),
-    refused_unless("prompt", "the column is `prompt`; rename it", "data.prompt_key"),
     refused_unless("data_source", "the column is `data_source`; rename it", "data.reward_fn_key"),
     refused_unless((None, "null"), "rows are read as they are; prepare the file beforehand", "data.custom_cls.*"),
     refused("the chat template is called without arguments", "data.apply_chat_template_kwargs*"),
