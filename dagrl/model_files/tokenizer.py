@@ -167,8 +167,9 @@ def _from_folder(source: Path) -> PreTrainedTokenizerBase:
                 str(folder), local_files_only=True, trust_remote_code=False, **options
             )
     except Exception as error:
-        # The library raises any kind of error for a file it does not understand, such as one of a newer version.
-        why = CODE_IS_NOT_RUN if "trust_remote_code" in str(error) else error
+        # The library raises any kind of error for a file it does not understand, such as one of a newer version. Some
+        # messages have several lines, the first of which says what is wrong.
+        why = CODE_IS_NOT_RUN if "trust_remote_code" in str(error) else str(error).partition("\n")[0].rstrip(" :")
         raise ValueError(
             f"cannot load a tokenizer from {folder}: {why}; it needs tokenizer.json or similar files that "
             "the installed transformers can read"
