@@ -170,6 +170,7 @@ def _from_folder(source: Path) -> PreTrainedTokenizerBase:
         # The library raises any kind of error for a file it does not understand, such as one of a newer version. Some
         # messages have several lines, the first of which says what is wrong.
         why = CODE_IS_NOT_RUN if "trust_remote_code" in str(error) else str(error).partition("\n")[0].rstrip(" :")
+        why = why.removesuffix(" from one of")
         raise ValueError(
             f"cannot load a tokenizer from {folder}: {why}; it needs tokenizer.json or similar files that "
             "the installed transformers can read"

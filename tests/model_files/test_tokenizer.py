@@ -113,7 +113,7 @@ def test_a_folder_tokenizer_without_padding_pads_with_its_end(tmp_path: Path) ->
 def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no tokenizer folder"):
         load_tokenizer(ModelSpec(path=tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="cannot load a tokenizer from"):
+    with pytest.raises(ValueError, match=r"^cannot load a tokenizer from [^\n]*$"):
         load_tokenizer(ModelSpec(path=tmp_path))
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_the_library_does_not_understand_is_refused(tmp_path: Path) 
     CHARACTERS.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "model": {"type": "of a later version"}}))
-    with pytest.raises(ValueError, match=r"^cannot load a tokenizer from [^\n]*; it needs tokenizer\.json [^\n]* can read$"):
+    with pytest.raises(ValueError, match=r"^cannot load a tokenizer from [^\n]*; it needs tokenizer\.json [^\n]*$"):
         load_tokenizer(ModelSpec(path=tmp_path))
 
 
