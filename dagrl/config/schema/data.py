@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, mo
 
 from dagrl.config.schema.order import OrderName, OrderSpec
 from dagrl.config.schema.sampling import SamplingSpec
-from dagrl.config.schema.section import Coefficient, Name, PositiveInt, Responses, Section, Tokens
+from dagrl.config.schema.section import Name, PositiveInt, Responses, Section, Tokens, Weight
 
 Column = Annotated[str, Field(min_length=1)]
 """A column, or a field of a struct: ``extra_info.answer``."""
@@ -65,7 +65,7 @@ class SourceSpec(Section):
 class TrainSourceSpec(SourceSpec):
     """A source of training prompts: ``data.train`` itself, or each name in it."""
 
-    weight: Coefficient = 1.0
+    weight: Weight = 1.0
     """Share of its prompts in a step, relative to those of other sources."""
     n: Responses | None = None
     """Responses for each of its prompts. Default: ``n`` of the rollout."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
-from dagrl.config.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section
+from dagrl.config.schema.section import Name, OwnFunction, PositiveInt, Section, Weight
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 _STEPS = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -16,7 +16,7 @@ _STEPS = Annotated[int, Field(ge=0, le=2**31 - 1)]
 class StageSpec(Section):
     """Weights of the sources for a part of the run. A stage without `until_step` and `until_metric` is the last one."""
 
-    weights: Annotated[dict[Name, Coefficient], Field(min_length=1)]
+    weights: Annotated[dict[Name, Weight], Field(min_length=1)]
     """Source -> weight; a source that is not named has the weight 0."""
     until_step: PositiveInt | None = None
     """Last step of the stage."""

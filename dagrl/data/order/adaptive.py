@@ -39,7 +39,7 @@ class Adaptive:
         """Rows without an outcome come in the order of the first pass."""
         self.passed = 0
         self._rows, self._rules, self._seed = rows, rules, seed
-        self._new = Passes(rows, window, share)
+        self._new, self._share = Passes(rows, window, share), share
         self._draws = 0
         self._index: dict[int, int] = {}
         """Row -> its place in the table of rows that were taken."""
@@ -50,11 +50,14 @@ class Adaptive:
     def take(self, count: int, unusable: Collection[int], step: int) -> list[int]:
         draw = np.random.default_rng([*self._seed, self._draws])
         self._draws += 1
-        self.passed += count
+        # As in passes over the rows, those of other shares included.
+        self.passed += count * self._share.of
         taken: list[int] = []
         excluded = set(unusable)
         while len(taken) < count:
             rows = self._drawn(count - len(taken), excluded, step, draw)
+            if not rows and excluded == set(unusable):
+                raise ValueError("data.train: no prompt of a source fits max_prompt_tokens; raise that")
             # Without further rows the take is larger than the source, and begins again.
             excluded = excluded.union(rows) if rows else set(unusable)
             taken += rows
@@ -70,11 +73,15 @@ class Adaptive:
 
     def state(self) -> dict[str, Any]:
         taken = {name: column[: len(self._index)].copy() for name, column in self._table.items()}
-        return {"passed": self.passed, "draws": self._draws, "new": self._new.state(), "table": taken}
+        first = {"seed": [*self._seed], "rows": self._rows, "passed": self._new.passed}
+        return {"passed": self.passed, "draws": self._draws, "first": first, "table": taken}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.passed, self._draws = state["passed"], state["draws"]
-        self._new.load(state["new"])
+        first = state["first"]
+        if (first["seed"], first["rows"]) == ([*self._seed], self._rows):
+            self._new.passed = first["passed"]
+        # Else the first pass has another order, and begins again: rows in the table are passed over.
         table = {name: np.array(state["table"][name], dtype=np.float64) for name in _COLUMNS}
         there = table["row"] < self._rows
         self._table = {name: column[there] for name, column in table.items()}
@@ -121,7 +128,7 @@ class Adaptive:
         rows: list[int] = []
         while len(rows) < count and self._new.passed < self._rows:
             most = min(count - len(rows), self._rows - self._new.passed)
-            rows += [row for row in self._new.pass_over(most) if row not in unusable]
+            rows += [row for row in self._new.pass_over(most) if row not in unusable and row not in self._index]
         begin, end = len(self._index), len(self._index) + len(rows)
         if end > len(self._table["row"]):
             # At least double, so that the table grows in linear time.

@@ -112,4 +112,5 @@ def _column(source: Source, name: str) -> np.ndarray:
             f"{source.place(wrong)}: data.order.by needs numbers, or texts, in `{name}`; got {found[wrong]!r:.100}"
         )
         raise ValueError(message)
-    return np.array(found)
+    # Numpy's own texts are all as long as the longest.
+    return np.array(found, dtype=object if str in kinds else None)

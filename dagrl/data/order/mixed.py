@@ -50,7 +50,7 @@ class MixedSources:
             self._mixture.observe(source, each.tokens, self._stages.current)
         for order, mine in zip(self._orders, of_source, strict=True):
             order.observe(step, mine)
-        self._stages.observe(metrics)
+        self._stages.observe(step, metrics)
 
     def passed(self) -> list[int]:
         return [order.passed for order in self._orders]

@@ -152,7 +152,7 @@ class PromptOrder:
             "passed": sum(snapshot.passed),
             "limits": self._limits,
             "dropped": dropped,
-            "observed": newest,
+            "observed": max(0, newest),
             "learnt": learnt,
         }
 

@@ -46,10 +46,11 @@ class Stages:
         self.current = [old + part * (new - old) for old, new in zip(before, stage.weights, strict=True)]
         return self.current
 
-    def observe(self, metrics: Mapping[str, float]) -> None:
-        """The metrics of a step."""
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of a step. Steps that overlap with the stage before say nothing about this one."""
         wanted = self._stages[self._stage].until_metric
-        self._reached |= bool(wanted) and all(metrics.get(name, -float("inf")) >= wanted[name] for name in wanted)
+        if wanted and step >= self._began:
+            self._reached |= all(metrics.get(name, -float("inf")) >= wanted[name] for name in wanted)
 
     def state(self) -> dict[str, Any]:
         return {"stage": self._stage, "began": self._began, "reached": self._reached, "current": self.current}

@@ -80,10 +80,12 @@ def test_weights_move_linearly_between_stages_and_a_metric_ends_one() -> None:
     assert [stages.weights(step) for step in (1, 2)] == [[1, 0], [1, 0]]
     moved = [stages.weights(step) for step in (3, 4, 5, 6, 7)]
     assert moved == [[0.75, 0.25], [0.5, 0.5], [0.25, 0.75], [0, 1], [0, 1]]
-    stages.observe({"reward/mean": 0.9})
-    stages.observe({"reward/mean": 0.7, "kl": 0.2})
+    stages.observe(2, {"reward/mean": 0.9, "kl": 0.2})
+    assert stages.weights(7) == [0, 1], "a step that overlaps with the stage before"
+    stages.observe(4, {"reward/mean": 0.9})
+    stages.observe(5, {"reward/mean": 0.7, "kl": 0.2})
     assert stages.weights(8) == [0, 1]
-    stages.observe({"reward/mean": 0.8, "kl": 0.1})
+    stages.observe(7, {"reward/mean": 0.8, "kl": 0.1})
     resumed = Stages([Stage((1.0, 0.0), until_step=2), Stage((0.0, 1.0)), Stage((1.0, 1.0))])
     resumed.load(stages.state())
     assert stages.weights(9) == resumed.weights(9) == [1, 1]

@@ -244,6 +244,40 @@ def test_adaptive_prefers_the_band_and_leaves_out_what_is_solved() -> None:
     assert not {0, 4, 8} & {row for _ in range(50) for row in order.take(8, {0, 4, 8}, 7)}
 
 
+RULES = AdaptiveRules(0.2, 0.8, 5, "advantage", 0.05)
+
+
+@pytest.mark.parametrize(("rows", "seed"), [(20, 2), (30, 1), (12, 1)])
+def test_adaptive_continues_with_another_seed_or_number_of_rows(rows: int, seed: int) -> None:
+    def order(rows: int, seed: int) -> Adaptive:
+        return Adaptive(rows, shuffled([rows], (seed,)), RULES, (seed, 0))
+
+    before = order(20, 1)
+    taken = before.take(8, (), 1)
+    before.observe(1, {row: Outcome(row, 0.5, row / 20, 0.0) for row in taken})
+    after = order(rows, seed)
+    after.load(before.state())
+    drawn = {row for step in range(2, 40) for row in after.take(4, (), step)}
+    assert drawn == set(range(rows)), "each row comes, also those that are new"
+    known = after.state()["table"]
+    assert len(known["row"]) == len(set(known["row"].tolist())), "a row is in the table once"
+    rates = dict(zip(known["row"].astype(int).tolist(), known["rate"].tolist(), strict=True))
+    assert all(rates[row] == row / 20 for row in taken if row < rows)
+
+
+def test_adaptive_says_that_no_row_is_usable() -> None:
+    order = Adaptive(2, in_order(2), RULES, (1,))
+    order.take(2, (), 1)
+    with pytest.raises(ValueError, match="no prompt of a source fits max_prompt_tokens"):
+        order.take(1, {0, 1}, 2)
+
+
+def test_the_steps_that_a_checkpoint_has_observed_are_not_negative() -> None:
+    order = order_of("shuffled", [4], [1], 2)
+    order.take(1, 2)
+    assert order.after(1)["observed"] == 0
+
+
 def test_no_more_groups_are_in_use_than_stay_in_memory() -> None:
     groups = [7, 5, 0, 6, 9, 3]
     window = shuffled(groups, (3,), kept=2)
