@@ -85,6 +85,8 @@ class Driver:
         self.folder = folder
         self.trackers = trackers
         self._exchange = exchange
+        self._gave_up: RunError | None = None
+        """Why no further step can begin, if that is an error."""
         self._unsaved: RunState | None = None
         """The state after the last commit, if no checkpoint has it."""
         # Checkpoints of earlier versions do not have the tokens.
@@ -147,6 +149,8 @@ class Driver:
                 commands = self.scheduler.handle(*await self._next_events())
             await self._save_last()
             await self._writer.join()
+            if self._gave_up is not None:
+                raise self._gave_up
             if any(self._overlong.values()):
                 counts = ", ".join(f"{count} {what}" for what, count in self._overlong.items())
                 self.trackers.note(f"prompts that are too long, or have too long responses: {counts}")
@@ -227,7 +231,12 @@ class Driver:
             is_source = not task.inputs and task.rows is Rows.TRAIN
             if is_source and self._exchange is not None and run.round == 0:
                 began = time.monotonic()
-                if not await self._exchange.begin(run.step):
+                try:
+                    begins = await self._exchange.begin(run.step)
+                except RunError as error:
+                    # A wait that was too long: what the steps before it have trained is saved first.
+                    self._gave_up, begins = error, False
+                if not begins:
                     # Nothing of the step has begun.
                     self._events.put_nowait(LastStep(run.step - 1))
                     return None

@@ -259,20 +259,22 @@ class Trainer(Exchange):
                 raise RefusedFolderError(cause, hint=hint)
         if self._interval:
             self.files.note_trainer(self.run.path, ended=False)
-            self.files.remove_weights_after(self.run.start.step)
+            self.files.remove_unpublished_weights()
 
     async def start(self, groups: WorkerGroups) -> None:
         step = self.run.start.step
         needed = step or not all(starts_from_model(self.pipeline, name) for name in self._policies())
         # Explorers need the first ones even if they begin later.
-        versions = {0, step} if step == 0 else {step}
-        if not self._interval or not needed or all(self.files.weights(version) for version in versions):
+        if not self._interval:
             return
-        folder = self.files.unpublished_weights(step)
-        for name in self._policies():
-            what = f"{name} to write its weights to {folder}"
-            await groups[name].call_all(what, Worker.publish_weights, str(folder / name))
-        self.files.publish_weights(step, self._used[step])
+        if needed and not self.files.weights(step):
+            folder = self.files.unpublished_weights(step)
+            for name in self._policies():
+                what = f"{name} to write its weights to {folder}"
+                await groups[name].call_all(what, Worker.publish_weights, str(folder / name))
+            self.files.publish_weights(step, self._used[step])
+        # Not before, or explorers would go back to the start weights for a while.
+        self.files.remove_weights_after(step)
 
     def _policies(self) -> list[str]:
         there = self._plan.executors
@@ -283,9 +285,9 @@ class Trainer(Exchange):
 
         def look() -> Path | bool | None:
             found = [path for path in map(self._next_after(before), self.files.batches()) if path is not None]
-            # The one with the smallest number: explorers take turns, and none waits for a slower one.
+            # The oldest one: none waits for a slower explorer, and none becomes older than it has to.
             if found:
-                return min(found, key=_turn_of)
+                return min(found, key=lambda path: (path.stat().st_mtime_ns, _turn_of(path)))
             return False if self._is_over(before) else None
 
         def waits_for() -> str:
@@ -322,7 +324,7 @@ class Trainer(Exchange):
         there = self.files.batches()
         left = any(max(numbers) > used.get(name, 0) for name, numbers in there.items())
         explorers = self.files.explorers()
-        return not left and bool(there) and all(ended for _, ended in explorers.values())
+        return not left and bool(there or explorers) and all(ended for _, ended in explorers.values())
 
     def _why_unusable(self, path: Path) -> str | None:
         """Why a batch is not for this part, in a sentence."""

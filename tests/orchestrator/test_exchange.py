@@ -1,6 +1,7 @@
 """What explorers and trainers wait for, take and refuse; without engines."""
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,10 +74,12 @@ def begins(part, step: int) -> bool:
 
 
 class TestTrainer:
-    def test_it_takes_each_batch_once_and_explorers_take_turns(self, parts):
+    def test_it_takes_each_batch_once_the_oldest_first(self, parts):
         parts.put("1of2", 1, 2, 3)
         parts.put("2of2", 1)
         trainer, taken = parts.trainer(), []
+        for age, (explorer, number) in enumerate((("1of2", 3), ("1of2", 2), ("2of2", 1), ("1of2", 1))):
+            os.utime(trainer.files.batch(explorer, number), (1e9 - age, 1e9 - age))
         for step in range(1, 5):
             assert begins(trainer, step)
             taken.append(trainer.file(step)[0].name)
@@ -100,6 +103,11 @@ class TestTrainer:
         trainer.files.note_explorer("1of2", parts.folder, ended=True)
         trainer.files.note_explorer("2of2", parts.folder, ended=True)
         assert [begins(trainer, step) for step in (1, 2, 3)] == [True, True, False]
+
+    def test_it_ends_when_explorers_have_ended_and_used_batches_were_removed(self, parts):
+        trainer = parts.trainer(step=2, used={"1of1": 2})
+        trainer.files.note_explorer("1of1", parts.folder, ended=True)
+        assert not begins(trainer, 3)
 
     def test_a_request_to_stop_ends_a_wait(self, parts):
         trainer = parts.trainer()

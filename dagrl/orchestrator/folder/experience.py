@@ -116,10 +116,13 @@ class ExperienceFolder:
             if old:
                 self._remove(self._version(old))
 
-    def remove_weights_after(self, version: int) -> None:
-        """Remove weights of steps that are trained again, and what an interrupted trainer has left."""
+    def remove_unpublished_weights(self) -> None:
+        """Remove what an interrupted trainer has left."""
         for left in self._weights.glob(".version_*"):
             shutil.rmtree(left, ignore_errors=True)
+
+    def remove_weights_after(self, version: int) -> None:
+        """Remove weights of steps that are trained again."""
         for later in self._versions():
             if later > version:
                 self._remove(self._version(later))

@@ -53,6 +53,7 @@ def test_a_trainer_that_goes_back_takes_its_weights_back(files):
         files.publish_weights(version, {})
     put(files.unpublished_weights(4) / "actor" / "x")
     earlier = files.weights(2)
+    files.remove_unpublished_weights()
     files.remove_weights_after(1)
     assert {path.name for path in (files.path / "weights").iterdir()} == {"version_1"}
     put(files.unpublished_weights(2) / "actor" / "x")
