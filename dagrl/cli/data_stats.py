@@ -51,7 +51,7 @@ def stats(
         dagrl data stats data/train/*.jsonl.gz --prompt-key question --answer-key answer --json
         dagrl data stats data/gsm8k --tokenizer models/qwen3-8b
     """
-    from dagrl.config.schema import SourceSpec
+    from dagrl.config.schema import SourceSpec, ValSetSpec
     from dagrl.data.prompt_stats import file_stats, overlap
     from dagrl.data.sources import open_source
     from dagrl.rewards.scorable import Scorable
@@ -62,7 +62,7 @@ def stats(
         read = [
             [
                 file_stats(
-                    open_source(str(path), SourceSpec(path=path)),
+                    open_source(str(path), spec(path=path)),
                     length,
                     scores,
                     prompt_key=prompt_key,
@@ -70,7 +70,7 @@ def stats(
                 )
                 for path in paths
             ]
-            for paths in (files, val or [])
+            for spec, paths in ((SourceSpec, files), (ValSetSpec, val or []))
         ]
         training, validation = read
         shared = [overlap(training, each) for each in validation]

@@ -40,3 +40,16 @@ def test_statistics_of_files_are_printed_as_text_and_json(tmp_path, capsys, monk
     assert main([*call, "--prompt-key", "text"]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith(f"dagrl data stats: {tmp_path}/train.jsonl has no column `text`")
+
+
+def test_validation_prompts_of_a_folder_are_those_of_its_test_split(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split, questions in (("train", ["One?", "Two?"]), ("test", ["Two?", "Three?", "Four?"])):
+        rows = [{"question": each, "answer": "1"} for each in questions]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["data", "stats", str(folder), "--val", str(folder), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert (values["train"][0]["rows"], values["val"][0]["rows"]) == (2, 3)
+    assert values["val"][0]["also_in_train"] == {"rows": 1, "places": [f"{folder}/test.jsonl:1"]}
