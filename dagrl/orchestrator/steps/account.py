@@ -84,9 +84,11 @@ class StepAccount:
         self._ends |= dict.fromkeys(groups, end)
 
     def add_update(self, task: PlannedTask, block: Block) -> None:
-        """Add the counts of an update's block, if it has any: see `dagrl.ops.stale`."""
-        if block.counts and task.sampled_by in self._rollouts:
-            self._rollouts[task.sampled_by].add_update(task.name, block.rows, block.counts)
+        """Add the counts of a block, if an update has yielded it: see `dagrl.ops.stale`."""
+        if task.op == "update" and task.sampled_by in self._rollouts:
+            # Without counts, nothing is too old: the update trains on each row.
+            counts = block.counts or {"stale": np.zeros_like(block.rows), "kept": np.ones_like(block.rows)}
+            self._rollouts[task.sampled_by].add_update(task.name, block.rows, counts)
 
     def metrics(self, batch: Sequence[int], source_of: Callable[[int], str] | None = None) -> dict[str, float]:
         """The metrics of a step whose batch are these groups; ``generated`` alone is right before the step's end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from dagrl.tracking.account import ENDS
 from dagrl.workers.messages import Block
 
 UPDATE = PlannedTask("update", "update", "update", "policy", Scope.BATCH, Rows.TRAIN, sampled_by="rollout")
+OTHER = replace(UPDATE, name="other")
 
 
 def account(group_size: int = 2, **facts: object) -> StepAccount:
@@ -86,10 +87,39 @@ def test_pieces_of_an_update_add_up_and_a_sample_is_stale_if_all_updates_find_it
     add(step, [0, 1], sampled=[3, 3])
     update(step, [0], stale=[3], kept=[0])
     update(step, [1], stale=[3], kept=[0])
-    other = PlannedTask("other", "other", "update", "policy", Scope.BATCH, Rows.TRAIN, sampled_by="rollout")
     counts = {"stale": np.array([3, 0]), "kept": np.array([0, 3])}
-    step.add_update(other, Block(np.array([0, 1]), None, None, 0, 1, counts=counts))
+    step.add_update(OTHER, Block(np.array([0, 1]), None, None, 0, 1, counts=counts))
     assert ends(step, 0) == {"generated": (2, 6), "trained": (1, 3), "stale": (1, 3)}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"stale": [3, 3], "kept": [0, 0]}, {"trained": (2, 6)}),
+        ({"stale": [3, 1], "kept": [0, 2]}, {"trained": (2, 6)}),
+        ({"stale": [0, 0], "kept": [3, 3]}, {"trained": (2, 6)}),
+    ],
+)
+def test_samples_that_are_too_old_for_one_of_two_updates_are_trained(order, counts, expected) -> None:
+    step = account()
+    add(step, [0, 1], sampled=[3, 3])
+    arrays = {name: np.array(values) for name, values in counts.items()}
+    blocks = [(UPDATE, arrays), (OTHER, {})]
+    for place in order:
+        task, mine = blocks[place]
+        step.add_update(task, Block(np.array([0, 1]), None, None, 0, 1, counts=mine))
+    assert ends(step, 0) == {"generated": (2, 6)} | expected
+
+
+def test_a_piece_without_stale_rows_keeps_them_and_other_nodes_train_nothing() -> None:
+    step = account(rows_per_sample=2, group_size=4)
+    add(step, [0, 1, 2, 3], sampled=[3, 1, 3, 1])
+    update(step, [0, 2], stale=[3, 3], kept=[0, 0])
+    update(step, [1])
+    update(step, [3], stale=[1], kept=[0])
+    step.add_update(replace(UPDATE, name="values", op="critic", trains=True), Block(np.arange(4), None, None, 0, 1))
+    assert ends(step, 0) == {"generated": (2, 8), "trained": (1, 1), "stale": (1, 7)}
 
 
 def test_a_response_of_several_steps_counts_once() -> None:
