@@ -65,6 +65,24 @@ def test_bounds_of_a_source_replace_those_that_they_name(kept):
     assert kept(columns, {"min_std": 0.1, "by_source": {"code": {"min_std": None, "lower": 0.5}}})[0] == [5]
 
 
+@pytest.mark.parametrize(
+    ("node", "code", "passing"),
+    [
+        ({}, {"upper": 0.9}, [2]),
+        ({}, {"lower": 0.1}, [2]),
+        ({}, {}, [2]),
+        ({}, {"lower": -1.0, "upper": 0.4}, []),
+        ({}, {"upper": 0.9, "min_std": None}, [0, 2]),
+        ({}, {"upper": 0.9, "min_std": 0.5}, []),
+        ({"min_std": 0.5}, {"upper": 0.9}, []),
+        ({"upper": 0.9}, {"lower": -1.0}, [0, 2]),
+    ],
+)
+def test_a_source_has_the_default_bound_of_the_node_unless_it_names_another(kept, node, code, passing):
+    columns = rewards([0, 0], [1, 1], [0, 1]) | {"data_set": Column.text(["code"] * 6)}
+    assert kept(columns, node | {"by_source": {"code": code}})[0] == passing
+
+
 def test_what_is_kept_is_counted_by_source(kept):
     columns = rewards([0, 0], [0, 1], [0, 1], [0.5, 0.5])
     columns["data_set"] = Column.text(["sums"] * 4 + ["code"] * 2 + ["gone"] * 2)

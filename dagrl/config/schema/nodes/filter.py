@@ -64,7 +64,10 @@ class FilterNode(NodeBase):
     def bounds_of(self, source: str) -> FilterNode:
         """The node with the bounds of a source."""
         own = self.by_source.get(source)
-        return self.model_copy(update=own.model_dump(exclude_unset=True)) if own else self
+        # A bound of a source does not take away the default that the node has without bounds.
+        return (
+            self.model_copy(update={"min_std": self.least_std, **own.model_dump(exclude_unset=True)}) if own else self
+        )
 
     @property
     def user_function(self) -> tuple[tuple[str, ...], str] | None:
