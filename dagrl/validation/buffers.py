@@ -36,8 +36,7 @@ def _check_options(pipeline: Pipeline, name: str, node: BufferNode, findings: Fi
     if column is not None and column.shape is not Shape.SAMPLE:
         message = f"`{node.metric}` is {column.shape.value}; choose a column with one number per sample"
         findings.error((*place, "metric"), message, "wrong-column-shape")
-    samples = max(rollout.n for rollout in pipeline.rollouts.values())
-    if samples == 1 and node.keep == "varied":
+    if max(pipeline.ns.values()) == 1 and node.keep == "varied":
         message = "a group of one response has no differences, so that none is kept; set `keep: all`"
         findings.error(place, message, "group-too-small")
     if node.capacity is not None and node.capacity < pipeline.rows_per_prompt():

@@ -48,6 +48,25 @@ def test_a_single_response_differs_from_nothing(project) -> None:
     check_file(with_buffer(project, f"{BUFFER}, keep: all}}", **edits))
 
 
+@pytest.mark.parametrize(
+    ("n", "sources", "refused"),
+    [
+        (1, "{path: train.parquet, n: 8}", False),
+        (1, "{a: {path: train.parquet, n: 8}, b: train.parquet}", False),
+        (1, "{a: {path: train.parquet, n: 1}, b: train.parquet}", True),
+        (4, "{path: train.parquet, n: 1}", True),
+        (4, "{a: {path: train.parquet, n: 1}, b: train.parquet}", False),
+    ],
+)
+def test_the_responses_of_sources_count(project, n: int, sources: str, refused: bool) -> None:
+    edits = {"n: 4": f"n: {n}", "estimator: grpo": "estimator: reinforce_plus_plus"}
+    edits["train: train.parquet"] = f"train: {sources}"
+    if refused:
+        project.assert_problem(with_buffer(project, f"{BUFFER}}} #!", **edits), "nodes.replay", "group-too-small")
+    else:
+        check_file(with_buffer(project, f"{BUFFER}}}", **edits))
+
+
 def test_a_buffer_has_no_record(project) -> None:
     path = with_buffer(project, f"{BUFFER}}}", **{"run: {steps: 10}": "run: {steps: 10, record: [replay]} #!"})
     project.assert_problem(path, "run.record", "unrecordable-node")
