@@ -61,7 +61,7 @@ def _chat_in_json(text: str) -> str | list[Message]:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and ("role" in value or ("from" in value and "value" in value))
+    return isinstance(value, dict) and ("role" in value or (isinstance(value.get("from"), str) and "value" in value))
 
 
 def _message(message: Any) -> Any:

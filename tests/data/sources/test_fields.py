@@ -11,6 +11,7 @@ import pytest
 from dagrl.config.schema import SourceSpec, TokenizerSpec
 from dagrl.data.prompt_table import PromptTable
 from dagrl.data.sources import open_source
+from dagrl.data.sources.fields import answer_of
 from dagrl.model_files.tokenizer import make_tokenizer
 
 USER = {"role": "user", "content": "1+1="}
@@ -124,3 +125,9 @@ def test_rows_that_are_held_have_the_tokens_of_rows_alone(table_of) -> None:
         one.hold([row])
         assert several.prompt(row).tolist() == one.prompt(row).tolist()
         assert several.prompt(row).dtype == one.prompt(row).dtype == "int64"
+
+
+@pytest.mark.parametrize("sender", [["a"], {"a": 1}, 5, None, True])
+def test_messages_of_no_sender_are_no_chat(sender) -> None:
+    stored = [{"from": sender, "value": "x"}]
+    assert json.loads(answer_of(stored)) == stored
