@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -51,7 +52,8 @@ class PromptFile:
     def cached(self) -> Path:
         """The parquet file, in the user's cache, of a JSON file's rows. Another one once the file is changed."""
         known = self.path.stat()
-        version = _short_hash(f"{known.st_size} {known.st_mtime_ns}")
+        # Copies of the first form may lack rows behind a list.
+        version = _short_hash(f"2 {known.st_size} {known.st_mtime_ns}")
         return self.cache / f"{self.cached_name}-{version}.parquet"
 
     @property
@@ -125,8 +127,9 @@ def json_rows(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with _opened(path) as file:
             if is_list_of_rows(path):
-                for row in _items(file):
-                    yield number, json.dumps(row, ensure_ascii=False).encode()
+                for row in _items(file, path):
+                    # Reading the row reports halves of surrogate pairs.
+                    yield number, json.dumps(row, ensure_ascii=False).encode(errors="surrogatepass")
                     number += 1
                 return
             for number, line in enumerate(file, start=1):
@@ -134,7 +137,7 @@ def json_rows(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, text
     except _DAMAGED as error:
         raise ValueError(f"{path}:{number + 1} cannot be unpacked ({error}); fetch the file again") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}, row {number} (the first is 0) is no JSON: {error}; mend the file") from error
 
 
@@ -147,23 +150,33 @@ def is_list_of_rows(path: Path) -> bool:
         return False
 
 
-def _items(file: IO[bytes]) -> Iterator[Any]:
-    """Yield the items of a JSON list, reading on as they end."""
-    text, decoder, at = io.TextIOWrapper(file, "utf-8-sig"), json.JSONDecoder(), 0
-    waiting = text.read(_CHUNK).lstrip()[1:]
+def _items(file: IO[bytes], path: Path) -> Iterator[Any]:
+    """Yield the items of a JSON list, reading on as they end. Raises ValueError if anything follows the list."""
+    text, decoder, line = io.TextIOWrapper(file, "utf-8-sig"), json.JSONDecoder(), 1
+    waiting = text.read(_CHUNK)
+    at = waiting.index("[") + 1
     while True:
         at = _BETWEEN.match(waiting, at).end()  # type: ignore[union-attr]
         if waiting.startswith("]", at):
+            for piece in chain([waiting[at + 1 :]], iter(lambda: text.read(_CHUNK), "")):
+                if behind := piece.lstrip():
+                    line += waiting.count("\n", 0, at) + piece.count("\n", 0, len(piece) - len(behind))
+                    fact = f"{path}:{line}: {behind[:40]!r} follows the end of the list of rows"
+                    raise ValueError(f"{fact}; keep one list, or write a row in each line")
+                line += piece.count("\n")
             return
         try:
             item, end = decoder.raw_decode(waiting, at)
         except json.JSONDecodeError:
             end = len(waiting)
+        except ValueError as error:  # A number of too many digits.
+            raise json.JSONDecodeError(str(error), waiting, at) from error
         # A number may go on in the next piece.
         if end < len(waiting):
             yield item
             at = end
         elif more := text.read(max(_CHUNK, len(waiting) - at)):
+            line += waiting.count("\n", 0, at)
             waiting, at = waiting[at:] + more, 0
         else:
             decoder.raw_decode(waiting, at)
@@ -186,9 +199,12 @@ def _named_by(path: Path, spec: SourceSpec) -> list[Path]:
         if not path.is_file():
             raise ValueError(f"{path} is no regular file; give a file with prompts")
         return [path]
-    if glob.has_magic(str(path)):
-        # Unlike `Path.glob`, it takes whole paths.
-        named = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
+    # Names of folders that exist are no patterns.
+    base = next(each for each in path.parents if each.is_dir())
+    pattern = str(path.relative_to(base))
+    if glob.has_magic(pattern):
+        # Unlike `Path.glob`, it skips hidden files.
+        named = map(Path, glob.glob(str(Path(glob.escape(str(base)), pattern)), recursive=True))  # noqa: PTH207
         found = sorted(each for each in named if each.is_file())
         if not found:
             raise ValueError(f"no file matches {path}; check the pattern")
@@ -255,7 +271,8 @@ def _kind_of(path: Path) -> Kind:
         return "arrow"
     if head.startswith(b"\x1f\x8b"):
         return "json"
-    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+    # JSON may begin with many blank lines.
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b""):
         return "json"
     if path.suffix == ".parquet":
         return "parquet"  # Reading it tells what is wrong.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ _LARGE_GROUP, _LARGE_FILE = 32 << 20, 256 << 20
 """Bytes in memory. Groups of a larger file are copied into smaller ones, because single rows of them are read."""
 _SAMPLED_ROWS = 256
 _ROW, _TEXT = "row", "json"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""A surrogate, escaped or encoded; pairs of escaped ones are fine."""
 
 
 class Part(Protocol):
@@ -169,11 +172,18 @@ def row_of_json(text: bytes, place: str) -> dict[str, Any]:
     """A row of JSON as Python objects. Raises ValueError, with its place, if it is none."""
     try:
         row = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"half of a surrogate pair, {error.object[error.start]!a}"
+        raise ValueError(f"{place}: a text has {half}, which no tokenizer takes; mend the row, or remove it") from error
     except (ValueError, RecursionError) as error:
         what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise ValueError(f"{place}: no row of JSON ({what}); mend the row, or remove it") from error
     if not isinstance(row, dict):
-        raise ValueError(f"{place}: no object with fields, but {text[:60].decode()}; mend the row, or remove it")
+        raise ValueError(
+            f"{place}: no object with fields, but {text[:60].decode(errors='replace')}; mend the row, or remove it"
+        )
     return row
 
 

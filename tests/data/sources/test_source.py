@@ -85,9 +85,33 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a list without an end": (b'[{"prompt": "a"}, {"prompt": "b"}', "bad.jsonl, row 1"),
     "a list with a wrong item": (b'[{"prompt": "a"}, {"prompt": ]', "is no JSON"),
     "a list of texts": (b'["a"]', "bad.jsonl, row 0 (the first is 0): no object with fields"),
+    "two lists": (b'[{"prompt": "a"}]\n[{"prompt": "b"}]', 'bad.jsonl:2: \'[{"prompt": "b"}]\' follows the end'),
+    "text behind a list": (b'\n[\n{"prompt": "a"}]\n\n more', "bad.jsonl:5: 'more' follows the end of the list"),
+    "lists in lines": (b'["a"]\n["b"]\n', "bad.jsonl:2: '[\"b\"]\\n' follows the end of the list"),
+    "an object behind a list": (b'[{"prompt": "a"}] {"prompt": "b"}', "bad.jsonl:1: '{"),
+    "text far behind a list": (
+        b'[{"prompt": "a"}]' + b"\n" * (2 << 20) + b"]",
+        f"bad.jsonl:{(2 << 20) + 1}: ']' follows",
+    ),
+    "a list behind a large one": (
+        b"[" + b",\n".join([b'{"prompt": "%s"}' % (b"a" * 99)] * 20_000) + b"]\n[]",
+        "bad.jsonl:20001: '[]' follows the end",
+    ),
+    "a nested list": (b'[{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]", "bad.jsonl, row 0 (the first is 0)"),
+    "a list with a long number": (b'[{"prompt": ' + b"9" * 5000 + b"}]", "bad.jsonl, row 0 (the first is 0)"),
+    "half a pair": (rb'{"prompt": "a\ud800"}', r"bad.jsonl:1: a text has half of a surrogate pair, '\ud800'"),
+    "the other half": (
+        b'{"prompt": "a"}\n' + rb'{"prompt": "\uDFFFa"}',
+        r"bad.jsonl:2: a text has half of a surrogate",
+    ),
+    "half a pair in a list": (rb'[{"prompt": "a\ud800"}]', "bad.jsonl, row 0 (the first is 0): a text has half of a"),
+    "half a pair in a field": (rb'{"prompt": "a", "b": [{"c": "\ud83d \ude00"}]}', "bad.jsonl:1: a text has half"),
+    "half a pair in a name": (rb'{"prompt": "a", "\ud800": 1}', "bad.jsonl:1: a text has half of a surrogate pair"),
+    "half a pair, encoded": (b'{"prompt": "\xed\xa0\x80"}', "bad.jsonl:1: a text has half of a surrogate pair"),
     "nothing": (b"", "is empty (0 bytes)"),
     "an empty list": (b"[]", "has no rows"),
     "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+    "only blanks": (b" \n" * 300, "has no rows"),
     "a table of texts": (b"prompt,answer\n1,2\n", "of a format that is not read"),
     "a torn Arrow file": (b"ARROW1\0\0 and no more", "cannot be read as arrow"),
     "a torn stream": (b"\xff\xff\xff\xff\x10\0\0\0torn", "cannot be read as arrow"),
@@ -104,6 +128,17 @@ def test_broken_files_are_named_with_the_line(tmp_path, case) -> None:
         opened(path).values([0, 1], ["prompt"])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_texts_with_whole_surrogate_pairs_are_read(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00 \\\\ud800 \ud55c"}\n')
+    assert opened(tmp_path / "a.jsonl").values([0], ["prompt"])["prompt"] == ["\U0001f600 \\ud800 \ud55c"]
+
+
+@pytest.mark.parametrize("content", ['{"prompt": "a"}', '[{"prompt": "a"}]'])
+def test_rows_may_stand_behind_many_blanks(tmp_path, content) -> None:
+    (tmp_path / "a.json").write_text(" \n" * 300 + content + "\n \n")
+    assert opened(tmp_path / "a.json").values([0], ["prompt"])["prompt"] == ["a"]
 
 
 def test_damage_behind_the_first_rows_is_found_with_its_line(tmp_path) -> None:
@@ -142,6 +177,17 @@ def test_paths_name_files_in_order_and_once(tmp_path, paths, names) -> None:
         pq.write_table(pa.table({"prompt": ["odd"]}), tmp_path / paths[0])
     spec = SourceSpec(path=tuple(tmp_path / path for path in paths))
     assert [str(file.path.relative_to(tmp_path)) for file in prompt_files.files_of(spec)] == names
+
+
+@pytest.mark.parametrize("folder", ["run[1]", "a?", "*", "[ab]", "x[!1]/[0]"])
+def test_patterns_in_a_folder_named_like_one(tmp_path, folder) -> None:
+    for name in (folder, "run1", "ab", "a", "x2/0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.jsonl").write_text('{"prompt": "a"}\n')
+    found = prompt_files.files_of(SourceSpec(path=(tmp_path / folder / "*.jsonl",)))
+    assert [file.path for file in found] == [tmp_path / folder / "a.jsonl"]
+    with pytest.raises(ValueError, match=r"gone\.jsonl does not exist; check the path"):
+        opened(tmp_path / folder / "gone.jsonl")
 
 
 @pytest.mark.parametrize("kind", [TrainSourceSpec, ValSetSpec])
