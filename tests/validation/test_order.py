@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
+import pyarrow.parquet as pq
 import pytest
 
 from dagrl.config.errors import PipelineError
+from dagrl.data.sources import parts
 from dagrl.validation import check_file
 
 TWO = "train: {easy: {path: train.parquet, weight: 3}, hard: train.parquet}\n  order: "
@@ -89,3 +93,27 @@ def test_weights_by_tokens_of_one_source_are_a_warning(project) -> None:
     path = project.pipeline(("train: train.parquet", "train: train.parquet\n  weights_by: tokens"))
     (warning,) = check_file(path).warnings
     assert warning.message.startswith("there is one source, so that weights have no effect; remove it")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize(("column", "works"), [("index", True), ("extra_info.steps", True), ("indx", False)])
+def test_a_column_is_looked_for_without_a_copy_of_the_file(
+    project, tmp_path, monkeypatch, ending, column, works
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(parts, "_LARGE_FILE", 0)
+    monkeypatch.setattr(parts, "_LARGE_GROUP", 0)
+    table = pq.read_table(project.folder / "train.parquet")
+    rows = [row | {"index": 1, "extra_info": {"steps": 2}} for row in table.to_pylist()]
+    if ending == "parquet":
+        pq.write_table(table.from_pylist(rows), project.folder / "sorted.parquet")
+    else:
+        lines = "\n".join(map(json.dumps, rows))
+        text = lines if ending == "jsonl" else json.dumps(rows)
+        (project.folder / f"sorted.{ending}").write_text(text)
+    path = project.pipeline(("train: train.parquet", f"train: sorted.{ending}\n  order: {{by: {column}}} #!"))
+    if works:
+        check_file(path)
+    else:
+        project.assert_problem(path, "data.order.by", "unknown-column")
+    assert not (tmp_path / "cache").exists()
