@@ -89,7 +89,10 @@ class ValSetSpec(SourceSpec):
 def is_one_source(value: Mapping[str, Any]) -> bool:
     """Whether a mapping under ``train`` or ``val`` is a source, not names of sources."""
     keys = {*TrainSourceSpec.model_fields, *ValSetSpec.model_fields}
-    return any(key in keys and not isinstance(each, Mapping) for key, each in value.items())
+    return any(
+        key in keys and (not isinstance(each, Mapping) or (key == "sampling" and not keys & each.keys()))
+        for key, each in value.items()
+    )
 
 
 def _form(value: Any) -> str:

@@ -69,6 +69,16 @@ def test_paths_are_those_of_the_file_that_names_them_or_of_the_working_directory
         ("{a: a.parquet}", "{path: b.parquet, prompt_key: q}", ["train"]),
         ("{path: a.parquet}", "{weight: 2}", ["train"]),
         ("[a.parquet]", "{weight: {path: b}}", ["weight"]),
+        ("{path: a.parquet}", "{sampling: {temperature: 0.7, max_new_tokens: 3}}", ["train"]),
+        ("{path: a.parquet, sampling: {max_new_tokens: 3}}", "{sampling: {temperature: 0.7}}", ["train"]),
+        ("{a: a.parquet}", "{a: {path: a.parquet, sampling: {max_new_tokens: 3}}}", ["a"]),
+        ("{a: a.parquet}", "{sampling: {path: b.parquet}}", ["a", "sampling"]),
+        ("{a: a.parquet, sampling: {path: b.parquet}}", "{sampling: {weight: 2}}", ["a", "sampling"]),
+        (
+            "{a: a.parquet, sampling: {path: b.parquet}}",
+            "{sampling: {sampling: {max_new_tokens: 3}}}",
+            ["a", "sampling"],
+        ),
     ],
 )
 def test_names_are_merged_and_replace_a_single_source(project, parent, child, names) -> None:
