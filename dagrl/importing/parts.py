@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from dagrl.config.loading.prompt_files import ENDINGS
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Rule, Translation, joint
 from dagrl.validation.run import TRACKER_KEYS
 
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 DAPO = "; rewards are 1 and 0 here, 1 and -1 for DAPO's and AIME's data there"
-_READABLE = (".parquet", ".jsonl", ".json", ".arrow")
+_SLICE = re.compile(r"@\[[^\[\]]*\]$")
+"""Rows of a file, as frameworks name them."""
+_READABLE = tuple(ending for kind in ENDINGS for ending in kind)
+DATA_ENDING = re.compile(r"\.(parquet|jsonl?|ndjson|arrow|feather|ipc|csv|tsv)(\.gz)?$")
+"""Endings of data files, also of those that are to be converted."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -22,19 +26,16 @@ def data_file(value: Any) -> Any:
     """The name of a data file in a format that dagrl reads; that of a parquet file for others."""
     if not isinstance(value, str):
         return value
-    name = value.partition("@")[0]
-    return name if PurePosixPath(name.removesuffix(".gz")).suffix in _READABLE else parquet_file(name)
+    name = _SLICE.sub("", value)
+    return name if name.endswith(_READABLE) else parquet_file(name)
 
 
 def parquet_file(value: Any) -> Any:
     """The parquet file for a data file: others are converted once, to the same name."""
     if not isinstance(value, str):
         return value
-    name = value.partition("@")[0]
-    suffix = PurePosixPath(name).suffix
-    if suffix in (".jsonl", ".json", ".csv"):
-        return str(PurePosixPath(name).with_suffix(".parquet"))
-    return name if suffix == ".parquet" else f"{name.rstrip('/')}.parquet" if name else name
+    name = DATA_ENDING.sub("", _SLICE.sub("", value).rstrip("/"))
+    return name and f"{name}.parquet"
 
 
 def write_files(

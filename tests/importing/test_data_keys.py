@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from dagrl.importing.importer import import_file
+from dagrl.importing.parts import data_file, parquet_file
 from dagrl.importing.registry import FRAMEWORKS
 from dagrl.importing.settings import Setting, Settings, Unresolved
 from dagrl.importing.table import Status, translate
@@ -169,3 +170,36 @@ def test_files_keep_their_format_and_columns(framework, given, expected) -> None
     tree, _ = outcome(framework, given)
     train = {key: value for key, value in tree.items() if key.startswith("data.train")}
     assert train == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "file"),
+    [
+        ("/data/user@corp/train.parquet", "/data/user@corp/train.parquet"),
+        ("/data/user@corp/train.parquet@[0:100]", "/data/user@corp/train.parquet"),
+        ("a.jsonl@[:100]", "a.jsonl"),
+        ("a@[0:1]/b.jsonl@[-100:]", "a@[0:1]/b.jsonl"),
+        ("org/set@main", "org/set@main.parquet"),
+        ("a.ndjson", "a.ndjson"),
+        ("a.ndjson.gz", "a.ndjson.gz"),
+        ("a.feather", "a.feather"),
+        ("a.ipc", "a.ipc"),
+        ("a.arrow", "a.arrow"),
+        ("a.json.gz", "a.json.gz"),
+        ("a.parquet.gz", "a.parquet"),
+        ("a.csv", "a.parquet"),
+        ("a.csv.gz", "a.parquet"),
+        ("org/set-v1.5", "org/set-v1.5.parquet"),
+        ("org/set/", "org/set.parquet"),
+        ("", ""),
+    ],
+)
+def test_files_that_dagrl_reads_keep_their_names_and_others_become_parquet(given, file) -> None:
+    assert data_file(given) == file
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.json.gz", "a.ndjson", "a.feather", "a.arrow", "a.csv", "a.parquet@[:9]"]
+)
+def test_files_that_are_converted_have_one_ending(name) -> None:
+    assert parquet_file(name) == "a.parquet"

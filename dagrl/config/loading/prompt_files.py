@@ -21,7 +21,7 @@ from dagrl.config.schema import SourceSpec
 
 Kind = Literal["parquet", "arrow", "json"]
 
-_ENDINGS: tuple[tuple[str, ...], ...] = (
+ENDINGS: tuple[tuple[str, ...], ...] = (
     (".parquet",),
     (".arrow", ".feather", ".ipc"),
     (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"),
@@ -71,14 +71,15 @@ def _short_hash(text: str) -> str:
 
 
 def files_of(spec: SourceSpec) -> list[PromptFile]:
-    """The files that the paths of a source name, in their order. Files of a folder or a glob are sorted by name.
+    """The files that the paths of a source name, in their order. Files of a folder or a glob are sorted by name. A file
+    that has several names, such as links to it, is there once.
 
     Raises ValueError if there are none, or if one of them is no file with rows; OSError if one cannot be read.
     """
-    found: dict[Path, PromptFile] = {}
+    found: dict[str, PromptFile] = {}
     for path in spec.paths:
         for each in _named_by(path, spec):
-            found.setdefault(each, PromptFile(each, _kind_of(each)))
+            found.setdefault(os.path.realpath(each), PromptFile(each, _kind_of(each)))
     return list(found.values())
 
 
@@ -229,10 +230,10 @@ def _in_folder(folder: Path, spec: SourceSpec) -> list[Path]:
     if shards := _listed_in(folder / "state.json", "_data_files"):
         return [folder / each["filename"] for each in shards]
     names = sorted(each.name for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
-    for endings in _ENDINGS:
+    for endings in ENDINGS:
         if ours := [name for name in names if name.endswith(endings)]:
             return [folder / name for name in _of_split(folder, ours, split)]
-    usual = listed([each[0] for each in _ENDINGS])
+    usual = listed([each[0] for each in ENDINGS])
     raise ValueError(f"{folder} is a folder without prompt files ({usual}); name files, or a glob")
 
 

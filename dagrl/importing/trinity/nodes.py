@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from dagrl.importing.engines import generator, library_field, server_key
 from dagrl.importing.parts import (
     DAPO,
+    DATA_ENDING,
     has_val_data,
     is_known,
     keep,
@@ -60,7 +60,7 @@ def _file(path: Any, split: Any) -> Any:
     if isinstance(path, Unresolved):
         return path
     text = str(path)
-    if re.search(r"\.(parquet|jsonl?|csv)$", text):
+    if DATA_ENDING.search(text):
         return parquet_file(path)
     return f"data/{text.rstrip('/').rpartition('/')[2].lower()}/{split or 'train'}.parquet"
 

@@ -336,3 +336,16 @@ def test_columns_of_json_have_the_types_of_their_values(tmp_path) -> None:
             "i": pa.string(),
         }
     )
+
+
+def test_a_file_with_a_link_to_it_is_read_once(tmp_path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.jsonl").write_text(json.dumps(rows_of(1)[0]))
+    (folder / "a_link.jsonl").symlink_to("a.jsonl")
+    (tmp_path / "twin").symlink_to("data")
+    paths = [("data",), ("data/*.jsonl",), ("data", "twin"), ("data/a.jsonl", "data/a_link.jsonl", "data/b.jsonl")]
+    for several in paths:
+        source = opened(*(tmp_path / path for path in several))
+        assert [source.place(row) for row in range(len(source))] == [f"{folder}/a.jsonl:1", f"{folder}/b.jsonl:1"]
