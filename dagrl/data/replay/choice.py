@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ def chosen(entries: Sequence[Entry], node: BufferNode, *, step: int, seed: int) 
     if node.policy == "fifo":
         places = sorted(range(len(fitting)), key=lambda place: (fitting[place].uses, *_age(fitting[place])))
     elif node.policy == "prioritised":
-        places = _by_weight(np.array([_weight(entry, node) for entry in fitting]), draw)
+        places = _by_weight(np.array([_log_weight(entry, node) for entry in fitting]), draw)
     else:
         places = draw.permutation(len(fitting)).tolist()
     return sorted((fitting[place] for place in places[: node.groups_per_step]), key=_age)
@@ -105,17 +106,17 @@ def _priority(entry: Entry, node: BufferNode) -> float:
     return max(entry.spread if node.priority == "advantage" else entry.mean, node.floor)
 
 
-def _weight(entry: Entry, node: BufferNode) -> float:
+def _log_weight(entry: Entry, node: BufferNode) -> float:
     priority = _priority(entry, node)
-    return priority**node.exponent if priority > 0 else 0.0
+    return node.exponent * math.log(priority) if priority > 0 else -math.inf
 
 
-def _by_weight(weights: np.ndarray, draw: np.random.Generator) -> list[int]:
+def _by_weight(log_weights: np.ndarray, draw: np.random.Generator) -> list[int]:
     """A weighted random order without those of weight 0: by log-weights with Gumbel noise.
 
     Kool et al., "Stochastic beams and where to find them", 2019 (arXiv 1903.06059): the same as to draw one after the
     other, in proportion to the weights of those that are left.
     """
-    noise = draw.gumbel(size=len(weights))
-    positive = np.flatnonzero(weights > 0)
-    return positive[np.argsort(-(np.log(weights[positive]) + noise[positive]), kind="stable")].tolist()
+    noise = draw.gumbel(size=len(log_weights))
+    positive = np.flatnonzero(log_weights > -np.inf)
+    return positive[np.argsort(-(log_weights[positive] + noise[positive]), kind="stable")].tolist()

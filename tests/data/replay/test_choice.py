@@ -129,5 +129,19 @@ def test_a_choice_depends_on_nothing_but_groups_step_and_seed(policy, count, wan
 
 def test_weights_that_underflow_are_no_error() -> None:
     groups = [entry(1, 0, spread=1e-300), entry(1, 1, spread=1.0)]
-    with np.errstate(all="raise"):
-        assert names(chosen(groups, node(policy="prioritised", exponent=3.0), step=1, seed=0)) == [(1, 1)]
+    for count, returned in ((1, [(1, 1)]), (2, [(1, 0), (1, 1)])):
+        options = {"policy": "prioritised", "exponent": 3.0, "groups_per_step": count}
+        with np.errstate(all="raise"):
+            assert names(chosen(groups, node(**options), step=1, seed=0)) == returned
+
+
+@pytest.mark.parametrize(
+    ("exponent", "priorities"),
+    [(400, (10.0, 5.0, 1.0)), (400, (0.5, 0.1, 0.01)), (2000, (1e-3, 1e-4, 0.0)), (1e300, (10.0, 1.0, 0.0))],
+)
+def test_a_large_exponent_returns_the_highest_priorities(exponent, priorities) -> None:
+    groups = [entry(1, group, mean=mean) for group, mean in enumerate(priorities)]
+    options = {"policy": "prioritised", "priority": "reward", "exponent": exponent, "floor": 0.0}
+    for count in (1, 2):
+        found = names(chosen(groups, node(groups_per_step=count, **options), step=3, seed=1))
+        assert found == [(1, group) for group in range(count)]
