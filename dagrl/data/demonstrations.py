@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dagrl.data.batch import Column
-from dagrl.model_files.chats import CALLS, Message, fields_beside_content
+from dagrl.model_files.chats import CALLS, Message, fields_beside_content, no_chat
 from dagrl.model_files.tokenizer import chat_text
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def reply_of(value: Any) -> str | Message:
     """The response in a column's value: a text, or a chat's last message. Raises ValueError without one."""
     if isinstance(value, str):
         return value
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list) or not value or no_chat(value):
         raise ValueError("holds no response" if value is None or value == [] else f"holds {value!r:.80}, no response")
     # Parquet may store null for a message, or for one of its fields.
     last: Message = value[-1] or {}
@@ -87,6 +87,8 @@ def prompt_before(values: Sequence[Any]) -> list[Message]:
 
     `values` are those of a row's response columns.
     """
+    if any(map(no_chat, values)):
+        raise ValueError("a response is neither text nor a list of messages")
     chats = [value[:-1] for value in values if isinstance(value, list)]
     if any(chat != chats[0] for chat in chats):
         raise ValueError("the chats differ before their last message; they must answer the same prompt")

@@ -39,7 +39,14 @@ class ImageColumn:
 
     def stored(self, row: int) -> list[Any]:
         """The images of a row as they are stored; empty if it has none."""
-        return self._source.values([row], [self._name])[self._name][0] or []
+        return self._of_rows([row])[0]
+
+    def _of_rows(self, rows: list[int]) -> list[list[Any]]:
+        found = self._source.values(rows, [self._name])[self._name]
+        for row, each in zip(rows, found, strict=True):
+            if not isinstance(each, list | None):
+                raise ValueError(f"{self._source.place(row)} has a value of `{self._name}` that is no list of images")
+        return [each or [] for each in found]
 
     def sizes(self, row: int) -> np.ndarray:
         """Height and width of the row's resized images, int32 [images, 2]. Raises ValueError for a wrong one."""
@@ -54,7 +61,7 @@ class ImageColumn:
 
     def columns(self, rows: list[int]) -> dict[str, Column]:
         """Columns pixel_values, image_sizes, image_names and image_thumbnails of these rows."""
-        stored = [each or [] for each in self._source.values(rows, [self._name])[self._name]]
+        stored = self._of_rows(rows)
         folders = [self._source.folder(row) for row in rows]
         pixels = [
             [resized(open_image(each, folder), self.settings) for each in of_row]

@@ -19,7 +19,7 @@ import numpy as np
 from dagrl.config.errors import listed
 from dagrl.data.sources import Source
 from dagrl.data.sources.fields import answer_of, prompt_of
-from dagrl.model_files.nested_columns import column_type, value_at
+from dagrl.model_files.nested_columns import column_type, repeated, value_at
 
 GRAM = 13
 """Words in a row that two prompts share if one of them was probably made from the other (GPT-3's rule)."""
@@ -105,6 +105,10 @@ def file_stats(
 
     Without keys, the first usual ones of its columns are taken; a file need not have answers.
     """
+    keys = [*((prompt_key,) if prompt_key else _PROMPT_KEYS), *((answer_key,) if answer_key else _ANSWER_KEYS)]
+    for part in source.parts:
+        if problem := repeated(part.schema, [*keys, "data_source"]):
+            raise ValueError(f"{part.title} {problem}")
     prompts = prompt_key or _known(source, _PROMPT_KEYS)
     answers = answer_key or _known(source, _ANSWER_KEYS)
     for key in filter(None, (prompts if prompt_key or prompts else "prompt", answer_key)):

@@ -18,11 +18,12 @@ from dagrl.data.sources import Source, open_source
 from dagrl.data.sources.fields import answer_of, as_chat, as_json, prompt_of, with_system
 from dagrl.model_files.chats import Message, chat_of, fields_beside_content
 from dagrl.model_files.images import MARKER, marked_parts
-from dagrl.model_files.nested_columns import column_type, is_list, value_at
+from dagrl.model_files.nested_columns import column_type, is_list, repeated, value_at
 from dagrl.model_files.tokenizer import begun_text, begun_texts, chat_text
 from dagrl.plugins.tool import offered
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
 
@@ -57,8 +58,11 @@ class PromptTable:
         self._images = images
         self._vocab_size = vocab_size
         spec = self.source.spec
-        self._check_columns(responses, with_answers)
         self._columns = [spec.prompt_key, spec.answer_key, "data_source", "extra_info", *responses]
+        for part in self.source.parts:
+            if part.groups.sum():
+                title = str(part.title) if self.source.parts[1:] else self.source.title
+                self._check_columns(part.schema, title, responses, with_answers)
         self._held: dict[int, int] = {}
         """Row that is held -> its place in `_values`."""
         self._values: dict[str, list[Any]] = {}
@@ -192,9 +196,15 @@ class PromptTable:
         return {
             "messages": Column.text([as_json(as_chat(self._prompt(row))) for row in rows]),
             "answer": Column.text([self._answer(row) for row in rows]),
-            "data_source": Column.text([self._cell("data_source", row) or self.source.name for row in rows]),
+            "data_source": Column.text([self._data_source(row) for row in rows]),
             "extra_info": Column.text([as_json(self._cell("extra_info", row) or {}) for row in rows]),
         }
+
+    def _data_source(self, row: int) -> str:
+        found = self._cell("data_source", row)
+        if not isinstance(found, str | None):
+            raise self._wrong(row, "a data_source that is no text")
+        return found or self.source.name
 
     def _answer(self, row: int) -> str:
         key = self.source.spec.answer_key
@@ -212,16 +222,25 @@ class PromptTable:
         # If responses are chats, a column `prompt` repeats their beginning, often as plain text.
         if before:
             return with_system(before, spec.system_prompt)
-        return prompt_of(self._at(spec.prompt_key, row), spec, has_template=bool(self._tokenizer.chat_template)) or []
+        value = self._at(spec.prompt_key, row)
+        try:
+            return prompt_of(value, spec, has_template=bool(self._tokenizer.chat_template)) or []
+        except ValueError as error:
+            raise self._wrong(row, error) from error
 
     def _value(self, column: str, row: int) -> Any:
         return chat_of(self._at(column, row))
 
     def _at(self, column: str, row: int) -> Any:
         """The value of a column, or of a struct's field."""
-        name, _, rest = column.partition(".")
-        value = self._cell(name, row)
-        return value_at(value, rest) if rest and isinstance(value, dict) else None if rest else value
+        name = column.partition(".")[0]
+        try:
+            return value_at({name: self._cell(name, row)}, column)
+        except ValueError as error:
+            raise self._wrong(row, error) from error
+
+    def _wrong(self, row: int, what: object) -> ValueError:
+        return ValueError(f"{self.place(row)} has {what}; mend the row, or remove it")
 
     def _cell(self, column: str, row: int) -> Any:
         """The value of a column, None if the file lacks it."""
@@ -273,9 +292,11 @@ class PromptTable:
         fact = f"{self.place(row)}{column}: the tokenizer does not know {part} {text[:80]!r}"
         raise ValueError(f"{fact}; change the {what} or the tokenizer")
 
-    def _check_columns(self, responses: Sequence[str], with_answers: bool) -> None:
-        """Raise ValueError if a required column is missing."""
-        schema, spec = self.source.schema, self.source.spec
+    def _check_columns(self, schema: pa.Schema, title: str, responses: Sequence[str], with_answers: bool) -> None:
+        """Raise ValueError if a file lacks a required column, or has one several times."""
+        if problem := repeated(schema, self._columns):
+            raise ValueError(f"{title} {problem}")
+        spec = self.source.spec
         needed = [*responses, *([spec.answer_key] if with_answers else [])]
         chats = bool(responses) and all(is_list(column_type(schema, name)) for name in responses)
         if not chats:
@@ -285,5 +306,5 @@ class PromptTable:
             whole = missing[0].partition(".")[0]
             absent = missing[0] if whole in schema.names else whole
             wanted = f"{', '.join(needed[:-1])} and {needed[-1]}" if needed[1:] else needed[0]
-            fact = f"{self.source.title} has no column {absent}; it needs {wanted}"
+            fact = f"{title} has no column {absent}; it needs {wanted}"
             raise ValueError(f"{fact}, and has: {', '.join(schema.names)}")

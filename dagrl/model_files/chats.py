@@ -27,6 +27,13 @@ def chat_of(value: Any) -> Any:
     return [_message(each) for each in value] if isinstance(value, list) else value
 
 
+def no_chat(value: Any) -> bool:
+    """Whether a value is not missing, and neither a text nor a list of messages; null messages are reported apart."""
+    if isinstance(value, list):
+        return not all(isinstance(each, dict | None) for each in value)
+    return not isinstance(value, str | None)
+
+
 def fields_beside_content(message: Mapping[str, Any]) -> list[str]:
     """Fields of an assistant's message that are part of what the policy writes, except for the content."""
     return [name for name in _BESIDE_CONTENT if message.get(name)]

@@ -17,7 +17,7 @@ from dagrl.config.reward_names import BUILT_IN_REWARDS
 from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode, SourceSpec
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 from dagrl.model_files.chats import chat_of
-from dagrl.model_files.nested_columns import column_type, is_list, value_at
+from dagrl.model_files.nested_columns import column_type, is_list, repeated, value_at
 from dagrl.plugins.custom import parameters_of
 from dagrl.plugins.declarations import BATCHED_FIELDS_OF_VERL, FIELDS_OF_VERL
 from dagrl.plugins.isolation import ask
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _MOST_FILES = 64
-"""Files of a source whose rows are checked; of others only the number of rows is read."""
+"""Files of a source whose rows are checked; of others only the columns and the number of rows are read."""
 _WHOLE_SAMPLES = 4
 """With more files, fewer rows of each are checked."""
 _ANSWER = "answer"
@@ -96,7 +96,12 @@ def _check_source(
     """The rows of a source's files; None if one of them is wrong, or there are none."""
     # The first and the last file, and some between them.
     some = {round(each * (len(files) - 1) / _MOST_FILES) for each in range(_MOST_FILES + 1)}
-    right = [_check_rows(files[number], place, wanted, share, findings) for number in sorted(some) if files]
+    right = [
+        _check_rows(file, place, wanted, share if number in some else 0, findings)
+        for number, file in enumerate(files)
+        # Types of JSON are those of its rows.
+        if number in some or file.kind != "json"
+    ]
     if not all(right) or not files:
         return None
     try:
@@ -179,7 +184,7 @@ class _Wanted:
 
 
 def _check_rows(file: PromptFile, place: Place, wanted: _Wanted, share: float, findings: Findings) -> bool:
-    """Whether a run can use the columns and first rows of a file."""
+    """Whether a run can use the columns of a file, and with a `share` its first rows."""
     import pyarrow as pa
 
     warnings: list[str] = []
@@ -189,8 +194,8 @@ def _check_rows(file: PromptFile, place: Place, wanted: _Wanted, share: float, f
         with sampled(file) as opened:
             schema = opened.schema
             if len(schema) or file.kind == "parquet":
-                problems = [*_schema_problems(schema, wanted), *_response_problems(schema, wanted.responses)]
-            if not problems:
+                problems = _schema_problems(schema, wanted)
+            if not problems and share:
                 code = "wrong-rows"
                 problems, warnings = _row_problems(opened, file.path.parent, wanted, share)
     except pa.ArrowException as error:
@@ -253,16 +258,13 @@ def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     import pyarrow.types as kinds
 
     spec, problems = wanted.spec, []
+    used = [spec.prompt_key, "data_source", spec.answer_key, "extra_info", *wanted.responses]
+    if problem := repeated(schema, [*used, *([wanted.images] if wanted.images else [])]):
+        return [problem]
     if wanted.images and not is_list(column_type(schema, wanted.images)):
         problems.append(
             f"has no list of images in `{wanted.images}` (data.image_key); {suggest(wanted.images, schema.names)}"
         )
-    answers = spec.answer_key.partition(".")[0]
-    for name in dict.fromkeys((spec.prompt_key.partition(".")[0], "data_source", answers)):
-        if (times := schema.names.count(name)) > 1:
-            problems.append(f"has {times} columns `{name}`; keep one of them")
-    if problems:
-        return problems
     # A chat that ends with a response begins with its prompt.
     given = bool(wanted.responses) and all(_is_chat(column_type(schema, name)) for name in wanted.responses)
     for key, name, needed in (
@@ -277,7 +279,7 @@ def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     kind = column_type(schema, "data_source")
     if kind is not None and not (_is_text(kind) or kinds.is_null(kind)):
         problems.append(f"has a data_source of type {kind}; it must be text")
-    return problems
+    return [*problems, *_response_problems(schema, wanted.responses)]
 
 
 def _missing_column(schema: pa.Schema, column: str, key: str) -> str:

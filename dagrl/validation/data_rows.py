@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from dagrl.config.loading.prompt_files import PromptFile
 from dagrl.config.schema import SourceSpec
 from dagrl.data.sources.fields import prompt_of
-from dagrl.model_files.chats import chat_of, fields_beside_content
+from dagrl.model_files.chats import chat_of, fields_beside_content, no_chat
 from dagrl.model_files.images import MARKER, check_proportions, open_image
 from dagrl.model_files.nested_columns import value_at
 from dagrl.validation.sampled_files import SampledFile, sampled
@@ -114,6 +114,8 @@ def row_faults(file: SampledFile, columns: CheckedColumns, share: float = 1.0) -
     wanted = [*([spec.prompt_key] if columns.prompt else []), *columns.responses]
     wanted += [spec.answer_key] if columns.answers else []
     wanted += [columns.images] if columns.images else []
+    # The types of other files' columns hold for all rows.
+    wanted += ["data_source"] if file.in_json else []
     if not wanted:
         return found
     for batch in file.batches(wanted):
@@ -185,18 +187,32 @@ def _null_in(path: str, columns: CheckedColumns, required: tuple[str, ...]) -> F
 
 
 def _faults_of(row: Mapping[str, Any], columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
+    try:
+        yield from _faults_of_values(row, columns, decode=decode)
+    except ValueError as error:
+        yield Flaw(str(error))
+
+
+def _faults_of_values(row: Mapping[str, Any], columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
+    """Raises ValueError, with the flaw, for a value of another type than its column should have."""
     spec = columns.spec
+    if not isinstance(row.get("data_source"), str | None):
+        raise ValueError("a data_source that is no text")
     prompt = prompt_of(value_at(row, spec.prompt_key), spec, has_template=False) if columns.prompt else None
     if columns.prompt:
         yield from _of_prompt(prompt)
     if columns.images:
         images = row[columns.images] or []
+        if not isinstance(images, list):
+            raise ValueError(f"a value of `{columns.images}` that is no list of images")
         if columns.prompt and _markers(prompt) != len(images):
             yield Flaw(f"a prompt with another number of {MARKER} than of images")
         yield from _of_images(images, columns.folder, decode=decode)
     before = []
     for name in columns.responses:
         response = chat_of(value_at(row, name))
+        if no_chat(response):
+            raise ValueError(f"a response in `{name}` that is neither text nor a list of messages")
         if isinstance(response, list):
             before.append(response[:-1])
             yield from _of_chat(response, name, alone=columns.alone)

@@ -10,7 +10,7 @@ from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.prompt_files import files_of
 from dagrl.config.schema import Pipeline, SourceSpec
 from dagrl.config.schema.order import OrderSpec
-from dagrl.model_files.nested_columns import column_type
+from dagrl.model_files.nested_columns import column_type, repeated
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.sampler import check_sampler
 from dagrl.validation.data_files import fields_beside
@@ -48,6 +48,9 @@ def _check_column(pipeline: Pipeline, column: str, findings: Findings) -> None:
             schema = _schema(spec)
         except (OSError, ValueError, pa.ArrowException):
             continue  # Other checks report it.
+        if problem := repeated(schema, [column]):
+            findings.error(("data", "order", "by"), f"{spec.title} {problem}", "unknown-column")
+            return
         if column_type(schema, column) is None:
             known = [*schema.names, *fields_beside(schema, column)]
             message = f"{spec.title} has no column `{column}`; {suggest(column, known)}"

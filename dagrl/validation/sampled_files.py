@@ -44,6 +44,7 @@ class SampledFile:
 
         self.parquet = opened
         """The file, if it is parquet."""
+        self.in_json = file.kind == "json"
         self._file = file
         self.schema: pa.Schema
         if opened is not None:
@@ -58,7 +59,7 @@ class SampledFile:
     def batches(self, columns: Sequence[str]) -> Iterator[RowBatch]:
         """Yield the rows with these columns, and fields of structs. ArrowException if the file is damaged."""
         names, start = list(dict.fromkeys(column.partition(".")[0] for column in columns)), 0
-        if self._file.kind == "json":
+        if self.in_json:
             for several in batched(self._json(), _BATCH_ROWS):
                 rows = [{name: row.get(name) for name in names} for _, row, _ in several]
                 size = _JSON_COST * sum(size for _, _, size in several)

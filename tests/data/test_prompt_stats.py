@@ -115,3 +115,12 @@ def test_every_copied_passage_is_found_wherever_it_stands(read) -> None:
         read("val.jsonl", [{"prompt": each} for each in val]),
     )
     assert sorted(np.union1d(found.same, found.similar).tolist()) == copied
+
+
+@pytest.mark.parametrize("name", ["prompt", "answer", "data_source"])
+def test_columns_of_a_name_are_told(tmp_path, name) -> None:
+    table = pa.table({each: ["2"] for each in ("prompt", "answer", "data_source")})
+    pq.write_table(table.append_column(name, table[name]), tmp_path / "a.parquet")
+    source = open_source("sums", SourceSpec(path=tmp_path / "a.parquet"))
+    with pytest.raises(ValueError, match=rf"a\.parquet has 2 columns `{name}`; keep one of them"):
+        file_stats(source, lambda texts: [*map(len, texts)])

@@ -442,14 +442,21 @@ def break_pages(path):
     path.write_bytes(whole)
 
 
-def two_columns(path):
-    table = pq.read_table(path)
-    pq.write_table(table.append_column("prompt", table["prompt"]), path)
+def two_columns(name):
+    def make(path):
+        table = pq.read_table(path)
+        table = table if name in table.column_names else table.append_column(name, table["prompt"])
+        pq.write_table(table.append_column(name, table[name]), path)
+
+    return make
 
 
 FILES = {
     "pages of zeros": (break_pages, "cannot be read as parquet ("),
-    "two columns of a name": (two_columns, "has 2 columns `prompt`; keep one of them"),
+    "two columns of a name": (two_columns("prompt"), "has 2 columns `prompt`; keep one of them"),
+    "two columns with answers": (two_columns("reward_model"), "has 2 columns `reward_model`; keep one of them"),
+    "two columns with sources": (two_columns("data_source"), "has 2 columns `data_source`; keep one of them"),
+    "two columns with more": (two_columns("extra_info"), "has 2 columns `extra_info`; keep one of them"),
     "a pointer": (
         lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
         "is a pointer of Git LFS; fetch the file with `git lfs pull`",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -117,3 +118,12 @@ def test_a_column_is_looked_for_without_a_copy_of_the_file(
     else:
         project.assert_problem(path, "data.order.by", "unknown-column")
     assert not (tmp_path / "cache").exists()
+
+
+def test_two_columns_of_the_name_to_sort_by(project):
+    table = pq.read_table(project.folder / "train.parquet")
+    index = pa.array(range(len(table)))
+    table = table.append_column("index", index).append_column("index", index)
+    pq.write_table(table, project.folder / "train.parquet")
+    path = project.pipeline(("train: train.parquet", "train: train.parquet\n  order: {by: index} #!"))
+    project.assert_problem(path, "data.order.by", "has 2 columns `index`; keep one of them")

@@ -90,6 +90,29 @@ def test_files_that_a_run_cannot_use(project, folder, case):
     project.assert_problem(pipeline(project, train), "data.train", message)
 
 
+MIXED = {
+    "a number as prompt": ({"question": 5}, "a prompt that is neither text nor a list of messages"),
+    "an object as prompt": ({"question": {"role": "user", "content": "1"}}, "a prompt that is neither"),
+    "a list of texts as prompt": ({"question": ["a", "b"]}, "a prompt that is neither"),
+    "a text for a struct": ({"answer": "2"}, "a value of `answer` that is no struct with the field truth"),
+    "a list for a struct": ({"answer": [{"truth": "2"}]}, "a value of `answer` that is no struct"),
+    "a number as data source": ({"data_source": 5}, "a data_source that is no text"),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+@pytest.mark.parametrize("ending", ["jsonl", "json"])
+def test_rows_whose_types_differ_from_the_first(project, case, ending):
+    values, message = MIXED[case]
+    good = {"question": "1+1=", "answer": {"truth": "2"}, "data_source": "sums"}
+    rows = [json.dumps(each) for each in [*[good] * 300, {**good, **values}, {**good, **values}]]
+    text = "\n".join(rows) if ending == "jsonl" else f"[{','.join(rows)}]"
+    (project.folder / f"a.{ending}").write_text(text)
+    place = "line 301" if ending == "jsonl" else "row 300 (the first is 0)"
+    path = pipeline(project, f"{{path: a.{ending}, prompt_key: question, answer_key: answer.truth}}")
+    project.assert_problem(path, "data.train", f"a.{ending} has {message}", f" in {place}, and 1 more like it; ")
+
+
 def test_json_is_checked_without_pandas(project, folder):
     """It takes a second to import, and Arrow does so for some of its functions."""
     path = pipeline(project, f"{{path: [a.jsonl, b.jsonl.gz, c.json], {KEYS}}}")
@@ -112,6 +135,18 @@ def test_many_files_share_the_time_of_a_few(project, row, monkeypatch):
     assert check_file(pipeline(project, "many")).rows == {"train": 120}
     project.write_rows("many/17.parquet", [{**row, "prompt": ""}, row, row])
     project.assert_problem(pipeline(project, "many"), "data.train", "17.parquet has an empty prompt in row 0")
+
+
+@pytest.mark.parametrize("change", ["reward_model", "data_source"])
+def test_the_columns_of_each_of_many_files_are_checked(project, row, change):
+    (project.folder / "many").mkdir()
+    for number in range(70):
+        project.write_rows(f"many/{number:02}.parquet", [row])
+    # Its rows are not checked.
+    row = {**row, change: 5} if change == "data_source" else {name: row[name] for name in row if name != change}
+    project.write_rows("many/07.parquet", [row])
+    wanted = {"reward_model": "has no column `reward_model`", "data_source": "has a data_source of type int64"}
+    project.assert_problem(pipeline(project, "many"), "data.train", f"07.parquet {wanted[change]}")
 
 
 def test_a_system_message_needs_a_chat_template(project, folder):

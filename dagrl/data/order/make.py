@@ -100,11 +100,15 @@ def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int, share:
 
 def _column(source: Source, name: str) -> np.ndarray:
     """The values of a column, or of a field of a struct: numbers or texts. Raises ValueError for others."""
-    column, _, field = name.partition(".")
+    column = name.partition(".")[0]
     found: list[Any] = []
     for rows in batched(range(len(source)), _READ_ROWS):
         values = source.values(rows, [name])[column]
-        found += [value_at(each, field) for each in values] if field else values
+        for row, value in zip(rows, values, strict=True):
+            try:
+                found.append(value_at({column: value}, name))
+            except ValueError as error:
+                raise ValueError(f"{source.place(row)} has {error}; data.order.by needs it") from error
     kinds = {str if isinstance(each, str) else float if isinstance(each, int | float) else None for each in found}
     if len(kinds) > 1 or None in kinds:
         wrong = next(row for row, each in enumerate(found) if not isinstance(each, int | float | str) or len(kinds) > 1)

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from dagrl.config.schema import SourceSpec
-from dagrl.model_files.chats import Message, chat_of
+from dagrl.model_files.chats import Message, chat_of, no_chat
 
 _OWN_KEY = SourceSpec.model_fields["prompt_key"].default
 
@@ -19,9 +19,11 @@ def prompt_of(value: Any, spec: SourceSpec, *, has_template: bool) -> Any:
     """The prompt in a value of the source's column, a text or a chat, with the source's system message.
 
     Text in a column of another name than ``prompt`` is a user's message where the tokenizer has a chat template, and a
-    chat ends before the answers that it closes with.
+    chat ends before the answers that it closes with. Raises ValueError, with the object of "has", for other values.
     """
     found = chat_of(value)
+    if no_chat(found):
+        raise ValueError("a prompt that is neither text nor a list of messages")
     if spec.prompt_key != _OWN_KEY:
         if isinstance(found, str) and found and has_template:
             found = as_chat(found)

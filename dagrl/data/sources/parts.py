@@ -38,6 +38,8 @@ class Part(Protocol):
     """Rows of each group, int64."""
     size: int
     """Bytes that all groups would take in memory, about; 0 if they stay on disk."""
+    title: Path
+    """The file, for messages."""
     folder: Path
     """Where relative paths of images begin."""
 
@@ -62,7 +64,7 @@ class ParquetPart:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self._title, self.folder = file.path, file.path.parent
+        self.title, self.folder = file.path, file.path.parent
         with reading(file):
             self._file = pq.ParquetFile(opened or file.path, memory_map=opened is None)
             metadata = self._file.metadata
@@ -85,13 +87,13 @@ class ParquetPart:
         try:
             return self._file.read_row_group(group, known)
         except (OSError, pa.ArrowException) as error:
-            raise ValueError(f"{self._title} cannot be read as parquet: {error}") from error
+            raise ValueError(f"{self.title} cannot be read as parquet: {error}") from error
 
     def values(self, table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
         return python_values(table, names)
 
     def place(self, row: int) -> str:
-        return f"{self._title}, row {row} (the first is 0)"
+        return f"{self.title}, row {row} (the first is 0)"
 
 
 class ArrowPart:
@@ -100,7 +102,7 @@ class ArrowPart:
     def __init__(self, file: PromptFile) -> None:
         import pyarrow as pa
 
-        self._title, self.folder = file.path, file.path.parent
+        self.title, self.folder = file.path, file.path.parent
         with reading(file):
             self._batches = list(arrow_batches(file.path))
         self.schema: pa.Schema = self._batches[0].schema if self._batches else pa.schema([])
@@ -117,14 +119,14 @@ class ArrowPart:
         return python_values(table, names)
 
     def place(self, row: int) -> str:
-        return f"{self._title}, row {row} (the first is 0)"
+        return f"{self.title}, row {row} (the first is 0)"
 
 
 class JsonPart:
     """A file of JSON rows. They are copied to parquet as texts, because the rows may have different fields."""
 
     def __init__(self, file: PromptFile) -> None:
-        self._path, self.folder = file.path, file.path.parent
+        self.title, self.folder = file.path, file.path.parent
         copy = file.cached
         if not copy.is_file():
             copy = copied(file, _schema_of_texts(), _tables_of_texts(file.path))
@@ -152,7 +154,7 @@ class JsonPart:
         return self._at(int(self._numbers[group][row - first]))
 
     def _at(self, number: int) -> str:
-        return f"{self._path}, row {number} (the first is 0)" if self._in_list else f"{self._path}:{number}"
+        return f"{self.title}, row {number} (the first is 0)" if self._in_list else f"{self.title}:{number}"
 
     def _rows(self, table: pa.Table) -> list[dict[str, Any]]:
         rows = []

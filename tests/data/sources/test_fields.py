@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dagrl.config.schema import SourceSpec, TokenizerSpec
@@ -131,3 +133,71 @@ def test_rows_that_are_held_have_the_tokens_of_rows_alone(table_of) -> None:
 def test_messages_of_no_sender_are_no_chat(sender) -> None:
     stored = [{"from": sender, "value": "x"}]
     assert json.loads(answer_of(stored)) == stored
+
+
+WRONG = {
+    "a number": ({"prompt": 5}, "a prompt that is neither text nor a list of messages"),
+    "a truth": ({"prompt": True}, "a prompt that is neither"),
+    "an object": ({"prompt": USER}, "a prompt that is neither"),
+    "a list of texts": ({"prompt": ["a", "b"]}, "a prompt that is neither"),
+    "a list of numbers": ({"prompt": [1]}, "a prompt that is neither"),
+    "a list of lists": ({"prompt": [[USER]]}, "a prompt that is neither"),
+    "a message and a text": ({"prompt": [USER, "b"]}, "a prompt that is neither"),
+    "a text for a struct": ({"answer": "2"}, "a value of `answer` that is no struct with the field truth"),
+    "a list for a struct": ({"answer": ["2"]}, "a value of `answer` that is no struct with the field truth"),
+    "a number for a struct": ({"answer": 2}, "a value of `answer` that is no struct with the field truth"),
+    "a text for a struct in one": ({"answer": {"truth": "2"}}, "a value of `answer.truth` that is no struct"),
+    "a number as data source": ({"data_source": 5}, "a data_source that is no text"),
+    "zero as data source": ({"data_source": 0}, "a data_source that is no text"),
+    "a list as data source": ({"data_source": ["a"]}, "a data_source that is no text"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("system", [None, "Add."])
+def test_values_of_other_types_are_named_with_their_row(table_of, case, system) -> None:
+    values, message = WRONG[case]
+    good = {"prompt": "1+1=", "answer": {"truth": {"text": "2"}}, "data_source": "sums"}
+    keys = {"answer_key": "answer.truth.text" if "in one" in case else "answer.truth", "system_prompt": system}
+    table = table_of(*[good] * 300, {**good, **values}, marked=True, **keys)
+    with pytest.raises(ValueError, match=r"rows\.jsonl:301 has a .*; mend the row, or remove it") as caught:
+        table.texts([0, 300])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [5, {"a": 1}, ["a"], [ASSISTANT, "a"]])
+def test_responses_of_other_types_are_named_with_their_row(tmp_path, value) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "1+1=", "reply": each}) + "\n" for each in ("2", value)))
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    table = PromptTable(path, tokenizer, responses=["reply"], with_answers=False)
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: `reply` holds .*, no response"):
+        table.responses(1)
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: a response is neither text nor a list of messages"):
+        table.prompt(1)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+@pytest.mark.parametrize("lacks", ["prompt", "answer"])
+def test_each_file_has_the_columns(tmp_path, ending, lacks) -> None:
+    for number in range(5):
+        row = {name: "2" for name in ("prompt", "answer") if number != 3 or name != lacks}
+        path = tmp_path / f"{number}.{ending}"
+        if ending == "parquet":
+            pq.write_table(pa.Table.from_pylist([row]), path)
+        else:
+            path.write_text(json.dumps(row) + "\n")
+    source = open_source("sums", SourceSpec(path=tmp_path, answer_key="answer"))
+    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
+    with pytest.raises(ValueError, match=rf"/3\.{ending} has no column {lacks}; it needs prompt and answer"):
+        PromptTable(source, tokenizer)
+
+
+@pytest.mark.parametrize("name", ["prompt", "answer", "data_source", "extra_info"])
+def test_columns_of_a_name_are_told(tmp_path, name) -> None:
+    table = pa.table({each: ["2"] for each in ("prompt", "answer", "data_source", "extra_info")})
+    pq.write_table(table, tmp_path / "0.parquet")
+    pq.write_table(table.append_column(name, table[name]), tmp_path / "1.parquet")
+    source = open_source("sums", SourceSpec(path=tmp_path, answer_key="answer"))
+    with pytest.raises(ValueError, match=rf"/1\.parquet has 2 columns `{name}`; keep one of them"):
+        PromptTable(source, make_tokenizer(TokenizerSpec(kind="bytes")))
