@@ -51,10 +51,13 @@ def write_files(
 
     `columns`: settings that name a column -> the key of a source for it. They are written where it is another column.
     """
-    paths = [data_file(file) for file in files if file is not None]
+    files = [file for file in files if file is not None]
+    whole = [_SLICE.sub("", file) if isinstance(file, str) else file for file in files]
+    paths = [data_file(file) for file in whole]
     named = {column: t.get(column) for column in columns if paths and t.get(column) not in (None, "prompt")}
     place = f"{target}.path" if named else target
-    note = note or ("convert it once (docs/data.md)" if paths and paths != [*files] else "")
+    changes = ["convert it once (docs/data.md)"] * (paths != whole) + ["all rows are read"] * (whole != files)
+    note = note or "; ".join(changes)
     if len(paths) < 2 or any(isinstance(path, Unresolved) for path in paths):
         t.write(place, paths[0] if paths else None, key, note=note)
         if len(paths) > 1:

@@ -203,3 +203,20 @@ def test_files_that_dagrl_reads_keep_their_names_and_others_become_parquet(given
 )
 def test_files_that_are_converted_have_one_ending(name) -> None:
     assert parquet_file(name) == "a.parquet"
+
+
+@pytest.mark.parametrize(
+    ("file", "note"),
+    [
+        ("a.parquet", ""),
+        ("a.jsonl", ""),
+        ("a.csv", "convert it once"),
+        ("a.parquet@[0:9]", "all rows are read"),
+        ("a.csv@[0:9]", "convert it once (docs/data.md); all rows are read"),
+    ],
+)
+def test_rows_that_a_file_is_cut_to_are_noted(file, note) -> None:
+    settings = Settings()
+    settings.add(Setting("data.train_files", file, "source", 1))
+    (line,) = [each for each in translate(FRAMEWORKS["verl"], settings).lines if each.key == "data.train_files"]
+    assert note in line.note and bool(note) == bool(line.note)
