@@ -61,7 +61,7 @@ def _chat_in_json(text: str) -> str | list[Message]:
         return text
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     is_chat = isinstance(found, list) and found and all(_is_message(each) for each in found)
     return found if is_chat else text
@@ -96,7 +96,7 @@ def _from_json(value: Any) -> Any:
     """The value of a text in JSON; any other value as it is."""
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagrl.config.errors import Place, listed, suggest
+from dagrl.config.errors import Place, listed, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.prompt_files import PromptFile, count_rows, files_of, unreadable
 from dagrl.config.reward_names import BUILT_IN_REWARDS
@@ -96,13 +96,10 @@ def _check_source(
     """The rows of a source's files; None if one of them is wrong, or there are none."""
     # The first and the last file, and some between them.
     some = {round(each * (len(files) - 1) / _MOST_FILES) for each in range(_MOST_FILES + 1)}
-    right = [
-        _check_rows(file, place, wanted, share if number in some else 0, findings)
-        for number, file in enumerate(files)
-        # Types of JSON are those of its rows.
-        if number in some or file.kind != "json"
-    ]
-    if not all(right) or not files:
+    right = [_check_rows(files[number], place, wanted, share, findings) for number in sorted(some) if files]
+    # Types of JSON are those of its rows.
+    others = (file for number, file in enumerate(files) if number not in some and file.kind != "json")
+    if not files or not all(right) or not all(_check_rows(file, place, wanted, 0, findings) for file in others):
         return None
     try:
         count = sum(map(count_rows, files))
@@ -119,6 +116,9 @@ def _check_source(
 
 def _files(spec: SourceSpec, place: Place, findings: Findings) -> list[PromptFile]:
     """The files of a source; none of the Hub, or if one of them is wrong."""
+    if spec.split is not None and spec.paths and not any(path.is_dir() for path in spec.paths):
+        fact = f"`split` chooses among the files of a folder, and {spec.title} is none"
+        findings.warning((*place, "split"), removal(fact), "unused-split")
     try:
         return files_of(spec)
     except OSError as error:

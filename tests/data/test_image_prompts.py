@@ -100,3 +100,14 @@ def test_prompts_whose_images_make_them_too_long_are_dropped(tmp_path: Path) -> 
 def test_wrong_rows_are_named(prompt: Any, images: list[Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words.replace("|", r"\|")):
         loader(tmp_path, [(prompt, images)]).read(range(1))
+
+
+@pytest.mark.parametrize("stored", ["a.png", 5, {"path": "a.png"}])
+def test_a_value_that_is_no_list_of_images_is_named(tmp_path: Path, monkeypatch, stored: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"images": each}) + "\n" for each in (["a.png"], stored)))
+    column = ImageColumn(path, "images", SETTINGS)
+    for read in (lambda: column.sizes(1), lambda: column.columns([1])):
+        with pytest.raises(ValueError, match=r"a\.jsonl:2 has a value of `images` that is no list of images"):
+            read()

@@ -14,6 +14,17 @@ def sources(more: str) -> tuple[str, str]:
     return "train: train.parquet", f"train: {{sums: train.parquet, more: {{path: train.parquet, {more}}}}}"
 
 
+@pytest.mark.parametrize(
+    ("path", "unused"),
+    [("train.parquet", True), ("'*.parquet'", True), ("[train.parquet, files]", False), ("files", False)],
+)
+def test_a_split_of_no_folder_is_a_warning(project, row, path, unused) -> None:
+    (project.folder / "files").mkdir()
+    project.write_rows("files/test.parquet", [row])
+    found = project.warnings(("train: train.parquet", f"train: {{path: {path}, split: test}}"))
+    assert found == ([("data.train.split", "unused-split")] if unused else [])
+
+
 def pipeline_of(project, *edits: tuple[str, str]) -> Pipeline:
     return check_file(project.pipeline(*edits)).loaded.pipeline
 

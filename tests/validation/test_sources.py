@@ -144,7 +144,8 @@ def test_the_columns_of_each_of_many_files_are_checked(project, row, change):
         project.write_rows(f"many/{number:02}.parquet", [row])
     # Its rows are not checked.
     row = {**row, change: 5} if change == "data_source" else {name: row[name] for name in row if name != change}
-    project.write_rows("many/07.parquet", [row])
+    for number in ("07", "21"):
+        project.write_rows(f"many/{number}.parquet", [row])
     wanted = {"reward_model": "has no column `reward_model`", "data_source": "has a data_source of type int64"}
     project.assert_problem(pipeline(project, "many"), "data.train", f"07.parquet {wanted[change]}")
 

@@ -135,6 +135,11 @@ def test_messages_of_no_sender_are_no_chat(sender) -> None:
     assert json.loads(answer_of(stored)) == stored
 
 
+def test_texts_of_many_brackets_are_texts(table_of) -> None:
+    table = table_of({"prompt": "[" * 100_000})
+    assert text(table) == "[" * 100_000
+
+
 WRONG = {
     "a number": ({"prompt": 5}, "a prompt that is neither text nor a list of messages"),
     "a truth": ({"prompt": True}, "a prompt that is neither"),
