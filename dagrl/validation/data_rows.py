@@ -17,7 +17,7 @@ from dagrl.config.schema import SourceSpec
 from dagrl.data.sources.fields import prompt_of
 from dagrl.model_files.chats import chat_of, fields_beside_content, no_chat
 from dagrl.model_files.images import MARKER, check_proportions, open_image
-from dagrl.model_files.nested_columns import value_at
+from dagrl.model_files.nested_columns import column_type, value_at
 from dagrl.validation.sampled_files import SampledFile, sampled
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def row_with(file: PromptFile, columns: Sequence[str], texts: Sequence[str]) -> 
     wanted = re.compile("|".join(map(re.escape, texts)))
     try:
         with sampled(file) as opened:
-            names = [name for name in columns if name.partition(".")[0] in opened.schema.names]
+            names = [name for name in columns if column_type(opened.schema, name) is not None]
             for batch in opened.batches(names) if names else ():
                 for number, values in zip(batch.numbers, batch.rows, strict=True):
                     if found := wanted.search(str(values)):

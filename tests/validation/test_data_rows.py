@@ -434,6 +434,27 @@ def test_the_scan_is_bounded(project, row):
     assert 16 << 20 <= found.scanned * 100_000 <= 24 << 20
 
 
+@pytest.mark.parametrize("value", [5, {"a": 1}, ["a"], True])
+def test_responses_and_images_of_other_types_are_flaws(tmp_path, value):
+    path = tmp_path / "a.jsonl"
+    rows = [{"reply": "2", "images": []}, {"reply": value, "images": []}, {"reply": "2", "images": 5}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with sampled_files.sampled(PromptFile(path, "json")) as file:
+        columns = data_rows.CheckedColumns(SourceSpec(path=path), prompt=False, responses=("reply",), images="images")
+        found = data_rows.row_faults(file, columns)
+    assert [found.sentence(what) for what in found.faults] == [
+        "has a response in `reply` that is neither text nor a list of messages in line 2",
+        "has a value of `images` that is no list of images in line 3",
+    ]
+
+
+def test_a_text_is_not_looked_for_in_columns_of_a_name(tmp_path):
+    table = pa.table({"prompt": ["<a>"], "reply": ["<b>"]})
+    pq.write_table(table.append_column("prompt", table["prompt"]), tmp_path / "a.parquet")
+    file = PromptFile(tmp_path / "a.parquet", "parquet")
+    assert data_rows.row_with(file, ["prompt", "reply"], ["<a>", "<b>"]) == ("row 0 (the first is 0)", "<b>")
+
+
 def break_pages(path):
     """The footer stays, the pages before it are zeros."""
     whole = bytearray(path.read_bytes())
