@@ -37,7 +37,8 @@ def commands(page: Path) -> list[str]:
     """What a page's blocks of shell commands say, in order, without comments; of transcripts, what follows ``$``."""
     text = page.read_text()
     plain = re.sub(r"```\w*\n.*?```", "", text, flags=re.DOTALL)
-    blocks = re.findall(r"```(?:bash|sh|shell|console)?\n(.*?)```", text, re.DOTALL)
+    fenced = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
+    blocks = [block for language, block in fenced if language in ("", "bash", "sh", "shell", "console")]
     lines = [line[4:] for line in plain.splitlines() if line.startswith("    ")]
     lines += [line for block in blocks for line in block.splitlines()]
     found = []
@@ -244,6 +245,25 @@ NOT_HERE: dict[str, NotHere] = {
         ),
         NotHere("tests/orchestrator/test_validation_alone.py validates checkpoints, models and exports"),
     ),
+    "dagrl data stats FILE ... --val FILE": SYNTAX,
+    "dagrl data stats data/gsm8k/train.parquet --val data/gsm8k/test.parquet": NotHere(
+        "tests/cli/test_data.py calls it"
+    ),
+    **dict.fromkeys(
+        (
+            "dagrl run pipeline.yaml --only rollout,reward",
+            "dagrl run pipeline.yaml --only rollout,reward --explorer 1/2",
+            "dagrl run pipeline.yaml --only rollout,reward --explorer 1/3",
+            "dagrl run pipeline.yaml --only rollout,reward --explorer 2/3",
+            "dagrl run pipeline.yaml --only rollout,reward --explorer 3/3",
+            "dagrl run pipeline.yaml --only advantage,update",
+            "dagrl run later.yaml --only advantage,update --experience runs/first/experience schedule.weights_every=0",
+        ),
+        NotHere("tests/orchestrator/test_explore_train.py runs the parts of a pipeline"),
+    ),
+    "dagrl graph pipeline.yaml --only advantage,update": NotHere("tests/graph/test_cut.py draws parts"),
+    "dagrl validate experience.yaml": NotHere("tests/test_experience.py validates it"),
+    "dagrl graph experience.yaml": NotHere("tests/test_experience.py validates it"),
     "dagrl validate own.yaml": NotHere("tests/test_your_own.py validates it"),
     "dagrl run own.yaml": NotHere("tests/orchestrator/test_your_own.py runs code of every kind"),
 }
