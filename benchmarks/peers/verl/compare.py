@@ -107,14 +107,7 @@ def run_verl(
     metrics.unlink(missing_ok=True)
     command = [python, "-m", *verl_module(case), *verl_arguments(case, model, folder)]
     (folder / "verl.args").write_text("\n".join(command) + "\n")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(stubs(folder))])),
-        "VERL_FILE_LOGGER_PATH": str(metrics),
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "TOKENIZERS_PARALLELISM": "true",
-        "HF_HUB_OFFLINE": "1",
-        "HYDRA_FULL_ERROR": "1",
-    }
+    environment = verl_environment(folder, metrics)
     with log.open("w") as output:
         limit = _START_S + case.steps * _STEP_S
         ended = subprocess.run(
@@ -129,6 +122,18 @@ def run_verl(
     if checks.get("response_length/mean", case.response_tokens) != case.response_tokens:
         raise RuntimeError(f"verl's responses have {checks['response_length/mean']} tokens, not {case.response_tokens}")
     return medians(steps[: case.steps], 0, warmup), checks
+
+
+def verl_environment(folder: Path, metrics: Path) -> dict[str, str]:
+    """The environment of verl's process, which writes its metrics to the file `metrics`."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(stubs(folder))])),
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "TOKENIZERS_PARALLELISM": "true",
+        "HF_HUB_OFFLINE": "1",
+        "HYDRA_FULL_ERROR": "1",
+    }
 
 
 def stubs(folder: Path) -> Path:

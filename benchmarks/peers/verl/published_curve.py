@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from compare import stubs
+from compare import verl_environment
 from phases import verl_steps
 from published_model import HIGH, figures
 from reports import tell
@@ -103,7 +102,7 @@ def as_dagrl(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         accuracies = [value for name, value in line.items() if name.startswith("val-core/") and "/mean@1" in name]
         own: dict[str, Any] = {"step": step}
         if accuracies:
-            # Each number of steps is a source of its own, and equally frequent.
+            # Each class of problems has the same number of rows.
             own["val/reward/mean"] = sum(accuracies) / len(accuracies)
         if "timing_s/step" in line:
             own |= {"time/step_s": line["timing_s/step"] - line.get("timing_s/testing", 0.0)}
@@ -128,14 +127,7 @@ def main() -> None:
     train = (args.data / "train.parquet").resolve()
     found = arguments(args.model.resolve(), train, validation, folder, args.seed, args.steps)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in found.items())]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(stubs(folder))])),
-        "VERL_FILE_LOGGER_PATH": str(metrics),
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "TOKENIZERS_PARALLELISM": "true",
-        "HF_HUB_OFFLINE": "1",
-        "HYDRA_FULL_ERROR": "1",
-    }
+    environment = verl_environment(folder, metrics)
     with (folder / "verl.log").open("w") as log:
         subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, check=True)
     lines = [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
