@@ -26,7 +26,7 @@ _PROMPT_ID = "prompt_id"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What wrote a file of experience."""
+    """The writer of a file of experience."""
 
     model: str
     """Fingerprint of the model's config."""
@@ -71,7 +71,7 @@ def read_experience(path: Path, names: Iterable[str]) -> Experience:
 
 
 def origin_of(path: Path) -> tuple[Origin, frozenset[str]]:
-    """What wrote a file, and its columns. Raises ValueError if it is no file of experience."""
+    """The writer of a file, and its columns. Raises ValueError if it is no file of experience."""
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:

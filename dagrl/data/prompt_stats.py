@@ -39,7 +39,7 @@ Scores = Callable[[str], str]
 
 @dataclass(slots=True)
 class FileStats:
-    """What was counted in the rows of a source."""
+    """Counts of the rows of a source."""
 
     source: Source
     prompt_key: str
@@ -132,7 +132,7 @@ def file_stats(
 
 
 def overlap(training: Sequence[FileStats], validation: FileStats) -> Overlap:
-    """What a validation file has in common with the training files, each of which is read once more."""
+    """The prompts that a validation file shares with the training files, each of which is read once more."""
     known = np.unique(np.concatenate([each.prompts for each in training]))
     filled = np.setdiff1d(np.arange(len(validation.prompts)), validation.empty)
     same = filled[np.isin(validation.prompts[filled], known)]

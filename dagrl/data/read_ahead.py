@@ -36,7 +36,7 @@ class ReadAhead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._ahead: Future[ReadPrompts] | None = None
         self._read: list[ReadPrompts] = []
-        """What was read for the next call."""
+        """The prompts that were read for the next call."""
 
     def read(self, ids: Sequence[int], ahead: Sequence[int] = ()) -> ReadPrompts:
         """The prompts `ids`, in this order; those of `ahead` are read in the background.

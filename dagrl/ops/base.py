@@ -50,7 +50,7 @@ class Output:
     dropped: tuple[int, ...] = ()
     """Only from the source: ids of prompts that are too long. Then there are no rows: others must take their places."""
     outcomes: GroupOutcomes | None = None
-    """What a filter or the step's sink knows about groups."""
+    """Outcomes of groups, from a filter or the step's sink."""
     sampled: int = 0
     """Only from a rollout: number of tokens sampled."""
     unfinished: bool = False

@@ -1,4 +1,4 @@
-"""What a batch says about its prompts, for the order of later steps."""
+"""Outcomes of the prompts of a batch, for the order of later steps."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class Response:
 
 
 def counts_of(responses: Sequence[Response]) -> dict[str, np.ndarray]:
-    """What the account counts of responses, int64 [responses] each.
+    """The account's counts of responses, int64 [responses] each.
 
     ``sampled`` in this step; ``begun``, 0 unless tokens of earlier steps are continued; ``outdated``, whether those
     were too old; ``masked`` because older weights have sampled them. Of an agent also ``held``, the tokens in rows;

@@ -98,7 +98,7 @@ class Driver:
         if self._feed and self._feed.note:
             trackers.note(self._feed.note)
         self._rollout_facts = rollout_facts(pipeline, plan)
-        """What the account knows of each rollout."""
+        """Facts about each rollout, for the account."""
         self._kl = KlControl(pipeline, start.kl_weights, start.step + 1)
         self._recorder = Recorder(prepared, groups, folder, trackers.note)
         self._keeps_partial = any(node.partial_rollout for node in pipeline.rollouts.values())

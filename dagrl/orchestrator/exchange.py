@@ -31,7 +31,7 @@ _QUIET_S = 10.0
 
 
 class Exchange:
-    """What the driver needs of one part."""
+    """The interface between the driver and one part."""
 
     def __init__(self, prepared: PreparedPipeline, part: Part, folder: RunFolder, experience: Path) -> None:
         self.pipeline, self.part, self.run = prepared.loaded.pipeline, part, folder
@@ -83,7 +83,7 @@ class Exchange:
         raise NotImplementedError
 
     async def _poll[Found](self, look: Callable[[], Found | None], waits_for: Callable[[], str]) -> Found | None:
-        """What `look` finds; None after a request to stop. Raises RunError after ``run.node_timeout_s``."""
+        """The first result of `look`; None after a request to stop. Raises RunError after ``run.node_timeout_s``."""
         began, pause, told = time.monotonic(), _FIRST_PAUSE_S, False
         limit_s = self.pipeline.run.node_timeout_s
         while (found := await run_in_daemon_thread(look)) is None:

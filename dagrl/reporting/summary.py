@@ -103,7 +103,7 @@ def main_metrics(run: RunRecord) -> list[RenderableType]:
 
 
 def account_equations(run: RunRecord) -> list[str]:
-    """What became of the samples and tokens of each rollout and source: ``samples: 64 generated = 48 trained (75%)
+    """The ends of the samples and tokens of each rollout and source: ``samples: 64 generated = 48 trained (75%)
     + 16 unused (25%)``.
     """
     lines = []

@@ -57,7 +57,7 @@ def _added(sums: Mapping[str, float], prefix: str) -> dict[str, int]:
 
 
 def lost(steps: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """What the line before these steps says about them once they are lost: the samples and tokens they generated."""
+    """Counts of the samples and tokens that lost steps have generated, for the line before them."""
     counts: dict[str, float] = {}
     for line in steps:
         for name, value in line.items():

@@ -18,7 +18,7 @@ from dagrl.validation import CheckedPipeline
 
 @dataclass(frozen=True, slots=True)
 class PartOptions:
-    """What `dagrl run` is told about a part."""
+    """Options of `dagrl run` for a part."""
 
     only: tuple[str, ...]
     """Nodes of the part."""

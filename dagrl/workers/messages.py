@@ -58,9 +58,9 @@ class Block:
     dropped: tuple[int, ...] = ()
     """Ids of prompts that are too long, from the source."""
     outcomes: GroupOutcomes | None = None
-    """What a filter or the step's sink knows about groups."""
+    """Outcomes of groups, from a filter or the step's sink."""
     counts: dict[str, np.ndarray] = field(default_factory=dict)
-    """What the account counts of each row, int64 [rows], from a rollout or an update."""
+    """The account's counts of each row, int64 [rows], from a rollout or an update."""
     unfinished: bool = False
     """Whether the groups were aborted. The object, if there is one, holds their partial rollouts."""
 

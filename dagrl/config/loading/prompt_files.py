@@ -62,7 +62,7 @@ class PromptFile:
 
     @property
     def cached_name(self) -> str:
-        """What the names of all copies of the file begin with."""
+        """The prefix of the names of all copies of the file."""
         return f"{self.path.name[:60]}-{_short_hash(os.path.realpath(self.path))}"
 
 

@@ -44,8 +44,8 @@ class Adaptive:
         self._index: dict[int, int] = {}
         """Row -> its place in the table of rows that were taken."""
         self._table = {name: np.zeros(0) for name in _COLUMNS}
-        """Of each row: its pass rate and |advantage|, NaN before the first outcome; the step of the outcome; and
-        whether it was taken since."""
+        """The state of each row: its pass rate and |advantage|, NaN before the first outcome; the step of the outcome;
+        and whether it was taken since."""
 
     def take(self, count: int, unusable: Collection[int], step: int) -> list[int]:
         draw = np.random.default_rng([*self._seed, self._draws])

@@ -26,13 +26,13 @@ class Mixture:
     def __init__(self, sources: int, *, by_tokens: bool = False) -> None:
         self._by_tokens = by_tokens
         self._credit = np.zeros(sources)
-        """What each source may still take, in prompts or tokens."""
+        """The remaining share of each source, in prompts or tokens."""
         self._tokens = np.zeros(sources)
         self._counted = np.zeros(sources)
         """Tokens of the prompts whose outcome is known, and the number of these prompts."""
         self._charged = np.zeros(sources)
         self._open = np.zeros(sources)
-        """What the prompts whose outcome is not known were charged, and the number of these prompts."""
+        """The charge for the prompts whose outcome is not known, and the number of these prompts."""
 
     def take(self, count: int, weights: Sequence[float]) -> list[int]:
         """The sources of the next prompts. `weights` are not negative, and one is positive."""

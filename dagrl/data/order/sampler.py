@@ -1,4 +1,4 @@
-"""What a sampler gets and does: it decides which prompts each step takes."""
+"""The interface of samplers, which decide which prompts each step takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SourceRows:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step has learnt about a prompt."""
+    """The outcome of a prompt in a step."""
 
     prompt: int
     """Its id."""
@@ -68,7 +68,7 @@ class Sampler(Protocol):
         ...
 
     def observe(self, step: int, outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> None:
-        """What a step has learnt. Called in the order of the steps."""
+        """Learn the outcomes and metrics of a step. Called in the order of the steps."""
         ...
 
     def passed(self) -> list[int]:

@@ -12,7 +12,7 @@ class Stage:
     """Weights for a part of a run."""
 
     weights: tuple[float, ...]
-    """Of each source."""
+    """The weight of each source."""
     until_step: int | None = None
     """Its last step."""
     until_metric: Mapping[str, float] = field(default_factory=dict)

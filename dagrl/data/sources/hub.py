@@ -28,7 +28,7 @@ def parts_of_hub(spec: SourceSpec) -> list[Part]:
 
 
 def builder_of(spec: SourceSpec) -> tuple[DatasetBuilder, str]:
-    """What `datasets` knows of a data set without its rows, and the split. Raises ValueError if it does not exist."""
+    """The description of a data set, without its rows, and the split. Raises ValueError if it does not exist."""
     import datasets
 
     assert spec.hub is not None

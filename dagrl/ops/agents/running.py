@@ -121,7 +121,7 @@ class Agent:
         return new
 
     def new_counts(self) -> dict[str, int]:
-        """What the account counts of the sample since the last call of this method."""
+        """The account's counts of the sample since the last call of this method."""
         total, begun = self._retried + sum(len(each.tokens) for each in self._completions()), self._counted
         self._counted = max(total, begun)
         return {"sampled": self._counted - begun, "begun": begun, "retried": self._retried}

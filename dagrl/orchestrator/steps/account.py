@@ -33,7 +33,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """What a pipeline says about the samples of a rollout."""
+    """Facts about the samples of a rollout, from the pipeline."""
 
     prefix: str = ""
     """Prefix of its metrics."""

@@ -44,7 +44,7 @@ class PromptFeed:
         with _failing("data.order"):
             self._order = make_order(pipeline, loaded.folder, share)
             self.note = self._order.load(state) if state else ""
-            """What the user should know about the order."""
+            """A note for the user about the order."""
             ids = self._order.ids_of([each.prompt for each in carried], state) if carried else ()
         self.partial_rollouts = PartialRolloutBuffer(
             each._replace(prompt=prompt) for each, prompt in zip(carried, ids, strict=True) if prompt is not None

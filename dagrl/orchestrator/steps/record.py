@@ -72,7 +72,7 @@ class StepRecord:
 
     step: int
     account: StepAccount = field(default_factory=lambda: StepAccount(1, {}))
-    """What becomes of the samples that the step's rollouts generate."""
+    """The ends of the samples that the step's rollouts generate."""
     driver_bytes: int = 0
     """Size of all messages to and from workers."""
     activities: list[Activity] = field(default_factory=list)

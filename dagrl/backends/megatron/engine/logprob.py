@@ -86,7 +86,7 @@ class VocabColumns:
 
     @property
     def divisor(self) -> float | torch.Tensor:
-        """What logits [T, width] are divided by."""
+        """The divisor of logits [T, width]."""
         return self.temperature[:, None] if isinstance(self.temperature, torch.Tensor) else self.temperature
 
     def chunks(self, rows: int, *, at_once: int = 1) -> Iterator[slice]:

@@ -75,7 +75,7 @@ class MicroBatch:
     targets: torch.Tensor
     """The next token at each of them, int64 [P]."""
     temperature: torch.Tensor | None
-    """What the logits of each of them are divided by, float32 [P]; None if the batch has no such column."""
+    """The divisor of the logits of each of them, float32 [P]; None if the batch has no such column."""
     own: torch.Tensor | None
     """Which of the outputs the rank reads, int64 [P]; None if it reads all."""
     row: torch.Tensor

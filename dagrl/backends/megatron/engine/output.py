@@ -31,7 +31,7 @@ class OutputReader:
 
     vocab_size: int
     temperature: float = 1.0
-    """Of all rows, unless the micro-batch has one for each."""
+    """The temperature of all rows, unless the micro-batch has one for each."""
     with_entropy: bool = False
     fused: bool = False
     """Compute logits by chunk; see `linear_token_logprobs`."""
