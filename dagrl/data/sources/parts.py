@@ -66,7 +66,8 @@ class ParquetPart:
 
         self.title, self.folder = file.path, file.path.parent
         with reading(file):
-            self._file = pq.ParquetFile(opened or file.path, memory_map=opened is None)
+            # Not mapped into memory: a file that is written anew during the run would end the process with SIGBUS.
+            self._file = pq.ParquetFile(opened or file.path)
             metadata = self._file.metadata
             sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
             if opened is None and sum(sizes) > _LARGE_FILE and max(sizes) > _LARGE_GROUP:
@@ -74,7 +75,7 @@ class ParquetPart:
                 most = max(1, min(_GROUP_ROWS, _GROUP_BYTES * metadata.num_rows // sum(sizes)))
                 batches = self._file.iter_batches(batch_size=most)
                 tables = (pa.Table.from_batches([batch], schema) for batch in batches)
-                self._file = pq.ParquetFile(copied(file, schema, tables), memory_map=True)
+                self._file = pq.ParquetFile(copied(file, schema, tables))
             self.schema: pa.Schema = self._file.schema_arrow
         metadata = self._file.metadata
         rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]

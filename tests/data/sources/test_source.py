@@ -349,3 +349,12 @@ def test_a_file_with_a_link_to_it_is_read_once(tmp_path) -> None:
     for several in paths:
         source = opened(*(tmp_path / path for path in several))
         assert [source.place(row) for row in range(len(source))] == [f"{folder}/a.jsonl:1", f"{folder}/b.jsonl:1"]
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows_of(5000)), path, row_group_size=100)
+    source = opened(path)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as parquet"):
+        source.values([4999], ["prompt"])
