@@ -1,4 +1,4 @@
-"""Policy losses per token; the caller weights and sums them.
+"""Policy losses of a token by its own log-probs; the caller weights and sums them. See `response_losses`.
 
 In all of them r = exp(logprob - old) is the ratio of a token's new to its old probability, tensors have shape [T], and
 only `logprob` has a gradient.
@@ -15,10 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from dagrl.algorithms.kl import LARGEST_LOG, k3
-from dagrl.algorithms.rows import RowReducer
 
-_LARGEST_LOG_OF_GSPO = 10.0
-"""Upper bound of the mean log-ratio of a response in `gspo`, as in verl and siiRL."""
 _STEEPEST_DRIFT = 2.0
 """Upper bound of the gradient of CPGD's drift with respect to the log-prob: siiRL's bound of r - 1."""
 
@@ -60,7 +57,7 @@ def ppo_clip(tokens: PolicyTokens, *, clip_low: float, clip_high: float, dual_cl
     as the ratio grows (dual-clip PPO, arXiv 1912.09729).
     """
     ratio = tokens.ratio
-    loss, clipped = _pessimistic(ratio, ratio.clamp(1 - clip_low, 1 + clip_high), tokens.advantage)
+    loss, clipped = pessimistic(ratio, ratio.clamp(1 - clip_low, 1 + clip_high), tokens.advantage)
     if dual_clip is not None:
         ceiling = -dual_clip * tokens.advantage
         capped = (tokens.advantage < 0) & (loss > ceiling)
@@ -69,60 +66,25 @@ def ppo_clip(tokens: PolicyTokens, *, clip_low: float, clip_high: float, dual_cl
     return PolicyLoss(loss, ratio.detach(), clipped)
 
 
-def clip_cov(clipping: PolicyLoss, clip_cov_mask: torch.Tensor) -> PolicyLoss:
+def clip_cov(tokens: PolicyTokens, *, clip_cov_mask: torch.Tensor, clip_low: float, clip_high: float) -> PolicyLoss:
     """PPO's clipped loss, without gradient for tokens with 1 in `clip_cov_mask` [T].
 
-    Clip-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.drawn` selects the tokens. `clipping` is from `ppo_clip`.
+    Clip-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.drawn` selects the tokens.
     """
-    held = clip_cov_mask > 0
+    clipping, held = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high), clip_cov_mask > 0
     return PolicyLoss(torch.where(held, 0.0, clipping.loss), clipping.ratio, clipping.clipped | held)
 
 
-def kl_cov(tokens: PolicyTokens, *, clip_cov_mask: torch.Tensor, kl_coef: float) -> PolicyLoss:
-    """The unclipped surrogate -r A, plus kl_coef abs(log r) for tokens with 1 in `clip_cov_mask` [T].
+def kl_cov(tokens: PolicyTokens, *, clip_cov_mask: torch.Tensor, kl_cov_coef: float) -> PolicyLoss:
+    """The unclipped surrogate -r A, plus kl_cov_coef abs(log r) for tokens with 1 in `clip_cov_mask` [T].
 
     KL-Cov (arXiv 2505.22617); `dagrl.algorithms.covariance.highest` selects the tokens. The paper's penalty is
     KL(old || policy), which the authors' code estimates by abs(log r).
     """
     log_ratio = tokens.log_ratio
     ratio = ratio_of(log_ratio)
-    loss = -ratio * tokens.advantage + torch.where(clip_cov_mask > 0, kl_coef * log_ratio.abs(), 0.0)
-    return _unclipped(loss, ratio)
-
-
-def gspo(tokens: PolicyTokens, *, rows: RowReducer, clip_low: float, clip_high: float) -> PolicyLoss:
-    """Group sequence policy optimization: PPO's clip on the ratio of whole responses, s = exp(mean of log r).
-
-    arXiv 2507.18071, in the form of eq. 13 and 14, GSPO-token: max(-s A, -clip(s, 1 - clip_low, 1 + clip_high) A),
-    where each token has the value of s and the gradient of its own log-prob. If the tokens of a response share one
-    advantage and are averaged (``seq-mean-token-mean``), value and gradient are those of eq. 5. The paper's bounds are
-    about 1e-4, because the geometric mean over a response changes little. s is at most e**10, and tokens beyond it have
-    no gradient, as in verl: otherwise the loss is unbounded where A < 0.
-
-    The responses in `rows` must be complete; inactive tokens do not count in the mean.
-    """
-    ratio, surrogate, beyond = _of_response(tokens.logprob, tokens.log_ratio, rows, _LARGEST_LOG_OF_GSPO)
-    loss, clipped = _pessimistic(surrogate, surrogate.clamp(1 - clip_low, 1 + clip_high), tokens.advantage)
-    return PolicyLoss(loss, ratio, clipped | beyond)
-
-
-def gmpo(tokens: PolicyTokens, *, rows: RowReducer, clip_low: float, clip_high: float) -> PolicyLoss:
-    """Geometric-mean policy optimization: -A times the geometric mean of a response's clipped ratios.
-
-    arXiv 2507.20673: like GSPO's ratio, but each token is clipped before the mean, only in the direction of the
-    advantage, to between exp(-clip_low) and exp(clip_high); the paper uses 0.4 for both. If the tokens of a response
-    are averaged (``seq-mean-token-mean``) and share one advantage, value and gradient are those of the mean: each token
-    has its value, and the gradient of its own log-prob unless it is clipped.
-
-    Arguments are as in `gspo`, except that the bounds apply to the log of a token's ratio.
-    """
-    log_ratio = tokens.log_ratio
-    bounded = log_ratio.clamp(-clip_low, clip_high)
-    # The smaller of A log r and A times the bounded one, as in PPO's clip.
-    clipped = torch.where(tokens.advantage >= 0, bounded < log_ratio, bounded > log_ratio)
-    kept = torch.where(clipped, bounded, log_ratio)
-    ratio, surrogate, beyond = _of_response(kept, kept, rows, LARGEST_LOG)
-    return PolicyLoss(-tokens.advantage * surrogate, ratio, clipped | beyond)
+    loss = -ratio * tokens.advantage + torch.where(clip_cov_mask > 0, kl_cov_coef * log_ratio.abs(), 0.0)
+    return unclipped(loss, ratio)
 
 
 def sapo(tokens: PolicyTokens, *, tau_pos: float, tau_neg: float) -> PolicyLoss:
@@ -135,21 +97,7 @@ def sapo(tokens: PolicyTokens, *, tau_pos: float, tau_neg: float) -> PolicyLoss:
     ratio = tokens.ratio
     tau = torch.full_like(ratio, tau_neg).masked_fill(tokens.advantage > 0, tau_pos)
     loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * tokens.advantage
-    return _unclipped(loss, ratio)
-
-
-def topr(tokens: PolicyTokens, *, rows: RowReducer) -> PolicyLoss:
-    """Tapered off-policy REINFORCE: -A logprob, times the response's ratio (at most 1, detached) where A < 0.
-
-    arXiv 2503.14286: good responses are imitated however unlikely they have become, bad ones lose their gradient as
-    they become unlikely, so samples of older weights do no harm. `old_logprob` should be those of the sampler.
-    """
-    # Only ratios below 1 matter, and that of a long response may overflow any float.
-    of_response = ratio_of(rows.sums(tokens.log_ratio.detach())).to(tokens.logprob.dtype)
-    weight = torch.where(tokens.advantage < 0, of_response.clamp(max=1), 1.0)
-    return PolicyLoss(
-        -weight * tokens.advantage * tokens.logprob, of_response, (tokens.advantage < 0) & (of_response > 1)
-    )
+    return unclipped(loss, ratio)
 
 
 def cispo(tokens: PolicyTokens, *, clip_high: float) -> PolicyLoss:
@@ -172,7 +120,7 @@ def cpgd(tokens: PolicyTokens, *, clip_low: float, clip_high: float, drift_coef:
     """
     log_ratio = tokens.log_ratio
     bounded = log_ratio.clamp(math.log(1 - clip_low), math.log(1 + clip_high))
-    loss, clipped = _pessimistic(log_ratio, bounded, tokens.advantage)
+    loss, clipped = pessimistic(log_ratio, bounded, tokens.advantage)
     if drift_coef:
         near = log_ratio.clamp(max=math.log(1 + _STEEPEST_DRIFT))
         loss = loss + drift_coef * (k3(-near) + _STEEPEST_DRIFT * (log_ratio - near))
@@ -184,7 +132,7 @@ def reinforce(tokens: PolicyTokens) -> PolicyLoss:
 
     Correct for samples of the policy being trained: one optimizer step per batch.
     """
-    return _unclipped(-tokens.advantage * tokens.logprob, tokens.ratio)
+    return unclipped(-tokens.advantage * tokens.logprob, tokens.ratio)
 
 
 def opmd(tokens: PolicyTokens, *, tau: float) -> PolicyLoss:
@@ -193,44 +141,7 @@ def opmd(tokens: PolicyTokens, *, tau: float) -> PolicyLoss:
     Online policy mirror descent in Trinity-RFT's simple form (arXiv 2505.17826), also for samples of older weights; the
     advantage is a deviation from the group's mean.
     """
-    return _unclipped(-tokens.advantage * tokens.logprob / (1 + tau), tokens.ratio)
-
-
-def opmd_kimi(tokens: PolicyTokens, *, rows: RowReducer, tau: float) -> PolicyLoss:
-    """Mirror descent of Kimi k1.5 (arXiv 2501.12599, section 2.3.2), with squared log-ratios of responses.
-
-    For a response y the loss is -A log pi(y) + tau / 2 (log(pi(y) / pi_old(y)))**2: its gradient is that of the paper,
-    A grad log pi(y) - tau / 2 grad (log(pi(y) / pi_old(y)))**2, negated. Up to a constant and a factor it is
-    (r - b - tau log(pi / pi_old))**2, whose minimum is the target policy of mirror descent.
-
-    The square of the response's sum D is distributed to its tokens as D times each token's term, so it is complete if
-    the tokens of a response have equal weights, in any aggregation. The paper's is `seq-mean-token-sum`.
-    """
-    log_ratio = tokens.log_ratio
-    of_response = rows.sums(log_ratio).to(log_ratio.dtype)
-    loss = -tokens.advantage * tokens.logprob + tau / 2 * of_response * log_ratio
-    return _unclipped(loss, ratio_of(log_ratio))
-
-
-def opmd_pairwise(tokens: PolicyTokens, *, rows: RowReducer, group: torch.Tensor, tau: float) -> PolicyLoss:
-    """Online policy mirror descent over pairs of responses: -(a - mean of a) logprob, with a detached weight.
-
-    With a = A - tau log(pi(y) / pi_old(y)) for a response y, mirror descent's optimum has the same a for all responses
-    to a prompt (see `opmd_kimi`), for any baseline of A: Trinity-RFT's pairwise form (arXiv 2505.17826) minimises the
-    sum of (a_i - a_j)**2 over pairs. Over a group of K, divided by 2 tau K, its gradient is that of this loss.
-
-    Arguments are as in `opmd_kimi`, plus `group`, the prompt of each token's response, integers [T]. Groups must be
-    complete; responses without active tokens do not belong to their group.
-    """
-    log_ratio = tokens.log_ratio.detach()
-    worth = rows.means(tokens.advantage) - tau * rows.sums(log_ratio)
-    # Like torch.unique, which would wait for a GPU to return the number of prompts.
-    prompt = torch.searchsorted(group.sort().values, group)
-    totals = torch.zeros(2, len(prompt), dtype=worth.dtype, device=worth.device)
-    of_responses = torch.where(rows.once, torch.stack([worth, torch.ones_like(worth)]), 0.0)
-    total, count = totals.index_add(1, prompt, of_responses)
-    weight = (worth - (total / count.clamp(min=1))[prompt]).to(tokens.logprob.dtype)
-    return _unclipped(-weight * tokens.logprob, ratio_of(log_ratio))
+    return unclipped(-tokens.advantage * tokens.logprob / (1 + tau), tokens.ratio)
 
 
 def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
@@ -248,26 +159,12 @@ def refusable(loss: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return torch.where(loss.isfinite(), loss, loss.detach() * output.sum())
 
 
-def _unclipped(loss: torch.Tensor, ratio: torch.Tensor) -> PolicyLoss:
+def unclipped(loss: torch.Tensor, ratio: torch.Tensor) -> PolicyLoss:
+    """A loss that has a gradient at every token."""
     return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 
-def _of_response(
-    gradient: torch.Tensor, log_ratio: torch.Tensor, rows: RowReducer, largest: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The geometric mean of a response's ratios for each of its tokens, at most exp(`largest`).
-
-    Returns it detached; with the gradient of each token's `gradient`; and the tokens of responses beyond the bound,
-    which have no gradient.
-    """
-    log_mean = rows.means(log_ratio.detach())
-    beyond = log_mean > largest
-    ratio = torch.exp(log_mean.clamp(max=largest)).to(log_ratio.dtype)
-    # Times 1, with the gradient of the token's log-prob.
-    return ratio, ratio * torch.exp(torch.where(beyond, 0.0, gradient - gradient.detach())), beyond
-
-
-def _pessimistic(
+def pessimistic(
     free: torch.Tensor, bounded: torch.Tensor, advantage: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The larger of the losses of two surrogates, and where it is the bounded one's, whose gradient is 0."""

@@ -5,6 +5,7 @@ It implements `dagrl.backends.base.Objective`: engines call it for token weights
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,20 +20,16 @@ from dagrl.algorithms.losses import (
     cispo,
     clip_cov,
     cpgd,
-    gmpo,
-    gspo,
     kl_cov,
     opmd,
-    opmd_kimi,
-    opmd_pairwise,
     ppo_clip,
     refusable,
     reinforce,
     sapo,
-    topr,
 )
 from dagrl.algorithms.mismatch import mismatch_metrics
 from dagrl.algorithms.own_loss import OwnLoss
+from dagrl.algorithms.response_losses import gmpo, gspo, opmd_kimi, opmd_pairwise, topr
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
 from dagrl.algorithms.rows import RowReducer
 from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
@@ -43,8 +40,27 @@ if TYPE_CHECKING:
     from dagrl.backends.base import ResponseTokens
 
 
-_FURTHER = {"clip_cov": ("clip_cov_mask",), "kl_cov": ("clip_cov_mask",), "opmd_pairwise": ("group_id",)}
-"""Further columns that some losses read. With ``group_id``, engines keep groups in one micro-batch."""
+_FORMS: dict[str, Callable[..., PolicyLoss]] = {
+    form.__name__: form
+    for form in (
+        ppo_clip,
+        clip_cov,
+        kl_cov,
+        gspo,
+        gmpo,
+        sapo,
+        cispo,
+        cpgd,
+        reinforce,
+        topr,
+        opmd,
+        opmd_kimi,
+        opmd_pairwise,
+    )
+}
+"""The losses of `LossSpec.policy`. Their arguments are `rows`, the bounds, options of `LossSpec` and columns."""
+_COLUMNS = ("clip_cov_mask", "group_id")
+"""Columns that some losses take. With ``group_id``, engines keep groups in one micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +128,8 @@ class PolicyObjective:
             name for name in ("old_logprob", "ref_logprob", "rollout_logprob", "trajectory_share") if name in available
         )
         self.own, self.sources = own, sources
-        further = own.columns if own else _FURTHER.get(loss.policy, ())
+        self._arguments = () if own else tuple(inspect.signature(_FORMS[loss.policy]).parameters)[1:]
+        further = own.columns if own else tuple(name for name in self._arguments if name in _COLUMNS)
         numbers = ("source",) if sources else ()
         self.columns: tuple[str, ...] = tuple(dict.fromkeys(("advantage", *optional, *further, *numbers)))
 
@@ -202,34 +219,15 @@ class PolicyObjective:
 
     def _policy_loss(self, tokens: ResponseTokens, old: torch.Tensor, rows: RowReducer) -> PolicyLoss:
         spec = self.loss
-        low, high = spec.clip_ratio, spec.clip_ratio if spec.clip_ratio_high is None else spec.clip_ratio_high
+        known: dict[str, object] = {
+            "rows": rows,
+            "clip_low": spec.clip_ratio,
+            "clip_high": spec.clip_ratio if spec.clip_ratio_high is None else spec.clip_ratio_high,
+        }
+        for name in _COLUMNS:
+            if name in self.columns:
+                column = tokens.columns[name]
+                known[name] = column[tokens.row] if name == "group_id" else column
+        options = {name: known[name] if name in known else getattr(spec, name) for name in self._arguments}
         given = PolicyTokens(tokens.logprob, old, tokens.columns["advantage"])
-        match spec.policy:
-            case "ppo_clip":
-                return ppo_clip(given, clip_low=low, clip_high=high, dual_clip=spec.dual_clip)
-            case "gspo":
-                return gspo(given, rows=rows, clip_low=low, clip_high=high)
-            case "clip_cov":
-                clipping = ppo_clip(given, clip_low=low, clip_high=high)
-                return clip_cov(clipping, tokens.columns["clip_cov_mask"])
-            case "kl_cov":
-                return kl_cov(given, clip_cov_mask=tokens.columns["clip_cov_mask"], kl_coef=spec.kl_cov_coef)
-            case "gmpo":
-                return gmpo(given, rows=rows, clip_low=low, clip_high=high)
-            case "sapo":
-                return sapo(given, tau_pos=spec.tau_pos, tau_neg=spec.tau_neg)
-            case "topr":
-                return topr(given, rows=rows)
-            case "cispo":
-                return cispo(given, clip_high=high)
-            case "cpgd":
-                return cpgd(given, clip_low=low, clip_high=high, drift_coef=spec.drift_coef)
-            case "reinforce":
-                return reinforce(given)
-            case "opmd":
-                return opmd(given, tau=spec.tau)
-            case "opmd_kimi":
-                return opmd_kimi(given, rows=rows, tau=spec.tau)
-            case "opmd_pairwise":
-                return opmd_pairwise(given, rows=rows, group=tokens.columns["group_id"][tokens.row], tau=spec.tau)
-        raise AssertionError(f"no loss {spec.policy!r}")
+        return _FORMS[spec.policy](given, **options)

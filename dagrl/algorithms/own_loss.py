@@ -27,7 +27,8 @@ class LossTokens:
         self._values = values
         self.rows = rows
         """Reductions over responses: ``rows.means(x)``, ``rows.sums(x)`` and ``rows.largest(x)`` return for each token
-        the result over its response of `x` [T]; ``rows.active`` [T] is False for tokens that are not trained on."""
+        the result over its response of `x` [T], ``rows.suffix_sums(x, discount)`` and ``rows.prefix_sums(x)`` the sum
+        from it on or up to it; ``rows.active`` [T] is False for tokens that are not trained on."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Raises KeyError for a column that the loss does not declare."""

@@ -14,7 +14,8 @@ from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinfor
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.dpo import preference_loss
 from dagrl.algorithms.gae import gae_advantages
-from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, cispo, opmd_kimi, ppo_clip, topr
+from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, cispo, ppo_clip
+from dagrl.algorithms.response_losses import opmd_kimi, topr
 from dagrl.algorithms.rows import RowReducer
 from dagrl.data.batch import Column
 

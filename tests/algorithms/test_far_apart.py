@@ -19,18 +19,14 @@ from dagrl.algorithms.losses import (
     cispo,
     clip_cov,
     cpgd,
-    gmpo,
-    gspo,
     kl_cov,
     opmd,
-    opmd_kimi,
-    opmd_pairwise,
     ppo_clip,
     reinforce,
     sapo,
-    topr,
 )
 from dagrl.algorithms.own_loss import OwnLoss
+from dagrl.algorithms.response_losses import gmpo, gspo, opmd_kimi, opmd_pairwise, topr
 from dagrl.algorithms.rows import RowReducer
 from dagrl.backends.base import ResponseTokens
 from dagrl.config.schema.nodes.update import KlEstimator, PolicyForm
@@ -54,7 +50,7 @@ class Bounded:
 
 
 def clip_cov_of(tokens: PolicyTokens) -> PolicyLoss:
-    return clip_cov(ppo_clip(tokens, **CLIP), torch.tensor([0, 1, 0]))
+    return clip_cov(tokens, clip_cov_mask=torch.tensor([0, 1, 0]), **CLIP)
 
 
 POLICIES = {
@@ -62,7 +58,7 @@ POLICIES = {
     "ppo_clip, dual_clip": Bounded(partial(ppo_clip, **CLIP, dual_clip=3.0), 3 * LARGEST, 3 * LARGEST),
     "clip_cov": Bounded(clip_cov_of, math.exp(20) * LARGEST, math.exp(20) * LARGEST),
     "kl_cov": Bounded(
-        partial(kl_cov, clip_cov_mask=torch.tensor([0, 1, 1]), kl_coef=2.0),
+        partial(kl_cov, clip_cov_mask=torch.tensor([0, 1, 1]), kl_cov_coef=2.0),
         math.exp(20) * LARGEST + 2 * FARTHEST,
         math.exp(20) * LARGEST + 2,
     ),
@@ -81,7 +77,7 @@ POLICIES = {
     ),
     # A weight is the difference of two responses' A - tau D, halved for it is from their mean.
     "opmd_pairwise": Bounded(
-        partial(opmd_pairwise, rows=ROWS, group=torch.zeros(3, dtype=torch.int64), tau=0.5),
+        partial(opmd_pairwise, rows=ROWS, group_id=torch.zeros(3, dtype=torch.int64), tau=0.5),
         FARTHEST * (LARGEST + FARTHEST),
         LARGEST + FARTHEST,
     ),

@@ -14,16 +14,13 @@ from dagrl.algorithms.losses import (
     cispo,
     clip_cov,
     cpgd,
-    gmpo,
-    gspo,
     kl_cov,
     opmd,
-    opmd_kimi,
     ppo_clip,
     reinforce,
     sapo,
-    topr,
 )
+from dagrl.algorithms.response_losses import gmpo, gspo, opmd_kimi, topr
 from dagrl.algorithms.rows import RowReducer
 
 ONE_ROW = RowReducer(torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool))
@@ -75,7 +72,7 @@ def test_the_upper_clip_may_be_higher(ratio, loss, gradient, clipped):
     "loss",
     [
         partial(ppo_clip, clip_low=0.2, clip_high=0.2),
-        partial(kl_cov, clip_cov_mask=torch.zeros(1), kl_coef=1.0),
+        partial(kl_cov, clip_cov_mask=torch.zeros(1), kl_cov_coef=1.0),
         partial(gmpo, rows=ONE_ROW, clip_low=0.2, clip_high=0.2),
     ],
 )
@@ -201,7 +198,7 @@ def test_reinforce_does_not_look_at_the_ratio():
 )
 def test_clip_cov_takes_marked_tokens_out_of_ppo(ratio, advantage, held, loss, gradient, clipped):
     def marked(tokens, held):
-        return clip_cov(ppo_clip(tokens, clip_low=0.2, clip_high=0.2), torch.tensor([held]))
+        return clip_cov(tokens, clip_cov_mask=torch.tensor([held]), clip_low=0.2, clip_high=0.2)
 
     result = one_token(marked, ratio, advantage, held=held)
     assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), clipped)
@@ -218,7 +215,7 @@ def test_clip_cov_takes_marked_tokens_out_of_ppo(ratio, advantage, held, loss, g
     ],
 )
 def test_kl_cov_draws_marked_tokens_back(ratio, held, loss, gradient):
-    result = one_token(kl_cov, ratio, 2.0, clip_cov_mask=torch.tensor([held]), kl_coef=3.0)
+    result = one_token(kl_cov, ratio, 2.0, clip_cov_mask=torch.tensor([held]), kl_cov_coef=3.0)
     assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), False)
 
 
