@@ -92,6 +92,17 @@ def characters_of(tokenizer: Path | TokenizerSpec | None) -> set[str] | None:
         return None  # `check_tokenizer` reports it.
 
 
+def listed_tokens(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int] | None:
+    """Map a tokenizer's tokens, special ones among them, to their ids; None where no file lists them."""
+    if isinstance(tokenizer, Path) and not (tokenizer.expanduser() / VOCABULARIES[0]).is_file():
+        folder = tokenizer.expanduser()
+        return {**_object_or_empty(folder / VOCABULARIES[2]), **_object_or_empty(folder / _SMALL_FILES[2])} or None
+    try:
+        return token_ids(tokenizer)
+    except ValueError:
+        return None  # `check_tokenizer` reports it.
+
+
 def _object_or_empty(path: Path) -> Mapping[str, Any]:
     """Return the content of a file; empty where there is none, or no JSON object."""
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dagrl.config.columns import LOGPROB_COLUMNS
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
@@ -24,7 +25,13 @@ from dagrl.config.schema import (
 from dagrl.model_files.hf_config import read_config, token_ids
 from dagrl.plugins.tool import tool_name
 from dagrl.validation.data_files import holds_chats
-from dagrl.validation.tokenizer_files import characters_of, has_end_token, has_tokenizer, template_problem
+from dagrl.validation.tokenizer_files import (
+    characters_of,
+    has_end_token,
+    has_tokenizer,
+    listed_tokens,
+    template_problem,
+)
 
 _TEMPLATE = "put the model's own into the folder, as chat_template.jinja"
 _CLASSIFIER = "ForSequenceClassification"
@@ -128,31 +135,45 @@ def _is_on_tokens(pipeline: Pipeline, node: NodeBase) -> bool:
     return isinstance(node, RolloutNode | LogprobNode | ValuesNode | TrainingNode)
 
 
+def _teaches(pipeline: Pipeline, name: str) -> bool:
+    """Whether the policy learns from the log-probs of an engine's model: neither its own nor a reference's."""
+    return any(
+        isinstance(node, LogprobNode)
+        and node.written_as("logprob") not in LOGPROB_COLUMNS
+        and node.engine in pipeline.engines
+        and pipeline.model_section(node.engine) == ("engines", name, "model")
+        for node in pipeline.nodes.values()
+    )
+
+
 def _check_vocabulary(pipeline: Pipeline, name: str, section: Place, findings: Findings) -> None:
-    own, depends = pipeline.model_of(name), [("model",)]
+    own, depends, teaches = pipeline.model_of(name), [("model",)], _teaches(pipeline, name)
     try:
         ours = token_ids(pipeline.model.tokenizer or pipeline.model.path)
         mine, rows = (read_config(model).get("vocab_size") for model in (pipeline.model, own))
     except ValueError:
         return  # `model.py` reports unreadable files.
     # The policy's own embedding may lack rows for tokens that no text has; `model.py` reports others.
-    remedy = "use a model of the same family"
-    needed = max((number for number in ours.values() if not isinstance(mine, int) or number < mine), default=-1) + 1
+    remedy = f"use a {'teacher' if teaches else 'model'} of the same family"
+    sampled = {token: number for token, number in ours.items() if not isinstance(mine, int) or number < mine}
+    needed = max(sampled.values(), default=-1) + 1
     if isinstance(rows, int) and rows < needed:
         message = f"it has rows for {rows} tokens, and the pipeline's tokenizer has {needed}"
         findings.error(section, f"{message}; {remedy}", "other-vocabulary", depends_on=depends)
         return
-    source = own.tokenizer or own.path
-    if not isinstance(source, Path) or not (source.expanduser() / "tokenizer.json").is_file():
-        return
-    try:
-        theirs = token_ids(source)
-    except ValueError:
+    theirs = listed_tokens(own.tokenizer or own.path)
+    if theirs is None:
+        if teaches:
+            message = "it has no tokenizer.json, so it is not known whether its tokens are the policy's; add the file"
+            findings.warning(section, message, "unknown-tokens", depends_on=depends)
         return
     moved = next((token for token, number in ours.items() if theirs.get(token, number) != number), None)
-    unknown = next((token for token in ours if token not in theirs), None)
+    unknown = next((token for token in (sampled if teaches else ours) if token not in theirs), None)
     if moved is not None:
         fact = f"{moved!r} is token {ours[moved]} of the pipeline's tokenizer, and {theirs[moved]} of its own"
+        findings.error(section, f"{fact}; {remedy}", "other-vocabulary", depends_on=depends)
+    elif unknown is not None and teaches:
+        fact = f"its tokenizer has no {unknown!r}, token {ours[unknown]} of the pipeline's, which the policy can sample"
         findings.error(section, f"{fact}; {remedy}", "other-vocabulary", depends_on=depends)
     elif unknown is not None:
         message = f"it does not know the token {unknown!r}; check that the policy's chat template does not use it"
