@@ -114,30 +114,29 @@ def gpg_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Col
 
 
 def reinforce_plus_plus_advantages(rewards: np.ndarray, mask: Column, charges: Column | None = None) -> Column:
-    """Returns of tokens, whitened over the whole batch (REINFORCE++, arXiv 2501.03262).
+    """Returns of tokens, which `whitened` turns into advantages (REINFORCE++, arXiv 2501.03262).
 
-    A_t = r - sum over i >= t of charge_i, then (A - mean(A)) / std(A) over all trained tokens of the batch, with the
-    sample standard deviation. Rewards are not discounted. If all returns of the batch are equal, advantages are 0.
+    A_t = r - sum over i >= t of charge_i. Rewards are not discounted.
 
     `charges` are the tokens' KL penalties, ragged as `mask` and 0 where it is 0; see
-    `dagrl.algorithms.reward_shaping.kl_charges`. Other arguments, for the whole batch, result and errors are as in
+    `dagrl.algorithms.reward_shaping.kl_charges`. The result is float64. Other arguments and errors are as in
     `grpo_advantages`.
     """
     rewards = _finite(rewards)
     returns = np.repeat(rewards, mask.lengths) if charges is None else _returns(rewards, charges)
-    return whitened(returns, mask)
+    return Column(returns, mask.offsets)
 
 
 def reinforce_plus_plus_baseline_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
-    """Deviations from the group's mean, whitened over the whole batch (REINFORCE++-baseline, arXiv 2501.03262).
+    """Deviations from the mean of the group, before `whitened` (REINFORCE++-baseline, arXiv 2501.03262).
 
-    A = r - mean of the group, then (A - mean(A)) / std(A) over all trained tokens of the batch, with the sample
-    standard deviation. Unlike GRPO, it does not scale a group of nearly equal rewards up to the spread of the others.
+    A = r - mean of the group. Unlike GRPO, this does not scale a group of nearly equal rewards up to the spread of the
+    others.
 
-    Arguments, result, errors and constant groups are as in `grpo_advantages`, for the whole batch.
+    The result is float64. Arguments, errors and constant groups are as in `grpo_advantages`.
     """
     centred = _centred(rewards, groups, np.ones(len(mask)))[0]
-    return whitened(np.repeat(centred, mask.lengths), mask)
+    return Column(np.repeat(centred, mask.lengths), mask.offsets)
 
 
 def row_sums(column: Column) -> np.ndarray:
@@ -189,11 +188,14 @@ def _returns(rewards: np.ndarray, charges: Column) -> np.ndarray:
     return np.repeat(rewards, charges.lengths) - to_come
 
 
-def whitened(values: np.ndarray, mask: Column) -> Column:
-    """Token values, shifted and scaled to mean 0 and sample std 1 over the mask; 0 outside it."""
+def whitened(advantages: Column, mask: Column) -> Column:
+    """Advantages of tokens, shifted and scaled to mean 0 and sample std 1 over all trained tokens of the batch.
+
+    Returns float32, ragged as `mask`, which has rows for the whole batch, and 0 where it is 0. Equal values become 0.
+    """
     active = mask.values > 0
-    scaled = np.zeros(len(values))
-    chosen = values[active]
+    scaled = np.zeros(len(mask.values))
+    chosen = advantages.values[active]
     if chosen.size and np.ptp(chosen) > ROUNDING * np.abs(chosen).max():
         scaled[active] = (chosen - chosen.mean()) / chosen.std(ddof=1)
     return Column(scaled.astype(np.float32), mask.offsets)

@@ -16,6 +16,7 @@ from dagrl.algorithms.advantages import (
     reinforce_plus_plus_baseline_advantages,
     remax_advantages,
     rloo_advantages,
+    whitened,
 )
 from dagrl.data.batch import Column
 
@@ -30,7 +31,11 @@ def rows(column: Column) -> list[list[float]]:
 
 def reinforce_plus_plus(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
     """Of one signature with the others; it does not look at groups."""
-    return reinforce_plus_plus_advantages(rewards, mask)
+    return whitened(reinforce_plus_plus_advantages(rewards, mask), mask)
+
+
+def reinforce_plus_plus_baseline(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    return whitened(reinforce_plus_plus_baseline_advantages(rewards, groups, mask), mask)
 
 
 def dr_grpo(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
@@ -46,7 +51,7 @@ def opmd_by_logavgexp(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> 
 
 
 OF_GROUPS = (grpo_advantages, dr_grpo, rloo_advantages, opo_advantages, opmd_by_mean, opmd_by_logavgexp)
-OF_BATCHES = (reinforce_plus_plus, reinforce_plus_plus_baseline_advantages)
+OF_BATCHES = (reinforce_plus_plus, reinforce_plus_plus_baseline)
 ALL = (*OF_GROUPS, *OF_BATCHES, gpg_advantages)
 
 
@@ -139,21 +144,22 @@ def test_opo_weighs_the_baseline_by_length():
 def test_reinforce_plus_plus_whitens_all_tokens_of_the_batch():
     # Tokens 1, 0, 0, 0, one masked: mean 1/4, sample variance (9/16 + 3/16) / 3 = 1/4, so 3/4 and -1/4 over 1/2.
     mask = Column.ragged([[1], [1, 1, 0, 1]], "float32")
-    advantages = reinforce_plus_plus_advantages(np.array([1.0, 0.0]), mask)
+    advantages = reinforce_plus_plus(np.array([1.0, 0.0]), np.zeros(2), mask)
     assert rows(advantages) == [[1.5], [-0.5, -0.5, 0.0, -0.5]]
 
 
 def test_reinforce_plus_plus_charges_a_token_for_what_comes_after_it():
     # Returns 3 - (1 + 2), 3 - 2 | 1 - 0: 0, 1, 1 with mean 2/3 and sample variance (4 + 1 + 1) / 9 / 2 = 1/3.
     charges = Column.ragged([[1.0, 2.0], [0.0]], "float64")
-    advantages = reinforce_plus_plus_advantages(np.array([3.0, 1.0]), mask_of(2, 1), charges)
+    mask = mask_of(2, 1)
+    advantages = whitened(reinforce_plus_plus_advantages(np.array([3.0, 1.0]), mask, charges), mask)
     assert advantages.values.tolist() == pytest.approx([-1.1547005, 0.5773503, 0.5773503], abs=1e-7)
 
 
 def test_the_baseline_form_whitens_deviations_from_the_group():
     # Deviations 1 and -1, and twice 0 for equal rewards: mean 0, sample variance 2/3.
     rewards, groups = np.array([3.0, 1.0, 10.0, 10.0]), np.array([0, 0, 1, 1])
-    advantages = reinforce_plus_plus_baseline_advantages(rewards, groups, mask_of(1, 1, 1, 1))
+    advantages = reinforce_plus_plus_baseline(rewards, groups, mask_of(1, 1, 1, 1))
     assert advantages.values.tolist() == pytest.approx([1.2247449, -1.2247449, 0, 0], abs=1e-7)
 
 

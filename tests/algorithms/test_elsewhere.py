@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinforce_plus_plus_advantages
+from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinforce_plus_plus_advantages, whitened
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.dpo import preference_loss
 from dagrl.algorithms.gae import gae_advantages
@@ -111,7 +111,7 @@ def test_returns_are_not_discounted_where_verls_are(mask, gamma, same):
         to_come = following * counts + to_come * (1 - counts)
     whole = [*(each for each, counts in zip(there, mask, strict=True) if counts), other]
     expected = [(each - np.mean(whole)) / np.std(whole, ddof=1) for each in whole]
-    found = reinforce_plus_plus_advantages(np.array([2.0, other]), tokens).values
+    found = whitened(reinforce_plus_plus_advantages(np.array([2.0, other]), tokens), tokens).values
     assert (found[tokens.values > 0].tolist() == pytest.approx(expected, abs=1e-6)) == same
 
 
