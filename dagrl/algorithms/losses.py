@@ -144,6 +144,11 @@ def opmd(tokens: PolicyTokens, *, tau: float) -> PolicyLoss:
     return unclipped(-tokens.advantage * tokens.logprob / (1 + tau), tokens.ratio)
 
 
+def without_policy(tokens: PolicyTokens) -> PolicyLoss:
+    """No policy loss, for a policy that learns from a teacher alone. Old log-probs are used for metrics only."""
+    return unclipped(torch.zeros_like(tokens.logprob), tokens.ratio)
+
+
 def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
     """exp(`log_ratio`), at most e**20; no gradient beyond it, where that of a clipped infinity would be NaN."""
     return torch.exp(log_ratio.clamp(max=LARGEST_LOG))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dagrl.algorithms.aggregation import batch_parts, token_weights
+from dagrl.algorithms.distillation import distillation_loss
 from dagrl.algorithms.kl import kl_clipped, kl_estimate
 from dagrl.algorithms.losses import (
     PolicyLoss,
@@ -26,12 +27,14 @@ from dagrl.algorithms.losses import (
     refusable,
     reinforce,
     sapo,
+    without_policy,
 )
 from dagrl.algorithms.mismatch import mismatch_metrics
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.response_losses import gmpo, gspo, opmd_kimi, opmd_pairwise, topr
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
 from dagrl.algorithms.rows import RowReducer
+from dagrl.config.columns import LOGPROB_COLUMNS
 from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally, tally_mean
@@ -57,7 +60,7 @@ _FORMS: dict[str, Callable[..., PolicyLoss]] = {
         opmd_kimi,
         opmd_pairwise,
     )
-}
+} | {"none": without_policy}
 """The losses of `LossSpec.policy`. Their arguments are `rows`, the bounds, options of `LossSpec` and columns."""
 _COLUMNS = ("clip_cov_mask", "group_id")
 """Columns that some losses take. With ``group_id``, engines keep groups in one micro-batch."""
@@ -80,6 +83,8 @@ class _Losses:
     """The policy loss with its correction."""
     divergence: torch.Tensor | None
     """Estimate of the KL divergence from the reference."""
+    distillation: tuple[torch.Tensor, torch.Tensor] | None
+    """Divergence from the teacher, and the tokens that have one."""
 
 
 class PolicyObjective:
@@ -115,6 +120,7 @@ class PolicyObjective:
         ``loss.policy``. `sources` are prefixes of metrics by the number in the column ``source``.
         """
         assert "ref_logprob" in available or not loss.kl_coef, "kl_coef needs ref_logprob"
+        assert "teacher_logprob" in available or not loss.distillation, "distillation needs teacher_logprob"
         assert "rollout_logprob" in available or not correction, "corrections need rollout_logprob"
         assert (own is not None) == (":" in loss.policy)
         assert longest_response or loss.weighting != "seq-mean-token-sum-norm"
@@ -130,8 +136,10 @@ class PolicyObjective:
         self.own, self.sources = own, sources
         self._arguments = () if own else tuple(inspect.signature(_FORMS[loss.policy]).parameters)[1:]
         further = own.columns if own else tuple(name for name in self._arguments if name in _COLUMNS)
+        advantage = () if loss.policy == "none" else ("advantage",)
+        taught = tuple(name for name in ("teacher_logprob", "teacher_mask") if loss.distillation and name in available)
         numbers = ("source",) if sources else ()
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys(("advantage", *optional, *further, *numbers)))
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*advantage, *optional, *further, *taught, *numbers)))
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.
@@ -151,7 +159,8 @@ class PolicyObjective:
 
         ``loss/policy`` is the policy's part of the loss; the others are plain means over tokens with a weight above 0.
         ``kl/ref`` is KL(policy || reference) by the loss's estimator, ``kl/clip_fraction`` the fraction of tokens at
-        its bound (``k3`` and ``k3+``), ``kl/old`` KL(old || policy) by k3. ``ratio/mean`` and ``ratio/clip_fraction``
+        its bound (``k3`` and ``k3+``), ``kl/old`` KL(old || policy) by k3, ``distillation/loss`` the divergence from
+        the teacher. ``ratio/mean`` and ``ratio/clip_fraction``
         are from `PolicyLoss`, ``mismatch/...`` from `mismatch_metrics`, ``correction/...`` from `correction_metrics`.
         """
         losses = self._losses(tokens)
@@ -174,6 +183,8 @@ class PolicyObjective:
             of_tokens["kl/ref"] = losses.divergence
             if self.loss.kl_estimator in ("k3", "k3+"):
                 of_tokens["kl/clip_fraction"] = kl_clipped(current, given["ref_logprob"])
+        if losses.distillation is not None:
+            metrics |= tally({"distillation/loss": losses.distillation[0]}, losses.distillation[1])
         if tokens.entropy is not None:
             of_tokens["entropy"] = tokens.entropy
             for number, prefix in enumerate(self.sources):
@@ -191,10 +202,12 @@ class PolicyObjective:
         current = tokens.logprob.detach()
         # Tokens of weight 0 must not reach exp(): 0 * inf would make the sum and its gradient NaN.
         given = {
-            name: torch.where(rows.active, tokens.columns[name], current) for name in self.columns if "logprob" in name
+            name: torch.where(rows.active, tokens.columns[name], current)
+            for name in self.columns
+            if name in LOGPROB_COLUMNS
         }
         old, rollout = given.setdefault("old_logprob", current), given.get("rollout_logprob")
-        correction, divergence = Correction(), None
+        correction, divergence, distillation = Correction(), None, None
         trainer = current if self.old_is_rollout else old
         if self.correction is not None:
             assert rollout is not None
@@ -205,14 +218,19 @@ class PolicyObjective:
         policy = self.own(tokens, given, rows) if self.own else self._policy_loss(tokens, given["old_logprob"], rows)
         if "ref_logprob" in given:
             divergence = kl_estimate(tokens.logprob, given["ref_logprob"], self.loss.kl_estimator)
+        if self.loss.distillation is not None:
+            teacher, taught = tokens.columns["teacher_logprob"], tokens.columns.get("teacher_mask")
+            distillation = distillation_loss(self.loss.distillation, tokens.logprob, teacher, taught, rows)
         weighed = correction.of_policy(policy.loss)
-        return _Losses(rows, given, trainer, rollout, policy, correction, weighed, divergence)
+        return _Losses(rows, given, trainer, rollout, policy, correction, weighed, divergence, distillation)
 
     def _share(self, tokens: ResponseTokens, losses: _Losses) -> torch.Tensor:
         per_token = losses.of_policy
         if self.loss.kl_coef:
             assert losses.divergence is not None, "kl_coef needs ref_logprob"
             per_token = per_token + self.loss.kl_coef * losses.correction.of_all(losses.divergence)
+        if losses.distillation is not None and self.loss.distillation is not None:
+            per_token = per_token + self.loss.distillation.coef * losses.correction.of_all(losses.distillation[0])
         if tokens.entropy is not None and self.loss.entropy_coef:
             per_token = per_token - self.loss.entropy_coef * losses.correction.of_all(tokens.entropy)
         return refusable((tokens.weight * per_token).sum(), tokens.logprob)
@@ -229,5 +247,6 @@ class PolicyObjective:
                 column = tokens.columns[name]
                 known[name] = column[tokens.row] if name == "group_id" else column
         options = {name: known[name] if name in known else getattr(spec, name) for name in self._arguments}
-        given = PolicyTokens(tokens.logprob, old, tokens.columns["advantage"])
+        advantage = tokens.columns["advantage"] if "advantage" in self.columns else torch.zeros_like(old)
+        given = PolicyTokens(tokens.logprob, old, advantage)
         return _FORMS[spec.policy](given, **options)

@@ -87,6 +87,10 @@ _CORE = (
     ColumnSpec("logprob", "float32", Shape.RESPONSE, "log-prob of the token under an engine's weights"),
     ColumnSpec("old_logprob", "float32", Shape.RESPONSE, "log-prob under the trainer's weights before the update"),
     ColumnSpec("ref_logprob", "float32", Shape.RESPONSE, "log-prob under the reference"),
+    ColumnSpec(
+        "teacher_logprob", "float32", Shape.RESPONSE, "log-prob under a teacher; NaN in rows that it has not read"
+    ),
+    ColumnSpec("teacher_mask", "float32", Shape.SAMPLE, "1 where the row takes part in distillation"),
     ColumnSpec("reward", "float32", Shape.SAMPLE, "score of the response"),
     ColumnSpec("reward_info", "uint8", Shape.TEXT, "further numbers that a reward function returned, as JSON"),
     ColumnSpec("baseline_reward", "float32", Shape.SAMPLE, "score of the likeliest response to the prompt"),

@@ -34,6 +34,7 @@ _USUAL_WRITERS = {
     "advantage": "op: advantage",
     "old_logprob": "op: logprob, write: old_logprob",
     "ref_logprob": "op: logprob, write: ref_logprob",
+    "teacher_logprob": "op: logprob, engine: TEACHER, write: teacher_logprob",
     "logprob": "op: logprob",
     "value": "op: values, engine: CRITIC",
     "return": "op: advantage, estimator: gae",

@@ -166,10 +166,19 @@ def _source_contract(pipeline: Pipeline) -> OpContract:
 
 def _sink_contract(pipeline: Pipeline) -> OpContract:
     """The contract of `samples`, which writes ``samples/step_N.parquet``."""
-    sampled = ("response_tokens", "reward") if pipeline.rollouts else ()
+    sampled: tuple[str, ...] = ("response_tokens",) if pipeline.rollouts else ()
+    if sampled and not any(_reads_no_reward(node) for node in pipeline.nodes.values()):
+        sampled += ("reward",)
     given = ("demonstration",) if pipeline.is_offline else ()
     logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
-    further = (*logprobs, "excluded", "agent_output", "trajectory_share", *SHOWN_IMAGE_COLUMNS)
+    further = (
+        *logprobs,
+        *(("reward",) if pipeline.rollouts else ()),
+        "excluded",
+        "agent_output",
+        "trajectory_share",
+        *SHOWN_IMAGE_COLUMNS,
+    )
     optional = (
         "advantage",
         "policy_version",
@@ -186,8 +195,18 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
         reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),
         writes=(),
         scope=Scope.BATCH,
-        reads_if_written=optional,
+        reads_if_written=tuple(column for column in optional if column not in sampled),
     )
+
+
+def _reads_no_reward(node: NodeBase) -> bool:
+    """Whether a node learns from a teacher alone."""
+    match node:
+        case AdvantageNode(estimator="none"):
+            return True
+        case UpdateNode(loss=loss):
+            return loss.policy == "none"
+    return False
 
 
 def _report_cycle(readings: list[Reading], findings: Findings) -> None:

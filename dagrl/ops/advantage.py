@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dagrl.algorithms.advantages import row_sums, trained_tokens, whitened
+from dagrl.algorithms.distillation import distilled_advantages
 from dagrl.algorithms.reward_shaping import cosine_rewards, kl_charges, length_rewards, overlong_penalty
-from dagrl.config.schema import AdvantageNode, KlInRewardSpec
+from dagrl.config.schema import AdvantageDistillationSpec, AdvantageNode, KlInRewardSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
@@ -30,7 +31,8 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         if node.kl_in_reward is not None:
             charges = _charged(node.kl_in_reward, batch, context, stats)
         columns = estimate(EstimatorInputs(node, batch, rewards, charges, context))
-        # Terms that are added to the advantages of any estimator belong here, before they are whitened.
+        if node.distillation is not None:
+            columns["advantage"] = _distilled(columns["advantage"], node.distillation, batch, stats)
         if node.estimator in WHITENED:
             columns["advantage"] = whitened(columns["advantage"], batch["response_mask"])
         if "return" in columns:
@@ -44,6 +46,8 @@ def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: np.ndarray) ->
 
     `longest`, int64 [S], bounds one row: terms that compare with it take a trajectory's longest one.
     """
+    if node.estimator == "none":
+        return np.zeros(len(batch)), {}
     rewards = batch["reward"].values.astype(np.float64)
     longest_rows = batch["longest_row"].values
     stats: dict[str, Stat] = {}
@@ -82,6 +86,15 @@ def _charged(spec: KlInRewardSpec, batch: Batch, context: Context, stats: dict[s
     if spec.target_kl is not None:
         stats |= _steered(charges, mask, weight)
     return charges
+
+
+def _distilled(advantages: Column, spec: AdvantageDistillationSpec, batch: Batch, stats: dict[str, Stat]) -> Column:
+    """The advantages with what a teacher prefers. Adds statistics to `stats`."""
+    taught = batch["teacher_mask"].values if "teacher_mask" in batch else None
+    logprobs = batch["teacher_logprob"], batch["old_logprob"]
+    preferred, apart = distilled_advantages(*logprobs, batch["response_mask"], spec, taught)
+    stats["distillation/kl"] = Stat.of(apart)
+    return Column((advantages.values + preferred.values).astype(np.float32), advantages.offsets)
 
 
 def _steered(charges: Column, mask: Column, weight: float) -> dict[str, Stat]:

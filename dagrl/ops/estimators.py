@@ -119,6 +119,7 @@ _ESTIMATORS: dict[str, Callable[[EstimatorInputs], Column]] = {
     "remax": _remax,
     "reinforce_plus_plus": lambda of: reinforce_plus_plus_advantages(of.rewards, of.mask, of.charges),
     "reinforce_plus_plus_baseline": lambda of: reinforce_plus_plus_baseline_advantages(of.charged, of.groups, of.mask),
+    "none": lambda of: Column(np.zeros(len(of.mask.values), dtype=np.float32), of.mask.offsets),
 }
 WHITENED = frozenset({"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
 """Estimators whose advantages are whitened over all tokens of the step."""

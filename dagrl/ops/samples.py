@@ -56,11 +56,12 @@ def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
         return {"demonstration_tokens": Stat.of(batch["demonstration"].lengths)} if "demonstration" in batch else {}
     # The reward is reported here, because several ops may contribute to it, and not in `rollout`, which may finish
     # more prompts than the step takes.
-    stats = {"reward": Stat.of(batch["reward"].values), "response_tokens": Stat.of(batch["response_tokens"].lengths)}
+    stats = {"reward": Stat.of(batch["reward"].values)} if "reward" in batch else {}
+    stats["response_tokens"] = Stat.of(batch["response_tokens"].lengths)
     if "finish_reason" in batch:
         cut = np.array([reason == "length" for reason in batch["finish_reason"].strings()], bool)
         stats["response_tokens/cut_fraction"] = Stat.of(cut)
-        if cut.any():
+        if cut.any() and "reward" in batch:
             stats["reward/cut_mean"] = Stat.of(batch["reward"].values[cut])
     if context.validation:
         return stats | validation_stats(batch, context)
@@ -118,7 +119,8 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["demonstration"] = [decode(batch["demonstration"][row]) for row in rows]
     if "response_tokens" in batch:
         table["response"] = [decode(batch["response_tokens"][row]) for row in rows]
-        table["reward"] = batch["reward"].values.tolist()
+        if "reward" in batch:
+            table["reward"] = batch["reward"].values.tolist()
         table["response_tokens"] = [batch["response_tokens"][row].tolist() for row in rows]
     if "reward_info" in batch:
         further = [json.loads(text) for text in batch["reward_info"].strings()]

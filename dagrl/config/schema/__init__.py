@@ -26,6 +26,7 @@ from dagrl.config.schema.nodes.buffer import BufferNode
 from dagrl.config.schema.nodes.covariance import CovarianceNode
 from dagrl.config.schema.nodes.critic import CriticNode, ValuesNode
 from dagrl.config.schema.nodes.demonstrations import DemonstrationNode, DpoNode, SftNode
+from dagrl.config.schema.nodes.distillation import AdvantageDistillationSpec, LossDistillationSpec
 from dagrl.config.schema.nodes.filter import FilterNode
 from dagrl.config.schema.nodes.judge import JudgeNode
 from dagrl.config.schema.nodes.logprob import LogprobNode

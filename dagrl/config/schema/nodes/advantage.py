@@ -8,6 +8,7 @@ from pydantic import Field, FiniteFloat
 
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.base import NodeBase, OpContract, Scope
+from dagrl.config.schema.nodes.distillation import AdvantageDistillationSpec
 from dagrl.config.schema.section import OwnFunction, PositiveInt, Reward, Section, Threshold, Weight
 
 KlValue = Literal["k1", "k2", "k3", "abs"]
@@ -23,6 +24,7 @@ Estimator = Literal[
     "opmd",
     "gpg",
     "gigpo",
+    "none",
 ]
 
 _IN_GROUPS = OpContract(("group_id",), scope=Scope.GROUP)
@@ -33,6 +35,7 @@ _ESTIMATORS = {
     "remax": OpContract(("baseline_reward",), scope=Scope.ROW),
     "gpg": OpContract(("group_id",), scope=Scope.BATCH),
     "gigpo": OpContract(("group_id", "prompt_tokens", "response_tokens", "token_turn"), scope=Scope.GROUP),
+    "none": OpContract((), scope=Scope.ROW),
 }
 """Estimators that do not just compare within groups."""
 
@@ -99,8 +102,9 @@ class AdvantageNode(NodeBase):
     from their group's mean. ``gae`` compares with what a critic expects, token by token, whitened too, and writes the
     critic's targets, ``return``, beside. ``remax`` compares with ``baseline_reward``, that of the likeliest response;
     ``opmd`` within the group, by the `baseline` of mirror descent; ``gpg`` by mean, scaled up for the groups without
-    signal. ``gigpo`` compares responses as ``grpo`` does, and turns that follow the same answer with each other. Or
-    your own, ``module:function``, decorated with `dagrl.estimator`: see docs/your_own.md."""
+    signal. ``gigpo`` compares responses as ``grpo`` does, and turns that follow the same answer with each other.
+    ``none`` reads no reward: `distillation` alone. Or your own, ``module:function``, decorated with
+    `dagrl.estimator`: see docs/your_own.md."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of your own estimator."""
     baseline: Literal["mean", "logavgexp"] = "mean"
@@ -128,6 +132,8 @@ class AdvantageNode(NodeBase):
     """Points for being shorter than the others of the group, added to the reward first."""
     cosine_reward: CosineRewardSpec | None = None
     """A reward by correctness and length, in place of the node's."""
+    distillation: AdvantageDistillationSpec | None = None
+    """On-policy distillation: what a teacher prefers, added to the advantages, before they are whitened."""
 
     @property
     def user_function(self) -> tuple[tuple[str, ...], str] | None:
@@ -137,15 +143,19 @@ class AdvantageNode(NodeBase):
         critic = self.estimator == "gae"
         turn_rewards = critic or self.estimator == "gigpo"
         formula = declared or _ESTIMATORS.get(self.estimator, _IN_GROUPS)
-        reads, scope = ("reward", "response_mask", *formula.reads), formula.scope
+        rewards = () if self.estimator == "none" else ("reward",)
+        reads, scope = (*rewards, "response_mask", *formula.reads), formula.scope
         if self.length_reward:
             reads += ("group_id",)
             scope = Scope.GROUP if scope is Scope.ROW else scope
         if self.kl_in_reward:
             reads += ("old_logprob", "ref_logprob")
+        if self.distillation:
+            reads += ("old_logprob", "teacher_logprob")
+        taught = ("teacher_mask",) if self.distillation else ()
         return OpContract(
             tuple(dict.fromkeys(reads)),
             ("advantage", "return") if critic else ("advantage",),
             scope,
-            reads_if_written=("is_expert", "excluded", *(("token_reward",) if turn_rewards else ())),
+            reads_if_written=("is_expert", "excluded", *taught, *(("token_reward",) if turn_rewards else ())),
         )

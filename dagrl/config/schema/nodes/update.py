@@ -11,6 +11,7 @@ from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.advantage import KlValue
 from dagrl.config.schema.nodes.base import Aggregation, OpContract, Scope, TrainingNode, routes_read
+from dagrl.config.schema.nodes.distillation import LossDistillationSpec
 from dagrl.config.schema.section import Coefficient, OwnFunction, Section, Threshold, Weight
 
 KlEstimator = Literal[KlValue, "k1+", "k3+", "abs+"]
@@ -28,6 +29,7 @@ PolicyForm = Literal[
     "opmd_pairwise",
     "clip_cov",
     "kl_cov",
+    "none",
 ]
 ImportanceLevel = Literal["token", "sequence"]
 RatioCriterion = Literal["token", "sequence", "geometric"]
@@ -40,6 +42,7 @@ _WITH_OLD = OpContract(("old_logprob",), scope=Scope.BATCH)
 _LOSSES = {
     **dict.fromkeys(("clip_cov", "kl_cov"), OpContract(("old_logprob", "clip_cov_mask"), scope=Scope.BATCH)),
     "opmd_pairwise": OpContract(("old_logprob", "group_id"), scope=Scope.BATCH),
+    "none": OpContract((), scope=Scope.BATCH),
 }
 """Losses with other inputs than the old log-probs."""
 
@@ -54,8 +57,8 @@ class LossSpec(Section):
     with less weight on bad responses that have become unlikely; ``opmd`` divides it by 1 + `tau`, ``opmd_kimi`` draws
     it back to the policy from before the update, ``opmd_pairwise`` pair by pair of a prompt's responses; ``clip_cov``
     is ``ppo_clip`` without the tokens that a node `{op: covariance}` marks, ``kl_cov`` has no clip and draws those back
-    instead. docs/algorithms.md has the formulas. Or your own, ``module:function``, decorated with `dagrl.loss`: see
-    docs/your_own.md."""
+    instead. ``none`` reads no advantage: the loss is `distillation` alone. docs/algorithms.md has the formulas. Or your
+    own, ``module:function``, decorated with `dagrl.loss`: see docs/your_own.md."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of your own loss."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -85,6 +88,8 @@ class LossSpec(Section):
     sft_coef: Annotated[float, Field(ge=0, le=1)] = 0.0
     """mu of (1 - mu) times this loss on sampled responses + mu times the negative log-likelihood of the experts' that a
     ``mix`` node has put among them; each over its own responses. Default: experts' responses are not trained on."""
+    distillation: LossDistillationSpec | None = None
+    """On-policy distillation: the divergence from a teacher, added to the loss."""
     aggregation: Aggregation | None = None
     """How token losses become one number, over the global mini-batch; the last divides sums by the rollout's
     ``max_new_tokens``, for Dr. GRPO. Default: token-mean; with ``gspo`` and ``gmpo`` seq-mean-token-mean."""
@@ -103,7 +108,7 @@ class LossSpec(Section):
     @property
     def has_ratio(self) -> bool:
         """Whether a token's gradient is multiplied by the policy's ratio to the old one. A user's may be."""
-        others = ("cpgd", "reinforce", "opmd", "opmd_kimi", "opmd_pairwise")
+        others = ("cpgd", "reinforce", "opmd", "opmd_kimi", "opmd_pairwise", "none")
         return self.policy not in others and ":" not in self.policy
 
 
@@ -197,7 +202,7 @@ class UpdateNode(TrainingNode):
         return (("loss", "policy"), self.loss.policy) if ":" in self.loss.policy else None
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
-        reads: tuple[str, ...] = ("prompt_tokens", "response_tokens", "response_mask", "advantage", "policy_version")
+        reads: tuple[str, ...] = ("prompt_tokens", "response_tokens", "response_mask", "policy_version")
         needed = {
             "ref_logprob": self.loss.kl_coef > 0,
             "rollout_logprob": self.rollout_correction is not None,
@@ -206,6 +211,10 @@ class UpdateNode(TrainingNode):
             "token_version": False,
             "is_replayed": False,
         }
+        if self.loss.policy != "none":
+            needed["advantage"] = True
+        if self.loss.distillation:
+            needed |= {"teacher_logprob": True, "teacher_mask": False}
         formula = declared or _LOSSES.get(self.loss.policy, _WITH_OLD)
         needed |= dict.fromkeys(formula.reads, True)
         if "old_logprob" in formula.reads:
