@@ -589,3 +589,32 @@ def test_the_clips_of_the_spec_reach_the_loss(policy):
         assert read_tallies([metrics])["ratio/clip_fraction"].total == 2
         _, metrics = PolicyObjective(LossSpec(policy=policy, clip_ratio=0.6), 1.0, ("old_logprob",))(two_tokens(**down))
         assert read_tallies([metrics])["ratio/clip_fraction"].total == 0
+
+
+@pytest.mark.parametrize("policy", ["none", "ppo_clip"])
+def test_a_divergence_from_a_teacher_is_a_term_of_the_loss(policy):
+    batch, logits = make_batch([[1, 0, 1], [1, 1]], seed=3)
+    teacher = batch["old_logprob"].values + 0.5
+    teacher[3:] = np.nan  # The second row has no teacher.
+    batch = batch.with_columns(
+        {
+            "teacher_logprob": Column(teacher, batch["old_logprob"].offsets),
+            "teacher_mask": Column(np.array([1.0, 0.0], dtype=np.float32)),
+        }
+    )
+    available = ("advantage", "teacher_logprob", "teacher_mask")
+    spec = LossSpec(policy=policy, distillation={"divergence": "k2", "coef": 0.3})
+    objective = PolicyObjective(spec, 1.0, available)
+    assert ("advantage" in objective.columns) == (policy != "none")
+    parts = [batch.take(np.array([1])), batch.take(np.array([0]))]
+    _, gradient, metrics = train(parts, objective, logits)
+    one_hot = torch.nn.functional.one_hot(torch.from_numpy(batch["response_tokens"].values), VOCAB)
+    apart = (logits.log_softmax(-1) * one_hot).sum(-1).numpy() - teacher
+    # k2 has the gradient of d log p, over the four tokens that count.
+    pull = 0.3 * np.array([apart[0], 0, apart[2], 0, 0])
+    if policy != "none":
+        pull -= batch["advantage"].values * batch["response_mask"].values
+    expected = torch.from_numpy(pull / 4)[:, None] * (one_hot - logits.softmax(-1))
+    torch.testing.assert_close(gradient, expected, atol=1e-14, rtol=0)
+    assert metrics["distillation/loss"] == pytest.approx((apart[0] ** 2 + apart[2] ** 2) / 4)
+    assert metrics["loss/policy"] == 0.0 or policy != "none"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from work import changed
 
 from dagrl.config.schema import Scope
-from dagrl.data.batch import Column
+from dagrl.data.batch import Batch, Column
 from dagrl.ops.advantage import advantage
 from dagrl.ops.base import OpInput
 
@@ -204,3 +205,35 @@ def test_length_terms_compare_with_the_longest_response_of_the_rows_source(bench
     expected = [-0.2 if (length, name) == (2, "sums") else 0.0 for length, name in zip(lengths, names, strict=True)]
     assert output.stats["reward/overlong"].total == pytest.approx(sum(expected))
     assert sum(expected) < 0
+
+
+@pytest.fixture
+def taught(part) -> OpInput:
+    """The same responses with a teacher that prefers the second tokens by 1."""
+    teacher = Column.ragged([[-1], [-1, -1], [-3, 0], [-2]], "float32")
+    return replace(part, batch=part.batch.with_columns({"teacher_logprob": teacher}))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"estimator": "none"}, [0, 0, 1, 0, 1, 0]),
+        ({"estimator": "none", "coef": 0.5, "discount": 1.0}, [0, 0.5, 0.5, 0.5, 0.5, 0]),
+        ({"estimator": "dr_grpo"}, [0.5, -0.5, 0.5, 0, 1, 0]),
+        # Rewards 1, 0, 0, 5, 5, 5 of the tokens, with 1 for the third and fifth: 1, 0, 1, 5, 6, 5 of mean 3.
+        ({"estimator": "reinforce_plus_plus"}, (np.array([1, 0, 1, 5, 6, 5]) - 3) / np.sqrt(34 / 5)),
+    ],
+)
+def test_what_a_teacher_prefers_is_added_before_advantages_are_whitened(bench, taught, options, expected) -> None:
+    distillation = {key: options[key] for key in ("coef", "discount") if key in options}
+    options = node(estimator=options["estimator"], distillation=distillation)
+    (output,) = advantage([taught], bench.context("advantage", nodes=options))
+    assert output.columns["advantage"].values.tolist() == pytest.approx(list(expected))
+    assert output.stats["distillation/kl"].mean == pytest.approx(-2 / 6)
+
+
+def test_without_an_estimator_no_reward_is_read(bench, taught) -> None:
+    batch = Batch(taught.batch.rows, {name: each for name, each in taught.batch.columns.items() if name != "reward"})
+    options = node(estimator="none", distillation={})
+    (output,) = advantage([replace(taught, batch=batch)], bench.context("advantage", nodes=options))
+    assert output.columns["advantage"].values.tolist() == [0, 0, 1, 0, 1, 0]

@@ -34,12 +34,14 @@ SAMPLES = {"engine": "plain", "sampling": {"max_new_tokens": 8}}
         ("update", UPDATE, {"loss": {"kl_coef": 0.1}}, {"ref_logprob"}),
         ("update", UPDATE, {"loss": {"sft_coef": 0.1}}, {"is_expert"}),
         ("update", UPDATE, {"loss": {"policy": "clip_cov"}}, {"clip_cov_mask"}),
+        ("update", UPDATE, {"loss": {"distillation": {}}}, {"teacher_logprob"}),
         ("update", UPDATE, {"loss": {"policy": "opmd_pairwise"}}, {"group_id"}),
         ("update", UPDATE, {"rollout_correction": {"rollout_is": "token"}}, {"rollout_logprob"}),
         ("update", UPDATE, {"engine": "actor"}, {"routed_experts"}),
         ("logprob", {"engine": "plain"}, {"engine": "actor"}, {"routed_experts"}),
         ("advantage", {"estimator": "remax"}, {"length_reward": {}}, {"group_id"}),
         ("advantage", GAE, {"kl_in_reward": {"coef": 0.1}}, {"old_logprob", "ref_logprob"}),
+        ("advantage", GAE, {"distillation": {}}, {"old_logprob", "teacher_logprob"}),
         ("reward", {"fn": "exact"}, {"fn": "environment"}, {"token_reward"}),
         ("reward_model", {"engine": "plain"}, {"engine": "classifier"}, {"messages"}),
         ("rollout", SAMPLES, {"tools": ["calculator"]}, {"extra_info"}),
@@ -112,3 +114,11 @@ def test_an_advantage_sees_as_much_of_the_batch_as_it_compares(options: dict, sc
 @pytest.mark.parametrize(("policy", "whole"), [("ppo_clip", False), ("opmd", False), ("opmd_pairwise", True)])
 def test_a_loss_that_compares_responses_gets_whole_groups(policy: str, whole: bool) -> None:
     assert contract("update", {**UPDATE, "loss": {"policy": policy}}).whole_groups is whole
+
+
+def test_a_student_of_a_teacher_alone_reads_neither_rewards_nor_advantages() -> None:
+    advantage = contract("advantage", {"estimator": "none", "distillation": {}})
+    assert set(advantage.reads) == {"response_mask", "old_logprob", "teacher_logprob"}
+    assert advantage.scope is Scope.ROW
+    update = contract("update", {**UPDATE, "loss": {"policy": "none", "distillation": {}}})
+    assert not {"advantage", "reward", "old_logprob"} & {*update.reads, *update.reads_if_written}

@@ -202,7 +202,8 @@ class UpdateNode(TrainingNode):
         return (("loss", "policy"), self.loss.policy) if ":" in self.loss.policy else None
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
-        reads: tuple[str, ...] = ("prompt_tokens", "response_tokens", "response_mask", "policy_version")
+        advantage = () if self.loss.policy == "none" else ("advantage",)
+        reads = ("prompt_tokens", "response_tokens", "response_mask", *advantage, "policy_version")
         needed = {
             "ref_logprob": self.loss.kl_coef > 0,
             "rollout_logprob": self.rollout_correction is not None,
@@ -211,8 +212,6 @@ class UpdateNode(TrainingNode):
             "token_version": False,
             "is_replayed": False,
         }
-        if self.loss.policy != "none":
-            needed["advantage"] = True
         if self.loss.distillation:
             needed |= {"teacher_logprob": True, "teacher_mask": False}
         formula = declared or _LOSSES.get(self.loss.policy, _WITH_OLD)
