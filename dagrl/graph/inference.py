@@ -117,7 +117,7 @@ def _contracts(
             try:
                 declared = ask(function, declaration_of, node, folder=folder)
             except ValueError as error:
-                kind = {CustomNode: "op", FilterNode: "filter"}.get(type(node), "formula")
+                kind = {CustomNode: "op", FilterNode: "filter", LogprobNode: "rows"}.get(type(node), "formula")
                 findings.error((*place, *key), str(error), code=f"invalid-{kind}")
                 continue
         contract = node.contract(pipeline.engines.get(getattr(node, "engine", None) or ""), declared)

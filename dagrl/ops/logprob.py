@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 from dagrl.config.schema import LogprobNode
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.selected_rows import for_every_row, selected_rows
 from dagrl.ops.work import ScoreWork
 
 
@@ -16,9 +17,12 @@ def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     node = context.declared(LogprobNode)
     with engine.start_weights() if context.work_as(ScoreWork).frozen else nullcontext():
         for part in parts:
+            # A rank without rows still takes part, because others may have some.
+            rows = selected_rows(node, part.batch, context)
             column = engine.logprobs(
-                context.with_temperatures(part.batch),
+                context.with_temperatures(part.batch if rows is None else part.batch.take(rows)),
                 temperature=context.temperature,
                 tokens_per_micro_batch=node.tokens_per_micro_batch,
             )
-            yield Output((part.index,), part.batch.rows, {"logprob": column})
+            columns = for_every_row({"logprob": column}, rows, part.batch)
+            yield Output((part.index,), part.batch.rows, columns)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from dagrl.config.columns import COLUMN_NAME, CORE_COLUMNS, Shape
 from dagrl.config.errors import listed, suggest
-from dagrl.config.schema import CustomNode, FilterNode, NodeBase, OpContract, Scope, UpdateNode
+from dagrl.config.schema import CustomNode, FilterNode, LogprobNode, NodeBase, OpContract, Scope, UpdateNode
 from dagrl.plugins.custom import check_names, known_parameters, load_function, name_of, signature_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -134,6 +134,8 @@ def declaration_of(function: Callable[..., Any], node: NodeBase) -> OpContract:
     match node:
         case FilterNode():
             return OpContract(rule_columns(function, node.args))
+        case LogprobNode():
+            return OpContract(rule_columns(function, {}))
         case CustomNode():
             contract = declared(function, place, "node")
             if not contract.reads:
@@ -155,7 +157,10 @@ def load_formula(node: NodeBase, folder: Path | None) -> tuple[Callable[..., Any
 
 
 def rule_columns(rule: Callable[..., Any], args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Columns that a filter's rule takes: its parameters without those in `args`. ValueError if it has others."""
+    """Columns that a filter's rule, or a choice of rows, takes: its parameters without those in `args`.
+
+    ValueError if it has others.
+    """
     name = name_of(rule)
     parameters = signature_of(rule, name).parameters
     for each in parameters.values():

@@ -23,6 +23,7 @@ from dagrl.plugins.isolation import isolated_imports
 from dagrl.validation.batches import check_batches
 from dagrl.validation.buffers import check_buffers
 from dagrl.validation.data_files import check_data_files
+from dagrl.validation.distillation import check_distillation, check_distillation_in_graph
 from dagrl.validation.engines import check_engines
 from dagrl.validation.images import check_images
 from dagrl.validation.model import check_models
@@ -101,6 +102,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_sources(pipeline, findings)
     check_rollouts(pipeline, folder, findings)
     check_training(pipeline, folder, findings)
+    check_distillation(pipeline, findings)
     check_run(pipeline, folder, findings)
     check_order(pipeline, folder, findings, with_files=with_files)
     check_batches(pipeline, graph, sizes, findings)
@@ -109,6 +111,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     if graph is not None:
         check_rollouts_in_graph(pipeline, graph, findings)
         check_training_in_graph(pipeline, graph, findings)
+        check_distillation_in_graph(pipeline, graph, findings)
         check_best_metric(pipeline, graph, findings)
     findings.raise_if_any()
     assert graph is not None, "a pipeline without problems has a graph"

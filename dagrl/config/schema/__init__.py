@@ -31,6 +31,7 @@ from dagrl.config.schema.nodes.filter import FilterNode
 from dagrl.config.schema.nodes.judge import JudgeNode
 from dagrl.config.schema.nodes.logprob import LogprobNode
 from dagrl.config.schema.nodes.mcp import McpServerSpec
+from dagrl.config.schema.nodes.merge import MergeNode
 from dagrl.config.schema.nodes.mix import MixNode
 from dagrl.config.schema.nodes.reward import RewardNode, SourceReward
 from dagrl.config.schema.nodes.reward_model import RewardModelNode

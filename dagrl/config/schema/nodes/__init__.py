@@ -16,6 +16,7 @@ from dagrl.config.schema.nodes.demonstrations import DpoNode, SftNode
 from dagrl.config.schema.nodes.filter import FilterNode
 from dagrl.config.schema.nodes.judge import JudgeNode
 from dagrl.config.schema.nodes.logprob import LogprobNode
+from dagrl.config.schema.nodes.merge import MergeNode
 from dagrl.config.schema.nodes.mix import MixNode
 from dagrl.config.schema.nodes.reward import RewardNode
 from dagrl.config.schema.nodes.reward_model import RewardModelNode
@@ -61,6 +62,7 @@ NodeSpec = Annotated[
     | Annotated[SftNode, Tag("sft")]
     | Annotated[DpoNode, Tag("dpo")]
     | Annotated[MixNode, Tag("mix")]
+    | Annotated[MergeNode, Tag("merge")]
     | Annotated[BufferNode, Tag("buffer")]
     | Annotated[CustomNode, Tag("custom")],
     Discriminator(_node_tag),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.base import OpContract, PackingNode, routes_read
+from dagrl.config.schema.section import Name, OwnFunction
 
 
 class LogprobNode(PackingNode):
@@ -17,7 +20,16 @@ class LogprobNode(PackingNode):
     """
 
     op: Literal["logprob"]
+    rows: dict[Name, Annotated[list[str | int | float], Field(min_length=1)]] | OwnFunction | None = None
+    """The rows that it computes: those with one of the given values in a column, such as ``{data_set: [maths]}``; or
+    those that your own function, ``module:function``, chooses, which takes columns by name and returns a bool for each
+    row. Others become NaN: a node ``{op: merge}`` has them from another teacher. Default: all."""
+
+    @property
+    def user_function(self) -> tuple[tuple[str, ...], str] | None:
+        return (("rows",), self.rows) if isinstance(self.rows, str) else None
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
-        reads = ("prompt_tokens", "response_tokens", *routes_read(engine))
-        return OpContract(reads, ("logprob",), needs=Capability.SCORE)
+        chosen_by = declared.reads if declared else tuple(self.rows or ()) if not isinstance(self.rows, str) else ()
+        reads = ("prompt_tokens", "response_tokens", *routes_read(engine), *chosen_by)
+        return OpContract(tuple(dict.fromkeys(reads)), ("logprob",), needs=Capability.SCORE)

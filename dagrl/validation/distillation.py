@@ -1,0 +1,75 @@
+"""On-policy distillation: learning from nothing, teachers that lack rows, and teachers that are the student."""
+
+from __future__ import annotations
+
+from dagrl.config.columns import CORE_COLUMNS, Shape
+from dagrl.config.errors import Place, suggest
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import AdvantageNode, LogprobNode, MergeNode, Pipeline, TrainingNode, UpdateNode
+from dagrl.graph.dag import Graph
+
+_OF_REWARDS = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward")
+"""Options of ``op: advantage`` that change rewards."""
+
+
+def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
+    """Report wrong options of nodes that learn from a teacher, and of teachers that read some rows."""
+    for name, node in pipeline.nodes.items():
+        place: Place = ("nodes", name)
+        match node:
+            case AdvantageNode():
+                _check_advantage(pipeline, place, node, findings)
+            case UpdateNode() if node.loss.policy == "none" and node.loss.distillation is None:
+                message = "without a policy loss there is nothing to learn; add `distillation: {}` under `loss`"
+                findings.error((*place, "loss", "policy"), message, "nothing-to-learn")
+            case LogprobNode(rows=dict(rows)):
+                _check_rows(pipeline, place, rows, findings)
+
+
+def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
+    """Report readers of log-probs that some rows lack, and teachers that are the student."""
+    trained = {node.engine for node in pipeline.nodes.values() if isinstance(node, TrainingNode)}
+    for name, node in graph.nodes.items():
+        wire = node.inputs.get("teacher_logprob")
+        for column, source in node.inputs.items():
+            teacher = pipeline.nodes.get(source.node)
+            if not isinstance(teacher, LogprobNode) or teacher.rows is None or node.spec is None:
+                continue
+            if isinstance(node.spec, MergeNode) or (source == wire and "teacher_mask" in node.inputs):
+                continue
+            remedy = f"add `{{op: merge, columns: [{source.column}, ...]}}`, with `uncovered: skip` if others have none"
+            message = f"`{name}` reads `{column}` of all rows, and this node computes some (`rows`); {remedy}"
+            findings.error(("nodes", source.node, "rows"), message, "rows-without-log-probs")
+        if wire is None:
+            continue
+        teacher = pipeline.nodes.get(wire.node)
+        if isinstance(teacher, LogprobNode) and teacher.engine in trained and not teacher.read:
+            message = f"`{teacher.engine}` is the student of `{name}`, which has nothing to learn from itself"
+            findings.warning(("nodes", wire.node, "engine"), f"{message}; name a teacher", "teacher-is-student")
+
+
+def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, findings: Findings) -> None:
+    if node.estimator == "none":
+        for option in _OF_REWARDS:
+            if getattr(node, option) is not None:
+                findings.superfluous((*place, option), "`estimator: none` reads no reward")
+        if node.distillation is None:
+            message = "all advantages are 0; add `distillation: {}`, or choose an estimator of rewards"
+            findings.error((*place, "estimator"), message, "nothing-to-learn")
+    several = pipeline.rollouts and pipeline.rollouts[pipeline.leading_rollout].rows_per_sample > 1
+    if node.distillation and node.distillation.discount and several:
+        message = "the rows of a trajectory have no order; remove `sequences`, or set `discount: 0`"
+        findings.error((*place, "distillation", "discount"), message, "turns-in-several-rows")
+
+
+def _check_rows(pipeline: Pipeline, place: Place, rows: dict[str, list[str | int | float]], findings: Findings) -> None:
+    for name, values in rows.items():
+        column = CORE_COLUMNS.get(name)
+        if column is not None and column.shape not in (Shape.SAMPLE, Shape.TEXT):
+            message = f"`{name}` has a value {column.shape.value}; name a column with one value a row"
+            findings.error((*place, "rows", name), message, "wrong-column-kind")
+        sources = pipeline.data.sources
+        for index, value in enumerate(values if name == "data_set" else ()):
+            if value not in sources:
+                message = f"there is no source `{value}`; {suggest(str(value), sources)}"
+                findings.error((*place, "rows", name, index), message, "unknown-source", depends_on=[("data", "train")])

@@ -1,0 +1,107 @@
+"""What `dagrl validate` says of teachers and students."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.validation import check_file
+
+TEACHER = """  teacher: {op: logprob, engine: reference, write: teacher_logprob}
+"""
+DISTILLED = "estimator: none, distillation: {}, read: {old_logprob: rollout_logprob}}"
+ADVANTAGE = ("  advantage: {op: advantage, estimator: grpo}", f"{TEACHER}  advantage: {{op: advantage, {DISTILLED}")
+ALONE = ("loss: {kl_coef: 0.01}}", "loss: {policy: none, distillation: {}}}")
+WITHOUT_REWARD = ("  reward: {op: reward, fn: exact}\n", "")
+REF = ("  ref: {op: logprob, engine: reference, write: ref_logprob}\n", "")
+NO_ADVANTAGE = ("  advantage: {op: advantage, estimator: grpo}", TEACHER.rstrip())
+TWO = """  maths: {op: logprob, engine: reference, rows: {data_set: [train]}, write: maths_logprob}
+  code: {op: logprob, engine: reference, rows: 'choices:is_code', write: code_logprob}
+"""
+MERGED = "  merged: {op: merge, columns: [maths_logprob, code_logprob]}\n"
+CHOICES = """
+def is_code(data_source): return [name == "code" for name in data_source]
+def nothing(): return []
+"""
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [ADVANTAGE],
+        [ADVANTAGE, WITHOUT_REWARD],
+        [ADVANTAGE, ("estimator: none", "estimator: grpo")],
+        [ADVANTAGE, ("estimator: none", "estimator: reinforce_plus_plus")],
+        [NO_ADVANTAGE, ALONE, REF],
+        [NO_ADVANTAGE, ALONE, REF, WITHOUT_REWARD],
+        [ADVANTAGE, (TEACHER, TWO + MERGED)],
+        [ADVANTAGE, (TEACHER, TWO + MERGED.replace("]}", "], uncovered: skip}"))],
+    ],
+)
+def test_a_student_of_teachers_is_a_pipeline(project, edits) -> None:
+    project.write("choices.py", CHOICES)
+    checked = check_file(project.pipeline(*edits))
+    assert checked.warnings == ()
+    graph = checked.graph
+    rewarded = "reward" in graph.nodes
+    assert ("reward" in graph.nodes["samples"].inputs) == rewarded
+    assert ("reward" in graph.validation.nodes) == rewarded
+
+
+@pytest.mark.parametrize(
+    ("edits", "place", "code"),
+    [
+        ([("grpo}", "none} #!")], "nodes.advantage.estimator", "nothing-to-learn"),
+        ([("{kl_coef: 0.01}}", "{policy: none}} #!")], "nodes.update.loss.policy", "nothing-to-learn"),
+        ([("grpo}", "grpo, distillation: {}, read: {old_logprob: rollout_logprob}} #!")], "nodes.advantage", "teacher"),
+        ([("{kl_coef: 0.01}}", "{distillation: {}}} #!")], "nodes.update", "missing-column"),
+        (
+            [ADVANTAGE, (DISTILLED, f"overlong_buffer: {{len: 4}}, {DISTILLED} #!")],
+            "nodes.advantage.overlong_buffer",
+            "option-without-effect",
+        ),
+        (
+            [ADVANTAGE, (TEACHER, TEACHER.replace("}\n", ", rows: {data_set: [train]}} #!\n"))],
+            "nodes.teacher.rows",
+            "rows-without-log-probs",
+        ),
+        (
+            [ADVANTAGE, (TEACHER, TWO.replace("[train]", "[maths]") + MERGED), ("maths_logprob}", "maths_logprob} #!")],
+            "nodes.maths.rows.data_set[0]",
+            "unknown-source",
+        ),
+        (
+            [
+                ADVANTAGE,
+                (TEACHER, TWO.replace("{data_set: [train]}", "{response_mask: [1]}") + MERGED),
+                ("maths_logprob}", "maths_logprob} #!"),
+            ],
+            "nodes.maths.rows.response_mask",
+            "wrong-column-kind",
+        ),
+        (
+            [ADVANTAGE, (TEACHER, TWO.replace("is_code", "nothing") + MERGED), ("code_logprob}", "code_logprob} #!")],
+            "nodes.code.rows",
+            "invalid-rows",
+        ),
+        (
+            [ADVANTAGE, (TEACHER, TWO + MERGED.replace("code_", "chat_").replace("]}", "]} #!"))],
+            "nodes.merged",
+            "missing-column",
+        ),
+    ],
+)
+def test_what_a_student_cannot_learn_from_is_reported(project, edits, place, code) -> None:
+    project.write("choices.py", CHOICES)
+    project.assert_problem(project.pipeline(*edits), place, code)
+
+
+def test_a_student_is_not_its_own_teacher(project) -> None:
+    (warning,) = project.warnings(ADVANTAGE, (TEACHER, TEACHER.replace("reference", "actor")))
+    assert warning == ("nodes.teacher.engine", "teacher-is-student")
+
+
+@pytest.mark.parametrize("divergence", ["k1", "forward"])
+def test_only_divergences_with_a_gradient_are_known(project, divergence: str) -> None:
+    edit = ("{kl_coef: 0.01}}", f"{{distillation: {{divergence: {divergence}}}}}}} #!")
+    path = project.pipeline(edit)
+    assert "k1+" in project.only_problem(path).message
