@@ -173,6 +173,9 @@ class TrainEngine(Engine, Protocol):
     def start_weights(self) -> AbstractContextManager[None]:
         """Context in which the engine uses its frozen initial weights."""
 
+    def average_weights(self) -> AbstractContextManager[None]:
+        """Context in which the engine uses the moving average of its weights."""
+
     def weight_exporter(self, bucket_bytes: int, *, by_owner: bool = False) -> WeightExporter:
         """An exporter of the weights for all syncs, in buckets of about `bucket_bytes`. Collective.
 

@@ -13,15 +13,15 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
 
     Old log-probs are redundant if only updates of the same engine read them, with one optimizer step for each batch:
     they are those of the weights that the update begins with, however old the samples are, so its own log-probs are the
-    same, at the same temperature, and the ratio is 1. (How far older samples are from these weights is for
-    `rollout_correction`.) Where updates drop out activations, their own log-probs differ.
+    same, at the same temperature and after the same prompts, and the ratio is 1. (How far older samples are from these
+    weights is for `rollout_correction`.) Where updates drop out activations, their own log-probs differ.
     """
     redundant = {}
     for name, node in nodes.items():
         if not isinstance(node.spec, LogprobNode):
             continue
         readers = [
-            (other.spec, column, other.name)
+            (other, column)
             for other in nodes.values()
             for column, wire in other.inputs.items()
             # The sink shows log-probs that are computed anyway.
@@ -29,13 +29,14 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
         ]
         if readers and all(
             column == "old_logprob"
-            and isinstance(reader, UpdateNode)
-            and reader.engine == node.spec.engine
-            and not updates_with_dropout(pipeline, reader)
-            and _takes_one_step(pipeline, reader)
-            for reader, column, _ in readers
+            and isinstance(update := reader.spec, UpdateNode)
+            and update.engine == node.spec.engine
+            and reader.inputs["prompt_tokens"].column == node.inputs["prompt_tokens"].column
+            and not updates_with_dropout(pipeline, update)
+            and _takes_one_step(pipeline, update)
+            for reader, column in readers
         ):
-            updates = " and ".join(f"`{reader}`" for *_, reader in readers)
+            updates = " and ".join(f"`{reader.name}`" for reader, _ in readers)
             redundant[name] = f"{updates} takes one optimizer step for each batch, so the ratio is 1"
     return redundant
 
@@ -90,9 +91,15 @@ def hindrance(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | No
             continue  # The data set is complete at once.
         if before.contract.scope is Scope.BATCH:
             return f"`{other}` needs the whole step before `{name}` can begin; choose one that works on groups or rows"
-        if isinstance(before.spec, LogprobNode) and before.spec.engine == node.engine:
+        if isinstance(before.spec, LogprobNode) and _moves_with(pipeline, before.spec.engine) == node.engine:
             return (
                 f"`{other}` computes log-probs of the whole step with the weights from before its first mini-batch; "
                 f"take those of the rollout, `read: {{old_logprob: rollout_logprob}}` in `{name}`, without `{other}`"
             )
     return ""
+
+
+def _moves_with(pipeline: Pipeline, engine: str) -> str:
+    """The engine whose updates change the weights of `engine`: itself, or the one of which it is the average."""
+    spec = pipeline.engines.get(engine)
+    return (spec.frozen_copy_of if spec and spec.moving_average is not None else None) or engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from dagrl.config.schema.nodes.base import TrainingNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.order.sampler import GroupOutcomes
 from dagrl.data.stats import Stat, merge
-from dagrl.ops.work import PausedGroup, RolloutWork, TaskWork, TrainWork
+from dagrl.ops.work import PausedGroup, RolloutWork, ScoreWork, TaskWork, TrainWork
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -172,6 +173,13 @@ class Context:
     def scorer(self) -> ScoreEngine:
         """The engine of an op that scores text."""
         return cast(ScoreEngine, self.engine)
+
+    def scored_weights(self) -> AbstractContextManager[None]:
+        """Context in which the engine of a forward pass has the weights that the pass is of."""
+        work = self.work_as(ScoreWork)
+        if work.averaged:
+            return self.trainer.average_weights()
+        return self.trainer.start_weights() if work.frozen else nullcontext()
 
     def train(self, mini_batches: Sequence[Batch], objective: Objective[Any]) -> dict[str, Stat]:
         """Take one optimizer step per mini-batch, as often as the node's ``epochs``; returns the metrics."""

@@ -1,21 +1,19 @@
-"""``logprob``: log-probs of the sampled tokens under an engine's current or initial weights."""
+"""``logprob``: log-probs of the sampled tokens under an engine's current, initial or averaged weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 from dagrl.config.schema import LogprobNode
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.selected_rows import for_every_row, selected_rows
-from dagrl.ops.work import ScoreWork
 
 
 def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the log-probs of each shard; logits are divided by the sampling temperature."""
     engine = context.trainer
     node = context.declared(LogprobNode)
-    with engine.start_weights() if context.work_as(ScoreWork).frozen else nullcontext():
+    with context.scored_weights():
         for part in parts:
             # A rank without rows still takes part, because others may have some.
             rows = selected_rows(node, part.batch, context)

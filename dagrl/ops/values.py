@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 from dagrl.config.schema import ValuesNode
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.work import ScoreWork
 
 
 def values(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the values of each shard under the critic's current weights."""
     engine = context.trainer
     node = context.declared(ValuesNode)
-    with engine.start_weights() if context.work_as(ScoreWork).frozen else nullcontext():
+    with context.scored_weights():
         for part in parts:
             column = engine.values(part.batch, tokens_per_micro_batch=node.tokens_per_micro_batch)
             stats = {"values/mean": Stat.of(column.values)}

@@ -194,6 +194,8 @@ class ScoreWork(EngineWork):
 
     frozen: bool = False
     """Whether to use the engine's start weights."""
+    averaged: bool = False
+    """Whether to use the moving average of its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

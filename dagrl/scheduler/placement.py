@@ -129,6 +129,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
     spec = pipeline.engines[engine] if engine else None
     guest_of = spec.frozen_copy_of if spec else None
     host = pipeline.engines[guest_of] if guest_of else spec
+    averaged = spec is not None and spec.moving_average is not None
     generates = node.contract.needs is Capability.GENERATE
     return PlannedTask(
         name=prefix + node.name,
@@ -146,7 +147,8 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         streams=generates,
         trains=node.contract.needs is Capability.TRAIN,
         generates=generates,
-        frozen=guest_of is not None,
+        frozen=guest_of is not None and not averaged,
+        averaged=averaged,
         pieces=update_pieces(pipeline, node.spec) if isinstance(node.spec, UpdateNode) else (),
         sampled_by=sampled_by,
         replays=isinstance(node.spec, BufferNode),

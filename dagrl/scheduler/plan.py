@@ -45,7 +45,7 @@ class Executor:
     places: tuple[Coordinates, ...]
     """The coordinates of each rank. Ranks with the same dp get the same rows."""
     engines: tuple[str, ...] = ()
-    """Engines on these ranks. The others are frozen copies of the first one's start weights."""
+    """Engines on these ranks. The others are copies of the first one's start weights, or their moving average."""
     weights_from: str | None = None
     """The executor whose weights it takes."""
     trained: bool = False
@@ -98,6 +98,8 @@ class PlannedTask:
     generates: bool = False
     frozen: bool = False
     """Whether it uses frozen start weights."""
+    averaged: bool = False
+    """Whether it uses the moving average of the weights, which changes with them."""
     pieces: tuple[tuple[int, ...], ...] = ()
     """For a batch task that runs in pieces: the shards of each piece, in order. Empty: one piece with all shards. After
     the first piece of an update, no other task may need the old weights."""
@@ -156,12 +158,19 @@ class Plan:
         return self.samples_per_prompt if rows is Rows.TRAIN else self.val_samples_per_prompt
 
     def waits_for(self, task: PlannedTask) -> tuple[str, ...]:
-        """Tasks that must be done before `task`. After a filter, it stands for all tasks in rounds."""
+        """Tasks that must be done before `task`. After a filter, it stands for all tasks in rounds.
+
+        An update waits for what uses the moving average of its weights, which it would change.
+        """
+        needs = task.needs
+        if task.trains:
+            averaged = (each.name for each in self.tasks if each.averaged and each.executor == task.executor)
+            needs = tuple(dict.fromkeys((*needs, *averaged)))
         in_rounds = {each.name for each in self.tasks if each.in_rounds}
-        if task.in_rounds or in_rounds.isdisjoint(task.needs):
-            return task.needs
+        if task.in_rounds or in_rounds.isdisjoint(needs):
+            return needs
         (chooser,) = (each.name for each in self.tasks if each.selects)
-        return (chooser, *(need for need in task.needs if need not in in_rounds))
+        return (chooser, *(need for need in needs if need not in in_rounds))
 
     def rounds_of(self, task: PlannedTask) -> int:
         """How often `task` runs in a step, for estimates."""

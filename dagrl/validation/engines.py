@@ -89,6 +89,9 @@ def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findin
     place: Place = ("engines", name)
     original = engine.frozen_copy_of
     if original is None:
+        if engine.moving_average is not None:
+            message = removal("is of another engine's weights", "name that in `frozen_copy_of:`", key="moving_average")
+            findings.error((*place, "moving_average"), message, "average-of-nothing", depends_on=[place])
         if engine.group is None:
             message = "the engine has no ranks; add `group:`, or `frozen_copy_of:` to use another engine's ranks"
             findings.error(place, message, "engine-without-group")
@@ -115,10 +118,26 @@ def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findin
         message = f"`{original}` is itself a copy, of `{owner.frozen_copy_of}`; name an engine with a group"
         findings.error(key, message, "no-frozen-copy")
     else:
+        if engine.moving_average is not None:
+            _check_moving_average(pipeline, name, original, findings)
         for section in _SHARED_SECTIONS:
             if section in engine.model_fields_set and getattr(engine, section) != getattr(owner, section):
                 message = removal(f"differs from that of `{original}`, whose model it copies", key=section)
                 findings.error((*place, section), message, "copy-differs")
+
+
+def _check_moving_average(pipeline: Pipeline, name: str, original: str, findings: Findings) -> None:
+    place: Place = ("engines", name, "moving_average")
+    if original not in _trained_by(pipeline) and not pipeline.run.only_validates:
+        message = removal(f"no node trains `{original}`, so the average would be its start weights")
+        findings.error(place, message, "average-of-nothing", depends_on=[("nodes",)])
+    others = (each for each, spec in pipeline.engines.items() if spec.frozen_copy_of == original)
+    first = next(each for each in others if pipeline.engines[each].moving_average is not None)
+    if first != name:
+        message = removal(
+            f"`{first}` is the moving average of `{original}`, which has one; use that engine in the nodes"
+        )
+        findings.error(place, message, "several-averages", depends_on=[("engines", first)])
 
 
 def _check_weights_from(pipeline: Pipeline, name: str, engine: EngineSpec, source: str, findings: Findings) -> None:

@@ -130,7 +130,8 @@ def _with_ranks(pipeline: Pipeline) -> dict[str, EngineSpec]:
 def _engines(pipeline: Pipeline) -> Iterable[tuple[str, ...]]:
     for name, engine in _with_ranks(pipeline).items():
         if engine.frozen_copy_of is not None:
-            yield name, engine.backend, f"start weights of {engine.frozen_copy_of}, on its ranks"
+            kind = "start weights" if engine.moving_average is None else "moving average"
+            yield name, engine.backend, f"{kind} of {engine.frozen_copy_of}, on its ranks"
             continue
         parts = [
             layout_in_words(pipeline, name),

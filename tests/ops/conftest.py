@@ -88,7 +88,7 @@ class Bench:
         **edits: Any,
     ) -> Context:
         """The context of a node, by its name, of the small pipeline with `edits`: sections, or fields of its work."""
-        fields = {key: edits.pop(key) for key in ("prompts", "frozen") if key in edits}
+        fields = {key: edits.pop(key) for key in ("prompts", "frozen", "averaged") if key in edits}
         fields |= {"step": step, "validation": validation, "shards": shards}
         return context_of(self.pipeline(edits), self.folder, node, engine, **fields)
 

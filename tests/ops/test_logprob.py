@@ -13,22 +13,27 @@ from dagrl.ops.logprob import logprob
 
 
 class Scorer:
-    """Gives each response token the log-prob -1, or -9 under the start weights."""
+    """Gives each response token the log-prob -1, or -9 under the start weights and -5 under their average."""
 
     def __init__(self) -> None:
-        self.frozen = False
+        self.value = -1.0
         self.asked: list[tuple[float, int]] = []
 
     @contextmanager
     def start_weights(self) -> Iterator[None]:
-        self.frozen = True
+        self.value = -9.0
         yield
-        self.frozen = False
+        self.value = -1.0
+
+    @contextmanager
+    def average_weights(self) -> Iterator[None]:
+        self.value = -5.0
+        yield
+        self.value = -1.0
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         self.asked.append((temperature, tokens_per_micro_batch))
-        value = -9.0 if self.frozen else -1.0
-        return Column.ragged([[value] * length for length in batch["response_tokens"].lengths], "float32")
+        return Column.ragged([[self.value] * length for length in batch["response_tokens"].lengths], "float32")
 
 
 @pytest.fixture
@@ -46,12 +51,12 @@ def test_each_shard_gets_its_log_probs(bench, parts) -> None:
     assert (empty.shards, len(empty.columns["logprob"])) == ((4,), 0)
 
 
-@pytest.mark.parametrize(("frozen", "value"), [(False, -1.0), (True, -9.0)])
-def test_only_a_frozen_engine_computes_with_its_start_weights(bench, parts, frozen: bool, value: float) -> None:
+@pytest.mark.parametrize(("work", "value"), [({}, -1.0), ({"frozen": True}, -9.0), ({"averaged": True}, -5.0)])
+def test_only_a_copy_computes_with_other_weights(bench, parts, work: dict[str, bool], value: float) -> None:
     engine = Scorer()
-    first, _ = logprob(parts, bench.context("old", engine=engine, frozen=frozen))
+    first, _ = logprob(parts, bench.context("old", engine=engine, **work))
     assert set(first.columns["logprob"].values.tolist()) == {value}
-    assert not engine.frozen, "the current weights must be back afterwards"
+    assert engine.value == -1.0, "the current weights must be back afterwards"
 
 
 def test_rows_of_a_source_have_its_temperature(bench) -> None:

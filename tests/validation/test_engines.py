@@ -72,6 +72,26 @@ CASES = {
         "engines.reference.parallel",
         "copy-differs",
     ),
+    "an average of nothing": (
+        "frozen_copy_of: actor}",
+        "frozen_copy_of: actor}\n  third: {backend: megatron, group: train, moving_average: 0.1} #!",
+        "engines.third.moving_average",
+        "average-of-nothing",
+    ),
+    "an average of what is not trained": (
+        "frozen_copy_of: actor}",
+        "frozen_copy_of: actor}\n  other: {backend: megatron, group: train}\n"
+        "  third: {backend: megatron, frozen_copy_of: other, moving_average: 0.1} #!",
+        "engines.third.moving_average",
+        "average-of-nothing",
+    ),
+    "two averages": (
+        "frozen_copy_of: actor}",
+        "frozen_copy_of: actor, moving_average: 0.2}\n"
+        "  third: {backend: megatron, frozen_copy_of: actor, moving_average: 0.1} #!",
+        "engines.third.moving_average",
+        "several-averages",
+    ),
     "follows nobody": (
         "weights_from: actor}",
         "weights_from: acto} #!",

@@ -112,6 +112,7 @@ class MegatronBackend(Backend[MegatronEngineSpec]):
             train_steps=start.pipeline.run.steps,
             trainable=start.trained,
             keep_start_weights=start.keeps_start_weights,
+            moving_average=start.pipeline.moving_average_of(start.name),
             keeps_no_cache=start.pipeline.stays_beside_sleepers(start.name),
         )
 

@@ -40,6 +40,8 @@ class Workload:
     """Size of a bucket of weights that it sends or takes; 0 if it does neither."""
     keeps_start_weights: bool = False
     """Whether another engine is its frozen copy."""
+    keeps_average: bool = False
+    """Whether another engine is the moving average of its weights."""
     sleeps: bool = False
     saves_in_background: bool = False
     keeps_weights: bool = False
@@ -119,7 +121,9 @@ class PlannedEngine[Spec: EngineSpec]:
             rows_per_prompt=plan.samples_per_prompt,
             longest=self._longest(),
             bucket_bytes=max((weight_route(pipeline, name).bucket_bytes for name in receivers), default=0),
-            keeps_start_weights=len(ours.engines) > 1 and ours.trained,
+            keeps_start_weights=ours.trained
+            and any(pipeline.engines[copy].moving_average is None for copy in ours.engines[1:]),
+            keeps_average=pipeline.moving_average_of(self.name) is not None,
             sleeps=ours.sleeps,
             saves_in_background=pipeline.run.async_save and pipeline.run.save_every is not None and ours.trained,
             keeps_weights=ours.weights_from is None or pipeline.engines[ours.weights_from].sent_adapter is not None,

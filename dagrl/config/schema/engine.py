@@ -71,6 +71,9 @@ class EngineSpec(Section):
     """How new weights reach it."""
     frozen_copy_of: Name | None = None
     """Instead of a group: live on that engine's ranks, as its frozen start weights, swapped in when they are needed."""
+    moving_average: Annotated[float, Field(gt=0, le=1)] | None = None
+    """With `frozen_copy_of`: instead of the start weights, their moving average, which becomes (1 - rate) * average +
+    rate * new weights after each step: a rate such as 0.05. In float32 in host memory, and in checkpoints."""
     model: ModelSpec | None = None
     """Another model than the pipeline's, for example that of a critic, a reward model, a judge or a teacher."""
     head: Head = "lm"

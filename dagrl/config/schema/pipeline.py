@@ -49,6 +49,11 @@ class Pipeline(Section):
         """`track` as sections."""
         return tuple(TrackerSpec(tracker=each) if isinstance(each, str) else each for each in self.track)
 
+    def moving_average_of(self, engine: str) -> float | None:
+        """Rate of the moving average of an engine's weights; None if no copy of it is one."""
+        rates = (spec.moving_average for spec in self.engines.values() if spec.frozen_copy_of == engine)
+        return next((rate for rate in rates if rate is not None), None)
+
     def model_section(self, engine: str) -> tuple[str, ...]:
         """Section of an engine's model: its own, that of the engine it has its weights from, or the pipeline's."""
         spec = self.engines[engine]

@@ -277,7 +277,9 @@ def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine)
                 rank=rank,
                 world_size=executor.ranks,
                 trained=executor.trained,
-                keeps_start_weights=len(executor.engines) > 1,
+                keeps_start_weights=any(
+                    common.pipeline.engines[copy].moving_average is None for copy in executor.engines[1:]
+                ),
                 master_addr=leader.address,
                 master_port=leader.port,
                 gpus=gpus,

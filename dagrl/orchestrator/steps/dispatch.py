@@ -73,7 +73,7 @@ def dispatch(
         begins, ends = run.shards == pieces[0], run.shards == pieces[-1]
         work = TrainWork(**common, begins=begins, ends=ends, publish=publish if ends else None)
     elif not on_cpu:
-        work = ScoreWork(**common, frozen=task.frozen)
+        work = ScoreWork(**common, frozen=task.frozen, averaged=task.averaged)
     elif isinstance(pipeline.nodes.get(task.node), AdvantageNode):
         work = AdvantageWork(**common, kl_weight=kl_weight)
     else:

@@ -189,8 +189,8 @@ class PipelineCosts:
         rows, together = self.rows(task) * share / shards, self.per_prompt(task)
         batch = PlannedBatch(rows, self.lengths(task), tokens_per_micro_batch, together)
         seconds = shards * engine.forward(batch) + self._reconnecting(task) * share
-        if task.frozen and engine.engine.executor.trained:
-            # The start weights stay for all shards.
+        if (task.frozen or task.averaged) and engine.engine.executor.trained:
+            # The other weights stay for all shards.
             return seconds + engine.swap_s + engine.load_s
         return seconds + shards * engine.load_s
 

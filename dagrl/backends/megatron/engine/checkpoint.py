@@ -31,6 +31,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from dagrl.backends.megatron.engine.background_save import FILES, BackgroundWriter
 from dagrl.backends.megatron.engine.model import unwrap
+from dagrl.backends.megatron.engine.moving_average import MovingAverage
 from dagrl.backends.megatron.engine.optimizer_state import held_states
 from dagrl.backends.megatron.engine.parallel_reader import parallel_reads
 from dagrl.backends.megatron.engine.stored_weights import check_fit
@@ -47,6 +48,7 @@ class TrainingState:
     optimizer: MegatronOptimizer
     schedule: OptimizerParamScheduler
     parallel: ParallelSpec
+    average: MovingAverage | None = None
 
 
 @torch.no_grad()
@@ -96,7 +98,7 @@ def load(folder: Path, state: TrainingState) -> int:
 
 
 @torch.no_grad()
-def load_weights(folder: Path, chunks: Sequence[MegatronModule]) -> int:
+def load_weights(folder: Path, chunks: Sequence[MegatronModule], average: MovingAverage | None = None) -> int:
     """Load the weights alone into an engine that is not trained; returns their policy version. Collective.
 
     Raises FileNotFoundError and ValueError as `load`.
@@ -104,14 +106,20 @@ def load_weights(folder: Path, chunks: Sequence[MegatronModule]) -> int:
     _check_files(folder)
     stored = StoredTensors(folder)
     (saved,) = stored.read_object(COMMON)
-    models = [cast(MegatronModule, unwrap(chunk)) for chunk in chunks]
-    _loaded(stored, {f"model_{i}": _trained(model) for i, model in enumerate(models)}, chunks)
+    models = _models(chunks)
+    _loaded(stored, models | _averages(models, average), chunks)
     return saved["policy_version"]
 
 
 def _loaded(stored: StoredTensors, wanted: dict[str, Any], chunks: Sequence[MegatronModule]) -> dict[str, Any]:
-    """The saved values of a sharded state, the weights among which are put into the model."""
+    """The saved values of a sharded state, the weights among which are put into the model, and averages in place."""
+    # Reading changes the shapes of entries.
+    averages = [
+        (part, name, entry.data) for part in wanted if part.startswith(_AVERAGE) for name, entry in wanted[part].items()
+    ]
     loaded = _read(stored, wanted)
+    for part, name, average in averages:
+        average.copy_(loaded[part][name])
     for i, chunk in enumerate(chunks):
         model = unwrap(chunk)
         check_extra_states(stored.folder, loaded[f"model_{i}"])
@@ -170,12 +178,23 @@ def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], di
     The options are the current pipeline's, except for the step count, and depend on the layout (experts have a separate
     optimizer, pipeline stages other groups), so they are not saved. Tensor names on disk do not depend on the layout.
     """
-    models = [cast(MegatronModule, unwrap(chunk)) for chunk in state.chunks]
-    model = {f"model_{i}": _trained(chunk) for i, chunk in enumerate(models)}
+    model = _models(state.chunks)
     with held_states(state.optimizer):
         optimizer = state.optimizer.sharded_state_dict(model, loading, metadata=dict(_ANY_LAYOUT))
     tensors, options = extract_sharded_base(optimizer)
-    return model | {"optimizer": tensors}, _unwrapped(options)
+    return model | _averages(model, state.average) | {"optimizer": tensors}, _unwrapped(options)
+
+
+def _models(chunks: Sequence[MegatronModule]) -> dict[str, dict[str, Any]]:
+    return {f"model_{i}": _trained(cast(MegatronModule, unwrap(chunk))) for i, chunk in enumerate(chunks)}
+
+
+_AVERAGE = "average_of_"
+
+
+def _averages(models: dict[str, dict[str, Any]], average: MovingAverage | None) -> dict[str, Any]:
+    """The state of the weights' moving average, if there is one."""
+    return {f"{_AVERAGE}{name}": average.sharded(model) for name, model in models.items()} if average else {}
 
 
 def _trained(chunk: MegatronModule) -> dict[str, Any]:

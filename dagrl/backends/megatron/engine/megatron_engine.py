@@ -21,6 +21,7 @@ from dagrl.backends.megatron.engine.config import transformer_config
 from dagrl.backends.megatron.engine.loss import join_replicas
 from dagrl.backends.megatron.engine.memory import EngineOffloader, release_caches
 from dagrl.backends.megatron.engine.model import build_model
+from dagrl.backends.megatron.engine.moving_average import MovingAverage
 from dagrl.backends.megatron.engine.optimizer import (
     apply_gradient,
     clear_gradients,
@@ -64,12 +65,14 @@ class MegatronEngine:
         train_steps: int,
         trainable: bool,
         keep_start_weights: bool = False,
+        moving_average: float | None = None,
         keeps_no_cache: bool = False,
     ) -> None:
         """Join the other ranks and build the model with its initial weights. Collective.
 
         `train_steps` is the length of the learning-rate schedule. An engine that is not `trainable` has no gradients
-        and no optimizer. `keep_start_weights` keeps a copy of the weights in host memory for `start_weights`.
+        and no optimizer. `keep_start_weights` keeps a copy of the weights in host memory for `start_weights`, and
+        `moving_average` their moving average of this rate for `average_weights`.
         `keeps_no_cache` frees cached device memory after each task, save or sync, for colocated engines. Random initial
         weights are drawn from ``ranks.seed``: engines with equal seeds have equal weights. Raises ValueError for errors
         of the pipeline, if possible before waiting for other ranks, and TimeoutError if the ranks do not meet.
@@ -99,12 +102,13 @@ class MegatronEngine:
         self._writer = BackgroundWriter(ranks.timeout_s)
         if "vision" in spec.freeze:
             freeze_towers(chunks)
+        self._average = MovingAverage(chunks, moving_average) if moving_average is not None else None
         if training_configs is not None:
             chunks = wrap_for_training(chunks, training_configs[0])
             # It may copy weights to float32, so they must be loaded before.
             optimizer = get_megatron_optimizer(training_configs[1], chunks)
             schedule = make_schedule(optimizer, spec.lr_schedule, train_steps=train_steps)
-            self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel)
+            self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel, self._average)
         self._memory = EngineOffloader(
             chunks,
             self._training.optimizer if self._training else None,
@@ -151,6 +155,8 @@ class MegatronEngine:
             self._own_training().schedule.step(1)
         with self._at_work(), self._memory.gradients():
             stats = self._update(mini_batches, objective, tokens_per_micro_batch)
+            if ends and self._average is not None:
+                self._average.advance()
         self.policy_version += ends
         return stats
 
@@ -227,6 +233,15 @@ class MegatronEngine:
             with self._start_weights.in_place():
                 yield
 
+    @contextmanager
+    def average_weights(self) -> Iterator[None]:
+        """See `TrainEngine.average_weights`; the engine must have been built with a `moving_average`."""
+        assert self._average is not None, "the engine was not built to average its weights"
+        with self._memory.weights():
+            self._writer.wait_until_copied()
+            with self._average.in_place():
+                yield
+
     def weight_exporter(self, bucket_bytes: int, *, by_owner: bool = False) -> WeightExporter:
         chunks, present = self._model.chunks, self._weights_alone
         return self._make_exporter(chunks, self._hf_config, bucket_bytes, present, by_owner=by_owner)
@@ -262,7 +277,7 @@ class MegatronEngine:
         self._writer.wait_until_copied()
         with self._at_work(), self._memory.optimizer():
             if self._training is None:
-                self.policy_version = checkpoint.load_weights(folder, self._model.chunks)
+                self.policy_version = checkpoint.load_weights(folder, self._model.chunks, self._average)
             else:
                 self.policy_version = checkpoint.load(folder, self._training)
 

@@ -172,9 +172,12 @@ class _Rank:
         waiting += states.optimizer if self.work.sleeps or offload.optimizer else 0
         # Without its adapters the model is that of the start.
         keeps_start = self.work.keeps_start_weights and self.engine.lora is None
+        # In float32, and room for the engine's own weights while the averages are in their place.
+        average = 4 * states.trained // value_bytes(self.engine, on_gpu=self.on_gpu) if self.work.keeps_average else 0
+        aside = states.trained if average else 0
         # Copies for the disk, beside those of a sleep.
-        copied = states.trained + states.optimizer if self.work.saves_in_background else 0
-        return waiting + copied + states.on_host + (states.weights if keeps_start else 0)
+        copied = states.trained + states.optimizer + average if self.work.saves_in_background else 0
+        return waiting + copied + states.on_host + (states.weights if keeps_start else 0) + average + aside
 
 
 def _of_pass(activations: int, logits: int) -> dict[Kind, int]:

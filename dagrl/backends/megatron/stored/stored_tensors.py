@@ -29,7 +29,9 @@ EMBEDDING = "embedding.word_embeddings.weight"
 COMMON = "common_state/shard_0_1"
 """Key of Megatron's state other than tensors, a list of one object."""
 
-_NOT_WEIGHTS = ("optimizer.", "rng", "common_state", "rerun_state_machine_state", "mtp.")
+AVERAGE = "average."
+"""Key prefix of the weights' moving average."""
+_NOT_WEIGHTS = ("optimizer.", AVERAGE, "rng", "common_state", "rerun_state_machine_state", "mtp.")
 """Key prefixes of a checkpoint's contents other than the model, and of multi-token prediction layers."""
 _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 

@@ -302,6 +302,9 @@ def test_a_sleeper_and_a_frozen_copy_wait_on_the_host() -> None:
     assert asleep.host == plain.awake["weights"] + plain.awake["optimizer"]
     copied = trainer_memory(QWEN3_8B, engine(), 1, Workload(16384, keeps_start_weights=True, sleeps=True))
     assert copied.host == asleep.host + plain.awake["weights"]
+    averaged = trainer_memory(QWEN3_8B, engine(), 1, Workload(16384, keeps_average=True, sleeps=True))
+    # Float32, beside bfloat16.
+    assert averaged.host == asleep.host + 3 * plain.awake["weights"]
     assert plain.asleep < plain.weights_alone < plain.peak
     saved = trainer_memory(QWEN3_8B, engine(), 1, Workload(16384, saves_in_background=True, sleeps=True))
     assert saved.host == 2 * asleep.host
