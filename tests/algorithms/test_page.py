@@ -127,6 +127,8 @@ def uses(pipeline: Pipeline, row: Row) -> bool:
             return any(loss.kl_coef and loss.kl_estimator == row.name for loss in losses)
         case _, "kl_in_reward":
             return any(node.kl_in_reward for node in advantages)
+        case _, "distillation: {coef}":
+            return any(node.distillation for node in advantages)
         case _, "overlong_buffer":
             return any(node.overlong_buffer for node in advantages)
         case _, "critic":

@@ -108,11 +108,12 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
         _make_model(cached / "snapshots" / _COMMIT, config)
         (cached / "refs").mkdir()
         (cached / "refs" / "main").write_text(_COMMIT)
-    start = folder / "runs" / "smollm2-sft" / "checkpoints" / "step_80" / "actor"
-    start.mkdir(parents=True)
     files = {"metadata.json": '{"sharded_backend": "torch_dist"}', ".metadata": "-", "__0_0.distcp": "-"}
-    for name, text in files.items():
-        (start / name).write_text(text)
+    for run, step in (("smollm2-sft", 80), ("tiny-sft", 100)):
+        start = folder / "runs" / run / "checkpoints" / f"step_{step}" / "actor"
+        start.mkdir(parents=True)
+        for name, text in files.items():
+            (start / name).write_text(text)
     asked = {
         match
         for template in (folder / "dag_templates").glob("*.yaml")
