@@ -1,6 +1,7 @@
 """Orders of prompts: steps until the demo's model adds all digits, with uniform prompts, stages, and by pass rates.
 
     python benchmarks/curriculum.py --order ORDER [--seed 1 --seed 2 ...] --out FOLDER    one run for each seed
+                                    [--unsolvable 200]                            beside so many prompts that none solves
 
 The sums of operands up to 4 are one source, those with a larger operand another. A run ends when the greedy answers to
 all 100 sums have a mean reward of 0.9, or after `--steps`.
@@ -33,24 +34,27 @@ ORDERS: dict[str, dict[str, Any]] = {
             ]
         }
     },
-    "adaptive": {"order": {"adaptive": {"band": [0.1, 0.9], "skip_solved_for": 10}}},
+    "adaptive": {
+        "order": {"adaptive": {"band": [0.03, 0.97], "skip_solved_for": 3, "priority": "pass_rate", "floor": 0.3}}
+    },
     "adaptive by advantage": {
-        "order": {"adaptive": {"band": [0.1, 0.9], "skip_solved_for": 10, "priority": "advantage"}}
+        "order": {"adaptive": {"band": [0.03, 0.97], "skip_solved_for": 3, "priority": "advantage", "floor": 0.3}}
     },
 }
 
 
-def write_sums(folder: Path) -> dict[str, Path]:
-    """The files of all sums of two digits, and of the easy and the hard ones."""
-    pairs = [(left, right) for left in range(10) for right in range(10)]
-    parts = {
-        "all": pairs,
-        "easy": [pair for pair in pairs if max(pair) <= 4],
-        "hard": [pair for pair in pairs if max(pair) > 4],
-    }
+def write_sums(folder: Path, unsolvable: int) -> dict[str, Path]:
+    """The files of all sums of two digits, of the easy and the hard ones, and of all beside prompts without a solution.
+
+    The answers of the last are longer than any response.
+    """
+    sums = [PromptRow("sums", f"{n // 10}+{n % 10}=", str(n // 10 + n % 10), {"index": n}) for n in range(100)]
+    long = [PromptRow("sums", f"{n % 100}+{n // 100 + 10}0=", "00000", {"index": 100 + n}) for n in range(unsolvable)]
+    easy = [row for n, row in enumerate(sums) if max(divmod(n, 10)) <= 4]
+    hard = [row for n, row in enumerate(sums) if max(divmod(n, 10)) > 4]
+    parts = {"all": sums, "easy": easy, "hard": hard, "train": sums + long}
     files = {name: folder / f"{name}.parquet" for name in parts}
-    for name, some in parts.items():
-        rows = (PromptRow("sums", f"{a}+{b}=", str(a + b), {"index": n}) for n, (a, b) in enumerate(some))
+    for name, rows in parts.items():
         write_prompts(files[name], rows, {"index": pa.int64()})
     return files
 
@@ -62,7 +66,7 @@ def pipeline(order: str, seed: int, steps: int, files: dict[str, Path]) -> dict[
         "extends": str(ROOT / "dag_templates" / "tiny_grpo.yaml"),
         "name": f"{order}-{seed}",
         "data": {
-            "train": several if order == "stages" else str(files["all"]),
+            "train": several if order == "stages" else str(files["train"]),
             "val": str(files["all"]),
             "prompts_per_step": 32,
             **ORDERS[order],
@@ -72,10 +76,10 @@ def pipeline(order: str, seed: int, steps: int, files: dict[str, Path]) -> dict[
     }
 
 
-def learn(order: str, seed: int, steps: int, out: Path) -> bool:
+def learn(order: str, seed: int, steps: int, unsolvable: int, out: Path) -> bool:
     """Run until all is learned, and say whether it was; writes ``curriculum_ORDER_SEED.json``."""
     file = out / f"curriculum_{order}_{seed}.json"
-    files = write_sums(out / "sums")
+    files = write_sums(out / "sums", unsolvable)
     with DagrlRun(pipeline(order, seed, steps, files), file.with_suffix("")) as run:
         run.wait_until(lambda metrics: reached(metrics) is not None or len(metrics) >= steps, _RUN_S)
         metrics = run.metrics()
@@ -103,10 +107,13 @@ def main() -> None:
     parser.add_argument("--order", choices=ORDERS, action="append", required=True)
     parser.add_argument("--seed", type=int, action="append", default=None)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--unsolvable", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     met = [
-        learn(order, seed, options.steps, options.out) for seed in options.seed or [1, 2, 3] for order in options.order
+        learn(order, seed, options.steps, options.unsolvable, options.out)
+        for seed in options.seed or [1, 2, 3]
+        for order in options.order
     ]
     sys.exit(not all(met))
 
