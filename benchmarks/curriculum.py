@@ -1,7 +1,7 @@
 """Orders of prompts: steps until the demo's model adds all digits, with uniform prompts, stages, and by pass rates.
 
     python benchmarks/curriculum.py --order ORDER [--seed 1 --seed 2 ...] --out FOLDER    one run for each seed
-                                    [--unsolvable 200]                            beside so many prompts that none solves
+                                    [--unsolvable 200]                            beside 200 prompts that none solves
 
 The sums of operands up to 4 are one source, those with a larger operand another. A run ends when the greedy answers to
 all 100 sums have a mean reward of 0.9, or after `--steps`.
