@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import comb, sqrt
 from typing import Literal
 
 import numpy as np
@@ -13,13 +15,16 @@ ROUNDING = 1e-6
 would turn a rounding error into an advantage of 1."""
 
 
-def grpo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, normalize_by_std: bool = True) -> Column:
+def grpo_advantages(
+    rewards: np.ndarray, groups: np.ndarray, mask: Column, *, normalize_by_std: bool | Literal["batch"] = True
+) -> Column:
     """Rewards relative to their group, the same for each token of a response.
 
     A = (r - mean(r)) / std(r) over the group (DeepSeekMath, arXiv 2402.03300, section 4.1.2). The paper does not define
     std; like other implementations this uses the sample standard deviation, with n - 1. Without `normalize_by_std`,
     A = r - mean(r), as in Dr. GRPO (arXiv 2503.20783, section 3.2). Dr. GRPO also needs a loss that does not divide by
-    the length of a response: ``aggregation: seq-mean-token-sum-norm``.
+    the length of a response: ``aggregation: seq-mean-token-sum-norm``. With ``batch``, std is that of the rewards of
+    the whole batch (arXiv 2508.08221), so that no group of nearly equal rewards is scaled up.
 
     A group whose rewards are all equal, also a group of one, has advantage 0.
 
@@ -27,12 +32,7 @@ def grpo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, no
     and complete; `mask` has rows as long as the responses. Returns float32, ragged as `mask` and 0 where it is 0.
     Raises ValueError if a reward is not finite.
     """
-    centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
-    if normalize_by_std:
-        squares = np.bincount(group, centred**2, minlength=len(sizes))
-        variance = squares / np.maximum(sizes - 1, 1)
-        centred /= np.sqrt(np.where(squares > 0, variance, 1.0))[group]
-    return _per_token(centred, mask)
+    return _per_token(_deviations(rewards, groups, normalize_by_std), mask)
 
 
 def rloo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
@@ -139,6 +139,88 @@ def reinforce_plus_plus_baseline_advantages(rewards: np.ndarray, groups: np.ndar
     return Column(np.repeat(centred, mask.lengths), mask.offsets)
 
 
+def maxrl_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    """Deviations from the group's mean, divided by it: A = (r - mean) / mean.
+
+    Maximum-likelihood RL (arXiv 2602.02710): with rewards of 0 and 1, the gradient estimates that of the log of the
+    probability to be right, cut after as many terms as there are responses. Prompts that are rarely solved weigh more.
+
+    Rewards must not be negative. A group with mean 0 has advantage 0. Arguments, result, errors and constant groups are
+    as in `grpo_advantages`.
+    """
+    centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
+    mean = np.bincount(group, rewards, minlength=len(sizes)) / sizes
+    return _per_token(centred / np.where(mean > 0, mean, 1.0)[group], mask)
+
+
+def gdpo_advantages(
+    rewards: Mapping[str, np.ndarray],
+    weights: Mapping[str, float],
+    groups: np.ndarray,
+    mask: Column,
+    *,
+    normalize_by_std: bool = True,
+) -> Column:
+    """Several rewards, each compared within its group, and their weighted sum, before `whitened`.
+
+    Group reward-decoupled normalization (GDPO, arXiv 2601.05242): A = sum over k of w_k (r_k - mean_k) / std_k, so that
+    a reward with a larger spread does not drown the others. Then the sum is whitened over the batch: here over tokens,
+    as in verl and in `reinforce_plus_plus_baseline_advantages`, whose loss also averages over tokens. TRL, NeMo-RL and
+    ms-swift whiten over responses; the two are equal for responses of equal length.
+
+    `rewards` and `weights` have the same names. The result is float64. Other arguments, errors and constant groups, of
+    each reward by itself, are as in `grpo_advantages`.
+    """
+    total = np.zeros(len(mask))
+    for name, weight in weights.items():
+        total += weight * _deviations(rewards[name], groups, normalize_by_std)
+    return Column(np.repeat(total, mask.lengths), mask.offsets)
+
+
+def passk_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, k: int) -> Column:
+    """Advantages of responses as members of sets of k, whose reward is the best of the set.
+
+    Pass@k training (arXiv 2508.10751, in its analytical form), over all C(n, k) sets of a group with c of n
+    responses right: the mean reward of sets is rho = 1 - C(n - c, k) / C(n, k), their deviation sqrt(rho (1 - rho)).
+    A right response has (1 - rho) / deviation; a wrong one (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) /
+    deviation, the mean over the sets that it is in.
+
+    Rewards must be 0 or 1. Groups of fewer than k responses, and those with deviation 0, have advantage 0. Other
+    arguments and the result are as in `grpo_advantages`.
+    """
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    right = np.bincount(group, rewards, minlength=len(sizes)).astype(int)
+    of_wrong, of_right = np.zeros(len(sizes)), np.zeros(len(sizes))
+    for place, (n, c) in enumerate(zip(sizes.tolist(), right.tolist(), strict=True)):
+        fail = comb(n - c, k) / comb(n, k) if n >= k else 0.0
+        if 0 < fail < 1:
+            deviation = sqrt(fail * (1 - fail))
+            of_right[place] = fail / deviation
+            of_wrong[place] = (fail - comb(n - c - 1, k - 1) / comb(n - 1, k - 1)) / deviation
+    return _per_token(np.where(np.asarray(rewards) > 0, of_right[group], of_wrong[group]), mask)
+
+
+def grpo_passk_advantages(
+    rewards: np.ndarray, groups: np.ndarray, mask: Column, *, normalize_by_std: bool = True
+) -> Column:
+    """The best response's lead on the second best, and 0 for all others: A = (highest - second) / std(r).
+
+    Best-of-k policy gradient (arXiv 2503.19595), in the form of verl's ``grpo_passk``: without the best response, the
+    group's best reward would be the second. Without `normalize_by_std` the lead itself.
+
+    Arguments, result, errors and constant groups are as in `grpo_advantages`.
+    """
+    scaled = _deviations(rewards, groups, normalize_by_std)
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    # Each group's rows, the best ones last.
+    order = np.lexsort((scaled, group))
+    ends = np.cumsum(sizes)
+    best, several = order[ends - 1], sizes > 1
+    lead = np.zeros(len(scaled))
+    lead[best[several]] = scaled[best[several]] - scaled[order[ends[several] - 2]]
+    return _per_token(lead, mask)
+
+
 def row_sums(column: Column) -> np.ndarray:
     """Sum of each row, float64 [rows]."""
     row = np.repeat(np.arange(len(column)), column.lengths)
@@ -148,6 +230,19 @@ def row_sums(column: Column) -> np.ndarray:
 def trained_tokens(mask: Column) -> np.ndarray:
     """Number of each row's tokens in the mask, float64 [rows]."""
     return row_sums(Column(mask.values > 0, mask.offsets))
+
+
+def _deviations(rewards: np.ndarray, groups: np.ndarray, normalize_by_std: bool | Literal["batch"]) -> np.ndarray:
+    """Rewards minus their group's mean, divided by a sample deviation if asked for, float64 [S]."""
+    centred, group, sizes = _centred(rewards, groups, np.ones(len(groups)))
+    if normalize_by_std == "batch":
+        # The deviation is 0 only if all rewards are equal; then there is nothing to scale.
+        return centred / (np.std(rewards, ddof=1) if centred.any() else 1.0)
+    if normalize_by_std:
+        squares = np.bincount(group, centred**2, minlength=len(sizes))
+        variance = squares / np.maximum(sizes - 1, 1)
+        centred /= np.sqrt(np.where(squares > 0, variance, 1.0))[group]
+    return centred
 
 
 def _centred(rewards: np.ndarray, groups: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from dagrl.data.batch import Column
 
 
 def gae_advantages(
-    rewards: Column, values: Column, mask: Column, *, discount: float = 1.0, trace: float = 1.0
+    rewards: Column, values: Column, mask: Column, *, discount: float = 1.0, trace: float | np.ndarray = 1.0
 ) -> tuple[Column, Column]:
     """Advantages and the critic's targets (arXiv 1506.02438, eq. 11, 12 and 16).
 
@@ -22,7 +22,8 @@ def gae_advantages(
     them. Rewards on them are lost, so rewards must be on tokens of the policy.
 
     `rewards`, with the score of a whole response on its last token, and `values`, the critic's estimates, are ragged as
-    `mask`. Returns advantages and targets, float32, ragged as `mask` and 0 outside it.
+    `mask`. `trace` is one for all rows, or one for each [S], see `length_adaptive_traces`. Returns advantages and
+    targets, float32, ragged as `mask` and 0 outside it.
     """
     kept = np.flatnonzero(mask.values > 0)
     reward, value = rewards.values[kept].astype(np.float64), values.values[kept].astype(np.float64)
@@ -32,15 +33,27 @@ def gae_advantages(
     # All rows at once, backwards from their ends; rows with tokens left come first.
     by_length = np.argsort(-counts, kind="stable")
     ends, counts = ends[by_length], counts[by_length]
+    decay = discount * np.broadcast_to(trace, len(mask))[by_length]
     advantage = np.zeros(len(kept))
     next_value, next_advantage = np.zeros(len(mask)), np.zeros(len(mask))
     for back in range(1, int(counts.max(initial=0)) + 1):
         rows = np.searchsorted(-counts, -back, side="right")
         at = ends[:rows] - back
         delta = reward[at] + discount * next_value[:rows] - value[at]
-        advantage[at] = delta + discount * trace * next_advantage[:rows]
+        advantage[at] = delta + decay[:rows] * next_advantage[:rows]
         next_value[:rows], next_advantage[:rows] = value[at], advantage[at]
     return _spread(advantage, kept, mask), _spread(advantage + value, kept, mask)
+
+
+def length_adaptive_traces(mask: Column, alpha: float) -> np.ndarray:
+    """A lambda for each response that grows with its length l, the tokens in the mask: 1 - 1 / (alpha l), float64 [S].
+
+    Length-adaptive GAE of VAPO (arXiv 2504.05118): the weights of the n-step estimates add up to alpha l,
+    so that they reach equally far into long and short responses. At least 0, as in NeMo-RL.
+    """
+    row = np.repeat(np.arange(len(mask)), mask.lengths)
+    lengths = np.bincount(row, mask.values > 0, minlength=len(mask))
+    return 1 - 1 / np.maximum(alpha * lengths, 1.0)
 
 
 def token_rewards(

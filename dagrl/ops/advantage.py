@@ -30,7 +30,7 @@ def advantage(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         charges = None
         if node.kl_in_reward is not None:
             charges = _charged(node.kl_in_reward, batch, context, stats)
-        columns = estimate(EstimatorInputs(node, batch, rewards, charges, context))
+        columns = estimate(EstimatorInputs(node, batch, rewards, charges, context, stats))
         if node.distillation is not None:
             columns["advantage"] = _distilled(columns["advantage"], node.distillation, batch, stats)
         if node.estimator in WHITENED:
@@ -46,7 +46,7 @@ def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: np.ndarray) ->
 
     `longest`, int64 [S], bounds one row: terms that compare with it take a trajectory's longest one.
     """
-    if node.estimator == "none":
+    if node.estimator in ("none", "gdpo"):  # They do not read ``reward``.
         return np.zeros(len(batch)), {}
     rewards = batch["reward"].values.astype(np.float64)
     longest_rows = batch["longest_row"].values

@@ -8,22 +8,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from dagrl.algorithms.advantages import (
+    gdpo_advantages,
     gpg_advantages,
     grpo_advantages,
+    grpo_passk_advantages,
+    maxrl_advantages,
     opmd_advantages,
     opo_advantages,
+    passk_advantages,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
     remax_advantages,
     rloo_advantages,
     row_sums,
 )
-from dagrl.algorithms.gae import gae_advantages, token_rewards
+from dagrl.algorithms.gae import gae_advantages, length_adaptive_traces, token_rewards
 from dagrl.algorithms.gigpo import gigpo_advantages
+from dagrl.algorithms.role_baselines import rae_advantages
+from dagrl.algorithms.token_baseline import optimal_token_baseline_advantages
+from dagrl.algorithms.turn_returns import turn_returns
 from dagrl.config.schema import AdvantageNode
 from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
 from dagrl.ops.base import Context
 from dagrl.ops.own_estimator import own_advantages
+from dagrl.ops.work import AdvantageWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,8 @@ class EstimatorInputs:
     charges: Column | None
     """KL penalties of tokens, ragged as `mask`, if the node charges any."""
     context: Context
+    stats: dict[str, Stat]
+    """Estimators add their metrics here."""
 
     @property
     def mask(self) -> Column:
@@ -50,6 +61,11 @@ class EstimatorInputs:
     def charged(self) -> np.ndarray:
         """Rewards minus the penalties of all tokens, for estimators that use one reward per response."""
         return self.rewards if self.charges is None else self.rewards - row_sums(self.charges)
+
+    @property
+    def charged_tokens(self) -> Column:
+        """Rewards on the tokens of responses, minus the tokens' own penalties."""
+        return token_rewards(self.rewards, self.mask, placed=self.placed_rewards, charges=self.charges)
 
     @property
     def placed_rewards(self) -> Column | None:
@@ -72,14 +88,83 @@ def estimate(inputs: EstimatorInputs) -> dict[str, Column]:
 
 
 def _gae(inputs: EstimatorInputs) -> tuple[Column, Column]:
+    """Advantages and targets; VAPO (arXiv 2504.05118) computes them with different lambdas."""
     node, mask = inputs.node, inputs.mask
-    rewards = token_rewards(inputs.rewards, mask, placed=inputs.placed_rewards, charges=inputs.charges)
-    return gae_advantages(rewards, inputs.batch["value"], mask, discount=node.gamma, trace=node.lam)
+    columns = inputs.charged_tokens, inputs.batch["value"], mask
+    alpha = node.length_adaptive_alpha
+    trace = node.lam if alpha is None else length_adaptive_traces(mask, alpha)
+    advantages, returns = gae_advantages(*columns, discount=node.gamma, trace=trace)
+    if alpha is not None or node.lam_value is not None:
+        trace = node.lam if node.lam_value is None else node.lam_value
+        _, returns = gae_advantages(*columns, discount=node.gamma, trace=trace)
+    return advantages, returns
 
 
 def _grpo(inputs: EstimatorInputs) -> Column:
-    scaled = inputs.node.normalize_by_std
+    scaled = inputs.node.deviation
     return grpo_advantages(inputs.charged, inputs.groups, inputs.mask, normalize_by_std=scaled)
+
+
+def _maxrl(inputs: EstimatorInputs) -> Column:
+    _check_rewards(inputs, inputs.charged >= 0, "0 or more")
+    return maxrl_advantages(inputs.charged, inputs.groups, inputs.mask)
+
+
+def _passk(inputs: EstimatorInputs) -> Column:
+    _check_rewards(inputs, np.isin(inputs.charged, (0, 1)), "0 or 1")
+    return passk_advantages(inputs.charged, inputs.groups, inputs.mask, k=inputs.node.k)
+
+
+def _gdpo(inputs: EstimatorInputs) -> Column:
+    node = inputs.node
+    rewards = {name: inputs.batch[name].values for name in node.rewards}
+    return gdpo_advantages(rewards, node.rewards, inputs.groups, inputs.mask, normalize_by_std=bool(node.deviation))
+
+
+def _grpo_passk(inputs: EstimatorInputs) -> Column:
+    scaled = bool(inputs.node.deviation)
+    return grpo_passk_advantages(inputs.charged, inputs.groups, inputs.mask, normalize_by_std=scaled)
+
+
+def _optimal_token_baseline(inputs: EstimatorInputs) -> Column:
+    batch = inputs.batch
+    return optimal_token_baseline_advantages(
+        inputs.charged_tokens,
+        inputs.groups,
+        inputs.mask,
+        logprob=batch["old_logprob"],
+        square_sums=batch["prob_square_sum"],
+    )
+
+
+def _agentic_reinforce(inputs: EstimatorInputs) -> Column:
+    return turn_returns(inputs.charged_tokens, inputs.mask, discount=inputs.node.gamma)
+
+
+def _rae(inputs: EstimatorInputs) -> Column:
+    node, batch = inputs.node, inputs.batch
+    order = np.argsort(batch.rows)
+    column = batch[node.role]
+    named = column.strings() if column.values.dtype == np.uint8 else [f"{value:g}" for value in column.values.tolist()]
+    advantages, baselines = rae_advantages(
+        inputs.charged[order],
+        [named[row] for row in order],
+        inputs.mask.take(order),
+        baselines=inputs.context.work_as(AdvantageWork).baselines,
+        decay=node.decay,
+    )
+    inputs.stats.update({f"baseline/{role}": Stat.of([value]) for role, value in baselines.items()})
+    return advantages.take(np.argsort(order))
+
+
+def _check_rewards(inputs: EstimatorInputs, valid: np.ndarray, domain: str) -> None:
+    """Raise ValueError for the first row whose reward the estimator cannot use."""
+    if not valid.all():
+        row = int(np.flatnonzero(~valid)[0])
+        raise ValueError(
+            f"`{inputs.node.estimator}` needs rewards of {domain}, and row {inputs.batch.rows[row]} has "
+            f"{inputs.charged[row]:g}; change the reward function, or use `estimator: grpo`"
+        )
 
 
 def _opmd(inputs: EstimatorInputs) -> Column:
@@ -99,7 +184,7 @@ def _gigpo(inputs: EstimatorInputs) -> Column:
         turns=batch["token_turn"],
         discount=node.gamma,
         step_coef=node.step_coef,
-        normalize_by_std=node.normalize_by_std,
+        normalize_by_std=bool(node.deviation),
         mean_over=node.mean_over,
     )
 
@@ -119,7 +204,14 @@ _ESTIMATORS: dict[str, Callable[[EstimatorInputs], Column]] = {
     "remax": _remax,
     "reinforce_plus_plus": lambda of: reinforce_plus_plus_advantages(of.rewards, of.mask, of.charges),
     "reinforce_plus_plus_baseline": lambda of: reinforce_plus_plus_baseline_advantages(of.charged, of.groups, of.mask),
+    "maxrl": _maxrl,
+    "gdpo": _gdpo,
+    "passk": _passk,
+    "grpo_passk": _grpo_passk,
+    "optimal_token_baseline": _optimal_token_baseline,
+    "rae": _rae,
+    "agentic_reinforce": _agentic_reinforce,
     "none": lambda of: Column(np.zeros(len(of.mask.values), dtype=np.float32), of.mask.offsets),
 }
-WHITENED = frozenset({"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
+WHITENED = frozenset({"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "agentic_reinforce"})
 """Estimators whose advantages are whitened over all tokens of the step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -149,6 +150,8 @@ class AdvantageWork(TaskWork):
 
     kl_weight: float | None = None
     """Weight of the KL penalty in this step. Default: the node's coefficient."""
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """Only of ``estimator: rae``: role -> its baseline before this step."""
 
 
 class RolloutId(NamedTuple):

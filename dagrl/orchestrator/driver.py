@@ -40,6 +40,7 @@ from dagrl.orchestrator.steps.kl_control import KlControl
 from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
 from dagrl.orchestrator.steps.prompt_feed import PromptFeed
 from dagrl.orchestrator.steps.record import StepRecord
+from dagrl.orchestrator.steps.role_baselines import RoleBaselines
 from dagrl.scheduler.commands import (
     Command,
     CommandDone,
@@ -100,6 +101,7 @@ class Driver:
         self._rollout_facts = rollout_facts(pipeline, plan)
         """Facts about each rollout, for the account."""
         self._kl = KlControl(pipeline, start.kl_weights, start.step + 1)
+        self._baselines = RoleBaselines(pipeline, start.baselines, start.step + 1)
         self._recorder = Recorder(prepared, groups, folder, trackers.note)
         self._keeps_partial = any(node.partial_rollout for node in pipeline.rollouts.values())
         self._sampled: dict[WorkerId, int] = {}
@@ -258,6 +260,7 @@ class Driver:
         There is no await before all ranks have their work, so that a task queued behind this one finds its outputs.
         """
         batch, record = self._batch(run.step, task.rows), self._record(run.step)
+        kl_weight, baselines = self._kl.weight(task.node, run.step), self._baselines.before(task.node, run.step)
         exchanges = self._exchange is not None and task.op == EXPERIENCE_NODE
         work = dispatch(
             run,
@@ -266,11 +269,12 @@ class Driver:
             batch,
             self.pipeline,
             committed=self.scheduler.committed,
-            kl_weight=self._kl.weight(task.node, run.step),
+            kl_weight=kl_weight,
+            baselines=baselines,
             experience=self._exchange.file(run.step) if self._exchange is not None and exchanges else None,
             publish=self._exchange.weights_to_write(run.step, task) if self._exchange is not None else None,
         )
-        recording = self._recorder.begin(run, task, executor, batch, self._kl.weight(task.node, run.step))
+        recording = self._recorder.begin(run, task, executor, batch, kl_weight, baselines)
         on_cpu = task.engine is None
         handles = [self._cpu_workers.take(reads=False)] if on_cpu else self.groups[task.executor].handles
         pending = [handle.submit_task(each, record.count_bytes) for handle, each in zip(handles, work, strict=True)]
@@ -285,6 +289,7 @@ class Driver:
                 record.add_block(run, block, each.worker.id)
                 record.account.add_update(task, block)
                 self._kl.add(task.node, run.step, block)
+                self._baselines.add(task, run.step, block)
                 if self._feed and task.rows is Rows.TRAIN:
                     self._feed.learn(run, block, batch)
                 if not predictable:
@@ -450,6 +455,7 @@ class Driver:
                 self._kl.after(commit.step),
                 tuple(each.sampled for each in carried),
                 self._exchange.used(commit.step) if self._exchange is not None else {},
+                self._baselines.after(commit.step),
             )
         if commit.save:
             assert self._unsaved is not None
@@ -461,6 +467,7 @@ class Driver:
         if self._feed:
             self._feed.commit(commit.step)
         self._kl.commit(commit.step)
+        self._baselines.commit(commit.step)
         self._records.pop(commit.step)
         self._dynamic_sampling.commit(commit.step)
         for rows in Rows:

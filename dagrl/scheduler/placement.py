@@ -8,6 +8,7 @@ from dataclasses import replace
 from dagrl.config.capability import Capability
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import (
+    AdvantageNode,
     BufferNode,
     PackingNode,
     Pipeline,
@@ -152,6 +153,7 @@ def _task(node: GraphNode, pipeline: Pipeline, rows: Rows, wanted: set[str], sam
         pieces=update_pieces(pipeline, node.spec) if isinstance(node.spec, UpdateNode) else (),
         sampled_by=sampled_by,
         replays=isinstance(node.spec, BufferNode),
+        in_order=isinstance(node.spec, AdvantageNode) and node.spec.estimator == "rae" and rows is Rows.TRAIN,
         whole_groups=node.contract.whole_groups or (host is not None and host.packing.whole_groups),
         metric_prefix=_metric_prefix(node, pipeline),
     )

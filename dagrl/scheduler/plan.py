@@ -109,6 +109,8 @@ class PlannedTask:
     """Whether it is the filter, which selects the groups of the batch. Readers outside the rounds wait for it."""
     replays: bool = False
     """Whether it is the buffer, which adds groups of earlier steps to the batch. Its runs are in the order of steps."""
+    in_order: bool = False
+    """Whether it has state that each step continues, so that its runs are in the order of steps."""
     sampled_by: str | None = None
     """The rollout node whose responses it processes; None before any."""
     whole_groups: bool = False

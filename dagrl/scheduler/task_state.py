@@ -34,7 +34,7 @@ class TaskState:
         """`place`: index of the task in a step."""
         self.task, self.executor, self.place, self.order = task, executor, place, order
         self.is_source = not task.inputs
-        self.in_order = self.is_source or task.replays
+        self.in_order = self.is_source or task.replays or task.in_order
         """Whether it runs in one step after the other, however far ahead the others are."""
         self.readers: list[TaskState] = []
         """Tasks that wait until this one is done."""

@@ -30,15 +30,28 @@ from dagrl.plugins.declarations import declaration_of
 from dagrl.plugins.isolation import ask
 
 OF_ESTIMATORS = {
-    "normalize_by_std": ("grpo", "gigpo"),
-    "gamma": ("gae", "gigpo"),
+    "normalize_by_std": ("grpo", "gigpo", "gdpo", "grpo_passk"),
+    "rewards": ("gdpo",),
+    "k": ("passk",),
+    "role": ("rae",),
+    "decay": ("rae",),
+    "gamma": ("gae", "gigpo", "agentic_reinforce"),
     "step_coef": ("gigpo",),
     "mean_over": ("gigpo",),
     "lam": ("gae",),
+    "lam_value": ("gae",),
+    "length_adaptive_alpha": ("gae",),
     "baseline": ("opmd",),
     "tau": ("opmd",),
 }
 """Options of some estimators only."""
+_OF_PLAIN_REWARDS = {
+    "maxrl": "rewards must not be negative",
+    "passk": "rewards must be 0 or 1",
+    "gdpo": "each reward is compared by itself",
+}
+"""Estimators that penalties on the reward would spoil, with the reason."""
+_PENALTIES = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward")
 _CLIPPED = ("ppo_clip", "gspo", "gmpo", "cispo", "cpgd", "clip_cov")
 OF_LOSSES = {
     "clip_ratio": _CLIPPED,
@@ -105,6 +118,9 @@ def check_training_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
                 _check_own_values(name, node, graph, findings)
             case AdvantageNode(estimator="remax"):
                 _check_baseline(name, graph, findings)
+            case AdvantageNode(estimator="rae") if name in graph.in_rounds:
+                message = "its baselines follow the order of steps, not the filter's rounds; filter by another column"
+                findings.error(("nodes", name, "estimator"), message, "state-in-rounds")
             case UpdateNode(rollout_correction=RolloutCorrectionSpec() as correction):
                 _check_old(pipeline, name, node, correction, graph, findings)
             case RolloutNode():
@@ -153,6 +169,18 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
     place: Place = ("nodes", name)
     if node.estimator == "opmd" and node.baseline == "mean" and "tau" in node.model_fields_set:
         findings.superfluous((*place, "tau"), "a mean has no temperature", "set `baseline: logavgexp`")
+    if node.estimator == "gdpo" and not node.rewards:
+        message = (
+            "there is no reward to compare; name the columns and their weights, `rewards: {correct: 1, polite: 0.5}`"
+        )
+        findings.error((*place, "estimator"), message, "missing-rewards")
+    if node.deviation == "batch" and node.estimator in ("gigpo", "gdpo", "grpo_passk"):
+        message = f"`{node.estimator}` compares within groups; set it to true or false"
+        findings.error((*place, "normalize_by_std"), message, "option-without-effect")
+    for option in _PENALTIES:
+        if node.estimator in _OF_PLAIN_REWARDS and getattr(node, option) is not None:
+            message = f"{_OF_PLAIN_REWARDS[node.estimator]} with `estimator: {node.estimator}`"
+            findings.error((*place, option), removal(message), "penalty-on-plain-reward")
     if kl := node.kl_in_reward:
         if "horizon" in kl.model_fields_set and kl.target_kl is None:
             findings.superfluous((*place, "kl_in_reward", "horizon"), "has no effect without `target_kl`", "add that")
@@ -173,6 +201,12 @@ def _check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, finding
         message = f"`{name}` compares the responses to a prompt ({what}), and there is only 1; set `n: 2` or more"
         for where in (where for where, n in pipeline.ns_by_place.items() if n < 2):
             findings.error(where, message, "group-too-small")
+    if node.estimator == "passk":
+        for where in (where for where, n in pipeline.ns_by_place.items() if n < node.k):
+            message = (
+                f"`{name}` takes the best of {node.k} responses to a prompt; set `n: {node.k}` or more, or lower `k`"
+            )
+            findings.error(where, message, "group-too-small")
     longest = max(rollouts, key=lambda each: rollouts[each].sampling.max_new_tokens)
     limit = rollouts[longest].sampling.max_new_tokens
     if node.overlong_buffer and node.overlong_buffer.len > limit:
@@ -192,11 +226,15 @@ def _check_rows_of_trajectory(place: Place, node: AdvantageNode, findings: Findi
     what = None
     if node.estimator == "gigpo":
         what = "it compares the turns of one conversation"
-    elif node.estimator == "gae" and not node.gamma == node.lam == 1:
+    elif node.estimator == "gae" and not (
+        node.gamma == node.lam == 1 and node.lam_value in (None, 1) and node.length_adaptive_alpha is None
+    ):
         what = "it discounts by the order of a trajectory's tokens"
+    elif node.estimator in ("optimal_token_baseline", "agentic_reinforce"):
+        what = "it goes by the order of a trajectory's tokens"
     if what:
         message = f"{what}, and a trajectory may have several rows; remove `sequences`"
-        message += ", or set `gamma: 1` and `lam: 1`" if node.estimator == "gae" else ""
+        message += ", or set only `gamma: 1` and `lam: 1`" if node.estimator == "gae" else ""
         findings.error((*place, "estimator"), message, "turns-in-several-rows")
     if node.kl_in_reward and node.estimator in ("gae", "reinforce_plus_plus", "remax"):
         message = "the rows of a trajectory have no order; remove `sequences`, or use `kl_coef` of the loss instead"

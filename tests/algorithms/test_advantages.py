@@ -1,5 +1,6 @@
 """Advantages without a critic: numbers worked out by hand, and what their papers say must hold for all of them."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,10 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.algorithms.advantages import (
+    gdpo_advantages,
     gpg_advantages,
     grpo_advantages,
+    grpo_passk_advantages,
+    maxrl_advantages,
     opmd_advantages,
     opo_advantages,
+    passk_advantages,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
     remax_advantages,
@@ -50,9 +55,23 @@ def opmd_by_logavgexp(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> 
     return opmd_advantages(rewards, groups, mask, baseline="logavgexp", tau=0.5)
 
 
-OF_GROUPS = (grpo_advantages, dr_grpo, rloo_advantages, opo_advantages, opmd_by_mean, opmd_by_logavgexp)
-OF_BATCHES = (reinforce_plus_plus, reinforce_plus_plus_baseline)
-ALL = (*OF_GROUPS, *OF_BATCHES, gpg_advantages)
+def maxrl(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    """Its rewards are 0 or more; here -5 to 5 and NaN."""
+    return maxrl_advantages(rewards + 5, groups, mask)
+
+
+def grpo_by_batch(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    return grpo_advantages(rewards, groups, mask, normalize_by_std="batch")
+
+
+def gdpo(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    both = {"right": rewards, "large": np.abs(rewards)}
+    return whitened(gdpo_advantages(both, {"right": 1.0, "large": 0.5}, groups, mask), mask)
+
+
+OF_GROUPS = (grpo_advantages, dr_grpo, rloo_advantages, opo_advantages, opmd_by_mean, opmd_by_logavgexp, maxrl)
+OF_BATCHES = (reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo)
+ALL = (*OF_GROUPS, *OF_BATCHES, gpg_advantages, grpo_by_batch, grpo_passk_advantages)
 
 
 def test_rewards_are_compared_within_their_group():
@@ -312,3 +331,135 @@ def test_gpg_has_the_gradient_that_a_batch_of_telling_groups_alone_would_have(ba
     for row in telling:
         expected[row] = (rewards[row] - np.mean(rewards[groups == groups[row]])) / len(telling)
     assert advantages / len(rewards) == pytest.approx(expected, abs=1e-6)
+
+
+def test_maxrl_divides_by_the_groups_mean():
+    # Mean 1/4: deviations 3/4 and -1/4, times 4. Mean 2 of 1 and 3. A group of zeros has no mean to divide by.
+    rewards, groups = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 3.0, 0.0, 0.0]), np.array([0, 0, 0, 0, 1, 1, 2, 2])
+    advantages = maxrl_advantages(rewards, groups, mask_of(*[1] * 8))
+    assert advantages.values.tolist() == [3, -1, -1, -1, -0.5, 0.5, 0, 0]
+
+
+@given(st.integers(1, 6), st.integers(0, 6))
+def test_maxrl_weighs_right_responses_by_the_inverse_of_their_rate(n, right):
+    """The gradient of the log of the success rate: each right response weighs 1 / (rate n), up to a baseline."""
+    rewards = np.array([1.0] * min(right, n) + [0.0] * (n - min(right, n)))
+    advantages = maxrl_advantages(rewards, np.zeros(n), mask_of(*[1] * n)).values
+    rate = rewards.mean()
+    if 0 < rate < 1:
+        assert advantages == pytest.approx(rewards / rate - 1, abs=1e-6)
+    else:
+        assert not advantages.any()
+
+
+def test_the_deviation_may_be_that_of_the_batch():
+    # Rewards 0, 2, 5, 5: mean 3, sample variance (9 + 1 + 4 + 4) / 3 = 6. Deviations: -1, 1, 0, 0.
+    rewards, groups = np.array([0.0, 2.0, 5.0, 5.0]), np.array([0, 0, 1, 1])
+    advantages = grpo_by_batch(rewards, groups, mask_of(1, 1, 1, 1))
+    assert advantages.values.tolist() == pytest.approx([-(6**-0.5), 6**-0.5, 0, 0], abs=1e-7)
+    # TRL's scale_rewards: batch, with 1e-4 beside the deviation.
+    there = [(each - mean) / (np.std(rewards, ddof=1) + 1e-4) for each, mean in zip(rewards, (1, 1, 5, 5), strict=True)]
+    assert advantages.values.tolist() == pytest.approx(there, abs=1e-4)
+
+
+def test_gdpo_compares_each_reward_by_itself():
+    # The first reward has deviations 1/2 and sample deviation 1 / sqrt(2), the second 50 and 50 sqrt(2): both count
+    # as 1 / sqrt(2). With weights 1 and 1/2 the responses have 1.5, -1.5, and 0.5, -0.5 in units of 1 / sqrt(2).
+    rewards = {"right": np.array([1.0, 0.0, 1.0, 0.0]), "long": np.array([100.0, 0.0, 0.0, 100.0])}
+    mask = mask_of(1, 1, 1, 1)
+    summed = gdpo_advantages(rewards, {"right": 1.0, "long": 0.5}, np.array([0, 0, 1, 1]), mask)
+    assert summed.values.tolist() == pytest.approx([each / 2**0.5 for each in (1.5, -1.5, 0.5, -0.5)])
+    # Mean 0, sample variance (2.25 + 2.25 + 0.25 + 0.25) / 2 / 3 = 5/6.
+    assert whitened(summed, mask).values.tolist() == pytest.approx(
+        [each / 2**0.5 / (5 / 6) ** 0.5 for each in (1.5, -1.5, 0.5, -0.5)]
+    )
+
+
+@given(st.integers(0, 1000))
+def test_gdpo_is_verls_sum_of_normalized_rewards(seed):
+    random = np.random.default_rng(seed)
+    lengths, groups = random.integers(1, 5, 6), np.array([0, 0, 1, 1, 1, 2])
+    rewards = {name: random.integers(0, 4, 6).astype(float) for name in ("a", "b", "c")}
+    weights = {"a": 1.0, "b": 0.25, "c": -2.0}
+    mask = mask_of(*lengths)
+    sums = []
+    for row, group in enumerate(groups):
+        total = 0.0
+        for name, weight in weights.items():
+            others = [rewards[name][other] for other in range(6) if groups[other] == group]
+            if len(others) > 1:
+                total += weight * (rewards[name][row] - np.mean(others)) / (np.std(others, ddof=1) + 1e-6)
+        sums.append(total)
+    tokens = [total for total, length in zip(sums, lengths, strict=True) for _ in range(length)]
+    variance = np.var(tokens, ddof=1)
+    found = whitened(gdpo_advantages(rewards, weights, groups, mask), mask).values
+    if variance > 1e-6:
+        expected = [(each - np.mean(tokens)) / (variance + 1e-8) ** 0.5 for each in tokens]
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_pass_at_k_rewards_sets_of_responses():
+    # One of four is right, sets of two: 3 of the 6 sets have it. rho = 1/2, deviation 1/2. Right: (1/2) / (1/2) = 1.
+    # A wrong one is in three sets, of which one has the right one: 1/3 - 1/2 = -1/6, divided by 1/2.
+    advantages = passk_advantages(np.array([0.0, 1, 0, 0]), np.zeros(4), mask_of(1, 2, 1, 1), k=2)
+    third = pytest.approx(-1 / 3)
+    assert rows(advantages) == [[third], [1.0, 1.0], [third], [third]]
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=7), st.integers(1, 4))
+def test_pass_at_k_advantages_are_means_over_all_sets(right, k):
+    """All sets of k written out: each is compared with the mean of all, and a response has the mean of its sets."""
+    sets = list(itertools.combinations(range(len(right)), k))
+    found = passk_advantages(np.array(right, dtype=float), np.zeros(len(right)), mask_of(*[1] * len(right)), k=k)
+    best = [max(right[each] for each in members) for members in sets]
+    if not sets or np.std(best) == 0:
+        assert not found.values.any()
+        return
+    for row in range(len(right)):
+        own = [
+            (reward - np.mean(best)) / np.std(best)
+            for reward, members in zip(best, sets, strict=True)
+            if row in members
+        ]
+        assert found.values[row] == pytest.approx(np.mean(own), abs=1e-6)
+
+
+@given(st.integers(1, 12), st.integers(0, 12), st.integers(1, 12))
+def test_pass_at_k_is_the_authors_formula(n, right, k):
+    c = min(right, n)
+    rewards = np.array([1.0] * c + [0.0] * (n - c))
+    found = passk_advantages(rewards, np.zeros(n), mask_of(*[1] * n), k=k).values
+    if k > n:
+        assert not found.any()
+        return
+    rho = 1 - math.comb(n - c, k) / math.comb(n, k)
+    sigma = math.sqrt(rho * (1 - rho)) + 1e-6
+    expected = [(1 - rho) / sigma] * c
+    if c < n:
+        expected += [(1 - rho - math.comb(n - c - 1, k - 1) / math.comb(n - 1, k - 1)) / sigma] * (n - c)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_the_best_response_alone_has_its_lead():
+    # 5 leads 3 by 2. The sample deviation of 1, 5, 3 is 2. Of two best ones neither leads, and one alone has no rival.
+    rewards, groups = np.array([1.0, 5.0, 3.0, 4.0, 4.0, 7.0]), np.array([0, 0, 0, 1, 1, 2])
+    mask = mask_of(1, 1, 1, 1, 1, 1)
+    assert grpo_passk_advantages(rewards, groups, mask).values.tolist() == [0, 1, 0, 0, 0, 0]
+    found = grpo_passk_advantages(rewards, groups, mask, normalize_by_std=False)
+    assert found.values.tolist() == [0, 2, 0, 0, 0, 0]
+
+
+@given(batches(), st.booleans())
+def test_the_lead_is_that_of_verl(batch, normalize_by_std):
+    rewards, groups, _ = batch
+    mask = mask_of(*[1] * len(rewards))
+    expected = np.zeros(len(rewards))
+    for group in set(groups.tolist()):
+        members = np.flatnonzero(groups == group)
+        if len(members) < 2:
+            continue
+        highest, second = sorted(rewards[members], reverse=True)[:2]
+        lead = (highest - second) / (np.std(rewards[members], ddof=1) + 1e-6 if normalize_by_std else 1.0)
+        expected[members[rewards[members] == highest][0]] = lead
+    found = grpo_passk_advantages(rewards, groups, mask, normalize_by_std=normalize_by_std).values
+    assert found == pytest.approx(expected, abs=1e-4)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.algorithms.gae import gae_advantages, token_rewards
+from dagrl.algorithms.gae import gae_advantages, length_adaptive_traces, token_rewards
 from dagrl.data.batch import Column
 
 
@@ -96,3 +96,20 @@ def test_it_is_the_geometric_mixture_of_n_step_estimates(rows, discount, trace):
         left_over = iter(mixtures)
         expected += [next(left_over) if token[2] else 0.0 for token in row]
     assert advantages.values.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_each_row_may_have_its_own_lambda():
+    rewards, values, mask = column([0, 0, 1], [0, 2]), column([0.5, 0.75, 1], [1, 3]), column([1, 1, 1], [1, 1])
+    both, targets = gae_advantages(rewards, values, mask, discount=0.5, trace=np.array([0.25, 1.0]))
+    for row, trace in enumerate([0.25, 1.0]):
+        alone = [each.take(np.array([row])) for each in (rewards, values, mask)]
+        advantage, target = gae_advantages(*alone, discount=0.5, trace=trace)
+        assert both[row].tolist() == advantage.values.tolist()
+        assert targets[row].tolist() == target.values.tolist()
+
+
+def test_longer_responses_look_further_ahead():
+    # alpha l = 0.25 * 8 = 2: 1 - 1/2; the masked token is none of the four of the second, whose alpha l is 1. The last
+    # would be 1 - 1 / 0.25, below 0.
+    mask = column([1] * 8, [1, 1, 0, 1, 1], [1], [0])
+    assert length_adaptive_traces(mask, 0.25).tolist() == [0.5, 0, 0, 0]

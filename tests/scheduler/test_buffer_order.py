@@ -1,7 +1,8 @@
-"""A buffer takes the steps in order, also where a later step is ready first."""
+"""Buffers and tasks with state take the steps in order, also where a later step is ready first."""
 
 from __future__ import annotations
 
+import pytest
 from plan_parts import ONE_RANK, executor, task
 
 from dagrl.config.schema import Scope
@@ -10,7 +11,8 @@ from dagrl.scheduler.plan import HOST, Executor, Plan
 from dagrl.scheduler.scheduler import Scheduler
 
 
-def test_a_later_step_waits_for_the_buffer_of_the_one_before() -> None:
+@pytest.mark.parametrize("kind", ["replays", "in_order"])
+def test_a_later_step_waits_for_the_buffer_of_the_one_before(kind: str) -> None:
     executors = [
         Executor(HOST, None, ONE_RANK * 4),
         executor("actor", "train", trained=True),
@@ -20,7 +22,7 @@ def test_a_later_step_waits_for_the_buffer_of_the_one_before() -> None:
         task("prompts", HOST, scope=Scope.BATCH),
         task("rollout", "generator", "prompts", scope=Scope.BATCH, generates=True),
         task("reward", HOST, "rollout", scope=Scope.BATCH),
-        task("replay", HOST, "reward", scope=Scope.BATCH, replays=True),
+        task("replay", HOST, "reward", scope=Scope.BATCH, **{kind: True}),
         task("update", "actor", "replay", scope=Scope.BATCH, trains=True),
     )
     plan = Plan({each.name: each for each in executors}, tasks, shards=1, steps=2, max_staleness=1)

@@ -72,6 +72,8 @@ class RunState:
     """Tokens of each sample of the `carried` prompts, which a resumed run samples again; -1 where none was begun."""
     experience: Mapping[str, int] = field(default_factory=dict)
     """Only of a trainer with explorers: explorer -> its newest batch that was used."""
+    baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Node with baselines of roles -> role -> its baseline."""
 
     def finishes(self, run: RunSpec, rows: int) -> bool:
         """Whether nothing is left of a run, with so many prompts in the training file."""
@@ -209,6 +211,7 @@ class Checkpoints:
                 {name: tuple(weights) for name, weights in fields.get("kl_weights", {}).items()},
                 tuple(tuple(tokens) for tokens in fields.get("carried_tokens", ())),
                 fields.get("experience", {}),
+                fields.get("baselines", {}),
             )
         except KeyError as missing:
             raise TornCheckpointError(folder, f"{_STATE} lacks {missing}") from missing

@@ -59,6 +59,8 @@ class RecordedInputs(_Document):
     """Task -> the blocks of its output that the run reads."""
     kl_weight: float | None = None
     """Only of an advantage."""
+    baselines: dict[str, float] = {}
+    """Only of an advantage with baselines of roles."""
     returned: tuple[int, ...] = ()
     """Groups of the batch that a buffer has returned."""
 

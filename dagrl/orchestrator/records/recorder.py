@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import ray
@@ -105,7 +106,13 @@ class Recorder:
     # -- a run of a node
 
     def begin(
-        self, run: Run, task: PlannedTask, executor: Executor, batch: BatchIndex, kl_weight: float | None
+        self,
+        run: Run,
+        task: PlannedTask,
+        executor: Executor,
+        batch: BatchIndex,
+        kl_weight: float | None = None,
+        baselines: Mapping[str, float] = MappingProxyType({}),
     ) -> Recording | None:
         """A node is about to get its work. Queues the calls that record what it starts from; does not wait."""
         if self._stopped or task.name not in self._tasks:
@@ -123,7 +130,8 @@ class Recorder:
             order=order, shards=run.shards, round=run.round,
             ends=not task.pieces or run.shards == task.pieces[-1],
             rows=[ShardRows(shard=s, rows=r.tolist(), tokens=batch.tokens(r).tolist()) for s, r in shards],
-            sources={}, kl_weight=kl_weight, returned=tuple(sorted(batch.returned)),
+            sources={}, kl_weight=kl_weight, baselines=dict(baselines),
+            returned=tuple(sorted(batch.returned)),
         )  # fmt: skip
         self._open[run.step, task.node] = record.model_copy(update={"runs": [*record.runs, RecordedRun(inputs=inputs)]})
         recording = Recording(run, task, len(record.runs))

@@ -193,7 +193,7 @@ class _Replay:
             return _result(await self._ranks.sample(task.executor, work), {})
         shares = dispatch(
             run, task, plan.executors[task.executor], batch, pipeline,
-            committed=step - 1, kl_weight=inputs.kl_weight,
+            committed=step - 1, kl_weight=inputs.kl_weight, baselines=inputs.baselines,
         )  # fmt: skip
         blocks = await self._ranks.run(task.executor, shares)
         has_digests = recorded.outputs is not None and recorded.outputs.weights

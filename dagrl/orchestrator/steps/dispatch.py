@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,14 @@ def dispatch(
     prompts: Sequence[int] = (),
     ahead: Sequence[int] = (),
     kl_weight: float | None = None,
+    baselines: Mapping[str, float] = MappingProxyType({}),
     experience: tuple[Path, str] | None = None,
     publish: str | None = None,
 ) -> list[TaskWork]:
     """The work of each rank of `executor`, or of the one CPU worker that takes the run.
 
-    See `SourceWork` for `prompts` and `ahead`, `AdvantageWork` for `kl_weight`, `ExperienceWork` for `experience`, its
-    file and explorer, `TrainWork` for `publish`.
+    See `SourceWork` for `prompts` and `ahead`, `AdvantageWork` for `kl_weight` and `baselines`, `ExperienceWork` for
+    `experience`, its file and explorer, `TrainWork` for `publish`.
     """
     on_cpu = task.engine is None
     replicas = 1 if on_cpu else executor.replicas
@@ -75,7 +77,7 @@ def dispatch(
     elif not on_cpu:
         work = ScoreWork(**common, frozen=task.frozen, averaged=task.averaged)
     elif isinstance(pipeline.nodes.get(task.node), AdvantageNode):
-        work = AdvantageWork(**common, kl_weight=kl_weight)
+        work = AdvantageWork(**common, kl_weight=kl_weight, baselines=dict(baselines))
     else:
         work = TaskWork(**common)
     if on_cpu:

@@ -132,11 +132,13 @@ def test_prompts_that_wait_are_kept_and_an_older_checkpoint_has_none(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     aside = checkpoints.begin(4)
     order = {"passed": 40, "sampler": {"rates": [0.5, float("inf")]}}
-    state = RunState(4, "model", order, carried=(37, 31), kl_weights={"advantage": (0.1 + 0.2, 0.3)})
+    baselines = {"advantage": {"first player": 0.1 + 0.2}}
+    weights = {"advantage": (0.1 + 0.2, 0.3)}
+    state = RunState(4, "model", order, carried=(37, 31), kl_weights=weights, baselines=baselines)
     final = checkpoints.finish(aside, state)
     assert checkpoints.read(final) == state
     fields = json.loads((final / "state.json").read_text())
-    for later in ("carried", "kl_weights", "files", "seal"):
+    for later in ("carried", "kl_weights", "baselines", "files", "seal"):
         del fields[later]
     (final / "state.json").write_text(json.dumps(fields | {"position": 40}))
     (final / "order.json").unlink()

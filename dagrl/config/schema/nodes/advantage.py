@@ -9,7 +9,7 @@ from pydantic import Field, FiniteFloat
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.base import NodeBase, OpContract, Scope
 from dagrl.config.schema.nodes.distillation import AdvantageDistillationSpec
-from dagrl.config.schema.section import OwnFunction, PositiveInt, Reward, Section, Threshold, Weight
+from dagrl.config.schema.section import Name, OwnFunction, PositiveInt, Reward, Section, Threshold, Weight
 
 KlValue = Literal["k1", "k2", "k3", "abs"]
 Estimator = Literal[
@@ -24,6 +24,13 @@ Estimator = Literal[
     "opmd",
     "gpg",
     "gigpo",
+    "maxrl",
+    "gdpo",
+    "passk",
+    "grpo_passk",
+    "rae",
+    "optimal_token_baseline",
+    "agentic_reinforce",
     "none",
 ]
 
@@ -35,9 +42,15 @@ _ESTIMATORS = {
     "remax": OpContract(("baseline_reward",), scope=Scope.ROW),
     "gpg": OpContract(("group_id",), scope=Scope.BATCH),
     "gigpo": OpContract(("group_id", "prompt_tokens", "response_tokens", "token_turn"), scope=Scope.GROUP),
+    "gdpo": OpContract(("group_id",), scope=Scope.BATCH),
+    "rae": OpContract((), scope=Scope.BATCH),
+    "optimal_token_baseline": OpContract(("group_id", "old_logprob", "prob_square_sum"), scope=Scope.GROUP),
+    "agentic_reinforce": OpContract((), scope=Scope.BATCH),
     "none": OpContract((), scope=Scope.ROW),
 }
 """Estimators that do not just compare within groups."""
+_OF_TURNS = ("gae", "gigpo", "optimal_token_baseline", "agentic_reinforce")
+"""Estimators that use rewards of turns, if there are any."""
 
 
 class KlInRewardSpec(Section):
@@ -103,7 +116,10 @@ class AdvantageNode(NodeBase):
     critic's targets, ``return``, beside. ``remax`` compares with ``baseline_reward``, that of the likeliest response;
     ``opmd`` within the group, by the `baseline` of mirror descent; ``gpg`` by mean, scaled up for the groups without
     signal. ``gigpo`` compares responses as ``grpo`` does, and turns that follow the same answer with each other.
-    ``none`` reads no reward: `distillation` alone. Or your own, ``module:function``, decorated with
+    ``maxrl`` divides by the group's mean; ``gdpo`` compares each of several `rewards`; ``passk`` and ``grpo_passk``
+    train the best of several responses; ``rae`` compares with a moving average of each `role`;
+    ``optimal_token_baseline`` with the group, token by token; ``agentic_reinforce`` whitens discounted returns of
+    turns. ``none`` reads no reward: `distillation` alone. Or your own, ``module:function``, decorated with
     `dagrl.estimator`: see docs/your_own.md."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of your own estimator."""
@@ -111,8 +127,16 @@ class AdvantageNode(NodeBase):
     """``opmd`` only: what a reward is compared with, its group's mean or tau log(mean(exp(reward / tau)))."""
     tau: Threshold = 1.0
     """``opmd`` with ``logavgexp`` only: the `tau` of the loss."""
+    rewards: dict[Name, Reward] = Field(default_factory=dict)
+    """``gdpo`` only: columns of rewards -> their weights. Reward nodes write them with ``write: NAME``."""
+    k: PositiveInt = 4
+    """``passk`` only: responses of which the best one counts."""
+    role: Name = "data_set"
+    """``rae`` only: the column whose values have a baseline each."""
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """``rae`` only: what is left of a baseline after a response; the rest of it is the response's reward."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """``gae``: weight of a reward one token later; ``gigpo``: of one a turn later."""
+    """``gae``: weight of a reward one token later; ``gigpo`` and ``agentic_reinforce``: of one a turn later."""
     step_coef: Weight = 1.0
     """``gigpo`` only: weight of the comparison of turns."""
     mean_over: Literal["responses", "turns"] = "responses"
@@ -121,8 +145,14 @@ class AdvantageNode(NodeBase):
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
     """``gae`` only: 1 takes rewards as they come; below, the critic's word for what is still to come counts for more:
     less variance, and more of the critic's own mistakes."""
-    normalize_by_std: bool = True
-    """``grpo`` and ``gigpo`` only: divide a group's advantages by its standard deviation."""
+    lam_value: Annotated[float, Field(ge=0, le=1)] | None = None
+    """``gae`` only: `lam` of the critic's targets. Default: the same."""
+    length_adaptive_alpha: Threshold | None = None
+    """``gae`` only: `lam` of the advantages is 1 - 1 / (alpha l) for a response of l tokens; VAPO has 0.05. `lam` is
+    then that of the critic's targets alone."""
+    normalize_by_std: bool | Literal["group", "batch", "none"] = True
+    """``grpo``, ``gigpo``, ``gdpo`` and ``grpo_passk`` only: divide a group's advantages by the standard deviation of
+    its rewards (true or ``group``); or, with ``grpo`` only, by that of all rewards of the step (``batch``)."""
     kl_in_reward: KlInRewardSpec | None = None
     """Penalty taken off the reward first; with ``reinforce_plus_plus``, ``remax`` and ``gae`` token by token, off what
     is still to come."""
@@ -136,15 +166,24 @@ class AdvantageNode(NodeBase):
     """On-policy distillation: what a teacher prefers, added to the advantages, before they are whitened."""
 
     @property
+    def deviation(self) -> bool | Literal["batch"]:
+        """`normalize_by_std`, with one name for each choice."""
+        given = self.normalize_by_std
+        return "batch" if given == "batch" else given in (True, "group")
+
+    @property
     def user_function(self) -> tuple[tuple[str, ...], str] | None:
         return (("estimator",), self.estimator) if ":" in self.estimator else None
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         critic = self.estimator == "gae"
-        turn_rewards = critic or self.estimator == "gigpo"
+        turn_rewards = self.estimator in _OF_TURNS
         formula = declared or _ESTIMATORS.get(self.estimator, _IN_GROUPS)
-        rewards = () if self.estimator == "none" else ("reward",)
-        reads, scope = (*rewards, "response_mask", *formula.reads), formula.scope
+        rewards = {"none": (), "gdpo": tuple(self.rewards)}.get(self.estimator, ("reward",))
+        roles = (self.role,) if self.estimator == "rae" else ()
+        reads, scope = (*rewards, "response_mask", *formula.reads, *roles), formula.scope
+        if self.deviation == "batch":
+            scope = Scope.BATCH
         if self.length_reward:
             reads += ("group_id",)
             scope = Scope.GROUP if scope is Scope.ROW else scope
