@@ -137,7 +137,14 @@ class SleepReport:
     """Device memory that the process held before."""
 
 
-class TrainEngine(Engine, Protocol):
+class ScoresTokens(Engine, Protocol):
+    """A rank that computes log-probs of given tokens, and may do no more. Ranks of servers do so on their own."""
+
+    def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
+        """See `TrainEngine.logprobs`. A server forms batches itself, and computes at temperature 1 alone."""
+
+
+class TrainEngine(ScoresTokens, Protocol):
     """A rank that trains and computes log-probs. Every method is collective, unless it says otherwise."""
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:

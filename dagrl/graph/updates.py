@@ -91,7 +91,7 @@ def hindrance(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | No
             continue  # The data set is complete at once.
         if before.contract.scope is Scope.BATCH:
             return f"`{other}` needs the whole step before `{name}` can begin; choose one that works on groups or rows"
-        if isinstance(before.spec, LogprobNode) and _moves_with(pipeline, before.spec.engine) == node.engine:
+        if isinstance(before.spec, LogprobNode) and _moves_with(pipeline, before.spec.engine or "") == node.engine:
             return (
                 f"`{other}` computes log-probs of the whole step with the weights from before its first mini-batch; "
                 f"take those of the rollout, `read: {{old_logprob: rollout_logprob}}` in `{name}`, without `{other}`"

@@ -35,7 +35,7 @@ from dagrl.ops.trajectories import first_rows
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function
 from dagrl.plugins.judging import Judged, finite, is_function, parse, parser_arguments, shown
-from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
+from dagrl.rewards.endpoint import EndpointError, EndpointReply, EndpointSetupError, endpoint_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,7 +118,7 @@ def _over_endpoint(
     parts: Sequence[OpInput], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
 ) -> Generator[list[PendingReply]]:
     """Pending replies of each part; all questions are sent at once."""
-    endpoint = context.resources.once(f"endpoint of {node!r}", lambda: _client(node))
+    endpoint = context.resources.once(f"endpoint of {node!r}", lambda: endpoint_of(node))
     pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="judge")
     asked: list[list[Future[EndpointReply]]] = [
         [
@@ -132,13 +132,6 @@ def _over_endpoint(
             yield [future.result for future in futures]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _client(node: JudgeNode) -> Endpoint:
-    assert node.endpoint is not None and node.model is not None
-    return Endpoint(
-        node.endpoint, node.model, api_key_env=node.api_key_env, retries=node.retries, timeout_s=node.timeout_s
-    )
 
 
 # -- on an engine

@@ -1,26 +1,96 @@
-"""``logprob``: log-probs of the sampled tokens under an engine's current, initial or averaged weights."""
+"""``logprob``: log-probs of the sampled tokens under an engine's current, initial or averaged weights, or those of a
+model behind an endpoint.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dagrl.config.schema import LogprobNode
+from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.selected_rows import for_every_row, selected_rows
+from dagrl.rewards.endpoint import EndpointError, EndpointSetupError, ScoredTokens, endpoint_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NO_TOKENS = ScoredTokens(np.zeros(0, dtype=np.float32), None)
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""Stands for a part of a character, which servers write differently."""
+
+
+class TeacherError(ValueError):
+    """A response has no log-probs; the message names the sample and the endpoint."""
 
 
 def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the log-probs of each shard; logits are divided by the sampling temperature."""
-    engine = context.trainer
     node = context.declared(LogprobNode)
+    # A rank without rows still takes part, because others may have some.
+    chosen = [selected_rows(node, part.batch, context) for part in parts]
+    batches = [part.batch if rows is None else part.batch.take(rows) for part, rows in zip(parts, chosen, strict=True)]
+    scored = (_over_endpoint if node.endpoint else _on_engine)(batches, node, context)
+    for part, rows, column in zip(parts, chosen, scored, strict=True):
+        columns = for_every_row({"logprob": column}, rows, part.batch)
+        yield Output((part.index,), part.batch.rows, columns)
+
+
+def _on_engine(batches: Sequence[Batch], node: LogprobNode, context: Context) -> Iterator[Column]:
+    engine = context.trainer
     with context.scored_weights():
-        for part in parts:
-            # A rank without rows still takes part, because others may have some.
-            rows = selected_rows(node, part.batch, context)
-            column = engine.logprobs(
-                context.with_temperatures(part.batch if rows is None else part.batch.take(rows)),
+        for batch in batches:
+            yield engine.logprobs(
+                context.with_temperatures(batch),
                 temperature=context.temperature,
                 tokens_per_micro_batch=node.tokens_per_micro_batch,
             )
-            columns = for_every_row({"logprob": column}, rows, part.batch)
-            yield Output((part.index,), part.batch.rows, columns)
+
+
+def _over_endpoint(batches: Sequence[Batch], node: LogprobNode, context: Context) -> Iterator[Column]:
+    """The log-probs of each batch; the rows of all are sent at once, up to the node's limit."""
+    endpoint = context.resources.once(f"endpoint of {node!r}", lambda: endpoint_of(node))
+    pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="logprob")
+
+    def score(prompt: np.ndarray, response: np.ndarray) -> ScoredTokens:
+        scored = endpoint.score(prompt, response) if len(response) else _NO_TOKENS
+        if scored.texts is not None:
+            _compare_texts(scored.texts, response, context.resources.tokenizer)
+        return scored
+
+    asked: list[list[Future[ScoredTokens]]] = [
+        [pool.submit(score, batch["prompt_tokens"][row], batch["response_tokens"][row]) for row in range(len(batch))]
+        for batch in batches
+    ]
+    try:
+        for batch, futures in zip(batches, asked, strict=True):
+            scored = [_scored(each, row) for each, row in zip(futures, batch.rows.tolist(), strict=True)]
+            yield Column.ragged(scored, "float32")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _scored(asked: Future[ScoredTokens], row: int) -> np.ndarray:
+    try:
+        return asked.result().logprobs
+    except EndpointSetupError as error:
+        raise TeacherError(f"the teacher cannot be asked: {error}") from error
+    except EndpointError as error:
+        raise TeacherError(f"the teacher has not scored sample {row}: {error}") from error
+
+
+def _compare_texts(theirs: Sequence[str], response: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise EndpointError if a server that returns no ids has scored other tokens, by their texts.
+
+    Tokenizers differ in spaces and parts of characters, so that some may differ.
+    """
+    pairs = [(tokenizer.decode([token]), text) for token, text in zip(response.tolist(), theirs, strict=True)]
+    told = [(own, text) for own, text in pairs if _REPLACEMENT not in f"{own}{text}"]
+    other = [(own, text) for own, text in told if own.strip() != str(text).strip()]
+    if 2 * len(other) > len(told):
+        own, text = other[0]
+        raise EndpointError(f"{str(text)[:40]!r} is scored in place of {own[:40]!r}; is its tokenizer the policy's?")

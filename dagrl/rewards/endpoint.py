@@ -1,4 +1,4 @@
-"""A client for a model behind an OpenAI-compatible chat endpoint, with retries and timeouts."""
+"""A client for a model behind an OpenAI-compatible endpoint, with retries and timeouts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
 
 from dagrl.config.errors import in_one_line
 from dagrl.config.schema import SamplingSpec
+from dagrl.config.schema.nodes.base import EndpointNode
 
 if TYPE_CHECKING:
     from openai import APIError
@@ -20,6 +24,8 @@ _SETTING_UP = (401, 403, 404)
 """Status codes that retries cannot change: key, address or model name are wrong."""
 _SHOWN_CHARACTERS = 300
 _MOST_TOKENS = 1 << 31
+_LEAST_LOGPROB, _MOST_LOGPROB = -1e30, 1e-3
+"""Rounding apart, a log-prob is at most 0; float32 holds the least."""
 
 
 class EndpointError(OSError):
@@ -37,6 +43,16 @@ class EndpointReply:
     text: str
     tokens: int | None
     """Number of tokens, if the endpoint reports it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """Log-probs of given tokens."""
+
+    logprobs: np.ndarray
+    """Float32 [tokens]."""
+    texts: list[str] | None
+    """The tokens as the server writes them, [tokens]; None if it has returned their ids, which are those asked for."""
 
 
 class Endpoint:
@@ -77,24 +93,9 @@ class Endpoint:
 
         Retries connection errors, timeouts, rate limits and server errors.
         """
-        from openai import APIError
-
-        try:
-            # A raw request, so that only the given parameters are sent: servers differ in what they accept.
-            asked = self._client.post(
-                "/chat/completions", cast_to=object, body=self._body(messages, sampling, extra_body)
-            )
-            reply: Any = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
-        except APIError as error:
-            raise self._explained(error) from error
-        except (ValueError, RecursionError) as error:
-            raise EndpointError(f"{self._url} has answered in another form than JSON: {self._told(error)}") from error
-        try:
+        reply = self._answer("/chat/completions", self._body(messages, sampling, extra_body))
+        with self._reading(reply):
             text = reply["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError) as error:
-            raise EndpointError(
-                f"{self._url} has answered in a form that is not OpenAI's: {self._told(reply)}"
-            ) from error
         if not isinstance(text, str):
             raise EndpointError(f"{self._url} has answered without a text: {self._told(reply)}")
         usage = reply.get("usage")
@@ -102,6 +103,71 @@ class Endpoint:
         counted = isinstance(tokens, int) and 0 <= tokens <= _MOST_TOKENS
         # JSON can hold lone surrogates, which UTF-8 cannot encode.
         return EndpointReply(text.encode(errors="replace").decode(), tokens if counted else None)
+
+    def score(self, prompt: np.ndarray, response: np.ndarray) -> ScoredTokens:
+        """Log-probs of the tokens of `response` after `prompt`, int64 [tokens] both, at temperature 1.
+
+        The model only reads: the prompt of the request is both of them, and it is echoed with its log-probs. Raises
+        EndpointError as `ask` does, and for answers without a number for each token.
+        """
+        tokens, begin = [*prompt.tolist(), *response.tolist()], len(prompt)
+        body = {
+            "model": self._model,
+            "prompt": tokens,
+            "echo": True,
+            # SGLang takes 0 for none.
+            "logprobs": 1,
+            "max_tokens": 0,
+            "temperature": 1.0,
+            # vLLM's and SGLang's: other servers leave them out of account.
+            "return_token_ids": True,
+        }
+        reply = self._answer("/completions", body)
+        with self._reading(reply):
+            (choice,) = reply["choices"]
+            logprobs, ids = choice.get("logprobs"), choice.get("prompt_token_ids")
+            found = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+            texts = logprobs.get("tokens") if isinstance(logprobs, dict) else None
+        if not isinstance(found, list) or not found:
+            self._refuse("no log-probs of the prompt (`echo`); serve the teacher with SGLang or vLLM")
+        # Some servers sample a token whatever max_tokens is.
+        if len(found) - len(tokens) not in (0, 1):
+            self._refuse(f"{len(found)} log-probs, and was asked for those of {len(tokens)} tokens")
+        if (isinstance(ids, list) and ids != tokens) or (isinstance(texts, list) and len(texts) != len(found)):
+            self._refuse("log-probs of other tokens than it was asked for; is its tokenizer the policy's?")
+        mine = found[begin : len(tokens)]
+        for place, value in enumerate(mine):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not _LEAST_LOGPROB <= value <= _MOST_LOGPROB:
+                self._refuse(f"{self._told(value)} as log-prob of token {tokens[begin + place]}, at place {place}")
+        known = texts[begin : len(tokens)] if isinstance(texts, list) and not isinstance(ids, list) else None
+        return ScoredTokens(np.array(mine, dtype=np.float32), known)
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise EndpointError(f"{self._url} has given {what}")
+
+    def _answer(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The answer to a request, as JSON. Raises EndpointError."""
+        from openai import APIError
+
+        try:
+            # A raw request, so that only the given parameters are sent: servers differ in what they accept.
+            asked = self._client.post(path, cast_to=object, body=body)
+            return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        except APIError as error:
+            raise self._explained(error) from error
+        except (ValueError, RecursionError) as error:
+            raise EndpointError(f"{self._url} has answered in another form than JSON: {self._told(error)}") from error
+
+    @contextmanager
+    def _reading(self, reply: object) -> Iterator[None]:
+        """Context that reads an answer of OpenAI's form. Raises EndpointError for others."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise EndpointError(
+                f"{self._url} has answered in a form that is not OpenAI's: {self._told(reply)}"
+            ) from error
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
@@ -154,13 +220,21 @@ class Endpoint:
         return _short(said.replace(self._key, "***") if self._key else said)
 
 
+def endpoint_of(node: EndpointNode) -> Endpoint:
+    """The client of a node with an endpoint. Raises ValueError as `Endpoint`."""
+    assert node.endpoint is not None and node.model is not None
+    return Endpoint(
+        node.endpoint, node.model, api_key_env=node.api_key_env, retries=node.retries, timeout_s=node.timeout_s
+    )
+
+
 def _key_of(api_key_env: str | None) -> str | None:
     if api_key_env is None:
         return None
     key = os.environ.get(api_key_env)
     if not key:
         raise ValueError(
-            f"the environment variable {api_key_env}, which holds the judge's key, is not set in the workers on "
+            f"the environment variable {api_key_env}, which holds the endpoint's key, is not set in the workers on "
             f"{socket.gethostname()}; set it before the run, or before `ray start` if the cluster is already running"
         )
     return key

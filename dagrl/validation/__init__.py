@@ -32,6 +32,7 @@ from dagrl.validation.rewards import check_rewards
 from dagrl.validation.rollouts import check_rollouts, check_rollouts_in_graph
 from dagrl.validation.run import check_best_metric, check_run
 from dagrl.validation.schedule import check_schedule
+from dagrl.validation.scorers import check_scorers
 from dagrl.validation.sources import check_sources
 from dagrl.validation.tokenizers import check_own_models, check_tokenizers
 from dagrl.validation.training import check_training, check_training_in_graph
@@ -99,6 +100,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
                 findings.error(place, message, code)
         backend_of(engine).validate(EngineCheck(pipeline, name, engine, sizes[name], findings))
     check_rewards(pipeline, folder, sizes, findings)
+    check_scorers(pipeline, graph, sizes, findings)
     check_sources(pipeline, findings)
     check_rollouts(pipeline, folder, findings)
     check_training(pipeline, folder, findings)

@@ -97,10 +97,10 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
 def _check_micro_batch(
     pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None, findings: Findings
 ) -> None:
-    engine_of_node = pipeline.engines.get(node.engine)
-    if engine_of_node is not None and engine_of_node.reads_messages:
-        return  # It has another tokenizer, and puts a long row in a separate batch.
-    multiple, engine = _row_alignment(pipeline, node.engine)
+    engine_of_node = pipeline.engines.get(node.engine or "")
+    if engine_of_node is None or engine_of_node.reads_messages or engine_of_node.replicas_are_servers:
+        return  # It has another tokenizer, and puts a long row in a separate batch. Servers form batches themselves.
+    multiple, engine = _row_alignment(pipeline, str(node.engine))
     for longest in _longest_of(pipeline, name, node, graph):
         whole, padded = longest.rows * longest.tokens, longest.rows * (-(-longest.tokens // multiple) * multiple)
         if node.tokens_per_micro_batch < padded:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
-from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, ValidationError, create_model
 
@@ -32,10 +30,10 @@ from dagrl.plugins.custom import load_function
 from dagrl.plugins.declarations import checked_traits, fields_of
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.judging import FIELDS, fields_in, is_function, parser_arguments
+from dagrl.validation.scorers import check_source
 
 _LEAST_TEMPERATURE = 1e-3
 """Logits of some hundreds, divided by it, stay far below the largest float32."""
-_OF_ENDPOINTS = ("model", "api_key_env", "extra_body", "concurrency", "retries", "timeout_s", "expected_s")
 _OF_ENGINES = ("max_prompt_tokens", "chat_template_kwargs")
 
 
@@ -130,38 +128,8 @@ def _check_sampling(place: Place, sampling: SamplingSpec, vocabulary: int | None
 def _check_who(
     pipeline: Pipeline, place: Place, node: JudgeNode, sizes: Mapping[str, ModelSizes], findings: Findings
 ) -> None:
-    if (node.engine is None) == (node.endpoint is None):
-        message = "the judge needs one source; name an `engine` of this pipeline, or an `endpoint` and its `model`"
-        findings.error(place, message, "judge-source")
-        return
-    foreign, kind = (_OF_ENDPOINTS, "endpoint") if node.engine else (_OF_ENGINES, "engine")
-    for option in foreign:
-        if option in node.model_fields_set:
-            findings.superfluous((*place, option), f"is only for a judge with an `{kind}`")
-    if node.endpoint is not None:
-        _check_endpoint(place, node, node.endpoint, findings)
-    elif node.engine in pipeline.engines:
+    if check_source(place, node, _OF_ENGINES, findings) and node.engine in pipeline.engines:
         _check_engine(pipeline, place, node, node.engine, sizes, findings)
-
-
-def _check_endpoint(place: Place, node: JudgeNode, address: str, findings: Findings) -> None:
-    where: Place = (*place, "endpoint")
-    if not node.model:
-        findings.error(where, "the endpoint's model is not named; add `model: NAME`", "judge-model")
-    try:
-        parts = urlsplit(address)
-        if not parts.hostname:
-            raise ValueError("it has no host")
-    except ValueError as error:
-        message = f"is no valid address: {error}; write for example http://host:8000/v1"
-        findings.error(where, message, "invalid-address")
-        return
-    if "@" in parts.netloc or parts.query:
-        message = "the address contains a secret, which the run folder would show; use api_key_env"
-        findings.error(where, message, "secret-in-address")
-    if node.api_key_env and not os.environ.get(node.api_key_env):
-        message = f"the environment variable {node.api_key_env} is not set here; set it where the run's workers start"
-        findings.warning((*place, "api_key_env"), message, "unset-variable")
 
 
 def _check_engine(

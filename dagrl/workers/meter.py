@@ -52,12 +52,13 @@ class Meter:
         """Begin a run, or with `first` unset another chunk of it. Only output ranks count their rows."""
         account = UsageCount()
         node = self._pipeline.nodes[work.node] if work.node else None
-        if isinstance(node, _Passing) and not self._pipeline.engines[node.engine].reads_messages:
+        engine = node.engine if isinstance(node, _Passing) else None
+        if isinstance(node, _Passing) and engine and not self._pipeline.engines[engine].reads_messages:
             batches = [part.batch for part in parts] if work.is_output_rank else []
             # On a validation set, a training op only computes the loss.
             epochs = node.epochs if isinstance(node, TrainingNode) and not work.validation else 0
             account.tokens = max(1, epochs) * sum(int(_row_lengths(batch).sum()) for batch in batches)
-            account.flops = self._operations(node, batches, epochs)
+            account.flops = self._operations(engine, batches, epochs)
         if self._on_gpu and first:
             torch.cuda.reset_peak_memory_stats()
         return account
@@ -74,12 +75,12 @@ class Meter:
         memory = torch.cuda.max_memory_allocated() if self._on_gpu else None
         return Usage(tokens, flops, self._peak, memory)
 
-    def _operations(self, node: _Passing, batches: Sequence[Batch], epochs: int) -> int | None:
-        """FLOPs of the node's passes over the batches; training passes if there are `epochs`. None if unknown."""
-        spec = self._pipeline.engines[node.engine]
-        if node.engine not in self._costs:
-            self._costs[node.engine] = self._count(node.engine, spec.head)
-        cost = self._costs[node.engine]
+    def _operations(self, engine: str, batches: Sequence[Batch], epochs: int) -> int | None:
+        """FLOPs of an engine's passes over the batches; training passes if there are `epochs`. None if unknown."""
+        spec = self._pipeline.engines[engine]
+        if engine not in self._costs:
+            self._costs[engine] = self._count(engine, spec.head)
+        cost = self._costs[engine]
         if cost is None:
             return None
         total = 0

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
+from dagrl.config.schema import TokenizerSpec
 from dagrl.data.batch import Batch, Column
+from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.base import OpInput
-from dagrl.ops.logprob import logprob
+from dagrl.ops.logprob import TeacherError, logprob
+
+TOKENIZER = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))
 
 
 class Scorer:
@@ -96,3 +101,75 @@ def test_logits_are_divided_by_the_temperature_of_the_samples(
     }
     list(logprob(parts, bench.context("old", engine=engine, nodes=nodes)))
     assert engine.asked == [(scored_at, 99)] * 2
+
+
+class TokenServer:
+    """Answers of a chat server that scores tokens: -1 for the first of a prompt, -2 for the next, and so on."""
+
+    def __init__(self, server, *, ids: bool = True) -> None:
+        self.texts = lambda tokens: [TOKENIZER.decode([token]) for token in tokens]
+        self._ids = ids
+        server.completion = self.answer
+
+    def answer(self, body: dict) -> dict:
+        tokens = body["prompt"]
+        values = [None, *(-1.0 - place for place in range(1, len(tokens)))]
+        logprobs = {"token_logprobs": values, "tokens": self.texts(tokens)}
+        return {"choices": [{"logprobs": logprobs, "prompt_token_ids": tokens if self._ids else None}]}
+
+
+@pytest.fixture
+def over_endpoint(bench, chat_server):
+    """``over_endpoint(**options)``: the context of a teacher behind an endpoint."""
+
+    def make(**options):
+        teacher = {"op": "logprob", "endpoint": chat_server.url, "model": "teacher", "retries": 0, **options}
+        return bench.context("teacher", nodes={"teacher": teacher})
+
+    return make
+
+
+@pytest.mark.parametrize("ids", [True, False], ids=["ids", "texts"])
+def test_an_endpoint_scores_the_rows_of_all_shards(over_endpoint, chat_server, parts, ids: bool) -> None:
+    TokenServer(chat_server, ids=ids)
+    first, empty = logprob(parts, over_endpoint())
+    assert (first.shards, first.rows.tolist(), first.columns["logprob"].values.dtype) == ((1,), [2, 3], "float32")
+    assert [first.columns["logprob"][row].tolist() for row in range(2)] == [[-5.0], [-3.0, -4.0, -5.0]]
+    assert (empty.shards, len(empty.columns["logprob"])) == ((4,), 0)
+    assert sorted(len(each.body["prompt"]) for each in chat_server.requests) == [5, 5]
+
+
+def test_a_row_without_a_response_is_not_sent(over_endpoint, bench, chat_server) -> None:
+    TokenServer(chat_server)
+    batch = bench.batch([0, 1], prompt_tokens=["1=", "2="], response_tokens=[[], "34"])
+    (output,) = logprob([OpInput(0, batch)], over_endpoint())
+    assert output.columns["logprob"].lengths.tolist() == [0, 2]
+    assert len(chat_server.requests) == 1
+
+
+def test_only_its_rows_are_sent(over_endpoint, bench, chat_server) -> None:
+    TokenServer(chat_server)
+    batch = bench.batch([0, 1], prompt_tokens=["1=", "2="], response_tokens=["5", "34"], data_source=["a", "b"])
+    (output,) = logprob([OpInput(0, batch)], over_endpoint(rows={"data_source": ["b"]}))
+    column = output.columns["logprob"]
+    assert np.isnan(column[0]).all() and column[1].tolist() == [-3.0, -4.0]
+    assert [len(each.body["prompt"]) for each in chat_server.requests] == [4]
+
+
+def test_an_endpoint_that_scores_other_tokens_is_found_by_their_texts(over_endpoint, parts, chat_server) -> None:
+    TokenServer(chat_server, ids=False).texts = lambda tokens: ["x"] * len(tokens)
+    with pytest.raises(TeacherError, match=r"sample 2: 'x' is scored in place of '2'; is its tokenizer the policy's?"):
+        list(logprob(parts, over_endpoint()))
+
+
+def test_a_failure_names_the_sample(over_endpoint, parts, chat_server) -> None:
+    TokenServer(chat_server)
+    chat_server.answers[:] = [(500, {"error": {"message": "out of memory"}})] * 2
+    with pytest.raises(TeacherError, match=f"has not scored sample 2: {chat_server.url} answers 500: .*out of memory"):
+        list(logprob(parts, over_endpoint()))
+
+
+def test_a_wrong_address_is_the_teachers_and_not_a_samples(over_endpoint, parts, chat_server) -> None:
+    chat_server.answers[:] = [(404, {"error": {"message": "no such model"}})] * 2
+    with pytest.raises(TeacherError, match=r"the teacher cannot be asked: .*look at the address and the model's name"):
+        list(logprob(parts, over_endpoint()))

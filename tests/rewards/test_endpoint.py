@@ -90,7 +90,7 @@ def test_nothing_else_of_the_environment_is_printed(chat_server, monkeypatch) ->
 
 def test_a_missing_key_is_reported_with_its_variable(chat_server, monkeypatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
-    with pytest.raises(ValueError, match=r"JUDGE_KEY, which holds the judge's key, is not set in the workers on"):
+    with pytest.raises(ValueError, match=r"JUDGE_KEY, which holds the endpoint's key, is not set in the workers on"):
         ask(chat_server.url, api_key_env="JUDGE_KEY")
 
 

@@ -11,7 +11,7 @@ from dagrl.backends.families.registry import engine_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.device_rates import DeviceRates, rates_of
 from dagrl.backends.planning.gpus import Gpu
-from dagrl.config.schema import EngineSpec, GroupSpec, JudgeNode, PackingNode, Pipeline, TrainingNode
+from dagrl.config.schema import EngineSpec, GroupSpec, JudgeNode, LogprobNode, PackingNode, Pipeline, TrainingNode
 from dagrl.config.schema.rounds import groups_returned
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.scheduler.weight_route import weight_route
@@ -130,7 +130,7 @@ class PlannedEngine[Spec: EngineSpec]:
         )
 
     def _longest(self) -> int:
-        """Tokens of the longest sample that it generates, or of question and reply if it is a judge."""
+        """Tokens of the longest sample that it generates or reads, or of question and reply if it is a judge."""
         pipeline = self.pipeline
         sampled = [
             max(pipeline.longest_rows(name, validated=pipeline.run.validates).values())
@@ -139,4 +139,9 @@ class PlannedEngine[Spec: EngineSpec]:
         ]
         judges = [node for node in pipeline.nodes.values() if isinstance(node, JudgeNode) and node.engine == self.name]
         asked = [node.max_prompt_tokens + node.sampling.max_new_tokens for node in judges]
-        return max([*sampled, *asked], default=0)
+        scored = [
+            pipeline.longest_row
+            for node in pipeline.nodes.values()
+            if isinstance(node, LogprobNode) and node.engine == self.name
+        ]
+        return max([*sampled, *asked, *scored], default=0)

@@ -43,6 +43,20 @@ class ServerResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Log-probs of given tokens, each after all before it. T tokens, k candidates."""
+
+    tokens: np.ndarray
+    """The tokens as the server names them, int64 [T]."""
+    logprobs: np.ndarray
+    """Float32 [T]."""
+    top_ids: np.ndarray
+    """The likeliest tokens at each place, the likeliest first, int32 [T, k]."""
+    top_logprobs: np.ndarray
+    """Float32 [T, k]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """Capacity of a server."""
 
@@ -91,6 +105,14 @@ class ServerClient(Protocol):
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Images = ()) -> None:
         """Fill the cache with `tokens` and `images` for requests with that `cache_key`. An abort ends it early."""
+
+    async def score(
+        self, rid: str, tokens: list[int], start: int, cache_key: str, top_k: int = 0
+    ) -> TokenScores | None:
+        """Log-probs of ``tokens[start:]`` at temperature 1, by prefill; None if the request was aborted.
+
+        `start` is at least 1. No token is returned that is not given.
+        """
 
     def tokens_of(self, rid: str) -> int:
         """Tokens of a running request received so far."""

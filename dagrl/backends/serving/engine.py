@@ -6,23 +6,26 @@ Implements `dagrl.backends.base.GenerateEngine`. `responses.py` has the running 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
-from dagrl.backends.serving.client import ServerClient, ServerLostError
+from dagrl.backends.serving.client import ServerClient, ServerLostError, TokenScores
 from dagrl.backends.serving.gpu_memory import gpu_memory
 from dagrl.backends.serving.responses import ResponseReader
 from dagrl.backends.serving.running_server import RunningServer
+from dagrl.backends.serving.scoring import Row, TokenScorer
 from dagrl.backends.serving.section import ServerSpec
 from dagrl.backends.serving.share import ServerShare
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, SamplingSpec
+from dagrl.data.batch import Batch, Column
 from dagrl.model_files.end_tokens import end_tokens
 from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.weight_sync.channel import PeerError
@@ -33,6 +36,7 @@ from dagrl.weight_sync.receiver import Route
 from dagrl.weight_sync.sender import WeightSender
 
 _POLL_S = 5.0
+_NO_SAMPLING = SamplingSpec(max_new_tokens=1)
 
 
 class ServerEngine[Spec: ServerSpec](ABC):
@@ -58,12 +62,14 @@ class ServerEngine[Spec: ServerSpec](ABC):
         self._follows = spec.weights_from is not None
         self._timeout_s = share.ranks.timeout_s
         self._gpus = share.gpus
+        self._kept_back = spec.scored_tokens_kept_back
         self._gone: frozenset[str] = self.kinds[Residency.AWAKE]
         """Kinds of memory that are released."""
         self.policy_version = NO_WEIGHTS if spec.weights_from else 0
         self._server, self._client = self._start(model, spec, share)
         self._capacity = self._server.run(self._client.capacity(), "tell what it can hold", self._timeout_s)
         ends = end_tokens(model, tokenizer)
+        self._scorer = TokenScorer(self._client, lambda: self.policy_version, self._capacity.requests)
         self._responses = ResponseReader(self._client, lambda: self.policy_version, tokenizer, ends)
 
     @abstractmethod
@@ -117,6 +123,40 @@ class ServerEngine[Spec: ServerSpec](ABC):
                 # The server's loop checks this too, unless it is blocked itself.
                 self._check_silence(begun)
 
+    # -- log-probs of given tokens
+
+    def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
+        """See `ScoresTokens.logprobs`. All rows are in the server together, up to the requests that it runs at a time.
+
+        Raises ValueError for rows that the server would reject, and as `generate` does.
+        """
+        assert temperature == 1.0 and "temperature" not in batch, "validation refuses other temperatures"
+        rows = [(batch["prompt_tokens"][row], batch["response_tokens"][row]) for row in range(len(batch))]
+        scored = self._scored(rows)
+        return Column.ragged([each.logprobs for each in scored], "float32")
+
+    def _scored(self, rows: Sequence[Row], top_k: int = 0) -> list[TokenScores]:
+        self._check([GenerationRequest(prompt, 0, response) for prompt, response in rows], _NO_SAMPLING)
+        longest = max((len(prompt) + len(response) for prompt, response in rows), default=0)
+        room = min(self._capacity.context, self._capacity.longest) - self._kept_back
+        if longest > room:
+            raise ValueError(
+                f"a prompt with its response has {longest} tokens, and the server has room for {room}; {self.more_room}"
+                ", choose a teacher with a longer context, or lower data.max_prompt_tokens or sampling.max_new_tokens"
+            )
+        begun = time.time()
+        scoring = self._server.submit(self._watched(self._scorer.score(rows, top_k)))
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    return scoring.result(_POLL_S)
+                # The server's loop checks this too, unless it is blocked itself.
+                self._check_silence(begun)
+        finally:
+            scoring.cancel()
+
+    # -- what all of them wait for
+
     async def _sample(
         self,
         requests: Sequence[GenerationRequest],
@@ -125,14 +165,18 @@ class ServerEngine[Spec: ServerSpec](ABC):
         deliver: Callable[[Completion], None],
     ) -> None:
         """Sample responses. ServerLostError if the server is silent for the timeout."""
+        await self._watched(self._responses.sample(requests, sampling, born, deliver))
+
+    async def _watched[Result](self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run requests. ServerLostError if the server is silent for the timeout."""
         begun = time.time()
-        sampled = asyncio.ensure_future(self._responses.sample(requests, sampling, born, deliver))
+        running = asyncio.ensure_future(work)
         try:
-            while not (await asyncio.wait([sampled], timeout=_POLL_S))[0]:
+            while not (await asyncio.wait([running], timeout=_POLL_S))[0]:
                 self._check_silence(begun)
-            await sampled
+            return await running
         finally:
-            sampled.cancel()
+            running.cancel()
 
     def _check_silence(self, begun: float) -> None:
         """Raise ServerLostError if requests that `begun` then have got nothing for the timeout."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.serving.section import ServerSpec
 from dagrl.config.errors import Place, dotted
-from dagrl.config.schema import JudgeNode, RolloutNode, SamplingSpec
+from dagrl.config.schema import JudgeNode, LogprobNode, RolloutNode, SamplingSpec
 
 
 class ServerRules[Spec: ServerSpec]:
@@ -21,10 +21,10 @@ class ServerRules[Spec: ServerSpec]:
         self.group = group if group is not None and group.ranks else None
         self.replays_routes = self.pipeline.wants_routed_experts(self.name)
 
-    def nodes(self) -> Iterator[tuple[str, RolloutNode | JudgeNode]]:
-        """The nodes that sample on these servers."""
+    def nodes(self) -> Iterator[tuple[str, RolloutNode | JudgeNode | LogprobNode]]:
+        """The nodes that sample on these servers, or have log-probs computed."""
         for name, node in self.pipeline.nodes.items():
-            if isinstance(node, RolloutNode | JudgeNode) and node.engine == self.name:
+            if isinstance(node, RolloutNode | JudgeNode | LogprobNode) and node.engine == self.name:
                 yield name, node
 
     def samplings(self) -> Iterator[tuple[Place, SamplingSpec]]:
@@ -32,7 +32,7 @@ class ServerRules[Spec: ServerSpec]:
         for name, node in self.nodes():
             if isinstance(node, JudgeNode):
                 yield ("nodes", name, "sampling"), node.sampling
-            else:
+            elif isinstance(node, RolloutNode):
                 yield from self.pipeline.samplings(name).items()
 
     def longest(self) -> Iterator[tuple[int, str, list[Place]]]:
@@ -42,6 +42,10 @@ class ServerRules[Spec: ServerSpec]:
                 longest, own = node.max_prompt_tokens + node.sampling.max_new_tokens, f"nodes.{name}"
                 what = f"{own}.max_prompt_tokens + {own}.sampling.max_new_tokens"
                 yield longest, what, [("nodes", name, "max_prompt_tokens"), ("nodes", name, "sampling")]
+                continue
+            if isinstance(node, LogprobNode):
+                longest = self.pipeline.longest_row + self.engine.scored_tokens_kept_back
+                yield longest, "the longest prompt and response", [("data",), ("nodes",)]
                 continue
             by_key = self.pipeline.longest_rows(name, validated=self.pipeline.run.validates)
             section = max(by_key, key=by_key.__getitem__)

@@ -34,7 +34,7 @@ class ServerSlot:
 
 
 class ServerSpec(EngineSpec):
-    """Servers that generate, as many as fit on a group."""
+    """Servers that generate, or compute log-probs of given tokens, as many as fit on a group."""
 
     head: Literal["lm"] = "lm"
     """Servers have the language model's head."""
@@ -51,13 +51,17 @@ class ServerSpec(EngineSpec):
 
     _add_extra = model_validator(mode="after")(add_extra)
 
-    capabilities: ClassVar = frozenset({Capability.GENERATE, Capability.REPLY})
+    capabilities: ClassVar = frozenset({Capability.GENERATE, Capability.REPLY, Capability.SCORE})
     transports: ClassVar = ("cuda_ipc", "broadcast", "object_store")
     updates_in_flight: ClassVar = True
     takes_adapters: ClassVar = True
     replicas_are_servers: ClassVar = True
     takes_images: ClassVar = True
     reports_routed_experts: ClassVar = True
+    context_field: ClassVar[str]
+    """The field of ``server`` for the longest prompt and response."""
+    scored_tokens_kept_back: ClassVar[int] = 0
+    """Tokens of that context that rows leave free whose log-probs are computed."""
 
     @property
     @abstractmethod

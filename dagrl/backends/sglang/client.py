@@ -21,7 +21,16 @@ import numpy as np
 import torch
 
 from dagrl.backends.runtime.vision import patches
-from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Images, ServerError, ServerResponse, Until
+from dagrl.backends.serving.client import (
+    NO_LOGPROBS,
+    NO_TOKENS,
+    Capacity,
+    Images,
+    ServerError,
+    ServerResponse,
+    TokenScores,
+    Until,
+)
 from dagrl.backends.sglang.adapters import NAME, adapter_reference
 from dagrl.backends.sglang.args import ADAPTER_LOADER, WEIGHT_LOADER
 from dagrl.backends.sglang.layout import KEPT_BACK, kept_of_cache
@@ -29,7 +38,7 @@ from dagrl.config.schema import SamplingSpec
 from dagrl.config.schema.engine import SentAdapter
 from dagrl.model_files.images import ImageSettings
 
-_FIRST = operator.itemgetter(0)
+_FIRST, _SECOND = operator.itemgetter(0), operator.itemgetter(1)
 _LOOK_EVERY = 16
 """Tokens after which a response is looked at for stop strings."""
 _FLUSH_S = 60.0
@@ -136,6 +145,42 @@ class Client:
                 extra_key=cache_key,
                 image_data=self._image_data(images),
             )
+
+    async def score(
+        self, rid: str, tokens: list[int], start: int, cache_key: str, top_k: int = 0
+    ) -> TokenScores | None:
+        from sglang.srt.managers.tokenizer_manager import RequestAbortedError
+
+        try:
+            answer = await self._asked(
+                None,
+                rid=rid,
+                input_ids=tokens,
+                sampling_params={"max_new_tokens": 0},
+                return_logprob=True,
+                # SGLang has no log-prob of the first of these.
+                logprob_start_len=start - 1,
+                top_logprobs_num=top_k,
+                extra_key=cache_key,
+            )
+        except RequestAbortedError:
+            return None
+        meta = answer["meta_info"]
+        if meta["finish_reason"] and meta["finish_reason"]["type"] == "abort":
+            return None
+        scored = meta["input_token_logprobs"][1:]
+        tops = meta["input_top_logprobs"][1:] if top_k else [()] * len(scored)
+        named = np.fromiter(map(_SECOND, scored), np.int64, len(scored))
+        if len(named) == len(tokens) - start:
+            # SGLang writes 0 for the vocabulary's last token, whose log-prob is right.
+            last = self._manager.model_config.vocab_size - 1
+            named[(named == 0) & (np.array(tokens[start:]) == last)] = last
+        return TokenScores(
+            named,
+            np.fromiter(map(_FIRST, scored), np.float32, len(scored)),
+            np.array([[*map(_SECOND, each)] for each in tops], np.int32).reshape(len(tops), top_k),
+            np.array([[*map(_FIRST, each)] for each in tops], np.float32).reshape(len(tops), top_k),
+        )
 
     def _image_data(self, images: Images) -> list[dict[str, Any]] | None:
         """Images as SGLang's processor would pass them on, so that it leaves tokens and sizes as they are."""

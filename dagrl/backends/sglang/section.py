@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ class SglangEngineSpec(ServerSpec):
     """SGLang: its schedulers run in processes of their own, without an HTTP server."""
     server: GivenFields[ServerFields] = Field(default_factory=dict)
     """Fields of SGLang's ServerArgs. A server takes tp_size x pp_size GPUs, times dp_size without DP attention."""
+
+    context_field: ClassVar = "context_length"
 
     @property
     def tensor_size(self) -> int:

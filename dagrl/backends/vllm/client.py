@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.backends.serving.client import NO_LOGPROBS, NO_TOKENS, Capacity, Images, ServerError, ServerResponse, Until
+from dagrl.backends.serving.client import (
+    NO_LOGPROBS,
+    NO_TOKENS,
+    Capacity,
+    Images,
+    ServerError,
+    ServerResponse,
+    TokenScores,
+    Until,
+)
 from dagrl.backends.vllm.adapters import adapter_request
 from dagrl.config.schema import SamplingSpec
 from dagrl.config.schema.engine import SentAdapter
@@ -128,6 +137,32 @@ class Client:
         """See `ServerClient.remember`. vLLM samples at least one token."""
         once = self.parameters(SamplingSpec(max_new_tokens=1, temperature=0.0), 1, 0, 0, ())
         await self.generate(rid, tokens, once, cache_key, images)
+
+    async def score(
+        self, rid: str, tokens: list[int], start: int, cache_key: str, top_k: int = 0
+    ) -> TokenScores | None:
+        """See `ServerClient.score`. vLLM samples one token, which is not returned, and does not use its cache."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        once = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=top_k,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        last: Any = None
+        async for output in self._engine.generate({"prompt_token_ids": tokens, "cache_salt": cache_key}, once, rid):
+            self.heard, last = time.time(), output
+        if last is None or last.prompt_logprobs is None or last.outputs[0].finish_reason == "abort":
+            return None
+        # The first token has none; each other one has its own, and those of the likeliest.
+        flat, each = last.prompt_logprobs, top_k + 1
+        ids = np.array(flat.token_ids, np.int64).reshape(-1, each)[start - 1 :]
+        values = np.array(flat.logprobs, np.float32).reshape(-1, each)[start - 1 :]
+        return TokenScores(ids[:, 0], values[:, 0], ids[:, 1:].astype(np.int32), values[:, 1:])
 
     def tokens_of(self, rid: str) -> int:
         return self._tokens.get(rid, 0)

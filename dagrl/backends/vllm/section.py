@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,9 @@ class VllmEngineSpec(ServerSpec):
     """vLLM: its engine runs in the worker, without an HTTP server. It usually needs an `environment`."""
     server: GivenFields[VllmFields] = Field(default_factory=dict)
     """Fields of vLLM's engine arguments. A server takes tensor_parallel_size x data_parallel_size GPUs."""
+
+    context_field: ClassVar = "max_model_len"
+    scored_tokens_kept_back: ClassVar = 1  # vLLM samples a token after each prompt.
 
     @property
     def tensor_size(self) -> int:

@@ -169,7 +169,7 @@ class PipelineCosts:
                     ends = self._rollout(task, node, shards)
                 case JudgeNode() if node.engine:
                     ends = [self._judgements(task, node, share)] * shards
-                case LogprobNode() | ValuesNode() | RewardModelNode():
+                case LogprobNode() | ValuesNode() | RewardModelNode() if node.engine:
                     ends = [self._pass(task, node.tokens_per_micro_batch, share)] * shards
                 case TrainingNode() if task.trains:
                     ends = [self._update(task, node, share)] * shards

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
-from dagrl.config.schema.section import Name, PositiveInt, Section
+from dagrl.config.schema.section import Concurrency, Name, PositiveInt, Seconds, Section
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -72,11 +72,30 @@ class NodeBase(Section):
         raise NotImplementedError(type(self).__name__)
 
 
+class EndpointNode(NodeBase):
+    """Options of every node that asks a model: that of an engine, or one behind an endpoint."""
+
+    engine: Name | None = None
+    """The engine that is asked."""
+    endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """Instead of an engine: the address of a server that speaks OpenAI's protocol, as ``http://host:8000/v1``."""
+    model: str | None = None
+    """The model's name there."""
+    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Environment variable that holds the key for the endpoint. The key itself is written nowhere. Default: no key."""
+    concurrency: Concurrency = 32
+    """Endpoints only: requests at once, for each worker."""
+    retries: Annotated[int, Field(ge=0, le=1000)] = 5
+    """Endpoints only: how often a request is sent again that is not answered, with growing pauses."""
+    timeout_s: Seconds = 120.0
+    """Endpoints only: how long an answer may take."""
+
+
 class PackingNode(NodeBase):
     """Options of every node that takes whole samples through a model, packed into micro-batches."""
 
-    engine: Name
-    """The engine that computes, or is trained."""
+    engine: Name | None = None
+    """The engine that computes."""
     tokens_per_micro_batch: PositiveInt = 16384
     """Packed tokens in one pass of a model replica; in training, forward and backward."""
 
@@ -84,6 +103,8 @@ class PackingNode(NodeBase):
 class TrainingNode(PackingNode):
     """Options of every node that trains an engine, in optimizer steps of one mini-batch each."""
 
+    engine: Name
+    """The engine that is trained."""
     mini_batch: PositiveInt | None = None
     """Prompts in one optimizer step. Default: all of the step."""
     mini_batch_per_node: PositiveInt | None = None

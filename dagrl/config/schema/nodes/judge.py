@@ -8,24 +8,18 @@ from pydantic import Field
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
-from dagrl.config.schema.nodes.base import NodeBase, OpContract
+from dagrl.config.schema.nodes.base import EndpointNode, OpContract
 from dagrl.config.schema.sampling import SamplingSpec
-from dagrl.config.schema.section import Concurrency, Name, Reward, Seconds, Tokens
+from dagrl.config.schema.section import Name, Reward, Tokens
 
 
-class JudgeNode(NodeBase):
+class JudgeNode(EndpointNode):
     """Asks a language model about each response, and finds a score in its reply."""
 
     op: Literal["judge"]
     engine: Name | None = None
     """An engine of this pipeline that generates, asked by the chat template of its model. One that follows a trained
     engine judges with the weights that it has for the step's samples."""
-    endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """Instead of an engine: the address of a server that speaks OpenAI's protocol, as ``http://host:8000/v1``."""
-    model: str | None = None
-    """The model's name there."""
-    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
-    """Environment variable that holds the key for the endpoint. The key itself is written nowhere. Default: no key."""
     prompt: str
     """The question. ``{prompt}``, ``{response}``, ``{answer}`` and ``{data_source}`` are filled in; other braces
     stay."""
@@ -46,12 +40,6 @@ class JudgeNode(NodeBase):
     """Engines only: further arguments of the chat template, as ``{enable_thinking: false}``."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Endpoints only: further fields of the request, or others instead; ``null`` leaves one out."""
-    concurrency: Concurrency = 32
-    """Endpoints only: questions at once, for each worker."""
-    retries: Annotated[int, Field(ge=0, le=1000)] = 5
-    """Endpoints only: how often a question is asked again that is not answered, with growing pauses."""
-    timeout_s: Seconds = 120.0
-    """Endpoints only: how long an answer may take."""
     expected_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Endpoints only: seconds that an answer takes, for `dagrl plan` alone. Default: 15 ms for each token of the reply,
     which is taken to be half as long as it may be."""

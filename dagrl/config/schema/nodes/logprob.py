@@ -8,18 +8,20 @@ from pydantic import Field
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
-from dagrl.config.schema.nodes.base import OpContract, PackingNode, routes_read
+from dagrl.config.schema.nodes.base import EndpointNode, OpContract, PackingNode, routes_read
 from dagrl.config.schema.section import Name, OwnFunction
 
 
-class LogprobNode(PackingNode):
-    """Log-probs of the sampled tokens under an engine's current weights.
+class LogprobNode(PackingNode, EndpointNode):
+    """Log-probs of the sampled tokens under a model's weights.
 
     Skipped if only an update of the same engine reads it, as ``old_logprob``, with one optimizer step for each batch:
     the ratio is 1 then.
     """
 
     op: Literal["logprob"]
+    engine: Name | None = None
+    """The engine that computes: one that is trained, a frozen copy, or servers with a model of their own."""
     rows: dict[Name, Annotated[list[str | int | float], Field(min_length=1)]] | OwnFunction | None = None
     """The rows that it computes: those with one of the given values in a column, such as ``{data_set: [maths]}``; or
     those that your own function, ``module:function``, chooses, which takes columns by name and returns a bool for each
@@ -32,4 +34,8 @@ class LogprobNode(PackingNode):
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         chosen_by = declared.reads if declared else tuple(self.rows or ()) if not isinstance(self.rows, str) else ()
         reads = ("prompt_tokens", "response_tokens", *routes_read(engine), *chosen_by)
-        return OpContract(tuple(dict.fromkeys(reads)), ("logprob",), needs=Capability.SCORE)
+        return OpContract(
+            tuple(dict.fromkeys(reads)),
+            ("logprob",),
+            needs=None if self.endpoint and not self.engine else Capability.SCORE,
+        )

@@ -1,0 +1,77 @@
+"""Log-probs of given tokens on a server: prefill alone, many rows at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dagrl.backends.serving.client import ServerClient, ServerError, TokenScores
+
+_NO_SCORES = TokenScores(
+    np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+)
+
+type Row = tuple[np.ndarray, np.ndarray]
+"""Prompt and response of a row, int64."""
+
+
+class TokenScorer:
+    """Scores rows on a server, up to `at_once` of them at a time. Runs on the server's event loop."""
+
+    def __init__(self, client: ServerClient, version: Callable[[], int], at_once: int) -> None:
+        self._client, self._version = client, version
+        self._room = asyncio.Semaphore(max(1, at_once))
+        self._names = itertools.count()
+
+    async def score(self, rows: Sequence[Row], top_k: int) -> list[TokenScores]:
+        """The scores of each response. The first failure cancels all of them."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._score(row, top_k)) for row in rows]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _score(self, row: Row, top_k: int) -> TokenScores:
+        prompt, response = row
+        if not len(response):
+            return _NO_SCORES
+        tokens = np.concatenate(row).tolist()
+        async with self._room:
+            scores = None
+            while scores is None:
+                # An abort is meant for responses that the server may be sampling beside.
+                scores = await self._asked(tokens, len(prompt), top_k)
+        check_scores(scores, response, "the server")
+        return scores
+
+    async def _asked(self, tokens: list[int], start: int, top_k: int) -> TokenScores | None:
+        rid = f"dagrl-score-{next(self._names)}."
+        try:
+            return await self._client.score(rid, tokens, start, str(self._version()), top_k)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                self._client.abort(rid)
+            raise
+
+
+def check_scores(scores: TokenScores, response: np.ndarray, who: str) -> None:
+    """Raise ServerError if `who` has not scored the tokens of `response`, each with a number."""
+    if len(scores.logprobs) != len(response):
+        raise ServerError(
+            f"{who} has returned {len(scores.logprobs)} log-probs of a response of {len(response)} tokens"
+        )
+    if not np.array_equal(scores.tokens, response):
+        place = int(np.argmax(scores.tokens != response))
+        raise ServerError(
+            f"{who} has scored token {scores.tokens[place]} at place {place} of a response, which is {response[place]}"
+        )
+    finite = np.isfinite(scores.logprobs)
+    if not finite.all():
+        place = int(np.argmin(finite))
+        what = f"the log-prob {scores.logprobs[place]} of token {response[place]}"
+        raise ServerError(f"{who} has returned {what}, at place {place} of a response of {len(response)} tokens")

@@ -1,0 +1,144 @@
+"""Log-probs of given tokens, in each installed backend with servers: those of transformers, by prefill alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from completions import GREEDY, LONG, OLD, POSITIONS, complete, log_probs
+from transformers import PreTrainedModel
+
+from dagrl.backends.base import GenerationRequest
+from dagrl.config.residency import Residency
+from dagrl.data.batch import Batch, Column
+
+pytestmark = pytest.mark.slow
+
+ModelOf = Callable[[int], PreTrainedModel]
+type Pair = tuple[list[int], list[int]]
+
+
+def batch_of(pairs: Sequence[Pair]) -> Batch:
+    columns = {
+        name: Column.ragged(list(each), "int64") for name, each in zip(NAMES, zip(*pairs, strict=True), strict=True)
+    }
+    return Batch(np.arange(len(pairs), dtype=np.int64), columns)
+
+
+NAMES = ("prompt_tokens", "response_tokens")
+
+
+def scored(engine: Any, pairs: Sequence[Pair]) -> Column:
+    return engine.logprobs(batch_of(pairs), temperature=1.0, tokens_per_micro_batch=1)
+
+
+def expected(model: PreTrainedModel, prompt: list[int], response: list[int]) -> np.ndarray:
+    """The log-probs of `response`, by transformers alone: [tokens]."""
+    after = log_probs(model, [*prompt, *response][:-1])[len(prompt) - 1 :].numpy()
+    return after[np.arange(len(response)), response]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[Pair]:
+    """Rows of many lengths; some share their prompts, some are equal, and one has no response."""
+    generator = np.random.default_rng(7)
+    sizes = [(1, 1), (1, 9), (3, 1), (5, 8), (40, 3), (64, 70), (2, 0), (130, 33), (17, 200)]
+    drawn = [tuple(generator.integers(0, 15, size=size).tolist() for size in each) for each in sizes]
+    shared = [(drawn[5][0], generator.integers(0, 15, size=size).tolist()) for size in (4, 31, 70)]
+    return [*drawn, *shared, drawn[3], drawn[5]]
+
+
+def test_log_probs_are_the_models(server, pairs, model_of: ModelOf) -> None:
+    column = scored(server, pairs)
+    assert column.values.dtype == np.float32
+    assert column.lengths.tolist() == [len(response) for _, response in pairs]
+    for row, (prompt, response) in enumerate(pairs):
+        if response:
+            np.testing.assert_allclose(column[row], expected(model_of(OLD), prompt, response), rtol=0, atol=1e-5)
+
+
+def test_they_do_not_depend_on_what_the_cache_holds(server, pairs) -> None:
+    first, again = scored(server, pairs), scored(server, pairs[::-1])
+    for row in range(len(pairs)):
+        np.testing.assert_allclose(again[len(pairs) - 1 - row], first[row], rtol=0, atol=1e-5)
+
+
+def test_those_of_a_greedy_response_are_those_that_it_was_sampled_with(server, requests) -> None:
+    done = complete(server, requests, GREEDY)
+    pairs = [(request.prompt.tolist(), each.tokens.tolist()) for request, each in zip(requests, done, strict=True)]
+    column = scored(server, pairs)
+    for row, each in enumerate(done):
+        np.testing.assert_allclose(column[row], each.logprobs, rtol=0, atol=1e-5)
+
+
+def test_more_rows_than_requests_at_once(server, model_of: ModelOf) -> None:
+    pairs: list[Pair] = [([3 + row % 12, 4], [5, 6, 3 + row % 7]) for row in range(50)]
+    column = scored(server, pairs)
+    assert column.lengths.tolist() == [3] * 50
+    for row in (0, 11, 49):
+        np.testing.assert_allclose(column[row], expected(model_of(OLD), *pairs[row]), rtol=0, atol=1e-5)
+
+
+def test_no_rows(server) -> None:
+    empty = Batch(np.zeros(0, np.int64), {name: Column.ragged([], "int64") for name in NAMES})
+    assert len(server.logprobs(empty, temperature=1.0, tokens_per_micro_batch=1)) == 0
+
+
+def test_beside_responses_that_are_sampled_and_aborted(server, requests, pairs, model_of: ModelOf) -> None:
+    """An abort ends responses, but not rows that are scored meanwhile."""
+    sampling = threading.Thread(target=lambda: list(server.generate(requests * 4, LONG)))
+    sampling.start()
+    try:
+        column = None
+        for _ in range(3):
+            column = scored(server, pairs)
+            server.abort()
+    finally:
+        server.abort()
+        sampling.join()
+    assert column is not None
+    np.testing.assert_allclose(column[3], expected(model_of(OLD), *pairs[3]), rtol=0, atol=1e-5)
+
+
+def test_a_row_may_fill_the_context(server, model_of: ModelOf) -> None:
+    room = POSITIONS - server._kept_back
+    tokens = np.random.default_rng(2).integers(3, 15, size=room).tolist()
+    pair = (tokens[:30], tokens[30:])
+    np.testing.assert_allclose(scored(server, [pair])[0], expected(model_of(OLD), *pair), rtol=0, atol=1e-5)
+    with pytest.raises(
+        ValueError, match=f"has {room + 1} tokens, and the server has room for {room}; .*longer context"
+    ):
+        scored(server, [(tokens[:30], [*tokens[30:], 4])])
+
+
+@pytest.mark.parametrize("pair", [([3], [99]), ([99], [3]), ([3], [-1])])
+def test_tokens_that_the_model_does_not_know_are_refused(server, pair) -> None:
+    with pytest.raises(ValueError, match="has tokens that the model does not know"):
+        scored(server, [([3], [4]), pair])
+
+
+def test_the_likeliest_tokens(server, pairs, model_of: ModelOf) -> None:
+    rows = [(np.array(prompt), np.array(response, dtype=np.int64)) for prompt, response in pairs]
+    for (prompt, response), scores in zip(pairs, server._scored(rows, 4), strict=True):
+        if not response:
+            continue
+        assert (scores.top_ids.dtype, scores.top_logprobs.dtype) == (np.int32, np.float32)
+        after = log_probs(model_of(OLD), [*prompt, *response][:-1])[len(prompt) - 1 :]
+        values, ids = after.topk(4)
+        np.testing.assert_allclose(scores.top_logprobs, values.numpy(), rtol=0, atol=1e-5)
+        assert scores.top_ids.tolist() == ids.tolist()
+
+
+def test_after_a_sleep_it_scores_as_before(server, pairs) -> None:
+    before = scored(server, pairs)
+    server.sleep(Residency.ASLEEP)
+    server.wake(Residency.AWAKE)
+    np.testing.assert_allclose(scored(server, pairs).values, before.values, rtol=0, atol=1e-5)
+
+
+def test_a_request_may_be_sampled_after_it(server, requests: list[GenerationRequest], pairs) -> None:
+    scored(server, pairs)
+    assert [len(each.tokens) for each in complete(server, requests, GREEDY)]
