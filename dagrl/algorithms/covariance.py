@@ -1,4 +1,4 @@
-"""Selects the tokens that reduce a policy's entropy most, for ``clip_cov`` and ``kl_cov``, in float64 numpy.
+"""Selects the tokens that an update holds back, for ``clip_cov``, ``kl_cov`` and ``m2po``, in float64 numpy.
 
 An update changes the entropy by minus the covariance of log-probs and advantages over tokens ("The Entropy Mechanism of
 Reinforcement Learning for Reasoning Language Models", arXiv 2505.22617), to which few tokens contribute most.
@@ -50,6 +50,29 @@ def drawn(
     number = min(_number(int(np.count_nonzero(mask.values > 0)), share), len(candidates))
     chosen = np.zeros(len(parts), dtype=bool)
     chosen[random.choice(candidates, number, replace=False)] = True
+    return chosen
+
+
+def squared_log_ratios(logprob: Column, sampled: Column, advantages: Column, mask: Column) -> np.ndarray:
+    """(log r)**2 of the tokens whose ratio r has moved in the direction of their advantage, 0 elsewhere.
+
+    Arguments are as in `covariances`; log r is `logprob` - `sampled`. Returns float64 [tokens].
+    """
+    log_ratio = logprob.values.astype(np.float64) - sampled.values
+    up, down = (advantages.values > 0) & (log_ratio > 0), (advantages.values < 0) & (log_ratio < 0)
+    return np.where((mask.values > 0) & (up | down), log_ratio**2, 0.0)
+
+
+def beyond_moment(squares: np.ndarray, bound: float) -> np.ndarray:
+    """Those tokens without which the mean of all `squares` above 0 is at most `bound`; bool [tokens].
+
+    M2PO (arXiv 2510.01161, algorithm 1): the largest squares are selected, as few as possible.
+    """
+    moved = np.flatnonzero(squares > 0)
+    by_square = moved[np.argsort(squares[moved], kind="stable")]
+    means = np.cumsum(squares[by_square]) / np.arange(1, len(by_square) + 1)
+    chosen = np.zeros(len(squares), dtype=bool)
+    chosen[by_square[means > bound]] = True
     return chosen
 
 

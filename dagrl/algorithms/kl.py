@@ -13,7 +13,9 @@ _LARGEST_K3 = 10.0
 reference dominates all others, and log-probs 89 apart overflow float32."""
 
 
-def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
+def kl_estimate(
+    logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEstimator, old: torch.Tensor | None = None
+) -> torch.Tensor:
     """Estimates of KL(policy || reference), one per token; the tokens were sampled from the policy.
 
     `logprob` and `reference` are the log-probs of the same tokens under both, of one shape. With d = logprob -
@@ -29,6 +31,11 @@ def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEst
     KL(policy || reference), and that of k3 the gradient of KL(reference || policy). So ``k1+``, ``k3+`` and ``abs+``
     have the value of one and the gradient of k2.
 
+    ``k1*``, ``k2*`` and ``k3*`` are those values times the ratio exp(logprob - `old`), with the gradient of both:
+    `old` are the log-probs under which the tokens were sampled. The mean of r k3 over them is KL(policy || reference)
+    itself, and its gradient, r d times that of the log-prob, that of the divergence (DeepSeek-V3.2, arXiv 2512.02556,
+    eq. 7), also after several optimizer steps. The product is at most 10 with k3, as in slime's ``low_var_kl``.
+
     The bound of k3 is that of verl's ``low_var_kl``. It applies for d below -2.61 or above 11. There k3 has no
     gradient, and k3+ keeps that of k2; `kl_clipped` returns these tokens. The other estimators are unbounded, also in
     verl.
@@ -37,12 +44,19 @@ def kl_estimate(logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEst
     if estimator.endswith("+"):
         pull = difference.square() / 2
         return _value(difference, estimator[:-1]).detach() + (pull - pull.detach())
-    return _value(difference, estimator)
+    return _value(difference, estimator.removesuffix("*"), _ratio(logprob, estimator, old))
 
 
-def kl_clipped(logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Tokens at which `kl_estimate` applies the bound of ``k3`` and ``k3+``; bool."""
-    return _k3_of_clamped(logprob - reference) > _LARGEST_K3
+def kl_clipped(
+    logprob: torch.Tensor, reference: torch.Tensor, estimator: KlEstimator = "k3", old: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Tokens at which `kl_estimate` applies the bound of ``k3``, ``k3+`` or ``k3*``; bool."""
+    return _k3_of_clamped(logprob - reference) * _ratio(logprob, estimator, old) > _LARGEST_K3
+
+
+def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
+    """exp(`log_ratio`), at most e**20; no gradient beyond it, where that of a clipped infinity would be NaN."""
+    return torch.exp(log_ratio.clamp(max=LARGEST_LOG))
 
 
 def k3(difference: torch.Tensor) -> torch.Tensor:
@@ -55,14 +69,21 @@ def _k3_of_clamped(difference: torch.Tensor) -> torch.Tensor:
     return k3(difference.clamp(-LARGEST_LOG, LARGEST_LOG))
 
 
-def _value(difference: torch.Tensor, estimator: str) -> torch.Tensor:
+def _ratio(logprob: torch.Tensor, estimator: str, old: torch.Tensor | None) -> torch.Tensor | float:
+    if not estimator.endswith("*"):
+        return 1.0
+    assert old is not None, "the log-probs of the policy that sampled the tokens are missing"
+    return ratio_of(logprob - old)
+
+
+def _value(difference: torch.Tensor, estimator: str, ratio: torch.Tensor | float = 1.0) -> torch.Tensor:
     match estimator:
         case "k1":
-            return difference
+            return ratio * difference
         case "k2":
-            return difference.square() / 2
+            return ratio * difference.square() / 2
         case "k3":
-            return _k3_of_clamped(difference).clamp(max=_LARGEST_K3)
+            return (ratio * _k3_of_clamped(difference)).clamp(max=_LARGEST_K3)
         case "abs":
             return difference.abs()
     raise AssertionError(f"no estimator {estimator}")

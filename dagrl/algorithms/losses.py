@@ -14,10 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
-from dagrl.algorithms.kl import LARGEST_LOG, k3
+from dagrl.algorithms.kl import k3, ratio_of
 
 _STEEPEST_DRIFT = 2.0
 """Upper bound of the gradient of CPGD's drift with respect to the log-prob: siiRL's bound of r - 1."""
+
+
+_LEAST_REST = 1e-8
+"""Added to the probabilities of all other tokens in `dppo_kl`, as in verl and SkyRL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,9 @@ class PolicyLoss:
     loss: torch.Tensor
     """To be minimised, with gradient."""
     ratio: torch.Tensor
-    """Ratio of new to old probability of a token (with `gspo`, `gmpo` and `topr`, of its response), detached."""
+    """Ratio of new to old probability of a token, detached; with `gspo`, `gmpo`, `topr` and `vespo` of its response."""
     clipped: torch.Tensor
-    """Tokens without gradient because of a clip or, with `cispo` and `topr`, with a reduced weight; bool."""
+    """Tokens without gradient because of a clip or, with `cispo`, `dppo` and `topr`, with a reduced weight; bool."""
 
 
 def ppo_clip(tokens: PolicyTokens, *, clip_low: float, clip_high: float, dual_clip: float | None = None) -> PolicyLoss:
@@ -85,6 +89,45 @@ def kl_cov(tokens: PolicyTokens, *, clip_cov_mask: torch.Tensor, kl_cov_coef: fl
     ratio = ratio_of(log_ratio)
     loss = -ratio * tokens.advantage + torch.where(clip_cov_mask > 0, kl_cov_coef * log_ratio.abs(), 0.0)
     return unclipped(loss, ratio)
+
+
+def dppo_tv(tokens: PolicyTokens, *, clip_low: float, clip_high: float, ratio_cap: float | None = None) -> PolicyLoss:
+    """DPPO-Binary-TV: -sg(min(r, ratio_cap)) A logprob, with a trust region of probabilities instead of ratios.
+
+    arXiv 2602.04879, eq. 13: a token has no gradient once its probability has moved in the direction of its advantage
+    by more than `clip_high` (A > 0) or `clip_low` (else). That difference is the total variation between the policies
+    as far as they choose between this token and the rest, so that unlikely tokens are not stopped by their ratio alone.
+    In the paper (section 5.2) the old log-probs are the generator's. `ratio_cap` bounds the weight, as in verl.
+    """
+    moved = tokens.logprob.detach().exp() - tokens.old_logprob.exp()
+    up, down = tokens.advantage > 0, tokens.advantage <= 0
+    return _weighted(tokens, (up & (moved > clip_high)) | (down & (moved < -clip_low)), ratio_cap)
+
+
+def dppo_kl(tokens: PolicyTokens, *, clip_low: float, clip_high: float, ratio_cap: float | None = None) -> PolicyLoss:
+    """DPPO-Binary-KL: as `dppo_tv`, with bounds on the divergence between the two policies.
+
+    arXiv 2602.04879, eq. 14: KL(old || policy) of the choice between the token and the rest, with old probability a
+    and probability p: a log(a / p) + (1 - a) log((1 - a) / (1 - p)), where 1e-8 is added to both 1 - a and 1 - p.
+    """
+    now, old = tokens.logprob.detach(), tokens.old_logprob
+    # expm1 keeps the rest of a likely token that 1 - exp() would lose in float32.
+    rest_now, rest_old = -torch.expm1(now), -torch.expm1(old)
+    divergence = old.exp() * (old - now) + rest_old * ((rest_old + _LEAST_REST) / (rest_now + _LEAST_REST)).log()
+    up = (tokens.advantage > 0) & (now > old) & (divergence > clip_high)
+    down = (tokens.advantage <= 0) & (now < old) & (divergence > clip_low)
+    return _weighted(tokens, up | down, ratio_cap)
+
+
+def m2po(tokens: PolicyTokens, *, clip_cov_mask: torch.Tensor) -> PolicyLoss:
+    """The unclipped surrogate -r A, without gradient for tokens with 1 in `clip_cov_mask` [T].
+
+    M2PO (arXiv 2510.01161, algorithm 1), for samples of much older weights; `dagrl.algorithms.covariance.beyond_moment`
+    selects the tokens. The old log-probs are the generator's.
+    """
+    held = clip_cov_mask > 0
+    ratio = tokens.ratio
+    return PolicyLoss(torch.where(held, 0.0, -tokens.advantage) * ratio, ratio.detach(), held)
 
 
 def sapo(tokens: PolicyTokens, *, tau_pos: float, tau_neg: float) -> PolicyLoss:
@@ -149,9 +192,15 @@ def without_policy(tokens: PolicyTokens) -> PolicyLoss:
     return unclipped(torch.zeros_like(tokens.logprob), tokens.ratio)
 
 
-def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
-    """exp(`log_ratio`), at most e**20; no gradient beyond it, where that of a clipped infinity would be NaN."""
-    return torch.exp(log_ratio.clamp(max=LARGEST_LOG))
+def dro(tokens: PolicyTokens, *, tau: float) -> PolicyLoss:
+    """Direct reward optimization: -A logprob + tau / 2 (log r)**2.
+
+    Its optimum has A = tau log r, for samples of any policy (verl's ``dro`` with ``dro_beta``; ROLL's ``kimi15``). As
+    `opmd_kimi`, with the squares of tokens in place of those of responses.
+    """
+    log_ratio = tokens.log_ratio
+    loss = -tokens.advantage * tokens.logprob + tau / 2 * log_ratio.square()
+    return unclipped(loss, ratio_of(log_ratio))
 
 
 def refusable(loss: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
@@ -175,3 +224,11 @@ def pessimistic(
     """The larger of the losses of two surrogates, and where it is the bounded one's, whose gradient is 0."""
     free, bounded = -free * advantage, -bounded * advantage
     return torch.maximum(free, bounded), bounded > free
+
+
+def _weighted(tokens: PolicyTokens, held: torch.Tensor, cap: float | None) -> PolicyLoss:
+    """-sg(r) A logprob with r at most `cap`, and 0 for the tokens in `held`."""
+    ratio = tokens.ratio.detach()
+    weight = ratio if cap is None else ratio.clamp(max=cap)
+    factor = torch.where(held, 0.0, -weight * tokens.advantage)
+    return PolicyLoss(factor * tokens.logprob, ratio, held | (weight < ratio))

@@ -21,7 +21,11 @@ from dagrl.algorithms.losses import (
     cispo,
     clip_cov,
     cpgd,
+    dppo_kl,
+    dppo_tv,
+    dro,
     kl_cov,
+    m2po,
     opmd,
     ppo_clip,
     refusable,
@@ -31,7 +35,7 @@ from dagrl.algorithms.losses import (
 )
 from dagrl.algorithms.mismatch import mismatch_metrics
 from dagrl.algorithms.own_loss import OwnLoss
-from dagrl.algorithms.response_losses import gmpo, gspo, opmd_kimi, opmd_pairwise, topr
+from dagrl.algorithms.response_losses import fipo, gmpo, gspo, off_policy, opmd_kimi, opmd_pairwise, topr, vespo
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
 from dagrl.algorithms.rows import RowReducer
 from dagrl.config.columns import LOGPROB_COLUMNS
@@ -51,11 +55,17 @@ _FORMS: dict[str, Callable[..., PolicyLoss]] = {
         kl_cov,
         gspo,
         gmpo,
+        fipo,
+        dppo_tv,
+        dppo_kl,
+        m2po,
         sapo,
         cispo,
         cpgd,
         reinforce,
         topr,
+        vespo,
+        dro,
         opmd,
         opmd_kimi,
         opmd_pairwise,
@@ -81,6 +91,8 @@ class _Losses:
     correction: Correction
     of_policy: torch.Tensor
     """The policy loss with its correction."""
+    left_out: torch.Tensor | None
+    """Tokens of responses that the off-policy mask takes out of the policy loss; bool."""
     divergence: torch.Tensor | None
     """Estimate of the KL divergence from the reference."""
     distillation: tuple[torch.Tensor, torch.Tensor] | None
@@ -159,9 +171,9 @@ class PolicyObjective:
 
         ``loss/policy`` is the policy's part of the loss; the others are plain means over tokens with a weight above 0.
         ``kl/ref`` is KL(policy || reference) by the loss's estimator, ``kl/clip_fraction`` the fraction of tokens at
-        its bound (``k3`` and ``k3+``), ``kl/old`` KL(old || policy) by k3, ``distillation/loss`` the divergence from
-        the teacher. ``ratio/mean`` and ``ratio/clip_fraction``
-        are from `PolicyLoss`, ``mismatch/...`` from `mismatch_metrics`, ``correction/...`` from `correction_metrics`.
+        its bound (of ``k3``), ``kl/old`` KL(old || policy) by k3, ``distillation/loss`` that from the teacher.
+        ``ratio/mean`` and ``ratio/clip_fraction`` are from `PolicyLoss`, ``ratio/off_policy_fraction`` is that of
+        `off_policy`, ``mismatch/...`` from `mismatch_metrics`, ``correction/...`` from `correction_metrics`.
         """
         losses = self._losses(tokens)
         rows, given, policy = losses.rows, losses.given, losses.policy
@@ -179,10 +191,13 @@ class PolicyObjective:
             "ratio/clip_fraction": policy.clipped,
             "kl/old": kl_estimate(given["old_logprob"], current, "k3"),
         }
+        if losses.left_out is not None:
+            of_tokens["ratio/off_policy_fraction"] = losses.left_out
         if losses.divergence is not None:
             of_tokens["kl/ref"] = losses.divergence
-            if self.loss.kl_estimator in ("k3", "k3+"):
-                of_tokens["kl/clip_fraction"] = kl_clipped(current, given["ref_logprob"])
+            if (estimator := self.loss.kl_estimator).startswith("k3"):
+                clipped = kl_clipped(current, given["ref_logprob"], estimator, given["old_logprob"])
+                of_tokens["kl/clip_fraction"] = clipped
         if losses.distillation is not None:
             metrics |= tally({"distillation/loss": losses.distillation[0]}, losses.distillation[1])
         if tokens.entropy is not None:
@@ -207,7 +222,7 @@ class PolicyObjective:
             if name in LOGPROB_COLUMNS
         }
         old, rollout = given.setdefault("old_logprob", current), given.get("rollout_logprob")
-        correction, divergence, distillation = Correction(), None, None
+        correction, divergence, left_out, distillation = Correction(), None, None, None
         trainer = current if self.old_is_rollout else old
         if self.correction is not None:
             assert rollout is not None
@@ -217,12 +232,16 @@ class PolicyObjective:
                 given[name] = torch.where(rollout.isfinite(), given[name], current)
         policy = self.own(tokens, given, rows) if self.own else self._policy_loss(tokens, given["old_logprob"], rows)
         if "ref_logprob" in given:
-            divergence = kl_estimate(tokens.logprob, given["ref_logprob"], self.loss.kl_estimator)
+            divergence = kl_estimate(tokens.logprob, given["ref_logprob"], self.loss.kl_estimator, given["old_logprob"])
         if self.loss.distillation is not None:
             teacher, taught = tokens.columns["teacher_logprob"], tokens.columns.get("teacher_mask")
             distillation = distillation_loss(self.loss.distillation, tokens.logprob, teacher, taught, rows)
         weighed = correction.of_policy(policy.loss)
-        return _Losses(rows, given, trainer, rollout, policy, correction, weighed, divergence, distillation)
+        if self.loss.off_policy_delta is not None:
+            samples = PolicyTokens(current, given["old_logprob"], tokens.columns["advantage"])
+            left_out = off_policy(samples, rows=rows, delta=self.loss.off_policy_delta)
+            weighed = torch.where(left_out, 0.0, weighed)
+        return _Losses(rows, given, trainer, rollout, policy, correction, weighed, left_out, divergence, distillation)
 
     def _share(self, tokens: ResponseTokens, losses: _Losses) -> torch.Tensor:
         per_token = losses.of_policy

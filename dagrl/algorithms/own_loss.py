@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dagrl.algorithms.losses import PolicyLoss, ratio_of
+from dagrl.algorithms.kl import ratio_of
+from dagrl.algorithms.losses import PolicyLoss
 from dagrl.algorithms.rows import RowReducer
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import located

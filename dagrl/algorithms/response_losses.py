@@ -5,14 +5,19 @@ The responses in `rows` must be complete; inactive tokens do not count.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 
-from dagrl.algorithms.kl import LARGEST_LOG
-from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, pessimistic, ratio_of, unclipped
+from dagrl.algorithms.kl import LARGEST_LOG, ratio_of
+from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, pessimistic, ppo_clip, unclipped
 from dagrl.algorithms.rows import RowReducer
 
 _LARGEST_LOG_OF_GSPO = 10.0
 """Upper bound of the mean log-ratio of a response in `gspo`, as in verl and siiRL."""
+_FUTURE_OF_UNSAFE = (0.8, 1.0)
+"""Bounds of the weight in `fipo` of tokens beyond `future_safety`, as in the authors' code and ms-swift."""
 
 
 def gspo(tokens: PolicyTokens, *, rows: RowReducer, clip_low: float, clip_high: float) -> PolicyLoss:
@@ -62,6 +67,57 @@ def topr(tokens: PolicyTokens, *, rows: RowReducer) -> PolicyLoss:
     )
 
 
+def vespo(
+    tokens: PolicyTokens, *, rows: RowReducer, k_pos: float, k_neg: float, lambda_pos: float, lambda_neg: float
+) -> PolicyLoss:
+    """Variational sequence-level soft policy optimization: -sg(phi(R)) A logprob, R the response's ratio.
+
+    arXiv 2602.10693: phi(w) = w**k exp(lambda (1 - w)), which is 1 on policy and fades for responses that have become
+    much likelier or less likely, without a clip and without a division by the length. k and lambda are `k_pos` and
+    `lambda_pos` where A >= 0, (2, 3) in the authors' code, else `k_neg` and `lambda_neg`, (3, 2). log r of each token
+    and log R are kept within -20 and 20.
+    """
+    of_tokens = tokens.log_ratio.detach().clamp(-LARGEST_LOG, LARGEST_LOG)
+    log_ratio = rows.sums(of_tokens).clamp(-LARGEST_LOG, LARGEST_LOG)
+    ratio, good = log_ratio.exp(), tokens.advantage >= 0
+    shape, rate = torch.where(good, k_pos, k_neg), torch.where(good, lambda_pos, lambda_neg)
+    weight = torch.exp(shape * log_ratio + rate * (1 - ratio)).to(tokens.logprob.dtype)
+    return unclipped(-weight * tokens.advantage * tokens.logprob, ratio.to(tokens.logprob.dtype))
+
+
+def fipo(
+    tokens: PolicyTokens,
+    *,
+    rows: RowReducer,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    half_life: float,
+    future_low: float,
+    future_high: float,
+    future_safety: float,
+) -> PolicyLoss:
+    """Future-KL influenced policy optimization: `ppo_clip` with A times a weight by how the rest of the response moves.
+
+    arXiv 2603.19835: the weight is exp of F_t = sum over j >= t of gamma**(j - t) log r_j, gamma = 2**(-1 /
+    `half_life`), kept within 1 - `future_low` and 1 + `future_high`, without gradient. Inactive tokens take a place
+    but do not count, nor do tokens whose r is above `dual_clip`. Where A < 0 and r > `future_safety` the weight is
+    within 0.8 and 1, so that no token far off is pushed harder. A response with more than one token at the dual clip
+    leaves the loss, as in the authors' code.
+    """
+    log_ratio, bad = tokens.log_ratio.detach(), tokens.advantage < 0
+    ceiling = math.inf if dual_clip is None else math.log(dual_clip)
+    future = rows.suffix_sums(torch.where(log_ratio > ceiling, 0.0, log_ratio), 2 ** (-1 / half_life))
+    weight = ratio_of(future).clamp(1 - future_low, 1 + future_high)
+    unsafe = bad & (log_ratio > math.log(future_safety))
+    weight = torch.where(unsafe, weight.clamp(*_FUTURE_OF_UNSAFE), weight)
+    out = rows.sums(bad & (log_ratio > ceiling)) > 1
+    weight = torch.where(out, 0.0, weight).to(log_ratio.dtype)
+    weighed = replace(tokens, advantage=weight * tokens.advantage)
+    result = ppo_clip(weighed, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    return replace(result, clipped=result.clipped | out)
+
+
 def opmd_kimi(tokens: PolicyTokens, *, rows: RowReducer, tau: float) -> PolicyLoss:
     """Mirror descent of Kimi k1.5 (arXiv 2501.12599, section 2.3.2), with squared log-ratios of responses.
 
@@ -97,6 +153,15 @@ def opmd_pairwise(tokens: PolicyTokens, *, rows: RowReducer, group_id: torch.Ten
     total, count = totals.index_add(1, prompt, of_responses)
     weight = (worth - (total / count.clamp(min=1))[prompt]).to(tokens.logprob.dtype)
     return unclipped(-weight * tokens.logprob, ratio_of(log_ratio))
+
+
+def off_policy(tokens: PolicyTokens, *, rows: RowReducer, delta: float) -> torch.Tensor:
+    """Tokens with A < 0 of responses that have become less likely by more than `delta` a token; bool [T].
+
+    The off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556, eq. 8 and 9): the mean of -log r over the response
+    is compared. What the policy would hardly sample any more is no mistake to learn from.
+    """
+    return (tokens.advantage < 0) & (rows.means(-tokens.log_ratio.detach()) > delta)
 
 
 def _of_response(

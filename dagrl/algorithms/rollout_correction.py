@@ -10,7 +10,7 @@ nor, if it compares whole responses, the response.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +24,8 @@ from dagrl.data.tally import tally
 
 _RATIOS = {"token": "token", "sequence": "seq_sum", "geometric": "seq_mean"}
 """Criteria on ratios -> how log-ratios are reduced."""
+_LEAST_PROBABILITY = 1e-8
+"""Probabilities are at least this far from 0 and 1 in ``binary_kl``, as in AReaL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +107,40 @@ def rejected(
     By ratio, kept within `lower` (default: 1 / `upper`) and `upper`: ``token`` r of each token; ``sequence`` its
     product over the response; ``geometric`` its geometric mean, which does not grow with the length. By divergence,
     kept up to `upper`: the ``k2`` or ``k3`` estimate of KL(rollout || trainer) of each token (``token_k3``), or its
-    sum, mean or largest over the response (``seq_sum_k3``, ``seq_mean_k3``, ``seq_max_k3``). Sources: "When Speed Kills
+    sum, mean or largest over the response (``seq_sum_k3``, ``seq_mean_k3``, ``seq_max_k3``); likewise ``tv``, the
+    difference of the token's two probabilities (prime-rl's ipo with 0.1, ROLL's filter by difference), and
+    ``binary_kl``, the larger of the divergences, one way and the other, of the choice between the token and the rest
+    (KPop of Ring-2.6, 2026; AReaL's metric of this name). Sources: "When Speed Kills
     Stability" (see `importance_weights`), part 3, and trust region masking, Li et al. 2025, arXiv 2512.23075. The names
     are verl's: `docs/mismatch.md` has the table.
     """
-    log_ratio = log_ratio_of(trainer.double(), rollout.double()).clamp(-LARGEST_LOG, LARGEST_LOG)
+    known = torch.where(rollout.isfinite(), rollout, torch.nan).double()
+    log_ratio = (trainer.double() - known).clamp(-LARGEST_LOG, LARGEST_LOG)
     if criterion in _RATIOS:
         statistic = _over(_RATIOS[criterion], log_ratio, rows)
         lower = 1 / upper if lower is None else lower
         within = (statistic <= math.log(upper)) & (statistic >= math.log(lower))
     else:
-        scope, _, estimator = criterion.rpartition("_")
-        divergence = log_ratio.square() / 2 if estimator == "k2" else k3(-log_ratio)
-        within = _over(scope, divergence, rows) <= upper
+        (estimator,) = (name for name in _DIVERGENCES if criterion.endswith(f"_{name}"))
+        divergence = _DIVERGENCES[estimator](log_ratio, trainer.double(), known)
+        within = _over(criterion.removesuffix(f"_{estimator}"), divergence, rows) <= upper
     return ~within & rows.active
+
+
+def _binary_kl(_: torch.Tensor, trainer: torch.Tensor, rollout: torch.Tensor) -> torch.Tensor:
+    a, b = (logprob.exp().clamp(_LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY) for logprob in (trainer, rollout))
+    # D(a, b) = a log(a / b) + (1 - a) log((1 - a) / (1 - b)); both ways share the two logs.
+    chosen, rest = (a / b).log(), ((1 - a) / (1 - b)).log()
+    return torch.maximum(a * chosen + (1 - a) * rest, -b * chosen - (1 - b) * rest)
+
+
+_DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "k2": lambda log_ratio, *_: log_ratio.square() / 2,
+    "k3": lambda log_ratio, *_: k3(-log_ratio),
+    "tv": lambda _, trainer, rollout: (trainer.exp() - rollout.exp()).abs(),
+    "binary_kl": _binary_kl,
+}
+"""Divergences of tokens by log r and the log-probs of trainer and generator."""
 
 
 def vetoed(log_ratio: torch.Tensor, rows: RowReducer, *, threshold: float) -> torch.Tensor:

@@ -45,33 +45,26 @@ class RowReducer:
         inside = torch.where(self.active, values.double(), -torch.inf)
         return nothing.scatter_reduce(0, self._first, inside, "amax")[self._first]
 
-    def suffix_sums(self, values: torch.Tensor, discount: float = 1.0, *, skip_inactive: bool = False) -> torch.Tensor:
+    def suffix_sums(self, values: torch.Tensor, discount: float = 1.0) -> torch.Tensor:
         """For each token the sum of `values` [T] over it and the active tokens after it in its response, float64 [T].
 
-        A token that is k places further on counts `discount`**k; `discount` is at most 1. With `skip_inactive`,
-        inactive tokens take no place. Takes log2(T) steps, without waiting for the device.
+        A token that is k places further on counts `discount`**k, at most 1; inactive tokens take a place. Takes log2(T)
+        steps, without waiting for the device.
         """
-        total = torch.where(self.active, values, 0.0).double()
-        # After each step a token has the sum over twice as many places, and the factor of what comes behind them.
-        factor = torch.full_like(total, discount)
-        if skip_inactive:
-            factor = torch.where(self.active, factor, 1.0)
-        return _scanned(total, factor, self.row)
+        return _scanned(torch.where(self.active, values, 0.0).double(), self.row, discount)
 
     def prefix_sums(self, values: torch.Tensor, discount: float = 1.0) -> torch.Tensor:
         """For each token the sum over it and the active tokens before it, as in `suffix_sums`."""
-        total = torch.where(self.active, values, 0.0).double()
-        return _scanned(total.flip(0), torch.full_like(total, discount), self.row.flip(0)).flip(0)
+        inside = torch.where(self.active, values, 0.0).double()
+        return _scanned(inside.flip(0), self.row.flip(0), discount).flip(0)
 
 
-def _scanned(total: torch.Tensor, factor: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-    """The solution of y[t] = total[t] + factor[t] y[t + 1] within a row, all [T], by doubling."""
+def _scanned(total: torch.Tensor, row: torch.Tensor, discount: float) -> torch.Tensor:
+    """y[t] = total[t] + discount y[t + 1] within a row, all [T], by doubling the places that a token has the sum of."""
     width = 1
     while width < len(row):
-        here = row[:-width] == row[width:]
         # A product with 0 would pass on NaN and infinity of another row.
-        further = torch.where(here, factor[:-width] * total[width:], 0.0)
-        total = torch.cat([total[:-width] + further, total[-width:]])
-        factor = torch.cat([factor[:-width] * torch.where(here, factor[width:], 0.0), factor[-width:]])
+        further = torch.where(row[:-width] == row[width:], total[width:], 0.0)
+        total = torch.cat([total[:-width] + discount**width * further, total[-width:]])
         width *= 2
     return total

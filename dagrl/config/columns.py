@@ -96,7 +96,7 @@ _CORE = (
     ColumnSpec("baseline_reward", "float32", Shape.SAMPLE, "score of the likeliest response to the prompt"),
     ColumnSpec("value", "float32", Shape.RESPONSE, "critic's estimate of the return"),
     ColumnSpec("advantage", "float32", Shape.RESPONSE, "how much better than expected"),
-    ColumnSpec("clip_cov_mask", "float32", Shape.RESPONSE, "1 where an update holds the token back to keep entropy"),
+    ColumnSpec("clip_cov_mask", "float32", Shape.RESPONSE, "1 where an update holds the token back"),
     ColumnSpec("return", "float32", Shape.RESPONSE, "discounted sum of rewards to come"),
 )
 

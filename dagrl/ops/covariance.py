@@ -1,4 +1,4 @@
-"""``covariance``: marks the few tokens that would reduce the policy's entropy most (Clip-Cov, KL-Cov)."""
+"""``covariance``: marks the few tokens that an update holds back (Clip-Cov, KL-Cov, M2PO)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dagrl.algorithms.covariance import covariances, drawn, highest
+from dagrl.algorithms.covariance import beyond_moment, covariances, drawn, highest, squared_log_ratios
 from dagrl.config.schema import CovarianceNode
 from dagrl.data.batch import Column
 from dagrl.data.stats import Stat
@@ -27,18 +27,24 @@ def covariance(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         if "is_expert" in batch:
             own = np.repeat(batch["is_expert"].values == 0, mask.lengths)
             mask = Column(mask.values * own.astype(mask.values.dtype), mask.offsets)
-        shares = covariances(batch["old_logprob"], batch["advantage"], mask)
-        if node.between is None:
-            chosen = highest(shares, mask, node.share)
-        else:
-            seed = [context.pipeline.run.seed % 2**64, context.step, _STREAM]
-            lower, upper = node.between
-            random = np.random.default_rng(np.random.SeedSequence(seed))
-            chosen = drawn(shares, mask, node.share, lower=lower, upper=upper, random=random)
         counted = mask.values > 0
-        stats = {
-            "covariance/mean": Stat.of(shares[counted]),
-            "covariance/held_back_fraction": Stat.of(chosen[counted]),
-        }
+        if node.second_moment is not None:
+            squares = squared_log_ratios(batch["old_logprob"], batch["rollout_logprob"], batch["advantage"], mask)
+            chosen = beyond_moment(squares, node.second_moment)
+            stats = {"covariance/second_moment": Stat.of(squares[squares > 0])}
+        else:
+            shares = covariances(batch["old_logprob"], batch["advantage"], mask)
+            chosen = _chosen(shares, mask, node, context)
+            stats = {"covariance/mean": Stat.of(shares[counted])}
+        stats["covariance/held_back_fraction"] = Stat.of(chosen[counted])
         marks = Column(chosen.astype(np.float32), mask.offsets).take(np.argsort(order))
         yield Output((part.index,), part.batch.rows, {"clip_cov_mask": marks}, stats)
+
+
+def _chosen(shares: np.ndarray, mask: Column, node: CovarianceNode, context: Context) -> np.ndarray:
+    if node.between is None:
+        return highest(shares, mask, node.share)
+    seed = [context.pipeline.run.seed % 2**64, context.step, _STREAM]
+    random = np.random.default_rng(np.random.SeedSequence(seed))
+    lower, upper = node.between
+    return drawn(shares, mask, node.share, lower=lower, upper=upper, random=random)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
 
-from dagrl.config.errors import Place, dotted, listed, removal
+from dagrl.config.errors import Place, dotted, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
     AdvantageNode,
@@ -17,7 +16,6 @@ from dagrl.config.schema import (
     LossSpec,
     MixNode,
     Pipeline,
-    RatioCriterion,
     RolloutCorrectionSpec,
     RolloutNode,
     UpdateNode,
@@ -28,6 +26,7 @@ from dagrl.graph.updates import updates_with_dropout
 from dagrl.plugins.custom import check_call
 from dagrl.plugins.declarations import declaration_of
 from dagrl.plugins.isolation import ask
+from dagrl.validation.corrections import check_correction
 
 OF_ESTIMATORS = {
     "normalize_by_std": ("grpo", "gigpo", "gdpo", "grpo_passk"),
@@ -52,24 +51,23 @@ _OF_PLAIN_REWARDS = {
 }
 """Estimators that penalties on the reward would spoil, with the reason."""
 _PENALTIES = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward")
-_CLIPPED = ("ppo_clip", "gspo", "gmpo", "cispo", "cpgd", "clip_cov")
+_CLIPPED = ("ppo_clip", "gspo", "gmpo", "cispo", "cpgd", "clip_cov", "dppo_tv", "dppo_kl", "fipo")
+_FIPO = ("half_life", "future_low", "future_high", "future_safety")
+_VESPO = ("k_pos", "k_neg", "lambda_pos", "lambda_neg")
 OF_LOSSES = {
     "clip_ratio": _CLIPPED,
     "clip_ratio_high": _CLIPPED,
-    "dual_clip": ("ppo_clip",),
+    "dual_clip": ("ppo_clip", "fipo"),
+    "ratio_cap": ("dppo_tv", "dppo_kl"),
     "drift_coef": ("cpgd",),
     "kl_cov_coef": ("kl_cov",),
     "tau_pos": ("sapo",),
     "tau_neg": ("sapo",),
-    "tau": ("opmd", "opmd_kimi", "opmd_pairwise"),
+    "tau": ("opmd", "opmd_kimi", "opmd_pairwise", "dro"),
+    **dict.fromkeys(_FIPO, ("fipo",)),
+    **dict.fromkeys(_VESPO, ("vespo",)),
 }
 """Options of some losses only."""
-_OF_CORRECTIONS = {
-    "rollout_is": ("rollout_is_threshold", "rollout_is_threshold_lower", "rollout_is_batch_normalize"),
-    "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
-    "rollout_token_veto_threshold": (),
-}
-"""Switches of ``rollout_correction``, with the options of each."""
 _RESPONSES: Place = ("data", "responses")
 _PAIR = 2
 """Responses to a prompt that ``dpo`` compares."""
@@ -94,12 +92,15 @@ def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None
                 _check_own(place, node, folder, findings)
                 _check_update(pipeline, place, node, findings)
                 if node.rollout_correction is not None:
-                    _check_correction(node.rollout_correction, (*place, "rollout_correction"), findings)
+                    check_correction(node.rollout_correction, (*place, "rollout_correction"), findings)
             case CustomNode():
                 _check_own(place, node, folder, findings)
             case CovarianceNode(between=(lower, upper)) if lower >= upper:
                 message = f"no number is above {lower:g} and below {upper:g}; write the lower bound first"
                 findings.error((*place, "between"), message, "crossed-bounds")
+            case CovarianceNode(second_moment=float()):
+                for option in node.model_fields_set & {"share", "between"}:
+                    findings.superfluous((*place, option), "`second_moment` takes its place")
             case ValuesNode() if node.engine not in critics:
                 message = f"nothing trains this critic; add a node `{{op: critic, engine: {node.engine}}}`"
                 depends: list[Place] = [("engines", node.engine)]
@@ -253,6 +254,10 @@ def _check_update(pipeline: Pipeline, place: Place, node: UpdateNode, findings: 
     if loss.policy == "reinforce" and several and not weighted:
         message = "only the first optimizer step is on-policy; take one, choose cispo, or set `rollout_correction`"
         findings.warning(where, message, "off-policy-reinforce")
+    if loss.policy == "m2po":
+        _check_m2po(pipeline, where, node, several, findings)
+    if loss.policy == "none" and loss.off_policy_delta is not None:
+        findings.superfluous((*place, "loss", "off_policy_delta"), "`policy: none` has no policy loss")
     if not node.critic_warmup:
         return
     if not any(isinstance(other, CriticNode) for other in pipeline.nodes.values()):
@@ -263,50 +268,17 @@ def _check_update(pipeline: Pipeline, place: Place, node: UpdateNode, findings: 
         findings.error((*place, "critic_warmup"), message, "warmup-too-long")
 
 
-def _check_correction(spec: RolloutCorrectionSpec, place: Place, findings: Findings) -> None:
-    if all(getattr(spec, switch) is None for switch in _OF_CORRECTIONS):
-        findings.superfluous(place, "it corrects nothing", f"set one of {listed(_OF_CORRECTIONS)}")
-        return
-    for switch, options in _OF_CORRECTIONS.items():
-        for option in options:
-            if getattr(spec, switch) is None and option in spec.model_fields_set and getattr(spec, option) is not None:
-                findings.superfluous((*place, option), f"has no effect without {switch}", "set that")
-    upper, lower = spec.rollout_is_threshold, spec.rollout_is_threshold_lower
-    if spec.rollout_is is not None and lower is not None and lower >= upper:
-        message = f"{lower:g} is not below rollout_is_threshold, {upper:g}; lower it"
-        findings.error((*place, "rollout_is_threshold_lower"), message, "crossed-bounds")
-    elif spec.rollout_is is not None and not (lower or 0) <= 1 <= upper:
-        message = "tokens on which trainer and generator agree have ratio 1; choose bounds around 1"
-        findings.warning((*place, "rollout_is_threshold"), message, "bounds-not-around-1")
-    if spec.criteria:
-        _check_rejections(spec, place, findings)
-
-
-def _check_rejections(spec: RolloutCorrectionSpec, place: Place, findings: Findings) -> None:
-    ratios, count = get_args(RatioCriterion), len(spec.criteria)
-    if spec.rollout_rs_threshold is None:
-        typical = [2.0 if criterion in ratios else 0.01 for criterion in spec.criteria]
-        example = f"`rollout_rs_threshold: {typical if count > 1 else typical[0]}`"
-        message = f"`{spec.criteria[0]}` has no bound; add for example {example}"
-        findings.error((*place, "rollout_rs"), message, "missing-threshold")
-        return
-    for option in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
-        given = getattr(spec, option)
-        if isinstance(given, list) and len(given) != count:
-            message = f"gives {len(given)} bounds for {count} criteria (rollout_rs); give one for each, in their order"
-            findings.error((*place, option), message, "missing-threshold")
-            return
-    for each in spec.rejections:
-        lower = 1 / each.upper if each.lower is None else each.lower
-        if each.criterion not in ratios and each.lower is not None:
-            message = f"`{each.criterion}` is a divergence, which is best at 0"
-            message = f"{message}; write null in its place" if count > 1 else removal(message)
-            findings.error((*place, "rollout_rs_threshold_lower"), message, "option-without-effect")
-        elif each.criterion in ratios and not lower < 1 < each.upper:
-            message = (
-                f"`{each.criterion}` is best at 1, not between {lower:g} and {each.upper:g}; choose bounds around 1"
-            )
-            findings.error((*place, "rollout_rs_threshold"), message, "bounds-not-around-1")
+def _check_m2po(pipeline: Pipeline, where: Place, node: UpdateNode, several: bool, findings: Findings) -> None:
+    marks = [other for other in pipeline.nodes.values() if isinstance(other, CovarianceNode)]
+    if marks and all(other.second_moment is None for other in marks):
+        message = "tokens are marked by their covariance; set `second_moment: 0.04` in the node with `op: covariance`"
+        findings.error(where, message, "marks-of-another-loss")
+    if not node.takes_rollout_for_old:
+        message = "its ratio is that to the generator; set `read: {old_logprob: rollout_logprob}`"
+        findings.warning(where, message, "ratio-to-the-trainer")
+    if several:
+        message = "only the first optimizer step trains the policy that the marks were made for; take one"
+        findings.warning(where, message, "marks-of-another-step")
 
 
 def _check_old(
@@ -319,6 +291,11 @@ def _check_old(
         message = f"`lora.dropout` changes the log-probs that it compares; add a node `{old}`, or set the dropout to 0"
         findings.error(place, message, "missing-old-logprob")
     if spec.rollout_is is None:
+        return
+    if node.loss.policy == "vespo":
+        why = "vespo's own weight must know the whole ratio to the generator"
+        remedy = "set `read: {old_logprob: rollout_logprob}`"
+        findings.error((*place, "rollout_is"), removal(why, remedy), "ratio-counted-twice")
         return
     if node.takes_rollout_for_old and node.loss.has_ratio:
         why = (

@@ -1,12 +1,14 @@
 """Which tokens would cost entropy, against numbers worked out by hand and against the entropy itself."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagrl.algorithms.covariance import covariances, drawn, highest
+from dagrl.algorithms.covariance import beyond_moment, covariances, drawn, highest, squared_log_ratios
 from dagrl.data.batch import Column
 
 
@@ -53,6 +55,32 @@ def test_tokens_between_the_bounds_are_drawn():
     everyone = drawn(parts, MASK, 1.0, lower=1, upper=5, random=np.random.default_rng(0))
     assert everyone.tolist() == [True, False, True, False, False]
     assert not drawn(parts, MASK, 1.0, lower=7, upper=9, random=np.random.default_rng(0)).any()
+
+
+@pytest.mark.parametrize(
+    ("bound", "marks"),
+    [
+        # Squares 0.01, 0.04 and 0.25 of tokens that moved with their advantage; running means 0.01, 0.025 and 0.1.
+        (0.1001, [0, 0, 0, 0, 0]),
+        (0.0999, [0, 0, 0, 0, 1]),
+        (0.0251, [0, 0, 0, 0, 1]),
+        (0.0249, [1, 0, 0, 0, 1]),
+        (0.001, [1, 0, 1, 0, 1]),
+    ],
+)
+def test_tokens_are_marked_until_the_mean_square_of_the_others_is_small(bound, marks):
+    # The second has moved against its advantage, the fourth is outside the mask.
+    squares = squared_log_ratios(column([-1.2, -1, -0.9, -9, -0.5]), column([-1] * 5), column([-2, -1, 1, -5, 3]), MASK)
+    assert squares.tolist() == pytest.approx([0.04, 0, 0.01, 0, 0.25], rel=1e-5)
+    assert beyond_moment(squares, bound).tolist() == marks
+
+
+def test_a_token_whose_sampled_log_prob_is_unknown_is_marked_or_left_alone():
+    sampled = column([math.nan, -math.inf, -math.inf, -1, -1])
+    squares = squared_log_ratios(column([-1] * 5), sampled, column([1, 1, -1, 1, 0]), MASK)
+    assert squares.tolist() == [0, math.inf, 0, 0, 0]
+    assert beyond_moment(squares, 0.04).tolist() == [False, True, False, False, False]
+    assert not beyond_moment(np.zeros(0), 0.04).any()
 
 
 @settings(deadline=None)

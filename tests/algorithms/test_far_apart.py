@@ -19,14 +19,18 @@ from dagrl.algorithms.losses import (
     cispo,
     clip_cov,
     cpgd,
+    dppo_kl,
+    dppo_tv,
+    dro,
     kl_cov,
+    m2po,
     opmd,
     ppo_clip,
     reinforce,
     sapo,
 )
 from dagrl.algorithms.own_loss import OwnLoss
-from dagrl.algorithms.response_losses import gmpo, gspo, opmd_kimi, opmd_pairwise, topr
+from dagrl.algorithms.response_losses import fipo, gmpo, gspo, opmd_kimi, opmd_pairwise, topr, vespo
 from dagrl.algorithms.rows import RowReducer
 from dagrl.backends.base import ResponseTokens
 from dagrl.config.schema.nodes.update import KlEstimator, PolicyForm
@@ -38,6 +42,7 @@ LARGEST = 10.0
 ROWS = RowReducer(torch.tensor([0, 0, 1]), torch.ones(3, dtype=torch.bool))
 """A response of two tokens, and one of one token."""
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+FIPO = {"rows": ROWS, **CLIP, "half_life": 2.0, "future_low": 0.0, "future_high": 0.2, "future_safety": 10.0}
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,21 @@ POLICIES = {
     "topr": Bounded(partial(topr, rows=ROWS), FARTHEST * LARGEST, LARGEST),
     "cispo": Bounded(partial(cispo, clip_high=0.2), 1.2 * FARTHEST * LARGEST, 1.2 * LARGEST),
     "cpgd": Bounded(partial(cpgd, **CLIP, drift_coef=0.5), FARTHEST * (LARGEST + 0.5 * 2), LARGEST + 0.5 * 2),
+    "dppo_tv": Bounded(partial(dppo_tv, **CLIP), math.exp(20) * FARTHEST * LARGEST, math.exp(20) * LARGEST),
+    "dppo_tv, ratio_cap": Bounded(partial(dppo_tv, **CLIP, ratio_cap=3.0), 3 * FARTHEST * LARGEST, 3 * LARGEST),
+    "dppo_kl": Bounded(partial(dppo_kl, **CLIP), math.exp(20) * FARTHEST * LARGEST, math.exp(20) * LARGEST),
+    "m2po": Bounded(
+        partial(m2po, clip_cov_mask=torch.tensor([0, 1, 0])), math.exp(20) * LARGEST, math.exp(20) * LARGEST
+    ),
+    # w^k exp(lambda (1 - w)) is largest at w = k / lambda: (2/3)^2 e and (3/2)^3 / e, both below 1.25.
+    "vespo": Bounded(
+        partial(vespo, rows=ROWS, k_pos=2.0, k_neg=3.0, lambda_pos=3.0, lambda_neg=2.0),
+        1.25 * FARTHEST * LARGEST,
+        1.25 * LARGEST,
+    ),
+    "fipo": Bounded(partial(fipo, **FIPO), 1.2 * math.exp(20) * LARGEST, 1.2 * math.exp(20) * LARGEST),
+    "fipo, dual_clip": Bounded(partial(fipo, **FIPO, dual_clip=3.0), 1.2 * 3 * LARGEST, 1.2 * 3 * LARGEST),
+    "dro": Bounded(partial(dro, tau=0.5), FARTHEST * LARGEST + FARTHEST**2 / 4, LARGEST + FARTHEST / 2),
     "reinforce": Bounded(reinforce, FARTHEST * LARGEST, LARGEST),
     "opmd": Bounded(partial(opmd, tau=1.0), FARTHEST * LARGEST, LARGEST),
     # With tau 1/2: a quarter of the square of the response's log-ratio, told to its tokens as D times each one's own.
@@ -89,7 +109,7 @@ advantages = st.lists(st.floats(-LARGEST, LARGEST, width=32), min_size=3, max_si
 
 
 def test_every_loss_is_here():
-    assert {name.partition(",")[0] for name in POLICIES} == set(get_args(PolicyForm))
+    assert {name.partition(",")[0] for name in POLICIES} | {"none"} == set(get_args(PolicyForm))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -126,24 +146,27 @@ ESTIMATORS = {
     "k1+": (FARTHEST, FARTHEST),
     "k3+": (10.0, FARTHEST),
     "abs+": (FARTHEST, FARTHEST),
+    "k1*": (FARTHEST * math.exp(20), (FARTHEST + 1) * math.exp(20)),
+    "k2*": (FARTHEST**2 / 2 * math.exp(20), (FARTHEST**2 / 2 + FARTHEST) * math.exp(20)),
+    # r |d| where r k3 is below 10: for d > 0, k3 is d^2 / 2 (1 - d / 3) at least; d < 0 gains less.
+    "k3*": (10.0, 1.01 * math.sqrt(20 * math.exp(20))),
 }
 
 
 def test_every_estimator_is_here():
-    values, plus = get_args(KlEstimator)[:-3], get_args(KlEstimator)[-3:]
-    assert set(ESTIMATORS) == {*values, *plus}
+    assert set(ESTIMATORS) == set(get_args(KlEstimator))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@given(logprobs, logprobs)
-@example([-50.0, -88.0, -800.0], [0.0, 0.0, 0.0])
-@example([0.0, 0.0, 0.0], [-50.0, -88.0, -800.0])
-@example([-2.6, -2.62, -11.0], [0.0, 0.0, 0.0])
-def test_divergences_and_gradients_are_bounded(estimator, dtype, now, reference):
+@given(logprobs, logprobs, logprobs)
+@example([-50.0, -88.0, -800.0], [0.0, 0.0, 0.0], [-1.0, -1.0, -1.0])
+@example([0.0, 0.0, 0.0], [-50.0, -88.0, -800.0], [-20.0, -30.0, -900.0])
+@example([-2.6, -2.62, -11.0], [0.0, 0.0, 0.0], [-30.0, -2.0, -10.0])
+def test_divergences_and_gradients_are_bounded(estimator, dtype, now, reference, old):
     value, gradient = ESTIMATORS[estimator]
     logprob = torch.tensor(now, dtype=dtype, requires_grad=True)
-    estimate = kl_estimate(logprob, torch.tensor(reference, dtype=dtype), estimator)
+    estimate = kl_estimate(logprob, torch.tensor(reference, dtype=dtype), estimator, torch.tensor(old, dtype=dtype))
     estimate.sum().backward()
     assert estimate.abs().max() <= value * ROUNDING
     assert logprob.grad.abs().max() <= gradient * ROUNDING

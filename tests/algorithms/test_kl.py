@@ -79,6 +79,25 @@ def test_a_plus_takes_the_gradient_of_the_divergence(estimator):
     assert gradient[0].item() == pytest.approx(0.20598980412527057, abs=1e-15)
 
 
+@pytest.mark.parametrize(("estimator", "is_unbiased"), [("k1*", True), ("k2*", False), ("k3*", True)])
+def test_a_star_takes_the_gradient_of_the_divergence_from_any_sampler(estimator, is_unbiased):
+    # As above, but the tokens are drawn from (1/5, 4/5): the mean over them, in value and gradient.
+    logits = torch.tensor([math.log(3.0), 0.0], dtype=torch.float64, requires_grad=True)
+    sampler = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    reference = torch.full((2,), 0.5, dtype=torch.float64).log()
+    logprob = logits.log_softmax(0)
+    value = (sampler * kl_estimate(logprob, reference, estimator, sampler.log())).sum()
+    (gradient,) = torch.autograd.grad(value, logits, retain_graph=True)
+    # Of k2, the mean over the policy's own tokens and its gradient, which is not that of the divergence.
+    whole = (logprob.exp() * (logprob - reference) ** 2 / 2).sum()
+    (expected,) = torch.autograd.grad(whole, logits)
+    divergence = 0.75 * math.log(1.5) + 0.25 * math.log(0.5), 0.20598980412527057
+    assert (value.item(), gradient[0].item()) == pytest.approx(
+        divergence if is_unbiased else (whole.item(), expected[0].item()), abs=1e-14
+    )
+    assert is_unbiased or expected[0].item() != pytest.approx(divergence[1], abs=1e-3)
+
+
 def of_verl(now: float, reference: float) -> tuple[float, float]:
     """``low_var_kl`` of one token and its gradient in log-prob `now`, as verl defines it.
 

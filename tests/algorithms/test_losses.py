@@ -14,13 +14,17 @@ from dagrl.algorithms.losses import (
     cispo,
     clip_cov,
     cpgd,
+    dppo_kl,
+    dppo_tv,
+    dro,
     kl_cov,
+    m2po,
     opmd,
     ppo_clip,
     reinforce,
     sapo,
 )
-from dagrl.algorithms.response_losses import gmpo, gspo, opmd_kimi, topr
+from dagrl.algorithms.response_losses import fipo, gmpo, gspo, off_policy, opmd_kimi, topr, vespo
 from dagrl.algorithms.rows import RowReducer
 
 ONE_ROW = RowReducer(torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool))
@@ -354,3 +358,161 @@ def test_gradients_are_those_of_the_value(loss, options):
     old, advantage = torch.randn(2, 40, generator=random, dtype=torch.float64)
     logprob = (old + torch.randn(40, generator=random, dtype=torch.float64)).requires_grad_()
     torch.autograd.gradcheck(lambda now: loss(PolicyTokens(now, old, advantage), **options).loss, logprob)
+
+
+def moved(loss: Callable[..., PolicyLoss], old: float, now: float, advantage: float, **options: float):
+    """Gradient of a token whose probability has moved, and whether it counts as clipped."""
+    logprob = torch.tensor([now], dtype=torch.float64).log().requires_grad_()
+    before = torch.tensor([old], dtype=torch.float64).log()
+    result = loss(PolicyTokens(logprob, before, torch.full_like(before, advantage)), **options)
+    result.loss.sum().backward()
+    expected = 0.0 if logprob.grad.item() == 0 else logprob.grad.item() * math.log(now)
+    # The weight has no gradient: the loss is the gradient times the log-prob.
+    assert result.loss.item() == pytest.approx(expected, abs=1e-14)
+    assert result.ratio.item() == pytest.approx(now / old, abs=1e-12)
+    return logprob.grad.item(), result.clipped.item()
+
+
+@pytest.mark.parametrize(
+    ("old", "now", "advantage", "gradient", "clipped"),
+    [
+        # A ratio of 4, which PPO clips, is a move by 0.03: the weight is the ratio.
+        (0.01, 0.04, 2.0, -8.0, False),
+        # From 0.5 up by 0.25 or 0.35, bound 0.3.
+        (0.5, 0.75, 2.0, -3.0, False),
+        (0.5, 0.85, 2.0, 0.0, True),
+        # Down by 0.15 or 0.25, bound 0.2; an advantage of 0 is held by the lower bound, as in verl.
+        (0.5, 0.35, -2.0, 1.4, False),
+        (0.5, 0.25, -2.0, 0.0, True),
+        (0.5, 0.25, 0.0, 0.0, True),
+        # The way back is free, however far.
+        (0.5, 0.95, -2.0, 3.8, False),
+        (0.5, 0.05, 2.0, -0.2, False),
+    ],
+)
+def test_dppo_bounds_the_change_of_a_probability(old, now, advantage, gradient, clipped):
+    result = moved(dppo_tv, old, now, advantage, clip_low=0.2, clip_high=0.3)
+    assert result == (pytest.approx(gradient, abs=1e-12), clipped)
+
+
+@pytest.mark.parametrize(
+    ("old", "now", "advantage", "gradient", "clipped"),
+    [
+        # KL of (1/2, 1/2) from (3/4, 1/4): log(2/3) / 2 + log(2) / 2 = 0.1438; from (1/4, 3/4) the same.
+        (0.5, 0.75, 2.0, 0.0, True),
+        (0.5, 0.25, -2.0, 0.0, True),
+        # Of (1/2, 1/2) from (0.6, 0.4): 0.5 log(5/6) + 0.5 log(5/4) = 0.0204.
+        (0.5, 0.6, 2.0, -2.4, False),
+        (0.5, 0.4, -2.0, 1.6, False),
+        # The way back.
+        (0.5, 0.75, -2.0, 3.0, False),
+        (0.5, 0.25, 2.0, -1.0, False),
+    ],
+)
+def test_dppo_bounds_the_divergence_of_one_choice(old, now, advantage, gradient, clipped):
+    result = moved(dppo_kl, old, now, advantage, clip_low=0.1, clip_high=0.1)
+    assert result == (pytest.approx(gradient, abs=1e-12), clipped)
+
+
+@pytest.mark.parametrize(("high", "low", "clipped"), [(0.2, 0.1, False), (0.1, 0.2, True)])
+def test_the_bounds_of_dppo_are_those_of_their_side(high, low, clipped):
+    assert moved(dppo_kl, 0.5, 0.75, 1.0, clip_low=low, clip_high=high)[1] == clipped
+    assert moved(dppo_kl, 0.5, 0.25, -1.0, clip_low=high, clip_high=low)[1] == clipped
+
+
+@pytest.mark.parametrize("loss", [dppo_tv, dppo_kl])
+def test_dppo_bounds_its_weight_if_asked_to(loss):
+    # Ratio 4 with a cap of 3: the gradient is -3 A.
+    assert moved(loss, 0.01, 0.04, 2.0, clip_low=0.2, clip_high=0.2, ratio_cap=3.0) == (pytest.approx(-6.0), True)
+
+
+@pytest.mark.parametrize(("held", "loss", "gradient"), [(0.0, -10.0, -10.0), (1.0, 0.0, 0.0)])
+def test_m2po_leaves_marked_tokens_out(held, loss, gradient):
+    # Never clipped, however far: -r A.
+    result = one_token(m2po, 5.0, 2.0, clip_cov_mask=torch.tensor([held]))
+    assert result == (pytest.approx(loss, abs=1e-14), pytest.approx(gradient, abs=1e-14), bool(held))
+
+
+def test_dro_draws_each_token_back_by_its_own_log_ratio():
+    # -2 log 4 + 0.5 / 2 (log 4)^2, with gradient -2 + 0.5 log 4.
+    loss, gradient, clipped = one_token(dro, 4.0, 2.0, tau=0.5)
+    assert (loss, clipped) == (pytest.approx(-2 * math.log(4) + 0.25 * math.log(4) ** 2), False)
+    assert gradient == pytest.approx(-2 + 0.5 * math.log(4))
+
+
+def two_responses(ratios: list[float], advantages: list[float], active: list[int] | None = None):
+    """A response of all tokens but the last, and one of the last: log-probs with gradient, tokens, rows."""
+    logprob = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+    counts = torch.tensor(active or [1] * len(ratios)).bool()
+    rows = RowReducer(torch.tensor([0] * (len(ratios) - 1) + [1]), counts)
+    given = PolicyTokens(logprob, torch.zeros_like(logprob), torch.tensor(advantages, dtype=torch.float64))
+    return logprob, given, rows
+
+
+def test_vespo_fades_as_the_ratio_of_the_response_moves():
+    logprob, tokens, rows = two_responses([2.0, 100.0, 2.0, 0.5], [1.0, 1.0, -1.0, 0.0], active=[1, 0, 1, 1])
+    result = vespo(tokens, rows=rows, k_pos=2.0, k_neg=3.0, lambda_pos=3.0, lambda_neg=2.0)
+    result.loss.sum().backward()
+    # R is 4 and 1/2; R^2 exp(3 (1 - R)) where A >= 0, else R^3 exp(2 (1 - R)).
+    good, bad = 16 * math.exp(-9), 64 * math.exp(-6)
+    assert logprob.grad.tolist() == pytest.approx([-good, -good, bad, 0.0], rel=1e-12)
+    assert result.loss.tolist() == pytest.approx([-good * math.log(2), -good * math.log(100), bad * math.log(2), 0.0])
+    assert result.ratio.tolist() == pytest.approx([4, 4, 4, 0.5])
+
+
+@pytest.mark.parametrize(("far", "weight"), [(800.0, 0.0), (-800.0, math.exp(2 * -19 + 3 * (1 - math.exp(-19))))])
+def test_vespo_weighs_a_response_far_off_by_nothing(far, weight):
+    # A token's log r is at most 20, or -20 at least, and so is the sum with the other's, which is 1.
+    logprob = torch.tensor([far, 1.0], dtype=torch.float64, requires_grad=True)
+    rows = RowReducer(torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool))
+    tokens = PolicyTokens(logprob, torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    vespo(tokens, rows=rows, k_pos=2.0, k_neg=3.0, lambda_pos=3.0, lambda_neg=2.0).loss.sum().backward()
+    assert logprob.grad.tolist() == pytest.approx([-weight] * 2, rel=1e-9)
+
+
+FIPO = {"clip_low": 0.2, "clip_high": 0.2, "half_life": 1.0, "future_low": 0.0, "future_high": 0.9, "future_safety": 10}
+
+
+def test_fipo_weighs_tokens_by_what_follows():
+    # Half-life 1: F of the last token of each response is its log r, of the one before it half of that besides.
+    logprob, tokens, rows = two_responses([1.1, 50.0, 1.5, 0.9], [1.0, 1.0, 1.0, -1.0], active=[1, 0, 1, 1])
+    result = fipo(tokens, rows=rows, **FIPO)
+    result.loss.sum().backward()
+    # The inactive token takes a place: 1.1 x 1.5^(1/4). The third is clipped at 1.2, the fourth weighs 1, not 0.9.
+    first = 1.1 * 1.5**0.25
+    expected = [-first * 1.1, -(1.5**0.5) * 1.2, -1.5 * 1.2, 0.9]
+    assert result.loss.tolist() == pytest.approx(expected, rel=1e-12)
+    assert logprob.grad.tolist() == pytest.approx([-first * 1.1, 0.0, 0.0, 0.9], rel=1e-12)
+
+
+def test_fipo_bounds_its_weight_on_both_sides():
+    _, tokens, rows = two_responses([1.0, 3.0, 0.5], [1.0, -1.0, -1.0])
+    result = fipo(tokens, rows=rows, **{**FIPO, "future_low": 0.25, "future_high": 0.5})
+    # F: log 3 / 2 and log 3 for the first response, log 1/2 for the second: weights 1.5, 1.5 and 0.75.
+    assert result.loss.tolist() == pytest.approx([-1.5, 1.5 * 3, 0.75 * 0.8])
+
+
+def test_fipo_does_not_push_tokens_far_off_any_harder():
+    _, tokens, rows = two_responses([1.0, 12.0, 8.0], [1.0, -1.0, -1.0])
+    result = fipo(tokens, rows=rows, **FIPO)
+    assert result.loss.tolist() == pytest.approx([-1.9, 12.0, 1.9 * 8])
+
+
+def test_fipo_leaves_out_responses_with_several_tokens_at_the_dual_clip():
+    # Above 3 where A < 0: one token of the second response, two of the first. None of them counts in F.
+    logprob, tokens, rows = two_responses([1.1, 4.0, 5.0, 4.0], [1.0, -1.0, -1.0, -1.0])
+    result = fipo(tokens, rows=rows, **FIPO, dual_clip=3.0)
+    result.loss.sum().backward()
+    assert result.loss.tolist() == pytest.approx([0, 0, 0, 3.0]) and not logprob.grad.any()
+    assert result.clipped.tolist() == [True] * 4
+    _, tokens, rows = two_responses([1.1, 4.0, 1.1, 4.0], [1.0, -1.0, 1.0, -1.0])
+    result = fipo(tokens, rows=rows, **FIPO, dual_clip=3.0)
+    assert result.loss.tolist() == pytest.approx([-1.1 * 1.1 * 1.1**0.25, 3 * 1.1**0.5, -1.1 * 1.1, 3.0])
+
+
+def test_the_off_policy_mask_takes_bad_tokens_of_responses_that_became_unlikely():
+    # Means of -log r: (log 2 + 0) / 2 without the inactive token, and -log 2.
+    _, tokens, rows = two_responses([0.5, 1e-9, 1.0, 2.0], [-1.0, -1.0, 1.0, -1.0], active=[1, 0, 1, 1])
+    bound = math.log(2) / 2
+    assert off_policy(tokens, rows=rows, delta=bound * 0.99).tolist() == [True, True, False, False]
+    assert not off_policy(tokens, rows=rows, delta=bound * 1.01).any()

@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_the_entropy_of_each_source_is_that_of_its_active_tokens() -> None:
     assert math.isnan(metrics["train/none/entropy"])
 
 
-POLICIES = [
+POLICIES: list[dict[str, Any]] = [
     {"policy": "ppo_clip"},
     {"policy": "ppo_clip", "dual_clip": 2.0},
     {"policy": "gspo"},
@@ -108,7 +108,16 @@ POLICIES = [
     {"policy": "reinforce"},
     {"policy": "opmd", "tau": 0.0},
     {"policy": "opmd_kimi", "tau": 0.5},
+    {"policy": "dppo_tv", "clip_ratio": 0.1},
+    {"policy": "dppo_kl", "clip_ratio": 0.05, "ratio_cap": 3.0},
+    {"policy": "vespo"},
+    {"policy": "fipo", "half_life": 2.0, "dual_clip": 2.0, "future_low": 0.5},
+    {"policy": "dro", "tau": 0.5},
+    {"policy": "ppo_clip", "off_policy_delta": 0.1},
 ]
+MARKED: list[dict[str, Any]] = [{"policy": "clip_cov"}, {"policy": "kl_cov"}, {"policy": "m2po"}]
+"""Losses that read marks of tokens."""
+OF_RESPONSES = ("gspo", "gmpo", "topr", "opmd_kimi", "vespo", "fipo")
 
 CORRECTIONS = [
     None,
@@ -119,6 +128,8 @@ CORRECTIONS = [
     {"rollout_rs": "sequence", "rollout_rs_threshold": 2.0, "rollout_rs_threshold_lower": 0.4},
     {"rollout_rs": "geometric", "rollout_rs_threshold": 1.4},
     {"rollout_rs": "seq_max_k3", "rollout_rs_threshold": 0.2},
+    {"rollout_rs": "token_binary_kl", "rollout_rs_threshold": 0.05},
+    {"rollout_rs": "seq_mean_tv", "rollout_rs_threshold": 0.1},
 ]
 
 
@@ -126,8 +137,8 @@ CORRECTIONS = [
 @given(
     cut_batches(),
     st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]),
-    st.sampled_from(["k1", "k2", "k3"]),
-    st.sampled_from([*POLICIES, {"policy": "clip_cov"}, {"policy": "kl_cov"}]),
+    st.sampled_from(["k1", "k2", "k3", "k3*"]),
+    st.sampled_from([*POLICIES, *MARKED]),
     st.sampled_from(CORRECTIONS),
 )
 def test_micro_batches_do_not_change_loss_gradient_or_metrics(cut, aggregation, estimator, policy, correction):
@@ -175,7 +186,7 @@ def test_the_metric_is_the_number_whose_gradient_is_applied(cut, aggregation, po
 @given(
     cut_batches(),
     st.lists(st.integers(0, 35), max_size=3),
-    st.sampled_from([*POLICIES, {"policy": "clip_cov"}, {"policy": "kl_cov"}]),
+    st.sampled_from([*POLICIES, *MARKED]),
     st.sampled_from(CORRECTIONS),
     st.booleans(),
 )
@@ -185,8 +196,9 @@ def test_a_sum_over_tokens_has_the_same_gradient_however_tokens_are_cut(cut, cut
     corrections = {"correction": RolloutCorrectionSpec(**correction)} if correction else {}
     objective = PolicyObjective(spec, 1.0, (*ALL, "rollout_logprob"), **corrections, old_is_rollout=is_old)
     token_loss = objective.token_loss()
-    of_responses = policy["policy"] in ("gspo", "gmpo", "topr", "opmd_kimi")
-    corrects_responses = correction and correction.get("rollout_is", correction.get("rollout_rs")) != "token"
+    of_responses = policy["policy"] in OF_RESPONSES or "off_policy_delta" in policy
+    corrects = correction and correction.get("rollout_is", correction.get("rollout_rs"))
+    corrects_responses = corrects and not corrects.startswith("token")
     assert (token_loss is None) == bool(of_responses or corrects_responses)
     if token_loss is None:
         return
@@ -405,7 +417,7 @@ def test_an_empty_micro_batch_adds_nothing(policy):
 
 
 @pytest.mark.parametrize("mask", [[[]], [[], []], [[0], [0, 0]], [[], [0], []], [[], [1, 1], []]], ids=str)
-@pytest.mark.parametrize("policy", [*POLICIES, {"policy": "clip_cov"}, {"policy": "kl_cov"}], ids=str)
+@pytest.mark.parametrize("policy", [*POLICIES, *MARKED], ids=str)
 def test_responses_without_tokens_give_a_finite_loss_and_no_gradient(policy, mask):
     batch, logits = make_batch(mask, seed=5)
     parts = [batch.take(np.array([row])) for row in range(len(batch))]
@@ -618,3 +630,39 @@ def test_a_divergence_from_a_teacher_is_a_term_of_the_loss(policy):
     torch.testing.assert_close(gradient, expected, atol=1e-14, rtol=0)
     assert metrics["distillation/loss"] == pytest.approx((apart[0] ** 2 + apart[2] ** 2) / 4)
     assert metrics["loss/policy"] == 0.0 or policy != "none"
+
+
+@pytest.mark.parametrize("policy", ["ppo_clip", "reinforce", "gspo"])
+def test_the_off_policy_mask_leaves_divergence_entropy_and_normalizer_alone(policy):
+    """The loss without the policy's part of the first token, whose advantage is below 0 and probability halved."""
+    columns = {
+        "advantage": [-1.0, 1.0, 0.0],
+        "old_logprob": [0.0, math.log(0.25), 0.0],
+        "ref_logprob": [math.log(0.25)] * 2 + [0.0],
+    }
+    options = {"policy": policy, "kl_coef": 0.1, "kl_estimator": "k2", "entropy_coef": 0.01}
+    found = {}
+    for delta in (None, 0.3, 0.4):
+        # The mean of -log r over the response is log 2 / 2 = 0.347.
+        tokens = two_tokens(**columns)
+        loss, metrics = PolicyObjective(LossSpec(**options, off_policy_delta=delta), 1.0, ALL)(tokens)
+        loss.backward()
+        found[delta] = loss.item(), tokens.logprob.grad.tolist(), read_tallies([metrics])
+    assert found[0.4][:2] == found[None][:2]
+    alone, kept = two_tokens(**{**columns, "advantage": [0.0, 1.0, 0.0]}), found[0.3]
+    loss, _ = PolicyObjective(LossSpec(**options), 1.0, ALL)(alone)
+    loss.backward()
+    assert kept[:2] == (pytest.approx(loss.item()), pytest.approx(alone.logprob.grad.tolist()))
+    assert (kept[2]["ratio/off_policy_fraction"].mean, found[0.4][2]["ratio/off_policy_fraction"].mean) == (0.5, 0)
+
+
+def test_an_unbiased_estimate_of_a_token_weighs_the_ratio_to_the_old_policy():
+    # Ratio 2 and d = log 2 of the first, none of the second: r k3 = 2 (1/2 - 1 + log 2), with gradient r d = 2 log 2.
+    tokens = two_tokens(
+        advantage=[0.0] * 3, old_logprob=[math.log(0.25)] * 2 + [0.0], ref_logprob=[math.log(0.25)] * 2 + [0.0]
+    )
+    loss, metrics = PolicyObjective(LossSpec(kl_coef=0.1, kl_estimator="k3*"), 1.0, ALL)(tokens)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.05 * (2 * math.log(2) - 1), abs=1e-12)
+    assert tokens.logprob.grad.tolist() == pytest.approx([0.05 * 2 * math.log(2), 0.0, 0.0], abs=1e-12)
+    assert read_tallies([metrics])["kl/clip_fraction"].mean == 0

@@ -105,8 +105,10 @@ def test_infinite_differences_are_rejected(criterion, difference):
     # The second token of the first response; the other response has no such token.
     rows = RowReducer(torch.tensor([0, 0, 1]), torch.ones(3).bool())
     far, near = torch.tensor([-1.0, -difference, -1.0]), torch.tensor([-1.0, 0.0, -1.0])
+    # A probability changes by 1 at most, and by half of that in the mean over the two.
+    upper = 0.4 if criterion.endswith("tv") else 5.0
     for trainer, rollout in ((far, near), (near, far)):
-        found = rejected(trainer, rollout, rows, criterion=criterion, upper=5.0).tolist()
+        found = rejected(trainer, rollout, rows, criterion=criterion, upper=upper).tolist()
         assert found == ([False, True, False] if criterion.startswith("token") else [True, True, False])
 
 
@@ -326,7 +328,7 @@ def test_one_of_several_criteria_suffices_to_reject(criteria, upper, lower, out,
     assert found == by
 
 
-@pytest.mark.parametrize("policy", get_args(PolicyForm))
+@pytest.mark.parametrize("policy", [form for form in get_args(PolicyForm) if form != "none"])
 def test_the_losses_that_have_a_ratio_are_known(policy):
     """Their gradient on samples of another policy holds the ratio once already: `rollout_is` would square it.
 
@@ -338,7 +340,8 @@ def test_the_losses_that_have_a_ratio_are_known(policy):
         rollout = [math.log(0.5 / u)] * 2
         columns = {"advantage": [-1.0, 1.0], "rollout_logprob": rollout, "old_logprob": rollout}
         columns |= {"clip_cov_mask": [0.0, 0.0], "group_id": [0.0, 0.0]}
-        spec = LossSpec(policy=policy, tau=1e-6, aggregation="token-mean")
+        # With 1 and almost 0, vespo's weight is the ratio itself.
+        spec = LossSpec(policy=policy, tau=1e-6, k_neg=1.0, lambda_neg=1e-6, aggregation="token-mean")
         objective = PolicyObjective(spec, 1.0, columns, old_is_rollout=True, **options)
         values = {name: torch.tensor(each, dtype=torch.float64) for name, each in columns.items()}
         logprob = torch.full((2,), math.log(0.5), dtype=torch.float64).requires_grad_()

@@ -22,26 +22,21 @@ def packed(rows: list[list[tuple[float, bool]]]) -> tuple[RowReducer, torch.Tens
     return RowReducer(torch.from_numpy(row), active), values
 
 
-def by_loops(tokens: list[tuple[float, bool]], discount: float, skip: bool) -> list[float]:
-    """For each token the sum over it and what follows, an active token discounted once for each place before it."""
+def by_loops(tokens: list[tuple[float, bool]], discount: float) -> list[float]:
+    """For each token the discounted sum over it and the active tokens after it."""
     return [
-        sum(
-            value * discount ** (sum(counts for _, counts in tokens[start:place]) if skip else place - start)
-            for place, (value, counts) in list(enumerate(tokens))[start:]
-            if counts
-        )
+        sum(value * discount**ahead for ahead, (value, counts) in enumerate(tokens[start:]) if counts)
         for start in range(len(tokens))
     ]
 
 
-@given(responses, st.sampled_from([0.0, 0.3, 0.97, 1.0]), st.booleans())
-def test_sums_over_what_follows_and_what_precedes_are_those_of_loops(rows, discount, skip) -> None:
+@given(responses, st.sampled_from([0.0, 0.3, 0.97, 1.0]))
+def test_sums_over_what_follows_and_what_precedes_are_those_of_loops(rows, discount) -> None:
     reducer, values = packed(rows)
-    following = [total for tokens in rows for total in by_loops(tokens, discount, skip)]
-    assert reducer.suffix_sums(values, discount, skip_inactive=skip).tolist() == pytest.approx(following, abs=1e-9)
-    if not skip:
-        preceding = [total for tokens in rows for total in by_loops(tokens[::-1], discount, skip)[::-1]]
-        assert reducer.prefix_sums(values, discount).tolist() == pytest.approx(preceding, abs=1e-9)
+    following = [total for tokens in rows for total in by_loops(tokens, discount)]
+    assert reducer.suffix_sums(values, discount).tolist() == pytest.approx(following, abs=1e-9)
+    preceding = [total for tokens in rows for total in by_loops(tokens[::-1], discount)[::-1]]
+    assert reducer.prefix_sums(values, discount).tolist() == pytest.approx(preceding, abs=1e-9)
 
 
 def test_running_sums_of_a_response_by_hand() -> None:
@@ -50,15 +45,13 @@ def test_running_sums_of_a_response_by_hand() -> None:
     assert reducer.prefix_sums(values).tolist() == [1, 1, 5, 7, 16]
     assert reducer.suffix_sums(values).tolist() == [7, 6, 6, 2, 16]
     assert reducer.suffix_sums(values, 0.5).tolist() == [1 + 4 / 4 + 2 / 8, 4 / 2 + 2 / 4, 4 + 2 / 2, 2, 16]
-    assert reducer.suffix_sums(values, 0.5, skip_inactive=True).tolist() == [1 + 4 / 2 + 2 / 4, 4 + 2 / 2, 4 + 1, 2, 16]
 
 
 def test_a_running_sum_takes_nothing_from_other_responses_or_inactive_tokens() -> None:
     rows = [[(1.0, True), (math.nan, False)], [(math.nan, True), (2.0, True)], [(math.inf, True)], [(3.0, True)]]
     reducer, values = packed(rows)
-    for skip in (False, True):
-        following = reducer.suffix_sums(values, 0.5, skip_inactive=skip).tolist()
-        assert math.isnan(following[2]) and [*following[:2], *following[3:]] == [1, 0, 2, math.inf, 3]
+    following = reducer.suffix_sums(values, 0.5).tolist()
+    assert math.isnan(following[2]) and [*following[:2], *following[3:]] == [1, 0, 2, math.inf, 3]
     preceding = reducer.prefix_sums(values).tolist()
     assert all(map(math.isnan, preceding[2:4])) and [*preceding[:2], *preceding[4:]] == [1, 1, math.inf, 3]
 

@@ -64,6 +64,18 @@ def test_a_draw_is_the_same_whatever_the_order_of_rows_and_another_with_another_
         assert draw[8][1:] == [0, 0]
 
 
+def test_m2po_marks_tokens_by_their_ratio_to_the_generator(bench, marks) -> None:
+    # log r 0.3, 0.1 | -0.5, -, 0.2 with advantages 2, 0, -2, -, 2: of the squares 0.09, 0.25 and 0.04 two may stay.
+    logprob, advantage, mask = zip(*(ROWS[row] for row in (8, 3)), strict=True)
+    sampled = [[-2.5, -9, -4.2], [-1.3, -2.1]]
+    columns = {"old_logprob": logprob, "rollout_logprob": sampled, "advantage": advantage, "response_mask": mask}
+    context = bench.context("marks", nodes={"marks": {"op": "covariance", "second_moment": 0.07}})
+    (output,) = covariance([OpInput(0, bench.batch([8, 3], **columns))], context)
+    assert output.columns["clip_cov_mask"].values.tolist() == [1, 0, 0, 0, 0]
+    assert output.stats["covariance/second_moment"].mean == pytest.approx((0.09 + 0.25 + 0.04) / 3)
+    assert output.stats["covariance/held_back_fraction"].mean == 0.25
+
+
 def test_a_step_without_rows_has_no_marks(marks, bench) -> None:
     batch = bench.batch([], old_logprob=[], advantage=[], response_mask=[])
     context = bench.context("marks", nodes={"marks": {"op": "covariance"}})

@@ -127,6 +127,18 @@ def mine(tokens, power=1.0): ...
             "nodes.update",
             "missing-column",
         ),
+        (UPDATE, "loss: {ratio_cap: 2.0}} #!", "nodes.update.loss.ratio_cap", "option-without-effect"),
+        (UPDATE, "loss: {half_life: 9}} #!", "nodes.update.loss.half_life", "option-without-effect"),
+        (UPDATE, "loss: {policy: fipo, k_pos: 9}} #!", "nodes.update.loss.k_pos", "option-without-effect"),
+        (UPDATE, "loss: {policy: vespo, clip_ratio: 0.1}} #!", "nodes.update.loss.clip_ratio", "option-without-effect"),
+        (UPDATE, "loss: {policy: dro, dual_clip: 3}} #!", "nodes.update.loss.dual_clip", "option-without-effect"),
+        (UPDATE, "loss: {policy: m2po}} #!", "nodes.update", "missing-column"),
+        (
+            "  advantage:",
+            "  marks: {op: covariance, second_moment: 0.04, share: 0.1} #!\n  advantage:",
+            "nodes.marks.share",
+            "option-without-effect",
+        ),
         (UPDATE, "loss: {kl_cov_coef: 2.0}} #!", "nodes.update.loss.kl_cov_coef", "option-without-effect"),
         (
             "  advantage:",
@@ -201,3 +213,38 @@ def test_losses_without_a_ratio_take_several_steps_without_old_log_probs(project
     project.write("own_checks.py", OWN)
     for policy in ("opmd", "'own_checks:unclipped'"):
         check_file(project.pipeline((UPDATE, f"loss: {{policy: {policy}, kl_coef: 0.01}}, epochs: 2}}")))
+
+
+M2PO = [
+    "nodes.old={op: logprob, engine: actor, write: old_logprob}",
+    "nodes.marks={op: covariance, second_moment: 0.04}",
+    "nodes.update.loss.policy=m2po",
+    "nodes.update.read={old_logprob: rollout_logprob}",
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "codes"),
+    [
+        ([], []),
+        (["nodes.update.read={}"], ["ratio-to-the-trainer"]),
+        (["nodes.update.mini_batch=4"], ["marks-of-another-step"]),
+        (["nodes.update.epochs=2"], ["marks-of-another-step"]),
+    ],
+)
+def test_marks_that_m2po_does_not_mean_are_a_warning(project, overrides, codes):
+    assert [warning.code for warning in check_file(project.folder / "p.yaml", [*M2PO, *overrides]).warnings] == codes
+
+
+def test_m2po_needs_the_marks_of_a_second_moment(project):
+    (problem,) = project.problems(project.folder / "p.yaml", *M2PO, "nodes.marks={op: covariance}")
+    assert problem.code == "marks-of-another-loss"
+
+
+@pytest.mark.parametrize("read", ["{}", "{old_logprob: rollout_logprob}"])
+def test_vespo_takes_no_weight_beside_its_own(project, read):
+    overrides = [M2PO[0], f"nodes.update.read={read}", "nodes.update.loss.policy=vespo"]
+    path = project.folder / "p.yaml"
+    check_file(path, [*overrides, "nodes.update.rollout_correction={rollout_rs: token_tv, rollout_rs_threshold: 0.1}"])
+    (problem,) = project.problems(path, *overrides, "nodes.update.rollout_correction={rollout_is: token}")
+    assert problem.code == "ratio-counted-twice"

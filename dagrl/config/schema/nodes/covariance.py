@@ -1,4 +1,4 @@
-"""`covariance`: marks the tokens that an update holds back to keep entropy."""
+"""`covariance`: marks the tokens that an update holds back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pydantic import Field, FiniteFloat
 
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.base import NodeBase, OpContract, Scope
+from dagrl.config.schema.section import Threshold
 
 
 class CovarianceNode(NodeBase):
     """Marks the tokens through which an update would cost most of the entropy, for ``policy: clip_cov`` or ``kl_cov``.
 
     Those are the ones whose log-prob, before the update, and advantage are both far above the mean, or both far below.
+    With `second_moment` it marks those that have moved furthest since they were sampled, for ``policy: m2po``.
     """
 
     op: Literal["covariance"]
@@ -22,7 +24,13 @@ class CovarianceNode(NodeBase):
     between: tuple[FiniteFloat, FiniteFloat] | None = None
     """Draw them from all tokens whose product of the two deviations is between these bounds, as Clip-Cov does with 1.0
     and 5.0. Default: those with the largest, as KL-Cov does."""
+    second_moment: Threshold | None = None
+    """Mark instead the tokens with the largest squares of the log-ratio of trainer to generator, so that the mean over
+    the others is at most this: M2PO, with 0.04. Only tokens that have moved in the direction of their advantage
+    count."""
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
-        reads = ("old_logprob", "advantage", "response_mask")
+        reads: tuple[str, ...] = ("old_logprob", "advantage", "response_mask")
+        if self.second_moment is not None:
+            reads += ("rollout_logprob",)
         return OpContract(reads, ("clip_cov_mask",), Scope.BATCH, reads_if_written=("is_expert",))

@@ -14,7 +14,7 @@ from dagrl.config.schema.nodes.base import Aggregation, OpContract, Scope, Train
 from dagrl.config.schema.nodes.distillation import LossDistillationSpec
 from dagrl.config.schema.section import Coefficient, OwnFunction, Section, Threshold, Weight
 
-KlEstimator = Literal[KlValue, "k1+", "k3+", "abs+"]
+KlEstimator = Literal[KlValue, "k1+", "k3+", "abs+", "k1*", "k2*", "k3*"]
 PolicyForm = Literal[
     "ppo_clip",
     "gspo",
@@ -29,18 +29,39 @@ PolicyForm = Literal[
     "opmd_pairwise",
     "clip_cov",
     "kl_cov",
+    "dppo_tv",
+    "dppo_kl",
+    "vespo",
+    "fipo",
+    "m2po",
+    "dro",
     "none",
 ]
 ImportanceLevel = Literal["token", "sequence"]
 RatioCriterion = Literal["token", "sequence", "geometric"]
 DivergenceCriterion = Literal[
-    "token_k2", "token_k3", "seq_sum_k2", "seq_sum_k3", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"
+    "token_k2",
+    "token_k3",
+    "token_tv",
+    "token_binary_kl",
+    "seq_sum_k2",
+    "seq_sum_k3",
+    "seq_sum_tv",
+    "seq_sum_binary_kl",
+    "seq_mean_k2",
+    "seq_mean_k3",
+    "seq_mean_tv",
+    "seq_mean_binary_kl",
+    "seq_max_k2",
+    "seq_max_k3",
+    "seq_max_tv",
+    "seq_max_binary_kl",
 ]
 RejectionCriterion = RatioCriterion | DivergenceCriterion
 
 _WITH_OLD = OpContract(("old_logprob",), scope=Scope.BATCH)
 _LOSSES = {
-    **dict.fromkeys(("clip_cov", "kl_cov"), OpContract(("old_logprob", "clip_cov_mask"), scope=Scope.BATCH)),
+    **dict.fromkeys(("clip_cov", "kl_cov", "m2po"), OpContract(("old_logprob", "clip_cov_mask"), scope=Scope.BATCH)),
     "opmd_pairwise": OpContract(("old_logprob", "group_id"), scope=Scope.BATCH),
     "none": OpContract((), scope=Scope.BATCH),
 }
@@ -57,17 +78,29 @@ class LossSpec(Section):
     with less weight on bad responses that have become unlikely; ``opmd`` divides it by 1 + `tau`, ``opmd_kimi`` draws
     it back to the policy from before the update, ``opmd_pairwise`` pair by pair of a prompt's responses; ``clip_cov``
     is ``ppo_clip`` without the tokens that a node `{op: covariance}` marks, ``kl_cov`` has no clip and draws those back
-    instead. ``none`` reads no advantage: the loss is `distillation` alone. docs/algorithms.md has the formulas. Or your
-    own, ``module:function``, decorated with `dagrl.loss`: see docs/your_own.md."""
+    instead, ``m2po`` has no clip either and leaves them out; ``dppo_tv`` and ``dppo_kl`` bound the change of a token's
+    probability in place of its ratio; ``vespo`` weighs responses by a smooth function of their ratio; ``fipo`` is
+    ``ppo_clip`` with more weight on tokens after which the response has become likelier; ``dro`` draws tokens back as
+    ``opmd_kimi`` does responses. ``none`` reads no advantage: the loss is `distillation` alone.
+    docs/algorithms.md has the formulas. Or your own, ``module:function``, decorated with `dagrl.loss`: see
+    docs/your_own.md."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of your own loss."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound, with
-    ``gmpo`` the log of the ratio is kept within -clip_ratio and clip_ratio, 0.4 in the paper."""
+    ``gmpo`` the log of the ratio is kept within -clip_ratio and clip_ratio, 0.4 in the paper. With ``dppo_tv`` a bound
+    on the change of a token's probability, with ``dppo_kl`` on the divergence, 0.05 in verl's script."""
     clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
     """A separate upper bound. Default: clip_ratio."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """``ppo_clip`` only: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default: none."""
+    """``ppo_clip`` and ``fipo``: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default:
+    none."""
+    ratio_cap: Annotated[float, Field(gt=1)] | None = None
+    """``dppo_tv`` and ``dppo_kl`` only: bound on the ratio as a weight, 20 in verl. Default: none."""
+    off_policy_delta: Threshold | None = None
+    """Takes the tokens with a negative advantage of a response out of the policy loss, if their log-probs are below the
+    old ones by more than this in the mean over the response: the off-policy sequence mask of DeepSeek-V3.2. Default:
+    no mask."""
     kl_cov_coef: Weight = 1.0
     """``kl_cov`` only: how strongly the marked tokens are drawn back to where they were."""
     drift_coef: Weight = 0.0
@@ -77,12 +110,29 @@ class LossSpec(Section):
     tau_neg: Threshold = 1.05
     """``sapo`` only: how soon it closes elsewhere."""
     tau: Coefficient = 1.0
-    """``opmd``, ``opmd_kimi`` and ``opmd_pairwise`` only: how strongly the policy is held back."""
+    """``opmd``, ``opmd_kimi``, ``opmd_pairwise`` and ``dro`` only: how strongly the policy is held back."""
+    k_pos: Coefficient = 2.0
+    """``vespo`` only: the power of the response's ratio where the advantage is not negative."""
+    k_neg: Coefficient = 3.0
+    """``vespo`` only: the same where it is."""
+    lambda_pos: Threshold = 3.0
+    """``vespo`` only: how fast the weight fades as the ratio grows, where the advantage is not negative."""
+    lambda_neg: Threshold = 2.0
+    """``vespo`` only: the same where it is."""
+    half_life: Threshold = 32.0
+    """``fipo`` only: tokens after which the log-ratio of a later token counts half."""
+    future_low: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """``fipo`` only: a token's weight is 1 - `future_low` at least."""
+    future_high: Weight = 0.2
+    """``fipo`` only: a token's weight is 1 + `future_high` at most."""
+    future_safety: Threshold = 10.0
+    """``fipo`` only: with a ratio above this and a negative advantage, a token's weight is within 0.8 and 1."""
     kl_coef: Weight = 0.0
     """Weight of the divergence from the reference."""
     kl_estimator: KlEstimator = "k3"
     """Schulman's estimators of the divergence, or the mere distance of the log-probs. With ``+`` the value of one with
-    the gradient of ``k2``, which is that of the divergence. ``k3`` is at most 10 for a token."""
+    the gradient of ``k2``, which is that of the divergence; with ``*`` one times the ratio to the old probability, the
+    unbiased estimate of DeepSeek-V3.2. ``k3`` is at most 10 for a token."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus."""
     sft_coef: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -103,12 +153,13 @@ class LossSpec(Section):
     @property
     def is_sum_over_tokens(self) -> bool:
         """Whether a token's loss depends on no other token's log-prob. A user's may."""
-        return self.policy not in ("gspo", "gmpo", "topr", "opmd_kimi", "opmd_pairwise") and ":" not in self.policy
+        of_responses = ("gspo", "gmpo", "topr", "opmd_kimi", "opmd_pairwise", "vespo", "fipo")
+        return self.policy not in of_responses and self.off_policy_delta is None and ":" not in self.policy
 
     @property
     def has_ratio(self) -> bool:
         """Whether a token's gradient is multiplied by the policy's ratio to the old one. A user's may be."""
-        others = ("cpgd", "reinforce", "opmd", "opmd_kimi", "opmd_pairwise", "none")
+        others = ("cpgd", "reinforce", "opmd", "opmd_kimi", "opmd_pairwise", "dro", "none")
         return self.policy not in others and ":" not in self.policy
 
 
@@ -138,8 +189,9 @@ class RolloutCorrectionSpec(Section):
     """Divide weights by their mean over the mini-batch; needs the old log-probs."""
     rollout_rs: RejectionCriterion | Annotated[list[RejectionCriterion], Field(min_length=1)] | None = None
     """Criterion that removes tokens, or whole responses, from the loss: r of the token, its product over the response,
-    or its geometric mean (``geometric``); or the k2 or k3 estimate of the divergence, of the token, or its sum, mean
-    or largest over the response. Each of several criteria removes its own."""
+    or its geometric mean (``geometric``); or the k2 or k3 estimate of the divergence, the change of the token's
+    probability (``tv``) or the divergence of the choice between it and the rest (``binary_kl``), of the token, or its
+    sum, mean or largest over the response. Each of several criteria removes its own."""
     rollout_rs_threshold: Threshold | list[Threshold] | None = None
     """Largest ratio, or divergence, that stays: of all criteria, or one for each."""
     rollout_rs_threshold_lower: Threshold | list[Threshold | None] | None = None
