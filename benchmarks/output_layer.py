@@ -25,7 +25,8 @@ import torch
 
 from dagrl.algorithms.losses import PolicyTokens, ppo_clip
 from dagrl.backends.megatron.engine.linear_loss import linear_loss
-from dagrl.backends.megatron.engine.logprob import CHUNK_ELEMENTS, VocabColumns, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.token_statistics import CHUNK_ELEMENTS, TokenScores, VocabColumns
 
 MIB = 2**20
 AIM = 0.98
@@ -75,18 +76,16 @@ def recompute(work: Work) -> torch.Tensor:
 def one_product(work: Work) -> torch.Tensor:
     """Logits in chunks, which their gradients overwrite."""
 
-    def slopes_of(
-        part: slice, logprob: torch.Tensor, entropy: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        logprob = logprob.detach().requires_grad_()
+    def slopes_of(part: slice, scores: TokenScores) -> TokenScores:
+        logprob = scores.logprob.detach().requires_grad_()
         with torch.enable_grad():
             (slope,) = torch.autograd.grad(work.loss(logprob, part), logprob)
-        return slope, None
+        return TokenScores(slope)
 
-    logprob, _, carrier = linear_loss(
+    scores, carrier = linear_loss(
         work.hidden, work.weight, work.targets, VocabColumns(len(work.weight), **work.how), slopes_of
     )
-    return work.loss(logprob) + carrier
+    return work.loss(scores.logprob) + carrier
 
 
 WAYS: dict[str, Callable[[Work], torch.Tensor]] = {

@@ -51,6 +51,7 @@ class DpoObjective:
 
     columns: tuple[str, ...] = ("group_id", "ref_logprob")
     needs_entropy = False
+    candidates: str | None = None
     temperature = 1.0
 
     def __init__(

@@ -152,6 +152,7 @@ class PolicyObjective:
         taught = tuple(name for name in ("teacher_logprob", "teacher_mask") if loss.distillation and name in available)
         numbers = ("source",) if sources else ()
         self.columns: tuple[str, ...] = tuple(dict.fromkeys((*advantage, *optional, *further, *taught, *numbers)))
+        self.candidates: str | None = None
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.

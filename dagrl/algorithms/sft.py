@@ -27,6 +27,7 @@ class SftObjective:
 
     columns: tuple[str, ...] = ()
     needs_entropy = False
+    candidates: str | None = None
     temperature = 1.0
 
     def __init__(self, aggregation: Aggregation, longest_response: int | None = None) -> None:
@@ -65,6 +66,7 @@ class MixedObjective:
         self._expert = SftObjective("seq-mean-token-mean")
         self.columns = (*policy.columns, "is_expert")
         self.needs_entropy = policy.needs_entropy
+        self.candidates = policy.candidates
         self.temperature = policy.temperature
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:

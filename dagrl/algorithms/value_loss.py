@@ -49,6 +49,7 @@ class ValueObjective:
     """The value loss over the response tokens of a batch, weighted like a policy loss."""
 
     needs_entropy = False
+    candidates: str | None = None
     temperature = 1.0
 
     def __init__(

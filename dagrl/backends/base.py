@@ -35,6 +35,32 @@ class EngineLostError(OSError):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenOutputs:
+    """Numbers of each response token's distribution to compute beside its log-prob, and the columns that hold them.
+
+    The distribution is softmax(logits / temperature) over the whole vocabulary.
+    """
+
+    top_k: int = 0
+    """``topk_ids``, int32 [tokens, top_k], likeliest first, and ``topk_logprob``, float32. Where there are fewer, ids
+    of -1 follow, with log-probs of -inf."""
+    at: str | None = None
+    """Column of the batch with token ids, int32 [tokens, k]: ``topk_ids`` and ``topk_logprob`` are of those instead.
+    The log-prob at an id of -1 is -inf."""
+    entropy: bool = False
+    """``entropy``, in nats."""
+    square_sum: bool = False
+    """``prob_square_sum``: the sum of squared probabilities."""
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The columns that these outputs are returned in, without ``logprob``."""
+        candidates = ("topk_ids", "topk_logprob") if self.top_k or self.at else ()
+        asked = {"entropy": self.entropy, "prob_square_sum": self.square_sum}
+        return (*candidates, *(name for name, is_asked in asked.items() if is_asked))
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseTokens:
     """Response tokens of one packed micro-batch in row order, the input of an objective. T tokens, S rows."""
 
@@ -45,11 +71,14 @@ class ResponseTokens:
     weight: torch.Tensor
     """Weight of each token in the loss, already divided by the global normalizer, float32 [T]."""
     columns: Mapping[str, torch.Tensor]
-    """The objective's columns: [T] for values per response token, [S] for values per sample."""
+    """The objective's columns: [T] for values per response token, [T, k] for candidates, [S] for values per sample."""
     row: torch.Tensor
     """Row of each token, int64 [T], in 0..S-1."""
     totals: tuple[float, ...] = ()
     """Totals of `Objective.token_weights` over all ranks."""
+    candidate_logprob: torch.Tensor | None = None
+    """Log-prob of each of the token ids in the column `Objective.candidates`, float32 [T, k], with gradient; -inf at
+    ids of -1. None unless requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +108,9 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
     """Columns it reads in addition to the tokens. With ``group_id``, the rows of a group are consecutive in one
     micro-batch, in the order of the batch."""
     needs_entropy: bool
+    candidates: str | None
+    """One of `columns` with token ids, int32 [tokens, k], -1 for none: log-probs at these are
+    `ResponseTokens.candidate_logprob`. None for no such log-probs."""
     temperature: float
     """Log-probs are of logits / temperature, as in sampling. A column ``temperature`` of the batch, one for each row,
     replaces it."""
@@ -142,6 +174,14 @@ class ScoresTokens(Engine, Protocol):
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """See `TrainEngine.logprobs`. A server forms batches itself, and computes at temperature 1 alone."""
+
+    def token_outputs(
+        self, batch: Batch, outputs: TokenOutputs, *, temperature: float, tokens_per_micro_batch: int
+    ) -> dict[str, Column]:
+        """`logprobs` as column ``logprob``, and the further columns of `outputs`, ragged as response_tokens.
+
+        Servers return likeliest tokens alone.
+        """
 
 
 class TrainEngine(ScoresTokens, Protocol):

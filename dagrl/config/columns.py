@@ -2,8 +2,8 @@
 
 A batch is a table with one row for each sample. A ``SAMPLE`` column holds one value a row; ``PROMPT`` and ``RESPONSE``
 columns are ragged, with one value for each prompt or response token of the row; ``TEXT`` holds a string a row,
-``ROUTES`` an array [tokens of prompt and response - 1, layers, experts per token] for each, and ``IMAGES`` an array for
-the images of a row, which rows of one prompt share.
+``TOPK`` an array [response tokens, candidates] for each, ``ROUTES`` one [tokens of prompt and response - 1, layers,
+experts per token], and ``IMAGES`` one for the images of a row, which rows of one prompt share.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ class Shape(Enum):
     SAMPLE = "per sample"
     PROMPT = "per prompt token"
     RESPONSE = "per response token"
+    TOPK = "per response token and candidate"
     ROUTES = "per token but the last, layer and expert"
     TEXT = "text"
     IMAGES = "per image, or pixel of one"
+
+    @property
+    def axes(self) -> int:
+        """Axes of the array of a row; 0 if a row has a single value."""
+        return {Shape.SAMPLE: 0, Shape.TOPK: 2, Shape.ROUTES: 3}.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,14 @@ _CORE = (
         "teacher_logprob", "float32", Shape.RESPONSE, "log-prob under a teacher; NaN in rows that it has not read"
     ),
     ColumnSpec("teacher_mask", "float32", Shape.SAMPLE, "1 where the row takes part in distillation"),
+    ColumnSpec("topk_ids", "int32", Shape.TOPK, "likeliest tokens under an engine's weights; -1 where there are fewer"),
+    ColumnSpec("topk_logprob", "float32", Shape.TOPK, "their log-probs"),
+    ColumnSpec("teacher_topk_ids", "int32", Shape.TOPK, "tokens at which the teacher's distribution is known"),
+    ColumnSpec("teacher_topk_logprob", "float32", Shape.TOPK, "their log-probs under the teacher"),
+    ColumnSpec("entropy", "float32", Shape.RESPONSE, "entropy in nats of the distribution at the token"),
+    ColumnSpec(
+        "prob_square_sum", "float32", Shape.RESPONSE, "sum over the vocabulary of the squared probabilities there"
+    ),
     ColumnSpec("reward", "float32", Shape.SAMPLE, "score of the response"),
     ColumnSpec("reward_info", "uint8", Shape.TEXT, "further numbers that a reward function returned, as JSON"),
     ColumnSpec("baseline_reward", "float32", Shape.SAMPLE, "score of the likeliest response to the prompt"),

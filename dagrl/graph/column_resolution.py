@@ -36,6 +36,12 @@ _USUAL_WRITERS = {
     "ref_logprob": "op: logprob, write: ref_logprob",
     "teacher_logprob": "op: logprob, engine: TEACHER, write: teacher_logprob",
     "logprob": "op: logprob",
+    **dict.fromkeys(("topk_ids", "topk_logprob"), "op: logprob, top_k: ..."),
+    **dict.fromkeys(
+        ("teacher_topk_ids", "teacher_topk_logprob"), "op: logprob, write: teacher_logprob, top_k: ..., engine: TEACHER"
+    ),
+    "entropy": "op: logprob, statistics: [entropy]",
+    "prob_square_sum": "op: logprob, statistics: [prob_square_sum]",
     "value": "op: values, engine: CRITIC",
     "return": "op: advantage, estimator: gae",
     "is_expert": "op: mix",
@@ -158,14 +164,16 @@ class ColumnResolver:
         writes = self._contracts[name].writes
         outputs = {column: column for column in writes}
         place: Place = ("nodes", name, "write")
-        given = self._specs[name].write if name in self._specs else None
-        if isinstance(given, str) and len(writes) != 1:
+        spec = self._specs.get(name)
+        given = spec.write if spec else None
+        renames = spec.named(given, writes) if spec and isinstance(given, str) else given or {}
+        if isinstance(given, str) and not renames:
             what = f"{len(writes)} columns ({listed(writes)})" if writes else "no column"
             message = f"the op writes {what}"
             message = f"{message}; write a mapping, `{{{writes[0]}: ...}}`" if writes else removal(message, key="write")
             self._findings.error(place, message, "wrong-number-of-columns")
             return outputs
-        renames = {writes[0]: given} if isinstance(given, str) else given or {}
+        assert not isinstance(renames, str)
         for column, new_name in renames.items():
             inner = place if isinstance(given, str) else (*place, column)
             if column not in writes:

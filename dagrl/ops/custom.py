@@ -71,7 +71,7 @@ def _as_declared(column: ColumnSpec, values: list[Any]) -> Column:
         if wrong:
             raise TypeError(f"{wrong[0]!r} is not a string")
         return Column.text(values)
-    ndim = {Shape.SAMPLE: 0, Shape.ROUTES: 3}.get(column.shape, 1)
+    ndim = column.shape.axes
     arrays = [_numbers(value, column.dtype) for value in values]
     wrong = [value for value, array in zip(values, arrays, strict=True) if array.ndim != ndim]
     if wrong:

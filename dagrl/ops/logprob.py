@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dagrl.backends.base import TokenOutputs
 from dagrl.config.schema import LogprobNode
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import Context, OpInput, Output
@@ -29,29 +30,38 @@ class TeacherError(ValueError):
 
 
 def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the log-probs of each shard; logits are divided by the sampling temperature."""
+    """Yield the log-probs of each shard, and what else the node asks for.
+
+    Logits are divided by the sampling temperature.
+    """
     node = context.declared(LogprobNode)
     # A rank without rows still takes part, because others may have some.
     chosen = [selected_rows(node, part.batch, context) for part in parts]
     batches = [part.batch if rows is None else part.batch.take(rows) for part, rows in zip(parts, chosen, strict=True)]
     scored = (_over_endpoint if node.endpoint else _on_engine)(batches, node, context)
-    for part, rows, column in zip(parts, chosen, scored, strict=True):
-        columns = for_every_row({"logprob": column}, rows, part.batch)
-        yield Output((part.index,), part.batch.rows, columns)
+    for part, rows, columns in zip(parts, chosen, scored, strict=True):
+        yield Output((part.index,), part.batch.rows, for_every_row(columns, rows, part.batch))
 
 
-def _on_engine(batches: Sequence[Batch], node: LogprobNode, context: Context) -> Iterator[Column]:
+def _on_engine(batches: Sequence[Batch], node: LogprobNode, context: Context) -> Iterator[dict[str, Column]]:
     engine = context.trainer
+    outputs = TokenOutputs(
+        top_k=node.top_k or 0,
+        at=node.candidates,
+        entropy="entropy" in node.statistics,
+        square_sum="prob_square_sum" in node.statistics,
+    )
     with context.scored_weights():
         for batch in batches:
-            yield engine.logprobs(
-                context.with_temperatures(batch),
-                temperature=context.temperature,
-                tokens_per_micro_batch=node.tokens_per_micro_batch,
-            )
+            given = context.with_temperatures(batch)
+            how: Any = {"temperature": context.temperature, "tokens_per_micro_batch": node.tokens_per_micro_batch}
+            if outputs.further:
+                yield engine.token_outputs(given, outputs, **how)
+            else:
+                yield {"logprob": engine.logprobs(given, **how)}
 
 
-def _over_endpoint(batches: Sequence[Batch], node: LogprobNode, context: Context) -> Iterator[Column]:
+def _over_endpoint(batches: Sequence[Batch], node: LogprobNode, context: Context) -> Iterator[dict[str, Column]]:
     """The log-probs of each batch; the rows of all are sent at once, up to the node's limit."""
     endpoint = context.resources.once(f"endpoint of {node!r}", lambda: endpoint_of(node))
     pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="logprob")
@@ -69,7 +79,7 @@ def _over_endpoint(batches: Sequence[Batch], node: LogprobNode, context: Context
     try:
         for batch, futures in zip(batches, asked, strict=True):
             scored = [_scored(each, row) for each, row in zip(futures, batch.rows.tolist(), strict=True)]
-            yield Column.ragged(scored, "float32")
+            yield {"logprob": Column.ragged(scored, "float32")}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

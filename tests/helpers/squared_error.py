@@ -16,6 +16,7 @@ class SquaredError:
 
     head: str
     needs_entropy: bool = False
+    candidates: str | None = None
     temperature: float = 1.0
 
     @property

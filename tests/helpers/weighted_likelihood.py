@@ -17,6 +17,7 @@ class WeightedLikelihood:
     """An objective that takes everything an engine offers: both shapes of columns, entropy, masked and empty rows."""
 
     needs_entropy: bool = True
+    candidates: str | None = None
     entropy_coef: float = 0.3
     temperature: float = 0.8
     columns: tuple[str, ...] = ("advantage", "reward")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dagrl.config.schema import TokenizerSpec
+from dagrl.backends.base import TokenOutputs
+from dagrl.config.schema import LogprobNode, TokenizerSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.base import OpInput
@@ -22,6 +24,7 @@ class Scorer:
 
     def __init__(self) -> None:
         self.value = -1.0
+        self.outputs: TokenOutputs | None = None
         self.asked: list[tuple[float, int]] = []
 
     @contextmanager
@@ -35,6 +38,10 @@ class Scorer:
         self.value = -5.0
         yield
         self.value = -1.0
+
+    def token_outputs(self, batch: Batch, outputs: TokenOutputs, **how: Any) -> dict[str, Column]:
+        self.outputs = outputs
+        return dict.fromkeys(("logprob", *outputs.further), self.logprobs(batch, **how))
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         self.asked.append((temperature, tokens_per_micro_batch))
@@ -101,6 +108,31 @@ def test_logits_are_divided_by_the_temperature_of_the_samples(
     }
     list(logprob(parts, bench.context("old", engine=engine, nodes=nodes)))
     assert engine.asked == [(scored_at, 99)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "outputs", "columns"),
+    [
+        ({}, None, ()),
+        ({"top_k": 4}, TokenOutputs(top_k=4), ("topk_ids", "topk_logprob")),
+        ({"candidates": "student_ids"}, TokenOutputs(at="student_ids"), ("topk_ids", "topk_logprob")),
+        (
+            {"statistics": ["prob_square_sum", "entropy"]},
+            TokenOutputs(entropy=True, square_sum=True),
+            ("entropy", "prob_square_sum"),
+        ),
+    ],
+)
+def test_a_node_asks_its_engine_for_further_outputs(bench, parts, options, outputs, columns) -> None:
+    engine = Scorer()
+    nodes = {
+        "rollout": {"op": "rollout", "engine": "generator", "sampling": {"max_new_tokens": 3}},
+        "old": {"op": "logprob", "engine": "actor", **options},
+    }
+    first, _ = logprob(parts, bench.context("old", engine=engine, nodes=nodes))
+    assert engine.outputs == outputs
+    written = LogprobNode.model_validate(nodes["old"]).contract().writes
+    assert set(first.columns) == {"logprob", *columns} == set(written)
 
 
 class TokenServer:

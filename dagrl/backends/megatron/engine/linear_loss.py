@@ -1,6 +1,6 @@
 """The gradient of the output layer in its forward pass, for losses that are sums over tokens.
 
-If the loss of a token depends on its own log-prob and entropy alone, the gradient of a chunk's logits is known as soon
+If the loss of a token depends on its own scores alone, the gradient of a chunk's logits is known as soon
 as the chunk is computed. So logits are computed once, by chunk, and overwritten by their gradient; the backward pass
 only scales results.
 """
@@ -13,16 +13,11 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from dagrl.backends.megatron.engine.logprob import (
-    Slopes,
-    VocabColumns,
-    WeightGradient,
-    statistics,
-)
+from dagrl.backends.megatron.engine.logprob import Slopes, WeightGradient
+from dagrl.backends.megatron.engine.token_statistics import TokenScores, VocabColumns, statistics
 
-SlopesOf = Callable[[slice, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]
-"""Given some of the tokens, their log-probs and entropies, the gradient of the loss with respect to both, each [tokens]
-and float32. Entropies, and their gradient, may be None."""
+SlopesOf = Callable[[slice, TokenScores], TokenScores]
+"""Given some of the tokens and their scores, the gradient of the loss with respect to these; float32."""
 
 _AT_ONCE = 5
 """Chunks of logits in a product, 1.25 GiB in bfloat16: for each product the sum of the weight's gradient is read and
@@ -35,15 +30,16 @@ def linear_loss(
     targets: torch.Tensor,
     columns: VocabColumns,
     slopes_of: SlopesOf,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    candidates: torch.Tensor | None = None,
+) -> tuple[TokenScores, torch.Tensor]:
     """`linear_token_logprobs` without gradient, and a scalar 0 that has the gradient of the loss.
 
     Add the scalar to the loss: scaled by the gradient that it receives, the gradients of `hidden` and `weight` are
     those of the loss whose slopes `slopes_of` returns. The gradient of `hidden` is this rank's part: the caller sums it
     over the columns' group. Runs backward once.
     """
-    logprob, entropy, carrier = _LinearLoss.apply(hidden, weight, targets, columns, slopes_of)
-    return logprob, entropy, carrier
+    *scores, carrier = _LinearLoss.apply(hidden, weight, targets, columns, slopes_of, candidates)
+    return TokenScores(*scores), carrier
 
 
 class _LinearLoss(torch.autograd.Function):
@@ -55,21 +51,27 @@ class _LinearLoss(torch.autograd.Function):
         targets: torch.Tensor,
         columns: VocabColumns,
         slopes_of: SlopesOf,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        candidates: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logprob = hidden.new_empty(len(hidden), dtype=wide)
-        entropy = torch.empty_like(logprob) if columns.with_entropy else None
+        scores = TokenScores(
+            logprob,
+            torch.empty_like(logprob) if columns.with_entropy else None,
+            None if candidates is None else logprob.new_empty(candidates.shape),
+        )
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = WeightGradient(weight)
         for part in columns.chunks(len(hidden), at_once=_AT_ONCE):
             logits = hidden[part] @ weight.t()
-            of_part = columns.of(part)
-            found, log_sum, spread = statistics(logits.__getitem__, logits, targets[part], of_part)
-            logprob[part] = found
-            if entropy is not None and spread is not None:
-                entropy[part] = spread
-            slopes = Slopes(targets[part], log_sum, spread, *slopes_of(part, found, spread), of_part)
+            of_part, ids = columns.of(part), None if candidates is None else candidates[part]
+            found = statistics(logits.__getitem__, logits, targets[part], of_part, ids)
+            for whole, some in zip(scores, found.scores, strict=True):
+                if whole is not None and some is not None:
+                    whole[part] = some
+            entropy, grads = found.scores.entropy, slopes_of(part, found.scores)
+            slopes = Slopes(targets[part], ids, found.log_sum, entropy, grads, of_part)
             for piece in columns.chunks(len(logits)):
                 rows = logits[piece]
                 slopes.write(rows, rows, piece)
@@ -79,17 +81,17 @@ class _LinearLoss(torch.autograd.Function):
                 grad_weight.add(logits, hidden[part])
         ctx.save_for_backward(grad_hidden, grad_weight.total if needs_weight else None)
         ctx.weight_dtype = weight.dtype
-        ctx.mark_non_differentiable(*(logprob,) if entropy is None else (logprob, entropy))
-        return logprob, entropy, logprob.new_zeros(())
+        ctx.mark_non_differentiable(*(each for each in scores if each is not None))
+        return *scores, logprob.new_zeros(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        scale = grads[2]
+        scale = grads[-1]
         if grad_hidden is not None:
             grad_hidden.mul_(scale)
         if grad_weight is not None:
             # In one pass: the sum has the size of two output layers.
             grad_weight = torch.mul(grad_weight, scale, out=torch.empty_like(grad_weight, dtype=ctx.weight_dtype))
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None

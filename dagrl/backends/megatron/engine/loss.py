@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 
 from dagrl.backends.base import Objective, ResponseTokens, ValueTokens
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch
+from dagrl.backends.megatron.engine.token_statistics import TokenScores
 from dagrl.backends.megatron.engine.transfer import to_device
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat, merge
@@ -89,8 +90,10 @@ class MicroBatchLoss:
             loss, metrics = self.whole.objective(values)
             return loss, nothing, metrics
         entropy = output[1] if self.whole.objective.needs_entropy else None
+        first, ids = 2 if self.whole.objective.needs_entropy else 1, self.micro_batch.candidates
+        candidates = None if ids is None else output[first : first + ids.shape[1]].t()
         row, totals = self.micro_batch.row, self.whole.totals
-        tokens = ResponseTokens(output[0], entropy, self.weight, self.columns, row, totals)
+        tokens = ResponseTokens(output[0], entropy, self.weight, self.columns, row, totals, candidates)
         if self.token_loss is None:
             loss, metrics = self.whole.objective(tokens)
             return loss, nothing, metrics
@@ -98,23 +101,21 @@ class MicroBatchLoss:
             loss, metrics = self.whole.objective(tokens)
         return loss + output[-1, 0], nothing, metrics
 
-    def slopes(
-        self, part: slice, logprob: torch.Tensor, entropy: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def slopes(self, part: slice, scores: TokenScores) -> TokenScores:
         """The gradient of `token_loss` for some of the outputs that this rank reads; see `linear_loss`."""
         assert self.token_loss is not None
         at, place = self.micro_batch.positions(part)
-        asked = [each if each is None else each.detach().requires_grad_() for each in (logprob, entropy)]
+        asked = scores.map(lambda each: each.detach().requires_grad_())
         columns = {name: each[at] if name in self.per_token else each for name, each in self.columns.items()}
         row, totals = self.micro_batch.row[at], self.whole.totals
         with torch.enable_grad():
-            logprobs, entropies = (each if each is None or place is None else each[place] for each in asked)
-            assert logprobs is not None
-            some = ResponseTokens(logprobs, entropies, self.weight[at], columns, row, totals)
+            read = asked if place is None else asked.map(lambda each: each[place])
+            weight = self.weight[at]
+            some = ResponseTokens(read.logprob, read.entropy, weight, columns, row, totals, read.candidates)
             given = [each for each in asked if each is not None]
-            found = torch.autograd.grad(self.token_loss(some), given, allow_unused=True)
-        of_logprob = torch.zeros_like(logprob) if found[0] is None else found[0]
-        return of_logprob, found[1] if len(found) == 2 else None
+            found = iter(torch.autograd.grad(self.token_loss(some), given, allow_unused=True))
+        logprob, *others = (None if each is None else next(found) for each in asked)
+        return TokenScores(torch.zeros_like(scores.logprob) if logprob is None else logprob, *others)
 
 
 def join_replicas(metrics: Mapping[str, Stat]) -> dict[str, Stat]:

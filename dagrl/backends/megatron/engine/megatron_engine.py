@@ -12,7 +12,7 @@ import torch
 from megatron.core.optimizer import get_megatron_optimizer
 
 from dagrl.backends.backend import RankContext
-from dagrl.backends.base import Objective, SleepReport
+from dagrl.backends.base import Objective, SleepReport, TokenOutputs
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine import bridge, checkpoint, communicators, distributed, export, hf_weights
 from dagrl.backends.megatron.engine.adapters import add_adapters, with_dropout, without_adapters
@@ -129,8 +129,19 @@ class MegatronEngine:
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """See `TrainEngine.logprobs`. Raises ValueError if a row is longer than `tokens_per_micro_batch`."""
+        budget = tokens_per_micro_batch
+        return self.token_outputs(batch, TokenOutputs(), temperature=temperature, tokens_per_micro_batch=budget)[
+            "logprob"
+        ]
+
+    def token_outputs(
+        self, batch: Batch, outputs: TokenOutputs, *, temperature: float, tokens_per_micro_batch: int
+    ) -> dict[str, Column]:
+        """See `TrainEngine.token_outputs`. Raises ValueError if a row is longer than `tokens_per_micro_batch`."""
         with self._at_work(), self._memory.weights():
-            return self._model.logprobs(batch, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch)
+            return self._model.token_outputs(
+                batch, outputs, temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch
+            )
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
         """See `TrainEngine.values`. Raises ValueError if a row is longer than `tokens_per_micro_batch`."""

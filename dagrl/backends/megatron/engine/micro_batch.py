@@ -84,6 +84,8 @@ class MicroBatch:
     """Outputs that all ranks read: R, or fewer with `repeats`."""
     repeats: Repeats | None = None
     """Which of them each of the R positions has, where rows share tokens; None if each has another."""
+    candidates: torch.Tensor | None = None
+    """Token ids whose log-probs are read at each of them, int64 [P, k]; -1 for none."""
     routes: torch.Tensor | None = None
     """Experts of the rank's tokens, see `Routes`; None if its routers choose."""
     images: PackedImages | None = None
@@ -141,6 +143,8 @@ class Packing:
     """Ranks that share each row."""
     at_row_end: bool = False
     """Read the output at each row's last token; else at every token that predicts a response token."""
+    candidates: str | None = None
+    """Column of token ids whose log-probs are read at each response token."""
     routes: Routes | None = None
     """Set if the batch has ``routed_experts`` to replay."""
     vision: ImageSettings | None = None
@@ -198,8 +202,8 @@ class Packing:
         # Rows of different sources may have different temperatures.
         heats, heat = np.unique(_temperatures(batch)[rows], return_inverse=True)
         heat = np.repeat(heat, counts)
-        if layout.tree:
-            # Rows that share a token share what is read there.
+        if layout.tree and self.candidates is None:
+            # Rows that share a token share what is read there, unless each has candidates of its own.
             wanted, targets, heat, repeats = _distinct(wanted, targets, heat)
         reading, own = _held_places(wanted, held, len(token_ids))
         positions = self._positions(batch, rows, layout, padded)
@@ -220,7 +224,10 @@ class Packing:
             row=on_device(np.repeat(np.arange(len(rows)), counts)),
             outputs=len(wanted),
             repeats=None if repeats is None else Repeats.of(repeats, own, len(wanted), device),
-            # Without rows the rank may not know the number of chosen experts.
+            # Without rows the rank may not know the number of candidates, or of chosen experts.
+            candidates=on_device(self._candidates(batch, rows, counts)[own].astype(np.int64))
+            if self.candidates and len(rows)
+            else None,
             routes=on_device(self.routes.of(batch, rows, layout.starts, held, len(token_ids)))
             if self.routes and len(rows)
             else None,
@@ -228,6 +235,15 @@ class Packing:
             if self.vision and self.embeds
             else None,
         )
+
+    def _candidates(self, batch: Batch, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Token ids at each of the R positions, [R, k]. ValueError if rows have other numbers of tokens than these."""
+        assert self.candidates is not None
+        column = batch[self.candidates].take(rows)
+        if not np.array_equal(column.lengths, counts):
+            row = batch.rows[rows[np.flatnonzero(column.lengths != counts)[0]]]
+            raise ValueError(f"row {row} has another number of response tokens than places in `{self.candidates}`")
+        return column.values
 
     def _layout(self, batch: Batch, rows: np.ndarray) -> _PackLayout:
         """Where the tokens of `rows` are in their pack."""

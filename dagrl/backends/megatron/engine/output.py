@@ -1,4 +1,5 @@
-"""Reads the last layer's output: log-probs of response tokens, or outputs of a critic's or reward model's head.
+"""Reads the last layer's output: numbers of response tokens' distributions, or outputs of a critic's or reward
+model's head.
 
 Megatron calls these functions in place of its output layer on the last pipeline stage, so that only the positions that
 are read go through that layer. `step` runs the model and joins the ranks' outputs.
@@ -7,6 +8,7 @@ are read go through that layer. `step` runs the model and joins the ranks' outpu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,8 +23,15 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch.autograd.function import once_differentiable
 
 from dagrl.backends.megatron.engine.linear_loss import SlopesOf, linear_loss
-from dagrl.backends.megatron.engine.logprob import VocabColumns, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch
+from dagrl.backends.megatron.engine.token_statistics import (
+    Statistics,
+    TokenScores,
+    VocabColumns,
+    linear_statistics,
+    statistics,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,12 @@ class OutputReader:
     temperature: float = 1.0
     """The temperature of all rows, unless the micro-batch has one for each."""
     with_entropy: bool = False
+    with_square_sum: bool = False
+    """Only without gradients."""
+    top_k: int = 0
+    """Likeliest tokens to find; only without gradients."""
+    candidates: str | None = None
+    """Column of token ids whose log-probs to read."""
     fused: bool = False
     """Compute logits by chunk; see `linear_token_logprobs`."""
     scalar: bool = False
@@ -40,6 +55,24 @@ class OutputReader:
     micro_batch: MicroBatch | None = None
     slopes_of: SlopesOf | None = None
     """The gradient of a loss that is a sum over tokens, if `fused`; see `linear_loss`."""
+
+    def parts(self, candidates: int) -> dict[str, slice]:
+        """Rows of the output of `read` by what they hold, if there are as many `candidates` at a token.
+
+        Ids are floats there, which hold those of any vocabulary exactly.
+        """
+        lengths = {
+            "logprob": 1,
+            "entropy": int(self.with_entropy),
+            "square_sum": int(self.with_square_sum),
+            "candidates": candidates if self.candidates else 0,
+            "top_logprob": self.top_k,
+            "top_ids": self.top_k,
+        }
+        ends = accumulate(lengths.values())
+        return {
+            name: slice(end - length, end) for (name, length), end in zip(lengths.items(), ends, strict=True) if length
+        }
 
 
 def read(
@@ -51,7 +84,7 @@ def read(
     context: OutputReader,
     **unused: Any,
 ) -> torch.Tensor:
-    """Float32 [1, R] of log-probs or scalars, or [2, R] of log-probs and entropies; the same on all tp and cp ranks.
+    """Float32 [1, R] of scalars, or [C, R] with the rows of `OutputReader.parts`; the same on all tp and cp ranks.
 
     With `OutputReader.slopes_of` a row follows in which each element is `linear_loss`'s scalar.
 
@@ -72,8 +105,8 @@ def read(
     for hook in output_layer._forward_pre_hooks.values():
         hook(output_layer, ())
     weight = output_layer.weight if output_weight is None else output_weight
-    logprob, entropy, carrier = _logprobs(hidden, weight, config, context, micro_batch)
-    values = _join_context(logprob[None] if entropy is None else torch.stack([logprob, entropy]), micro_batch)
+    rows, carrier = _rows(hidden, weight, config, context, micro_batch)
+    values = _join_context(torch.cat(rows), micro_batch)
     return values if carrier is None else torch.cat([values, carrier.expand(1, values.shape[1])])
 
 
@@ -95,27 +128,39 @@ class ScalarHead(torch.nn.Linear):
         return torch.nn.functional.linear(hidden.float(), self.weight.float())
 
 
-def _logprobs(
+def _rows(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     config: TransformerConfig,
     reader: OutputReader,
     micro_batch: MicroBatch,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    group, targets = parallel_state.get_tensor_model_parallel_group(), micro_batch.targets
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """The rows of `OutputReader.parts` for the positions that this rank reads, and `linear_loss`'s scalar."""
+    group, targets, ids = parallel_state.get_tensor_model_parallel_group(), micro_batch.targets, micro_batch.candidates
     temperature = reader.temperature if micro_batch.temperature is None else micro_batch.temperature
     # Gathering a split sequence sums the gradient already.
     sums_gradient = dist.get_world_size(group) > 1 and not config.sequence_parallel
     # "Gemma 2" (arXiv 2408.00118), section 2.
     cap = getattr(config, "final_logit_softcapping", None)
-    columns = VocabColumns(weight.shape[0], reader.vocab_size, temperature, reader.with_entropy, group)
+    columns = VocabColumns(
+        weight.shape[0],
+        reader.vocab_size,
+        temperature,
+        with_entropy=reader.with_entropy,
+        with_square_sum=reader.with_square_sum,
+        top_k=reader.top_k,
+        group=group,
+    )
     if reader.fused:
         assert not cap, "logits that are computed by chunk are not capped"
+        if not torch.is_grad_enabled():
+            return _rows_of(linear_statistics(hidden, weight, targets, columns, ids)), None
         if sums_gradient:
             hidden = copy_to_tensor_model_parallel_region(hidden)
         if reader.slopes_of is not None:
-            return linear_loss(hidden, weight, targets, columns, reader.slopes_of)
-        return *linear_token_logprobs(hidden, weight, targets, columns), None
+            scores, carrier = linear_loss(hidden, weight, targets, columns, reader.slopes_of, ids)
+            return _rows_of(scores), carrier
+        return _rows_of(linear_token_logprobs(hidden, weight, targets, columns, ids)), None
     logits = linear_with_grad_accumulation_and_async_allreduce(
         hidden,
         weight,
@@ -125,7 +170,20 @@ def _logprobs(
         sequence_parallel=False,
         tp_group=group,
     )
-    return *token_logprobs(cap * torch.tanh(logits / cap) if cap else logits, targets, columns), None
+    logits = cap * torch.tanh(logits / cap) if cap else logits
+    if not torch.is_grad_enabled():
+        return _rows_of(statistics(logits.__getitem__, logits, targets, columns, ids)), None
+    return _rows_of(token_logprobs(logits, targets, columns, ids)), None
+
+
+def _rows_of(found: Statistics | TokenScores) -> list[torch.Tensor]:
+    """In the order of `OutputReader.parts`, each [rows, P]."""
+    scores = found.scores if isinstance(found, Statistics) else found
+    further = (found.square_sum, found.top_logprob, found.top_ids) if isinstance(found, Statistics) else (None,) * 3
+    square_sum, top_logprob, top_ids = further
+    values = (scores.logprob, scores.entropy, square_sum, scores.candidates, top_logprob, top_ids)
+    columns = [each if each.ndim == 2 else each[:, None] for each in values if each is not None]
+    return [each.t().to(scores.logprob.dtype) for each in columns]
 
 
 def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:

@@ -20,7 +20,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
-from dagrl.backends.base import Objective
+from dagrl.backends.base import Objective, TokenOutputs
 from dagrl.backends.megatron.engine.loss import GlobalLoss, LossFunction
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch, Packing
 from dagrl.backends.megatron.engine.moe_losses import MoeLosses
@@ -34,6 +34,8 @@ from dagrl.model_files.images import ImageSettings
 
 Head = Literal["lm", "value", "reward"]
 
+_ALONE = {"logprob": "logprob", "entropy": "entropy", "prob_square_sum": "square_sum"}
+"""Column with a number for each token -> the part of an output that holds it."""
 
 type _Request = tuple[OutputReader, LossFunction | None]
 """A micro-batch with what is read of its output, and what becomes of that."""
@@ -73,19 +75,43 @@ class PackedModel:
     shares_prefixes: bool = False
     """Compute prefixes that rows of a micro-batch have in common once; see `prefix_sharing`."""
 
-    def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
-        """Log-probs of the response tokens, without gradients, float32, ragged as response_tokens."""
+    def token_outputs(
+        self, batch: Batch, outputs: TokenOutputs, *, temperature: float, tokens_per_micro_batch: int
+    ) -> dict[str, Column]:
+        """Log-probs of the response tokens and further `outputs`, without gradients; see `TrainEngine`."""
         assert self.head == "lm", f"a {self.head} head has no log-probs"
-        reader = OutputReader(self.vocab_size, temperature, fused=self.fused)
-        return self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch)
+        reader = OutputReader(
+            self.vocab_size,
+            temperature,
+            with_entropy=outputs.entropy,
+            with_square_sum=outputs.square_sum,
+            top_k=0 if outputs.at else outputs.top_k,
+            candidates=outputs.at,
+            fused=self.fused,
+        )
+        ids = batch[outputs.at] if outputs.at else None
+        # A rank without rows may not know the number of candidates.
+        parts = reader.parts(ids.values.shape[1] if ids is not None and ids.values.ndim == 2 else 0)
+        rows = max(part.stop for part in parts.values())
+        read = self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch, rows)
+        found = {name: Column(np.ascontiguousarray(read.values[:, part]), read.offsets) for name, part in parts.items()}
+        columns = {name: Column(found[own].values[:, 0], read.offsets) for name, own in _ALONE.items() if own in found}
+        if ids is not None:
+            empty = Column(read.values[:, :0], read.offsets)
+            return columns | {"topk_ids": ids, "topk_logprob": found.get("candidates", empty)}
+        if outputs.top_k:
+            top_ids = Column(found["top_ids"].values.astype(np.int32), read.offsets)
+            return columns | {"topk_ids": top_ids, "topk_logprob": found["top_logprob"]}
+        return columns
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:
         """Values of the response tokens, or scores of the rows; see `TrainEngine.values`."""
         assert self.head != "lm", "a language model has no values"
         reader = OutputReader(self.vocab_size, scalar=True)
         if self.head == "value":
-            return self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch)
-        return Column(self._read(batch, reader, np.ones(len(batch), np.int64), tokens_per_micro_batch).values)
+            read = self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch)
+            return Column(read.values[:, 0], read.offsets)
+        return Column(self._read(batch, reader, np.ones(len(batch), np.int64), tokens_per_micro_batch).values[:, 0])
 
     def accumulate_gradient(
         self, batch: Batch, objective: Objective[Any], *, tokens_per_micro_batch: int
@@ -94,11 +120,18 @@ class PackedModel:
 
         Returns the data-parallel rank's share of the metrics; see `loss.join_replicas`.
         """
-        split = self._split(batch, tokens_per_micro_batch, whole_groups="group_id" in objective.columns)
         if self.head == "lm":
-            reader = OutputReader(self.vocab_size, objective.temperature, objective.needs_entropy, fused=self.fused)
+            reader = OutputReader(
+                self.vocab_size,
+                objective.temperature,
+                with_entropy=objective.needs_entropy,
+                candidates=objective.candidates,
+                fused=self.fused,
+            )
         else:
             reader = OutputReader(self.vocab_size, scalar=True)
+        whole_groups = "group_id" in objective.columns
+        split = self._split(batch, tokens_per_micro_batch, reader.candidates, whole_groups=whole_groups)
         losses = MoeLosses(get_model_config(self.chunks[0]))
         loss = GlobalLoss.over_all_ranks(objective, batch, of_values=reader.scalar)
         token_loss = objective.token_loss() if self.fused else None
@@ -115,24 +148,27 @@ class PackedModel:
             metrics = self._run(requests(), split.tokens, forward_only=False)
         return {**_from_last_stage(read_tallies(metrics)), **losses.metrics()}
 
-    def _read(self, batch: Batch, reader: OutputReader, lengths: np.ndarray, tokens_per_micro_batch: int) -> Column:
-        """Outputs of `reader` without gradients: `lengths` numbers per row."""
-        split = self._split(batch, tokens_per_micro_batch)
+    def _read(
+        self, batch: Batch, reader: OutputReader, lengths: np.ndarray, tokens_per_micro_batch: int, rows: int = 1
+    ) -> Column:
+        """Outputs of `reader` without gradients, float32 [sum of lengths, rows]: `lengths` places in each row."""
+        split = self._split(batch, tokens_per_micro_batch, reader.candidates)
 
         def take(output: torch.Tensor, non_loss_data: bool) -> torch.Tensor:
-            return output[0]
+            # A micro-batch without rows does not know the candidates.
+            return output if output.shape[1] else output.new_empty(rows, 0)
 
         with torch.no_grad():
             requests = ((replace(reader, micro_batch=micro_batch), take) for micro_batch in split.micro_batches)
             values = self._run(requests, split.tokens, forward_only=True)
         total = int(lengths.sum())
-        joined = torch.cat(values) if values else torch.empty(total, device=self._device)
+        joined = torch.cat(values, dim=1) if values else torch.empty(rows, total, device=self._device)
         _broadcast_from_last_stage(joined)
-        rows = np.concatenate(split.rows)
-        packed = Column(joined.cpu().numpy(), np.concatenate([[0], np.cumsum(lengths[rows])]))
-        return packed.take(np.argsort(rows))
+        order = np.concatenate(split.rows)
+        packed = Column(joined.cpu().numpy().T, np.concatenate([[0], np.cumsum(lengths[order])]))
+        return packed.take(np.argsort(order))
 
-    def _split(self, batch: Batch, budget: int, *, whole_groups: bool = False) -> _Split:
+    def _split(self, batch: Batch, budget: int, candidates: str | None = None, *, whole_groups: bool = False) -> _Split:
         """Micro-batches of this rank; as many as other ranks have, if ranks communicate within the model."""
         packing = Packing(
             self.alignment,
@@ -140,6 +176,7 @@ class PackedModel:
             context_rank=parallel_state.get_context_parallel_rank(),
             context_ranks=parallel_state.get_context_parallel_world_size(),
             at_row_end=self.head == "reward",
+            candidates=candidates,
             vision=self.vision,
             embeds=parallel_state.is_pipeline_first_stage(),
             shared_prefix=max(SHORTEST_SHARED, 3 * self.alignment) if self.shares_prefixes else None,

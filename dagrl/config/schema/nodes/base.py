@@ -67,6 +67,10 @@ class NodeBase(Section):
         """The pipeline's name of the only column of an op, `column`."""
         return self.write.get(column, column) if isinstance(self.write, dict) else self.write or column
 
+    def named(self, name: str, writes: tuple[str, ...]) -> dict[str, str]:
+        """The pipeline's names of columns where `write` is only `name`; empty if that is not enough for `writes`."""
+        return {writes[0]: name} if len(writes) == 1 else {}
+
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         """The op's columns, scope and needed capability. `declared`: the declaration of its `user_function`."""
         raise NotImplementedError(type(self).__name__)

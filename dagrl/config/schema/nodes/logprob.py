@@ -1,4 +1,4 @@
-"""`logprob`: log-probs of sampled tokens."""
+"""`logprob`: log-probs of sampled tokens, and more of the distributions that they were drawn from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pydantic import Field
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.base import EndpointNode, OpContract, PackingNode, routes_read
-from dagrl.config.schema.section import Name, OwnFunction
+from dagrl.config.schema.section import Name, OwnFunction, PositiveInt
+
+TokenStatistic = Literal["entropy", "prob_square_sum"]
 
 
 class LogprobNode(PackingNode, EndpointNode):
@@ -26,6 +28,15 @@ class LogprobNode(PackingNode, EndpointNode):
     """The rows that it computes: those with one of the given values in a column, such as ``{data_set: [maths]}``; or
     those that your own function, ``module:function``, chooses, which takes columns by name and returns a bool for each
     row. Others become NaN: a node ``{op: merge}`` has them from another teacher. Default: all."""
+    top_k: PositiveInt | None = None
+    """Also write ``topk_ids`` and ``topk_logprob``: that many of the likeliest tokens at each place, and their
+    log-probs. With ``write: teacher_logprob`` their names are ``teacher_topk_ids`` and ``teacher_topk_logprob``."""
+    candidates: Name | None = None
+    """Instead of `top_k`: a column of token ids, such as the ``topk_ids`` of another node, whose log-probs to write.
+    The ids are written again beside them."""
+    statistics: tuple[TokenStatistic, ...] = ()
+    """Also write columns of these names: the ``entropy`` of the distribution, or the sum of its squared probabilities,
+    ``prob_square_sum``."""
 
     @property
     def user_function(self) -> tuple[tuple[str, ...], str] | None:
@@ -33,9 +44,15 @@ class LogprobNode(PackingNode, EndpointNode):
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         chosen_by = declared.reads if declared else tuple(self.rows or ()) if not isinstance(self.rows, str) else ()
-        reads = ("prompt_tokens", "response_tokens", *routes_read(engine), *chosen_by)
+        ids = (self.candidates,) if self.candidates else ()
+        reads = ("prompt_tokens", "response_tokens", *ids, *routes_read(engine), *chosen_by)
+        candidates = ("topk_ids", "topk_logprob") if self.top_k or self.candidates else ()
         return OpContract(
             tuple(dict.fromkeys(reads)),
-            ("logprob",),
+            ("logprob", *candidates, *dict.fromkeys(self.statistics)),
             needs=None if self.endpoint and not self.engine else Capability.SCORE,
         )
+
+    def named(self, name: str, writes: tuple[str, ...]) -> dict[str, str]:
+        stem = name.removesuffix("logprob")
+        return {"logprob": name, **{column: stem + column for column in writes if column.startswith("topk_")}}

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dagrl.backends.megatron.engine.linear_loss import linear_loss
-from dagrl.backends.megatron.engine.logprob import VocabColumns, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.token_statistics import TokenScores, VocabColumns
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -23,23 +24,38 @@ def given_tokens(tokens: int, vocab_size: int, padding: int, seed: int = 0) -> G
     return hidden, weight, targets, torch.randn(2, tokens, generator=generator, dtype=torch.float64)
 
 
-def loss_of(logprob: torch.Tensor, entropy: torch.Tensor | None, factors: torch.Tensor) -> torch.Tensor:
+def given_candidates(tokens: int, vocab_size: int, count: int, seed: int = 0) -> torch.Tensor | None:
+    """Ids of any tokens, several of which may be equal, and -1 for some of them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-1, vocab_size, (tokens, count), generator=generator) if count else None
+
+
+def loss_of(scores: TokenScores, factors: torch.Tensor) -> torch.Tensor:
     """Something curved, so that slopes depend on the values."""
-    loss = factors[0] @ logprob.exp() + factors[1] @ logprob.square()
-    return loss if entropy is None else loss + 0.5 * (factors[1] * entropy).square().sum()
+    loss = factors[0] @ scores.logprob.exp() + factors[1] @ scores.logprob.square()
+    if scores.candidates is not None:
+        known = torch.where(scores.candidates.isinf(), 0.0, scores.candidates)
+        weight = torch.linspace(-1, 1, known.shape[1], dtype=known.dtype)
+        loss = loss + (factors[0] * (known.square() @ weight)).sum()
+    return loss if scores.entropy is None else loss + 0.5 * (factors[1] * scores.entropy).square().sum()
 
 
-def in_one_pass(inputs: list[torch.Tensor], targets: torch.Tensor, factors: torch.Tensor, **how: Any) -> Any:
-    """Log-probs, entropies, and the scalar that has the gradient of `loss_of`."""
+def in_one_pass(
+    inputs: list[torch.Tensor],
+    targets: torch.Tensor,
+    factors: torch.Tensor,
+    candidates: torch.Tensor | None = None,
+    **how: Any,
+) -> Any:
+    """Scores, and the scalar that has the gradient of `loss_of`."""
 
-    def slopes_of(part: slice, logprob: torch.Tensor, entropy: torch.Tensor | None) -> Any:
-        outputs = [each.detach().requires_grad_() for each in (logprob, entropy) if each is not None]
+    def slopes_of(part: slice, scores: TokenScores) -> TokenScores:
+        asked = scores.map(lambda each: each.detach().requires_grad_())
         with torch.enable_grad():
-            loss = loss_of(outputs[0], outputs[1] if len(outputs) == 2 else None, factors[:, part])
-            slopes = torch.autograd.grad(loss, outputs)
-        return slopes if len(slopes) == 2 else (*slopes, None)
+            slopes = iter(torch.autograd.grad(loss_of(asked, factors[:, part]), [x for x in asked if x is not None]))
+        return TokenScores(*(None if each is None else next(slopes) for each in asked))
 
-    return linear_loss(*inputs, targets, VocabColumns(len(inputs[1]), **how), slopes_of)
+    return linear_loss(*inputs, targets, VocabColumns(len(inputs[1]), **how), slopes_of, candidates)
 
 
 @settings(deadline=None)
@@ -50,65 +66,115 @@ def in_one_pass(inputs: list[torch.Tensor], targets: torch.Tensor, factors: torc
     chunk_elements=st.integers(1, 60),
     temperature=st.floats(0.4, 2),
     with_entropy=st.booleans(),
+    count=st.integers(0, 5),
     by_token=st.booleans(),
     scale=st.floats(-3, 3),
     seed=st.integers(0, 99),
 )
 def test_values_and_gradients_are_those_of_plain_logits(
-    tokens, vocab_size, padding, chunk_elements, temperature, with_entropy, by_token, scale, seed
+    tokens, vocab_size, padding, chunk_elements, temperature, with_entropy, count, by_token, scale, seed
 ) -> None:
     *given, targets, factors = given_tokens(tokens, vocab_size, padding, seed)
+    weight = given[1]
     heat = temperature * torch.linspace(1, 2, tokens, dtype=torch.float64) if by_token else temperature
     how = {"temperature": heat, "vocab_size": vocab_size, "with_entropy": with_entropy}
-    ours, theirs = ([each.clone().requires_grad_() for each in given] for _ in range(2))
-    logprob, entropy, carrier = in_one_pass(ours, targets, factors, chunk_elements=chunk_elements, **how)
+    ids = given_candidates(tokens, vocab_size, count, seed)
+    once, twice, whole = ([each.clone().requires_grad_() for each in given] for _ in range(3))
+    scores, carrier = in_one_pass(once, targets, factors, ids, chunk_elements=chunk_elements, **how)
     (scale * carrier).backward()
-    expected, expected_entropy = token_logprobs(theirs[0] @ theirs[1].t(), targets, VocabColumns(len(theirs[1]), **how))
-    (scale * loss_of(expected, expected_entropy, factors)).backward()
-    assert carrier.item() == 0 and not logprob.requires_grad
-    torch.testing.assert_close(logprob, expected.detach(), rtol=1e-12, atol=1e-12)
-    assert (entropy is None) == (expected_entropy is None)
-    if entropy is not None:
-        torch.testing.assert_close(entropy, expected_entropy.detach(), rtol=1e-12, atol=1e-12)
-    for found, plain in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(found.grad, plain.grad, rtol=1e-10, atol=1e-10)
+    columns = VocabColumns(len(weight), chunk_elements=chunk_elements, **how)
+    again = linear_token_logprobs(*twice, targets, columns, ids)
+    (scale * loss_of(again, factors)).backward()
+    logits = whole[0] @ whole[1].t()
+    ready = token_logprobs(logits, targets, columns, ids)
+    (scale * loss_of(ready, factors)).backward()
+    plain = [each.clone().requires_grad_() for each in given]
+    expected = plain_scores(plain[0] @ plain[1].t(), targets, ids, vocab_size, heat, with_entropy)
+    (scale * loss_of(expected, factors)).backward()
+    assert carrier.item() == 0 and not scores.logprob.requires_grad
+    for found in (scores, again, ready):
+        for one, other in zip(found, expected, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-12, atol=1e-12)
+    for inputs in (once, twice, whole):
+        for found, exact in zip(inputs, plain, strict=True):
+            torch.testing.assert_close(found.grad, exact.grad, rtol=1e-10, atol=1e-10)
+
+
+def plain_scores(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    ids: torch.Tensor | None,
+    vocab_size: int,
+    heat: Any,
+    with_entropy: bool,
+) -> TokenScores:
+    """By autograd through the whole distribution."""
+    divisor = heat[:, None] if isinstance(heat, torch.Tensor) else heat
+    log_p = torch.log_softmax(logits[:, :vocab_size] / divisor, dim=-1)
+    chosen = None if ids is None else torch.where(ids < 0, -torch.inf, log_p.gather(1, ids.clamp(min=0)))
+    entropy = -(log_p.exp() * log_p).sum(1) if with_entropy else None
+    return TokenScores(log_p.gather(1, targets[:, None]).squeeze(1), entropy, chosen)
 
 
 def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(run_ranks) -> None:
     hidden, weight, targets, factors = given_tokens(7, 9, 3)
+    ids = given_candidates(7, 9, 4)
     how: dict[str, Any] = {"temperature": 0.8, "vocab_size": 9, "with_entropy": True}
 
-    def on_rank(rank: int) -> tuple[torch.Tensor, ...]:
-        own = [each.clone().requires_grad_() for each in (hidden, weight.chunk(4)[rank])]
+    def on_rank(rank: int) -> list[torch.Tensor]:
         how["group"] = torch.distributed.group.WORLD
-        logprob, entropy, carrier = in_one_pass(own, targets, factors, chunk_elements=6, **how)
+        own = [each.clone().requires_grad_() for each in (hidden, weight.chunk(4)[rank])]
+        scores, carrier = in_one_pass(own, targets, factors, ids, chunk_elements=6, **how)
         carrier.backward()
-        return logprob, entropy, *(each.grad for each in own)
+        again = [each.clone().requires_grad_() for each in (hidden, weight.chunk(4)[rank])]
+        columns = VocabColumns(3, chunk_elements=6, **how)
+        loss_of(token_logprobs(again[0] @ again[1].t(), targets, columns, ids), factors).backward()
+        return [*scores, *(each.grad for each in (*own, *again))]
 
     whole = [each.clone().requires_grad_() for each in (hidden, weight)]
-    logprob, entropy = token_logprobs(whole[0] @ whole[1].t(), targets, VocabColumns(len(whole[1]), **how))
-    loss_of(logprob, entropy, factors).backward()
+    expected = plain_scores(whole[0] @ whole[1].t(), targets, ids, 9, 0.8, True)
+    loss_of(expected, factors).backward()
     # The last rank's three columns are all padding.
     ranks = run_ranks(4, on_rank)
-    for found, found_entropy, *_ in ranks:
-        torch.testing.assert_close(found, logprob.detach(), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(found_entropy, entropy.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(sum(rank[2] for rank in ranks), whole[0].grad, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(torch.cat([rank[3] for rank in ranks]), whole[1].grad, rtol=1e-10, atol=1e-10)
+    for found in ranks:
+        for one, other in zip(found[:3], expected, strict=True):
+            torch.testing.assert_close(one, other.detach(), rtol=1e-12, atol=1e-12)
+    for first in (3, 5):
+        torch.testing.assert_close(sum(rank[first] for rank in ranks), whole[0].grad, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            torch.cat([rank[first + 1] for rank in ranks]), whole[1].grad, rtol=1e-10, atol=1e-10
+        )
 
 
-def test_half_precision_is_that_of_the_recomputing_path() -> None:
+@pytest.mark.parametrize("count", [0, 5])
+def test_half_precision_is_that_of_the_recomputing_path(count: int) -> None:
     *given, targets, factors = given_tokens(7, 12, 0)
+    ids = given_candidates(7, 12, count)
     ours, theirs = ([each.bfloat16().requires_grad_() for each in given] for _ in range(2))
     how = {"temperature": 1.0, "vocab_size": 12, "chunk_elements": 24}
-    logprob, _, carrier = in_one_pass(ours, targets, factors.float(), **how)
-    expected, _ = linear_token_logprobs(*theirs, targets, VocabColumns(len(theirs[1]), **how))
+    scores, carrier = in_one_pass(ours, targets, factors.float(), ids, **how)
+    expected = linear_token_logprobs(*theirs, targets, VocabColumns(len(theirs[1]), **how), ids)
     carrier.backward()
-    loss_of(expected, None, factors.float()).backward()
-    assert logprob.dtype == torch.float32 and torch.equal(logprob, expected.detach())
+    loss_of(expected, factors.float()).backward()
+    assert scores.logprob.dtype == torch.float32 and torch.equal(scores.logprob, expected.logprob.detach())
     for found, plain in zip(ours, theirs, strict=True):
         assert found.grad is not None and found.grad.dtype == torch.bfloat16
         torch.testing.assert_close(found.grad, plain.grad, rtol=0.02, atol=0.02)
+
+
+def test_a_student_like_its_teacher_has_the_exact_small_gradient_in_half_precision() -> None:
+    """Both parts of a candidate's gradient are near 1, and their difference is below the rounding of either."""
+    logits = torch.tensor([[3.0, 1.0, 0.5, -1.0]]).bfloat16()
+    ids, exact = torch.arange(4)[None], logits.double().requires_grad_()
+    teacher = torch.softmax(logits.double() + torch.tensor([[1e-3, 0, 0, 0]]), dim=-1)
+    (-(teacher * torch.log_softmax(exact, dim=-1)).sum()).backward()
+    logits.requires_grad_()
+    scores = token_logprobs(logits, torch.tensor([0]), VocabColumns(4, 4, 1.0), ids)
+    assert scores.candidates is not None and exact.grad is not None and logits.grad is None
+    (-(teacher.float() * scores.candidates).sum()).backward()
+    torch.testing.assert_close(logits.grad, exact.grad.bfloat16(), rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize(("chunk_elements", "rows"), [(12, 5), (1, 1), (10**6, 7)])
@@ -126,7 +192,7 @@ def test_logits_are_computed_once_and_in_chunks(chunk_elements: int, rows: int, 
     inputs = [hidden.requires_grad_(), weight.requires_grad_(not frozen)]
     how = {"temperature": 1.0, "vocab_size": 12, "chunk_elements": chunk_elements}
     with Products():
-        in_one_pass(inputs, targets, factors, **how)[2].backward()
+        in_one_pass(inputs, targets, factors, given_candidates(7, 12, 3), **how)[1].backward()
     logits = [shape[0] for shape in made if shape[1] == 12]
     assert max(logits) == rows and sum(logits) == 7
     # A frozen output layer, below low-rank adapters, has no gradient.

@@ -3,9 +3,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dagrl.backends.megatron.engine.logprob import VocabColumns, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.token_statistics import Statistics, VocabColumns, statistics
 
 
 def plain(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,7 +25,7 @@ def sample() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_two_equally_likely_tokens_have_log_half_and_entropy_log_two() -> None:
     logits = torch.tensor([[5.0, 5.0]])
-    logprob, entropy = token_logprobs(
+    logprob, entropy, _ = token_logprobs(
         logits, torch.tensor([1]), VocabColumns(logits.shape[1], temperature=0.7, vocab_size=2, with_entropy=True)
     )
     assert logprob.tolist() == pytest.approx([-math.log(2)])
@@ -35,7 +38,7 @@ def test_values_and_gradients_are_those_of_log_softmax(sample, temperature: floa
     logits, targets = sample
     up_logprob, up_entropy = torch.randn(2, 7, dtype=torch.float64)
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    logprob, entropy = token_logprobs(
+    logprob, entropy, _ = token_logprobs(
         ours,
         targets,
         VocabColumns(
@@ -56,12 +59,12 @@ def test_each_token_may_have_a_temperature_of_its_own(sample) -> None:
     how = {"width": 12, "vocab_size": 12, "with_entropy": True, "chunk_elements": 30}
     temperature = torch.linspace(0.5, 1.7, 7, dtype=torch.float64)
     ours, single = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    logprob, entropy = token_logprobs(ours, targets, VocabColumns(temperature=temperature, **how))
+    logprob, entropy, _ = token_logprobs(ours, targets, VocabColumns(temperature=temperature, **how))
     assert entropy is not None
     total = torch.zeros((), dtype=torch.float64)
     for row in range(7):
         here = slice(row, row + 1)
-        one, spread = token_logprobs(
+        one, spread, _ = token_logprobs(
             single[here], targets[here], VocabColumns(temperature=float(temperature[row]), **how)
         )
         assert spread is not None
@@ -77,7 +80,7 @@ def test_gradients_hold_against_finite_differences(sample) -> None:
     assert torch.autograd.gradcheck(
         lambda x: token_logprobs(
             x, targets, VocabColumns(x.shape[1], temperature=0.8, vocab_size=12, with_entropy=True)
-        ),
+        )[:2],
         logits.requires_grad_(),
     )
 
@@ -88,7 +91,7 @@ def test_padding_columns_have_no_probability_and_no_gradient(sample) -> None:
     padded = logits.clone()
     padded[:, 9:] = 100.0
     padded.requires_grad_()
-    logprob, _ = token_logprobs(padded, targets, VocabColumns(padded.shape[1], temperature=1.0, vocab_size=9))
+    logprob, *_ = token_logprobs(padded, targets, VocabColumns(padded.shape[1], temperature=1.0, vocab_size=9))
     torch.testing.assert_close(logprob, plain(logits[:, :9], targets, 1.0)[0], rtol=1e-12, atol=1e-12)
     logprob.sum().backward()
     assert padded.grad is not None and padded.grad[:, 9:].abs().max() == 0 and padded.grad[:, :9].abs().max() > 0
@@ -97,7 +100,7 @@ def test_padding_columns_have_no_probability_and_no_gradient(sample) -> None:
 def test_half_precision_logits_are_worked_on_in_float32(sample) -> None:
     logits, targets = sample
     half = logits.to(torch.bfloat16).requires_grad_()
-    logprob, _ = token_logprobs(half, targets, VocabColumns(half.shape[1], temperature=1.0, vocab_size=12))
+    logprob, *_ = token_logprobs(half, targets, VocabColumns(half.shape[1], temperature=1.0, vocab_size=12))
     assert logprob.dtype == torch.float32
     exact = plain(half.detach().double(), targets, 1.0)[0]
     torch.testing.assert_close(logprob.double(), exact, rtol=1e-6, atol=1e-6)
@@ -107,12 +110,14 @@ def test_half_precision_logits_are_worked_on_in_float32(sample) -> None:
 
 def test_entropy_is_left_out_unless_asked_for(sample) -> None:
     logits, targets = sample
-    assert token_logprobs(logits, targets, VocabColumns(logits.shape[1], temperature=1.0, vocab_size=12))[1] is None
+    assert (
+        token_logprobs(logits, targets, VocabColumns(logits.shape[1], temperature=1.0, vocab_size=12)).entropy is None
+    )
 
 
 def test_no_tokens_give_an_empty_result_with_a_gradient_of_zero(sample) -> None:
     logits = sample[0][:0].clone().requires_grad_()
-    logprob, entropy = token_logprobs(
+    logprob, entropy, _ = token_logprobs(
         logits, sample[1][:0], VocabColumns(logits.shape[1], temperature=1.0, vocab_size=12, with_entropy=True)
     )
     assert entropy is not None and logprob.shape == entropy.shape == (0,)
@@ -126,7 +131,7 @@ def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(sample, run
 
     def on_rank(rank: int) -> tuple[torch.Tensor, ...]:
         own = logits.chunk(4, dim=1)[rank].clone().requires_grad_()
-        logprob, entropy = token_logprobs(
+        logprob, entropy, _ = token_logprobs(
             own,
             targets,
             VocabColumns(
@@ -165,11 +170,13 @@ def test_logits_made_chunk_by_chunk_give_the_same_values_and_gradients(sample, c
     for fused in (True, False):
         inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
         if fused:
-            logprob, entropy = linear_token_logprobs(
+            logprob, entropy, _ = linear_token_logprobs(
                 *inputs, targets, VocabColumns(len(inputs[1]), chunk_elements=chunk_elements, **how)
             )
         else:
-            logprob, entropy = token_logprobs(inputs[0] @ inputs[1].t(), targets, VocabColumns(len(inputs[1]), **how))
+            logprob, entropy, _ = token_logprobs(
+                inputs[0] @ inputs[1].t(), targets, VocabColumns(len(inputs[1]), **how)
+            )
         (logprob.sum() + 0.5 * entropy.square().sum()).backward()
         results.append([logprob.detach(), entropy.detach(), *(tensor.grad for tensor in inputs)])
     for ours, theirs in zip(*results, strict=True):
@@ -189,7 +196,7 @@ def test_no_more_logits_are_made_at_once_than_asked_for(chunk_elements: int, row
     hidden, weight = torch.randn(7, 3, requires_grad=True), torch.randn(12, 3)
     with Products():
         how = {"temperature": 1.0, "vocab_size": 12, "chunk_elements": chunk_elements}
-        logprob, _ = linear_token_logprobs(hidden, weight, torch.arange(7), VocabColumns(len(weight), **how))
+        logprob, *_ = linear_token_logprobs(hidden, weight, torch.arange(7), VocabColumns(len(weight), **how))
         logprob.sum().backward()
     logits = [shape[0] for shape in made if shape[1] == 12]
     assert max(logits) == rows and sum(logits) == 2 * 7, "all rows, forward and backward"
@@ -203,7 +210,7 @@ def test_very_unlike_ranks_are_joined_without_overflow(run_ranks) -> None:
             logits.chunk(2, dim=1)[rank],
             torch.tensor([0, 3]),
             VocabColumns(2, temperature=1.0, vocab_size=4, group=torch.distributed.group.WORLD, with_entropy=True),
-        )
+        )[:2]
 
     for logprob, entropy in run_ranks(2, on_rank):
         assert logprob.tolist() == [0.0, -100.0]
@@ -219,3 +226,53 @@ def test_chunks_of_more_than_a_tile_have_a_power_of_two_of_rows(width: int, at_o
     parts = list(columns.chunks(10_000, at_once=at_once))
     assert [part.stop - part.start for part in parts] == sizes
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+
+
+@settings(deadline=None)
+@given(
+    tokens=st.integers(0, 9),
+    vocab_size=st.integers(1, 12),
+    padding=st.integers(0, 3),
+    top_k=st.integers(1, 14),
+    chunk_elements=st.integers(1, 60),
+    with_entropy=st.booleans(),
+    by_token=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_likeliest_tokens_and_squares_are_those_of_softmax(
+    tokens, vocab_size, padding, top_k, chunk_elements, with_entropy, by_token, seed
+) -> None:
+    logits = 3 * torch.randn(tokens, vocab_size + padding, generator=torch.Generator().manual_seed(seed)).double()
+    heat = torch.linspace(0.5, 1.7, tokens, dtype=torch.float64) if by_token else 0.8
+    how = {"with_entropy": with_entropy, "chunk_elements": chunk_elements}
+    columns = VocabColumns(logits.shape[1], vocab_size, heat, with_square_sum=True, top_k=top_k, **how)
+    found = statistics(logits.__getitem__, logits, torch.zeros(tokens, dtype=torch.int64), columns)
+    assert_likeliest(found, logits[:, :vocab_size] / (heat[:, None] if by_token else heat), top_k)
+
+
+def assert_likeliest(found: Statistics, x: torch.Tensor, top_k: int) -> None:
+    """Those of softmax(x): all of them, if `top_k` is that large."""
+    log_p = torch.log_softmax(x, dim=-1)
+    assert found.square_sum is not None and found.top_logprob is not None and found.top_ids is not None
+    torch.testing.assert_close(found.square_sum, log_p.exp().square().sum(1), rtol=1e-12, atol=1e-12)
+    known = min(top_k, x.shape[1])
+    expected, ids = log_p.topk(known, dim=1)
+    torch.testing.assert_close(found.top_logprob[:, :known], expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(found.top_ids[:, :known], ids)
+    assert found.top_ids.shape == found.top_logprob.shape == (len(x), top_k)
+    assert (found.top_ids[:, known:] == -1).all() and found.top_logprob[:, known:].isneginf().all()
+
+
+@pytest.mark.parametrize("top_k", [1, 4, 9, 15])
+def test_likeliest_tokens_of_a_split_vocabulary_are_those_of_the_whole_one(sample, run_ranks, top_k: int) -> None:
+    logits, targets = sample
+
+    def on_rank(rank: int) -> Statistics:
+        # Of the 12 columns, the last rank's three are all padding.
+        own, group = logits.chunk(4, dim=1)[rank], torch.distributed.group.WORLD
+        how = {"with_entropy": True, "with_square_sum": True, "chunk_elements": 5, "group": group}
+        columns = VocabColumns(3, 9, 0.8, top_k=top_k, **how)
+        return statistics(own.__getitem__, own, targets % 9, columns)
+
+    for found in run_ranks(4, on_rank):
+        assert_likeliest(found, logits[:, :9] / 0.8, top_k)

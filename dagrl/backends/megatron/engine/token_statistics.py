@@ -1,0 +1,274 @@
+"""Log-probs, entropies and likeliest tokens from logits whose vocabulary is split over tensor-parallel ranks.
+
+Computes in float32 for any dtype of logits, in chunks of tokens, without gradients; `logprob` has these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+CHUNK_ELEMENTS = 2**27
+"""Logits processed at a time: 512 MiB in float32."""
+_TILE = 128
+"""Rows of a tile of matrix products."""
+AT_ONCE = 2
+"""Chunks of logits in a product, if logits and their gradient are both held."""
+
+
+class TokenScores(NamedTuple):
+    """The numbers of T tokens that losses have a gradient through, or that gradient."""
+
+    logprob: torch.Tensor
+    """Log-prob of each target [T]."""
+    entropy: torch.Tensor | None = None
+    """Entropy in nats of the distribution [T]."""
+    candidates: torch.Tensor | None = None
+    """Log-probs of given token ids [T, k], -inf where an id is no token."""
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TokenScores:
+        """The results for each that there is."""
+        entropy = None if self.entropy is None else function(self.entropy)
+        return TokenScores(
+            function(self.logprob), entropy, None if self.candidates is None else function(self.candidates)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Numbers of T distributions; float32, or float64 for float64 logits."""
+
+    scores: TokenScores
+    log_sum: torch.Tensor
+    """Log of the sum of exponentials [T]."""
+    square_sum: torch.Tensor | None
+    """Sum of the squared probabilities [T]."""
+    top_logprob: torch.Tensor | None
+    """Log-probs of the likeliest tokens [T, top_k], descending; -inf behind the last of the vocabulary."""
+    top_ids: torch.Tensor | None
+    """Their ids, int64 [T, top_k]; -1 behind the last of the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabColumns:
+    """A rank's part of the vocabulary, and what is computed of it."""
+
+    width: int
+    """Columns of the rank, equally many on each rank of `group`, in rank order."""
+    vocab_size: int
+    """Tokens; columns from there on, counted over all ranks, are padding."""
+    temperature: float | torch.Tensor
+    """One for all tokens, or one for each [T]."""
+    with_entropy: bool = False
+    with_square_sum: bool = False
+    top_k: int = 0
+    """Likeliest tokens."""
+    group: dist.ProcessGroup | None = None
+    """Ranks that split the vocabulary; None for one."""
+    chunk_elements: int = CHUNK_ELEMENTS
+    """Logits processed at a time."""
+
+    @property
+    def first(self) -> int:
+        return self.width * (dist.get_rank(self.group) if self.group else 0)
+
+    @property
+    def count(self) -> int:
+        """Columns of tokens; the rank's further columns are padding."""
+        return min(max(self.vocab_size - self.first, 0), self.width)
+
+    def of(self, part: slice) -> VocabColumns:
+        """The same for a part of the tokens."""
+        if isinstance(self.temperature, torch.Tensor):
+            return replace(self, temperature=self.temperature[part])
+        return self
+
+    @property
+    def divisor(self) -> float | torch.Tensor:
+        """The divisor of logits [T, width]."""
+        return self.temperature[:, None] if isinstance(self.temperature, torch.Tensor) else self.temperature
+
+    def chunks(self, rows: int, *, at_once: int = 1) -> Iterator[slice]:
+        """Divide `rows` into parts of at most `at_once` times `chunk_elements`, and of a row at least.
+
+        Parts of more than a tile have a power of two of rows: the tiles of a product with [width, hidden size] then
+        occupy nearly all processors of a GPU, where other numbers of rows leave a part of them without work at the end.
+        """
+        each = max(1, at_once * self.chunk_elements // max(1, self.width))
+        if each > _TILE:
+            each = 1 << (each.bit_length() - 1)
+        for start in range(0, rows, each):
+            yield slice(start, min(start + each, rows))
+
+    def known(self, ids: torch.Tensor) -> torch.Tensor:
+        """Whether each id is a token."""
+        return (ids >= 0) & (ids < self.vocab_size)
+
+    def targets_here(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whether each target is one of the rank's columns, and its index, or 0."""
+        is_here = (targets >= self.first) & (targets < self.first + self.count)
+        return is_here, torch.where(is_here, targets - self.first, 0)
+
+
+def linear_statistics(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    columns: VocabColumns,
+    candidates: torch.Tensor | None = None,
+) -> Statistics:
+    """`statistics` of ``hidden @ weight.T``, in chunks."""
+    return statistics(lambda part: hidden[part] @ weight.t(), hidden, targets, columns, candidates, at_once=AT_ONCE)
+
+
+def statistics(
+    logits_of: Callable[[slice], torch.Tensor],
+    like: torch.Tensor,
+    targets: torch.Tensor,
+    columns: VocabColumns,
+    candidates: torch.Tensor | None = None,
+    *,
+    at_once: int = 1,
+) -> Statistics:
+    """Log-probs of the targets and of `candidates`, and what `columns` asks for, without gradient.
+
+    With x = logits / temperature and p = softmax(x): log p[target] = x[target] - log sum exp(x),
+    H = log sum exp(x) - sum p x, and sum p^2 = sum exp(2 x) / (sum exp(x))^2. Each rank shifts by its own maximum, so
+    that one pass over the logits suffices; `_join` then combines the ranks.
+    """
+    wide = torch.promote_types(like.dtype, torch.float32)
+    is_here, column = columns.targets_here(targets)
+    highest = like.new_full((len(targets),), -torch.inf, dtype=wide)
+    sums = like.new_zeros(2 + columns.with_entropy + columns.with_square_sum, len(targets), dtype=wide)
+    chosen = None if candidates is None else like.new_zeros(candidates.shape, dtype=wide)
+    likeliest = _Likeliest.none(highest, columns.top_k) if columns.top_k else None
+    sum_up = compiled(_row_sums)
+    for part in columns.chunks(len(targets) if columns.count else 0, at_once=at_once):
+        logits, divisor = logits_of(part)[:, : columns.count], columns.of(part).divisor
+        highest[part], sums[:, part] = sum_up(
+            logits, column[part], is_here[part], divisor, columns.with_entropy, columns.with_square_sum
+        )
+        if chosen is not None and candidates is not None:
+            are_here, places = columns.targets_here(candidates[part])
+            chosen[part] = torch.where(are_here, logits.gather(1, places).to(wide) / divisor, 0.0)
+        if likeliest is not None:
+            likeliest.take(part, logits, divisor, columns.first)
+    highest, sums = _join(highest, sums, columns)
+    log_sum = sums[0].log() + highest
+    entropy = log_sum - sums[2] / sums[0] - highest if columns.with_entropy else None
+    if chosen is not None and candidates is not None:
+        if _are_several(columns.group):
+            dist.all_reduce(chosen, group=columns.group)
+        chosen = torch.where(columns.known(candidates), chosen - log_sum[:, None], -torch.inf)
+    if likeliest is not None:
+        likeliest = likeliest.over(columns.group)
+    return Statistics(
+        TokenScores(sums[1] - log_sum, entropy, chosen),
+        log_sum,
+        sums[-1] / sums[0].square() if columns.with_square_sum else None,
+        None if likeliest is None else likeliest.x - log_sum[:, None],
+        None if likeliest is None else likeliest.ids,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Likeliest:
+    """The likeliest tokens that were found: x = logits / temperature and ids, [tokens, k]."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+
+    @staticmethod
+    def none(like: torch.Tensor, count: int) -> _Likeliest:
+        x = like.new_full((len(like), count), -torch.inf)
+        return _Likeliest(x, torch.full_like(x, -1, dtype=torch.int64))
+
+    def take(self, part: slice, logits: torch.Tensor, divisor: float | torch.Tensor, first: int) -> None:
+        """Find those of some tokens, whose `logits` begin with the column `first` of the vocabulary."""
+        values, places = logits.topk(min(self.x.shape[1], logits.shape[1]), dim=1)
+        self.x[part, : values.shape[1]] = values.to(self.x.dtype) / divisor
+        self.ids[part, : values.shape[1]] = places + first
+
+    def over(self, group: dist.ProcessGroup | None) -> _Likeliest:
+        """The likeliest of those that all ranks have found."""
+        if not _are_several(group):
+            return self
+        found = []
+        for own in (self.x, self.ids):
+            parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, own, group=group)
+            found.append(torch.cat(parts, dim=1))
+        x, places = found[0].topk(self.x.shape[1], dim=1)
+        return _Likeliest(x, found[1].gather(1, places))
+
+
+def _are_several(group: dist.ProcessGroup | None) -> bool:
+    return group is not None and dist.get_world_size(group) > 1
+
+
+def _join(highest: torch.Tensor, sums: torch.Tensor, columns: VocabColumns) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maximum and sums over all ranks, from each rank's own, which are relative to its own maximum."""
+    group = columns.group
+    if not _are_several(group):
+        return highest, sums
+    own = highest.clone()
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
+    # A rank with only padding has sums of 0 and a maximum of minus infinity.
+    lower = torch.where(own.isinf(), 0.0, own - highest)
+    factor = lower.exp()
+    if columns.with_entropy:
+        sums[2] = factor * (sums[2] + lower * sums[0])
+    if columns.with_square_sum:
+        sums[-1] *= factor.square()
+    sums[0] *= factor
+    dist.all_reduce(sums, group=group)
+    return highest, sums
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """On a GPU, compile to one kernel that reads the logits once; on a CPU, where that takes minutes, do not
+    compile.
+    """
+    if not torch.cuda.is_available():
+        return function
+    compiled = torch.compile(function)
+
+    def call(*args: Any) -> Any:
+        # Dynamic in the number of rows only: dynamic columns would cost more than the arithmetic.
+        for tensor in args:
+            if isinstance(tensor, torch.Tensor):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(*args)
+
+    return call
+
+
+def _row_sums(
+    logits: torch.Tensor,
+    column: torch.Tensor,
+    is_here: torch.Tensor,
+    temperature: float | torch.Tensor,
+    with_entropy: bool,
+    with_square_sum: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's highest x = logits / temperature, [tokens], and its sums, [2 to 4, tokens].
+
+    These are the sum of exponentials, the target's x, and on request the sums of exponential times x and of squared
+    exponentials; all but the target's are relative to the highest.
+    """
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    highest = x.amax(1)
+    shifted = x - highest[:, None]
+    exponential = shifted.exp()
+    sums = [exponential.sum(1), torch.where(is_here, x.gather(1, column[:, None]).squeeze(1), 0.0)]
+    if with_entropy:
+        sums.append((exponential * shifted).sum(1))
+    if with_square_sum:
+        sums.append(exponential.square().sum(1))
+    return highest, torch.stack(sums)
