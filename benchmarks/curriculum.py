@@ -37,7 +37,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "adaptive": {
         "order": {"adaptive": {"band": [0.03, 0.97], "skip_solved_for": 3, "priority": "pass_rate", "floor": 0.3}}
     },
-    "adaptive by advantage": {
+    "advantage": {
         "order": {"adaptive": {"band": [0.03, 0.97], "skip_solved_for": 3, "priority": "advantage", "floor": 0.3}}
     },
 }
