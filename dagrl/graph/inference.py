@@ -200,9 +200,9 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
 
 
 def _reads_no_reward(node: NodeBase) -> bool:
-    """Whether a node learns from a teacher alone."""
+    """Whether a node learns from a teacher alone, or from rewards of other names."""
     match node:
-        case AdvantageNode(estimator="none"):
+        case AdvantageNode(estimator="none" | "gdpo"):
             return True
         case UpdateNode(loss=loss):
             return loss.policy == "none"

@@ -189,6 +189,8 @@ def test_the_policy_waits_one_step_less_than_verls_number(translated):
         ),
         ({"adv_estimator": "reinforce", "norm_mean_type": "group"}, "dr_grpo"),
         ({"adv_estimator": "reinforce", "norm_mean_type": "group", "norm_std_type": "group"}, "grpo"),
+        ({"adv_estimator": "reinforce", "norm_mean_type": "group", "norm_std_type": "batch"}, "grpo"),
+        ({"adv_estimator": "agentic_reinforce", "whiten_advantages": True, "gamma": 0.9}, "agentic_reinforce"),
         ({"adv_estimator": "grpo"}, "grpo"),
         ({}, "gae"),
     ],
@@ -198,6 +200,15 @@ def test_estimators_of_roll(translated, given_settings, estimator):
     assert tree["nodes.advantage.estimator"] == estimator
     if estimator == "gae":
         assert tree["nodes.advantage.lam"] == 0.95
+    assert tree.get("nodes.advantage.normalize_by_std") == given_settings.get("norm_std_type")
+    assert tree.get("nodes.advantage.gamma", 1) == given_settings.get("gamma", 1)
+
+
+@pytest.mark.parametrize(("name", "estimator"), [("grpo_passk", "grpo_passk"), ("gdpo", "grpo"), ("maxrl", "grpo")])
+def test_estimators_of_verl(translated, name, estimator):
+    tree = translated("verl", {"algorithm.adv_estimator": name, "algorithm.norm_adv_by_std_in_grpo": False})
+    assert tree["nodes.advantage.estimator"] == estimator
+    assert tree.get("nodes.advantage.normalize_by_std") == (False if name == "grpo_passk" else None)
 
 
 def test_device_mappings_are_read_and_not_evaluated():

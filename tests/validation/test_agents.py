@@ -98,6 +98,10 @@ def test_agents_that_can_run_pass(project, options: str) -> None:
     [
         ("estimator: gigpo", "estimator"),
         ("estimator: gae, lam: 0.95", "estimator"),
+        ("estimator: gae, lam_value: 0.95", "estimator"),
+        ("estimator: gae, length_adaptive_alpha: 0.05", "estimator"),
+        ("estimator: optimal_token_baseline", "estimator"),
+        ("estimator: agentic_reinforce", "estimator"),
         ("estimator: gae, kl_in_reward: {coef: 0.1}", "kl_in_reward"),
         ("estimator: reinforce_plus_plus, kl_in_reward: {coef: 0.1}", "kl_in_reward"),
     ],

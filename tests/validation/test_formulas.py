@@ -248,3 +248,30 @@ def test_vespo_takes_no_weight_beside_its_own(project, read):
     check_file(path, [*overrides, "nodes.update.rollout_correction={rollout_rs: token_tv, rollout_rs_threshold: 0.1}"])
     (problem,) = project.problems(path, *overrides, "nodes.update.rollout_correction={rollout_is: token}")
     assert problem.code == "ratio-counted-twice"
+
+
+@pytest.mark.parametrize("names", [("right", "polite"), ("reward", "polite")])
+def test_gdpo_needs_rewards_of_its_own_names_alone(project, names):
+    project.write("own_checks.py", "def polite(**sample): return 1.0\n")
+    edits = [
+        ("  reward: {op: reward, fn: exact}", f"  reward: {{op: reward, fn: exact, write: {names[0]}}}"),
+        ("  advantage:", f"  polite: {{op: reward, fn: 'own_checks:polite', write: {names[1]}}}\n  advantage:"),
+        ("grpo}", f"gdpo, rewards: {{{names[0]}: 1.0, {names[1]}: 0.5}}}}"),
+    ]
+    assert check_file(project.pipeline(*edits)).warnings == ()
+
+
+def test_pass_at_k_needs_k_responses(project):
+    for_four = project.pipeline(("grpo}", "passk, k: 4}"))
+    check_file(for_four)
+    (problem,) = project.problems(for_four, "nodes.advantage.k=5")
+    assert (problem.place, problem.code) == ("nodes.rollout.n", "group-too-small")
+    check_file(for_four, ["nodes.advantage.k=5", "nodes.rollout.n=5"])
+
+
+def test_baselines_of_roles_are_not_repeated_in_rounds(project):
+    project.write("own_checks.py", "def telling(advantage): return bool((advantage != 0).any())\n")
+    keep = ("  update:", "  keep: {op: filter, fn: 'own_checks:telling'}\n  update:")
+    check_file(project.pipeline(keep))
+    path = project.pipeline(keep, ("grpo}", "rae} #!"))
+    project.assert_problem(path, "nodes.advantage.estimator", "state-in-rounds")

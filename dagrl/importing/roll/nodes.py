@@ -208,8 +208,12 @@ def _estimator(t: Translation) -> None:
             target, form, *(option for option in (key, whiten, mean) if t.given(option) and t.get(option) is not None)
         )
         t.imply("nothing is divided by a deviation of rewards", std)
-    elif name == "reinforce" and grouped and t.get(std) == "group" and not whitened:
-        t.write(target, "grpo", key, mean, std)
+    elif name == "reinforce" and grouped and t.get(std) in ("group", "batch") and not whitened:
+        t.write(target, "grpo", key, mean)
+        t.write("nodes.advantage.normalize_by_std", t.get(std), std)
+    elif name == "agentic_reinforce" and whitened and t.get(mean) is None and t.get(std) is None:
+        t.write(target, name, key, whiten)
+        t.write("nodes.advantage.gamma", t.get("gamma"), "gamma")
     else:
         t.put(target, "reinforce_plus_plus")
         t.refuse("has no counterpart: an estimator of your own (docs/your_own.md); reinforce_plus_plus stands in", key)

@@ -6,11 +6,12 @@ import re
 from typing import Any
 
 from dagrl.importing.parts import kl_estimator
-from dagrl.importing.table import Translation, implied, joint, refused_unless, to, under
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 from dagrl.importing.verl.common import ACTOR, CORRECTION
 
 _ESTIMATORS = {
     **{name: name for name in ("gae", "grpo", "rloo", "remax", "opo", "gpg", "gigpo", "reinforce_plus_plus")},
+    "grpo_passk": "grpo_passk",
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "grpo_vectorized": "grpo",
     "rloo_vectorized": "rloo",
@@ -36,7 +37,10 @@ def _estimator(t: Translation) -> None:
     if name not in _ESTIMATORS:
         known = ", ".join(dict.fromkeys(_ESTIMATORS.values()))
         t.put("nodes.advantage.estimator", "grpo")
-        t.refuse(f"estimators are {known}, or one of your own (docs/your_own.md); grpo stands in", key)
+        reason = f"estimators are {known}, or one of your own (docs/your_own.md)"
+        if name == "gdpo":
+            reason = "gdpo needs a reward node for each of its rewards (docs/algorithms.md)"
+        t.refuse(f"{reason}; grpo stands in", key)
         return
     t.write("nodes.advantage.estimator", _ESTIMATORS[name], key)
     std = "algorithm.norm_adv_by_std_in_grpo"
@@ -49,7 +53,7 @@ def _estimator(t: Translation) -> None:
             t.write("nodes.advantage.normalize_by_std", t.get(mode) == "mean_std_norm", mode)
             t.imply("`gigpo.mode` takes its place", std)
     t.imply("has no effect on this estimator", mode, weight)
-    if name not in ("grpo", "gigpo", "grpo_vectorized"):
+    if name not in ("grpo", "gigpo", "grpo_vectorized", "grpo_passk"):
         t.imply("has no effect on this estimator", std)
     elif t.given(std) and not t.is_recorded(std):
         t.write("nodes.advantage.normalize_by_std", t.get(std), std)
@@ -202,6 +206,10 @@ RULES = (
     joint(_filter, "algorithm.filter_groups.* data.gen_batch_size"),
     joint(_correction, under(CORRECTION, "*"), f"{CORRECTION}"),
     to("algorithm.step_advantage_w", "nodes.advantage.step_coef"),
+    refused(
+        "each reward is a node with `write: NAME`; `nodes.advantage.rewards` has their weights",
+        "algorithm.gdpo_reward_keys algorithm.gdpo_reward_weights",
+    ),
     refused_unless((False, None), "samples are not drawn again by reward", "algorithm.use_pf_ppo"),
     implied(
         "follows from the estimator", "algorithm.pf_ppo* algorithm._target_", under(ACTOR, "use_rollout_log_probs")
