@@ -49,8 +49,9 @@ def _list_single_response(t: Translation) -> None:
 
 
 def _read_generators_log_probs(t: Translation) -> None:
-    """Let a divergence in the reward read the generator's log-probs where the trainer computes none."""
-    if any(key.startswith("nodes.advantage.kl_in_reward.") for key in t.tree) and "nodes.old.op" not in t.tree:
+    """Let a divergence in reward or advantage read the generator's log-probs where the trainer computes none."""
+    divergences = ("nodes.advantage.kl_in_reward.", "nodes.advantage.distillation.")
+    if any(key.startswith(divergences) for key in t.tree) and "nodes.old.op" not in t.tree:
         t.put("nodes.advantage.read", {"old_logprob": "rollout_logprob"})
 
 

@@ -73,7 +73,7 @@ def _read_yaml(path: Path, arguments: Sequence[str], variables: Mapping[str, str
         marks = ((name, candidate.sections) for name, candidate in FRAMEWORKS.items() if candidate.sections)
         known = "; ".join(f"{name} has {' or '.join(sections)}" for name, sections in marks)
         raise ImportProblem(f"{path}: belongs to no known framework ({known}); give --from NAME")
-    if found == "roll" and "actor_infer" not in sections:
+    if found == "roll" and not {"actor_infer", "student_infer"} & sections:
         raise ImportProblem(f"{path}: is no pipeline of ROLL with rollouts; see docs/offline.md for `sft` and `dpo`")
     final = Settings()
     for setting in resolved(list(settings), variables):

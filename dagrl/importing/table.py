@@ -97,6 +97,8 @@ class Framework:
     """Pattern of the module or file that a script calls; the words that follow are its settings."""
     sections: tuple[str, ...] = ()
     """Sections of which one marks its YAML."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other beginnings of keys, each with the one that rules know."""
     is_hydra: bool = False
     """Settings are Hydra's ``key=value``. Otherwise they are ``--key value`` in a script, and keys in a YAML."""
 
@@ -252,6 +254,7 @@ _WRONG_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeE
 
 def translate(framework: Framework, settings: Settings) -> Translation:
     """Apply all rules of a framework."""
+    settings = _without_aliases(framework, settings)
     translation = Translation(framework, settings)
     concerned: dict[int, list[str]] = {}
     for setting in settings:
@@ -289,6 +292,16 @@ def translate(framework: Framework, settings: Settings) -> Translation:
             if not translation.is_recorded(key):
                 translation.imply("has no effect with the other settings", key)
     return translation
+
+
+def _without_aliases(framework: Framework, settings: Settings) -> Settings:
+    """The settings by the keys that rules know."""
+    renamed = Settings()
+    for setting in settings:
+        known = ((new, setting.key.removeprefix(old)) for old, new in framework.aliases.items())
+        keys = [new + rest for new, rest in known if rest != setting.key]
+        renamed.add(replace(setting, key=keys[0]) if keys else setting)
+    return renamed if framework.aliases else settings
 
 
 def _hint(framework: Framework, key: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dagrl.importing import finishing
-from dagrl.importing.roll import engines, nodes
+from dagrl.importing.roll import distillation, engines, nodes
 from dagrl.importing.table import Framework
 
 _DEFAULTS: dict[str, Any] = {
@@ -34,6 +34,8 @@ _DEFAULTS: dict[str, Any] = {
     "train_infer_correction.is_weight.upper_bound": 1.2,
     "train_infer_correction.is_weight.weight_type": "token",
 }
+_STUDENT = {"student_train.": "actor_train.", "student_infer.": "actor_infer."}
+"""Names of the roles where a teacher is all that is learned from."""
 _RULES = (
     *engines.CLUSTER,
     *nodes.DATA,
@@ -45,9 +47,12 @@ _RULES = (
     *engines.BATCHES_TOKENS,
     *nodes.ALGORITHM_CORRECTION,
     *nodes.REWARD,
+    *distillation.RULES,
     *nodes.RUN,
     *engines.TRAINER_MODEL,
     *nodes.REST,
     *finishing.RULES,
 )
-ROLL = Framework("roll", "ROLL", _RULES, _DEFAULTS, sections=("actor_train", "actor_infer", "rollout_batch_size"))
+ROLL = Framework(
+    "roll", "ROLL", _RULES, _DEFAULTS, sections=("actor_train", "actor_infer", "rollout_batch_size"), aliases=_STUDENT
+)

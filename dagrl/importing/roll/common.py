@@ -38,4 +38,10 @@ def devices_of(t: Translation, role: str) -> set[int]:
 
 def uses_critic(t: Translation) -> bool:
     """Return whether there is a critic."""
-    return t.get("adv_estimator") == "gae"
+    return t.get("adv_estimator") == "gae" and not is_pure_opd(t)
+
+
+def is_pure_opd(t: Translation) -> bool:
+    """Return whether nothing but a teacher is learned from; ROLL's launcher sets it, so that its YAML may not."""
+    has_teacher = any(setting.key.startswith("teacher.") for setting in t.settings)
+    return t.flag("is_pure_opd") or (has_teacher and not t.flag("use_opd"))

@@ -22,7 +22,7 @@ from dagrl.importing.parts import (
     write_files,
     write_val_n,
 )
-from dagrl.importing.roll.common import INFER, STRATEGY, TRAIN
+from dagrl.importing.roll.common import INFER, STRATEGY, TRAIN, is_pure_opd
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
 
@@ -192,6 +192,12 @@ def _estimator(t: Translation) -> None:
     name, whitened, grouped = t.get(key), t.flag(whiten), t.get(mean) == "group"
     t.put("nodes.advantage.op", "advantage")
     target = "nodes.advantage.estimator"
+    if is_pure_opd(t):
+        t.put(target, "none")
+        if whitened:
+            t.refuse("advantages of a teacher alone are not whitened", whiten)
+        t.imply_all("a teacher is all that is learned from")
+        return
     if name == "gae":
         t.write(target, "gae", key)
         for option, field in (("gamma", "gamma"), ("lambd", "lam")):

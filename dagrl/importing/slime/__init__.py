@@ -21,6 +21,7 @@ _DEFAULTS: dict[str, Any] = {
     "--kl-loss-coef": 0.0,
     "--kl-coef": 0.0,
     "--entropy-coef": 0.0,
+    "--opd-kl-coef": 1.0,
     "--value-clip": 0.2,
     "--tis-clip": 2.0,
     "--lr": 1.0e-6,

@@ -21,6 +21,7 @@ from dagrl.importing.parts import (
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.slime.common import function_name, uses_critic, validates
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.teachers import ADVANTAGE, put_teachers
 
 _MOST_PROMPT = 2048
 _COLUMNS = {"--input-key": "prompt_key", "--label-key": "answer_key"}
@@ -308,12 +309,42 @@ ALGORITHM = (
 CORRECTION = joint(_correction, "--use-tis --tis-clip --tis-clip-low --tis-level --custom-tis-function-path")
 
 
+_OWN_TEACHER = "slime.rollout.on_policy_distillation.reward_func"
+_STEP = "names the folder of one step, iter_..., in Megatron's distributed format"
+
+
+def _distillation(t: Translation) -> None:
+    """Slime's teacher is a model of the policy's shape in Megatron, or a server whose answers are rewards."""
+    kind, load = "--opd-type", "--opd-teacher-load"
+    if not t.flag("--use-opd"):
+        t.imply_all("there is no distillation without `--use-opd`")
+        return
+    t.write(f"{ADVANTAGE}.coef", t.get("--opd-kl-coef"), "--opd-kl-coef", "--use-opd")
+    put_teachers(t, {"teacher": None}, "data_source")
+    t.put("engines.teacher.group", t.tree.get("engines.actor.group"))
+    if t.get(kind) == "megatron":
+        for target, value in list(t.tree.items()):
+            if target.startswith(("engines.actor.parallel.", "engines.actor.transformer.")):
+                t.put(target.replace("engines.actor.", "engines.teacher.", 1), value)
+        t.write("engines.teacher.dist_checkpointing_path", t.get(load), load, note=_STEP)
+        t.imply("is part of `dist_checkpointing_path`", "--opd-teacher-ckpt-step")
+    else:
+        t.note(kind, "engines.teacher.model.path", "name the folder of the model that the server at --rm-url has")
+        t.put("engines.teacher.model.path", "TEACHER")
+    t.imply("an engine computes the teacher's log-probs", kind)
+    if t.get("--custom-rm-path") == _OWN_TEACHER:
+        t.write("nodes.advantage.estimator", "none", "--custom-rm-path", note="the rewards there are 0")
+
+
 _MATH = ("deepscaler", "math", "dapo", "boxed_deepscaler", "boxed_math", "boxed_dapo")
 
 
 def _reward(t: Translation) -> None:
-    t.put("nodes.reward.op", "reward")
     kind, own = "--rm-type", "--custom-rm-path"
+    if t.get(own) == _OWN_TEACHER:
+        t.imply("nothing is learned from rewards", kind)
+        return
+    t.put("nodes.reward.op", "reward")
     if is_known(t.get(own)):
         note = "parameters are response, answer, data_source, extra_info (docs/migration.md)"
         t.write("nodes.reward.fn", function_name(t.get(own)), own, note=note)
@@ -325,7 +356,10 @@ def _reward(t: Translation) -> None:
         t.note(kind, "nodes.reward.fn", "set `fn`: math, code, exact, or your own; math stands in", None)
 
 
-REWARD = (joint(_reward, "--rm-type --custom-rm-path", always=True),)
+REWARD = (
+    joint(_distillation, "--use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step"),
+    joint(_reward, "--rm-type --custom-rm-path", always=True),
+)
 
 
 _WANDB = {"project": "--wandb-project", "group": "--wandb-group", "entity": "--wandb-team"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dagrl.importing import finishing
 from dagrl.importing.table import Framework
-from dagrl.importing.verl import actor, algorithm, data, engines, rollout, run
+from dagrl.importing.verl import actor, algorithm, data, distillation, engines, rollout, run
 from dagrl.importing.verl.common import ACTOR, REF, ROLLOUT
 
 _DEFAULTS = {
@@ -61,6 +61,10 @@ _DEFAULTS = {
     "algorithm.filter_groups.metric": "reward",
     "algorithm.filter_groups.max_num_gen_batches": 0,
     "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+    "distillation.distillation_loss.loss_mode": "k3",
+    "distillation.distillation_loss.use_task_rewards": True,
+    "distillation.distillation_loss.distillation_loss_coef": 1.0,
+    "distillation.teacher_key": "data_source",
     "critic.optim.lr": 1.0e-5,
     "critic.optim.weight_decay": 0.01,
     "critic.ppo_max_token_len_per_gpu": 32768,
@@ -90,6 +94,7 @@ _RULES = (
     *engines.REFERENCE,
     *engines.CRITIC,
     *data.REWARD,
+    *distillation.RULES,
     *run.TRAINER,
     engines.schedule(ACTOR, "actor"),
     engines.schedule("critic", "critic"),

@@ -1,0 +1,64 @@
+"""ROLL's teachers of on-policy distillation, each of the rows with its tags."""
+
+from __future__ import annotations
+
+from dagrl.importing.engines import PARALLEL
+from dagrl.importing.parts import put_groups
+from dagrl.importing.roll.common import INFER, STRATEGY, TRAIN, devices_of, is_pure_opd
+from dagrl.importing.table import Translation, joint
+from dagrl.importing.teachers import ADVANTAGE, engine_name, put_teachers
+
+
+def _distillation(t: Translation) -> None:
+    if not (t.flag("use_opd") or is_pure_opd(t)):
+        t.imply_all("there is no distillation")
+        return
+    several = not any(key.startswith("teacher.model_args.") for key in t.current)
+    names = list(dict.fromkeys(key.split(".")[1] for key in t.current if key.startswith("teacher."))) if several else []
+    prefixes = {engine_name(name): f"teacher.{name}" for name in names} or {"teacher": "teacher"}
+    rows: dict[str, list[str] | None] = {}
+    for engine, prefix in prefixes.items():
+        _engine(t, engine, prefix)
+        tags = f"{prefix}.tag_included"
+        rows[engine] = [str(tag) for tag in t.get(tags) or ()] or None
+        t.imply("is `rows` of the teacher; a tag is the column `data_source` here", tags)
+    put_teachers(t, rows, "data_source")
+    _weights(t, list(prefixes.values()))
+    tags_of = [tag for values in rows.values() for tag in values or ["*"]]
+    if len(set(tags_of)) < len(tags_of) or (len(rows) > 1 and None in rows.values()):
+        keys = [f"{prefix}.tag_included" for prefix in prefixes.values()]
+        t.refuse("a row has one teacher: the first that reads it", *keys)
+    if t.get("kl_penalty") not in ("kl", None):
+        t.refuse("the advantage is the difference of the log-probs itself (kl)", "kl_penalty")
+    t.imply("a teacher switches it on", "use_opd", "is_pure_opd", "pure_opd_pipeline_type")
+    t.imply("a teacher computes log-probs alone", *t.current)
+
+
+def _engine(t: Translation, engine: str, prefix: str) -> None:
+    path = f"{prefix}.model_args.model_name_or_path"
+    if t.given(path):
+        t.write(f"engines.{engine}.model.path", t.get(path), path)
+    for size in PARALLEL:
+        key = f"{prefix}.{STRATEGY}.{size}"
+        if t.number(key, 1) > 1:
+            t.write(f"engines.{engine}.parallel.{size}", t.get(key), key)
+    mapping = f"{prefix}.device_mapping"
+    own, machine = devices_of(t, prefix), int(t.number("num_gpus_per_node", 8))
+    if own and not own & (devices_of(t, TRAIN) | devices_of(t, INFER)):
+        put_groups(t, {engine: (-(-len(own) // machine), min(len(own), machine))})
+        t.put(f"engines.{engine}.group", engine)
+        t.imply("a group of its own", mapping)
+    else:
+        t.put(f"engines.{engine}.group", t.tree.get("engines.actor.group"))
+        t.imply("is on the actor's GPUs here", mapping)
+
+
+def _weights(t: Translation, prefixes: list[str]) -> None:
+    keys = [f"{prefix}.opd_kl_coef" for prefix in prefixes]
+    values = [t.get(key, 1.0) for key in keys]
+    t.write(f"{ADVANTAGE}.coef", values[0], *keys)
+    if any(value != values[0] for value in values):
+        t.refuse("teachers have one weight, `distillation.coef`; that of the first stands in", *keys)
+
+
+RULES = (joint(_distillation, "use_opd is_pure_opd pure_opd_pipeline_type teacher.*"),)

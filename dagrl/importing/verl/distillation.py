@@ -1,0 +1,91 @@
+"""verl's ``distillation``: teachers, and the loss of their log-probs."""
+
+from __future__ import annotations
+
+from dagrl.importing.engines import PARALLEL
+from dagrl.importing.parts import is_known, kl_estimator, put_groups
+from dagrl.importing.table import Translation, joint
+from dagrl.importing.teachers import ADVANTAGE, LOSS, SAMPLED, SERVED, engine_name, put_teachers, without_policy
+from dagrl.importing.verl.common import ACTOR
+
+_LOSS = "distillation.distillation_loss"
+_MODELS = "distillation.teacher_models"
+_SIZES = {"tensor_model_parallel_size": PARALLEL[0], "pipeline_model_parallel_size": PARALLEL[1]}
+_DEFAULT_SIZES = {"tensor_model_parallel_size": 2}
+
+
+def _distillation(t: Translation) -> None:
+    if not t.flag("distillation.enabled"):
+        t.imply_all("there is no distillation")
+        return
+    t.imply("a teacher switches it on", "distillation.enabled")
+    _teachers(t)
+    _loss(t)
+    t.imply(SERVED, *(key for key in t.current if ".inference." in key))
+
+
+def _teachers(t: Translation) -> None:
+    """Verl drops ``teacher_model`` where there are others, and reads ``key`` only then."""
+    names = list(dict.fromkeys(key.split(".")[2] for key in t.below(_MODELS)))
+    several = [name for name in names if name != "teacher_model"]
+    pool, nodes = "distillation.n_gpus_per_node", "distillation.nnodes"
+    rows: dict[str, list[str] | None] = {}
+    for name in several or ["teacher_model"]:
+        prefix = f"{_MODELS}.{name}"
+        engine = engine_name(name) if several else "teacher"
+        rows[engine] = [str(t.get(f"{prefix}.key"))] if several else None
+        t.write(f"engines.{engine}.model.path", t.get(f"{prefix}.model_path"), f"{prefix}.model_path")
+        sizes = {size: t.number(f"{prefix}.inference.{size}", _DEFAULT_SIZES.get(size, 1)) for size in _SIZES}
+        for size, value in sizes.items():
+            if value != 1:
+                t.write(f"engines.{engine}.parallel.{_SIZES[size]}", value, f"{prefix}.inference.{size}")
+        machine = t.number(pool, 0)
+        ranks = t.number(f"{prefix}.num_replicas", 0) * t.number(f"{prefix}.inference.data_parallel_size", 1)
+        for value in sizes.values():
+            ranks *= value
+        if not several:
+            ranks = machine * t.number(nodes, 1)
+        if ranks > 0 and machine > 0:
+            put_groups(t, {engine: (-(-ranks // machine), min(ranks, machine))})
+            t.put(f"engines.{engine}.group", engine)
+        else:
+            t.put(f"engines.{engine}.group", "gpus")
+    t.imply("a group of its own", pool, nodes, *(key for key in t.current if key.endswith(".num_replicas")))
+    put_teachers(t, rows, str(t.get("distillation.teacher_key")))
+    t.imply("is `rows` of each teacher", "distillation.teacher_key", *(f"{_MODELS}.{name}.key" for name in names))
+    if several:
+        t.imply("other teachers take its place", *t.below(f"{_MODELS}.teacher_model"))
+
+
+def _loss(t: Translation) -> None:
+    mode, gradient, rewards = (f"{_LOSS}.{name}" for name in ("loss_mode", "use_policy_gradient", "use_task_rewards"))
+    coef, clamp = f"{_LOSS}.distillation_loss_coef", f"{_LOSS}.loss_max_clamp"
+    by_advantage, form = t.flag(gradient), kl_estimator(t.get(mode))
+    target = ADVANTAGE if by_advantage else LOSS
+    if form not in (("k1",) if by_advantage else SAMPLED):
+        known = "k1, whose gradient is that of the divergence" if by_advantage else ", ".join(SAMPLED)
+        t.refuse(f"losses with a counterpart are {known}; the default of dagrl stands in", mode, gradient)
+    elif by_advantage:
+        t.imply("is the difference that the advantage has", mode)
+    else:
+        t.write(f"{LOSS}.divergence", form, mode)
+    if not t.flag(rewards):
+        reason = "no reward is learned from: `use_task_rewards` is false"
+        if by_advantage:
+            t.write("nodes.advantage.estimator", "none", rewards)
+        else:
+            without_policy(t, reason)
+        t.imply(reason, rewards, coef)
+    t.write(f"{target}.coef", t.get(coef) if t.flag(rewards) else 1.0, coef)
+    t.imply("rewards are learned from too", rewards)
+    t.imply("is a term of the advantage" if by_advantage else "is a term of the loss", gradient)
+    if is_known(t.get(clamp)):
+        t.write(f"{target}.clamp", t.get(clamp), clamp)
+    clips = {f"{_LOSS}.clip_ratio{end}": f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high")}
+    for own, actors in clips.items():
+        if by_advantage and t.given(own) and t.get(own) != t.get(actors, 0.2):
+            t.refuse("one loss has one clip: `nodes.update.loss.clip_ratio`", own)
+    t.imply("has no effect on this loss", *(key for key in t.current if key.startswith(f"{_LOSS}.")))
+
+
+RULES = (joint(_distillation, "distillation.*"),)

@@ -1,0 +1,29 @@
+# Two teachers of their own data, and no reward: the divergence is the loss.
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=grpo \
+    data.train_files=data/gsm8k/train.parquet \
+    data.val_files=data/gsm8k/test.parquet \
+    data.train_batch_size=64 \
+    data.max_prompt_length=1024 \
+    data.max_response_length=2048 \
+    actor_rollout_ref.model.path=Qwen/Qwen3-4B \
+    actor_rollout_ref.actor.strategy=megatron \
+    actor_rollout_ref.actor.optim.lr=1e-6 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 \
+    actor_rollout_ref.rollout.name=sglang \
+    actor_rollout_ref.rollout.n=4 \
+    distillation.enabled=True \
+    distillation.n_gpus_per_node=8 \
+    distillation.nnodes=1 \
+    distillation.teacher_key=data_source \
+    +distillation.teacher_models.maths.key=gsm8k \
+    +distillation.teacher_models.maths.model_path=Qwen/Qwen3-8B \
+    +distillation.teacher_models.maths.num_replicas=2 \
+    +distillation.teacher_models.others.key=deepmath \
+    +distillation.teacher_models.others.model_path=Qwen/Qwen3-8B \
+    +distillation.teacher_models.others.num_replicas=2 \
+    +distillation.teacher_models.others.inference.gpu_memory_utilization=0.4 \
+    distillation.distillation_loss.loss_mode=low_var_kl \
+    distillation.distillation_loss.use_task_rewards=False \
+    distillation.distillation_loss.loss_max_clamp=10.0 \
+    trainer.total_training_steps=100
