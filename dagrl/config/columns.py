@@ -96,6 +96,7 @@ _CORE = (
     ColumnSpec(
         "teacher_logprob", "float32", Shape.RESPONSE, "log-prob under a teacher; NaN in rows that it has not read"
     ),
+    ColumnSpec("teacher_prompt_tokens", "int64", Shape.PROMPT, "the prompt with what a teacher is told beside it"),
     ColumnSpec("teacher_mask", "float32", Shape.SAMPLE, "1 where the row takes part in distillation"),
     ColumnSpec("topk_ids", "int32", Shape.TOPK, "likeliest tokens under an engine's weights; -1 where there are fewer"),
     ColumnSpec("topk_logprob", "float32", Shape.TOPK, "their log-probs"),
@@ -106,7 +107,9 @@ _CORE = (
         "prob_square_sum", "float32", Shape.RESPONSE, "sum over the vocabulary of the squared probabilities there"
     ),
     ColumnSpec("reward", "float32", Shape.SAMPLE, "score of the response"),
-    ColumnSpec("reward_info", "uint8", Shape.TEXT, "further numbers that a reward function returned, as JSON"),
+    ColumnSpec(
+        "reward_info", "uint8", Shape.TEXT, "further numbers and texts that a reward function returned, as JSON"
+    ),
     ColumnSpec("baseline_reward", "float32", Shape.SAMPLE, "score of the likeliest response to the prompt"),
     ColumnSpec("value", "float32", Shape.RESPONSE, "critic's estimate of the return"),
     ColumnSpec("advantage", "float32", Shape.RESPONSE, "how much better than expected"),

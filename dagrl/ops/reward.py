@@ -45,7 +45,7 @@ def _scores(batch: Batch, node: RewardNode, context: Context) -> RewardScores:
     names = batch["data_set"].strings()
     functions = [name if name in node.by_source else None for name in names]
     rewards, failures = np.zeros(len(batch), dtype=np.float32), 0
-    further: list[Mapping[str, float]] = [{}] * len(batch)
+    further: list[Mapping[str, float | str]] = [{}] * len(batch)
     for name in dict.fromkeys(functions):
         if name not in node.functions:
             raise ValueError(
@@ -75,12 +75,14 @@ def reward_stats(node: NodeBase, rewards: np.ndarray) -> dict[str, Stat]:
     return {} if column == "reward" else {f"reward/{column}": Stat.of(rewards)}
 
 
-def _further_stats(further: Sequence[Mapping[str, float]], column: str) -> dict[str, Stat]:
+def _further_stats(further: Sequence[Mapping[str, float | str]], column: str) -> dict[str, Stat]:
     """Metrics of the further numbers, over the samples that have them."""
-    names = dict.fromkeys(name for numbers in further for name in numbers)
-    return {
-        f"{column}_info/{name}": Stat.of([numbers[name] for numbers in further if name in numbers]) for name in names
-    }
+    numbers: dict[str, list[float]] = {}
+    for each in further:
+        for name, value in each.items():
+            if not isinstance(value, str):
+                numbers.setdefault(name, []).append(value)
+    return {f"{column}_info/{name}": Stat.of(values) for name, values in numbers.items()}
 
 
 def _samples(batch: Batch, context: Context) -> Samples:

@@ -124,6 +124,8 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["response_tokens"] = [batch["response_tokens"][row].tolist() for row in rows]
     if "reward_info" in batch:
         further = [json.loads(text) for text in batch["reward_info"].strings()]
+        # Not texts: a column has one type in the files of all steps.
+        further = [{name: value for name, value in each.items() if not isinstance(value, str)} for each in further]
         names = dict.fromkeys(name for numbers in further for name in numbers)
         table |= {f"reward_info/{name}": [numbers.get(name) for numbers in further] for name in names}
     for name in ("is_expert", "is_replayed"):

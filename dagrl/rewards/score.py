@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
@@ -76,8 +76,8 @@ class RewardScores:
     """float32 [samples]."""
     failures: int
     """Number of samples that got the reward of ``on_error``."""
-    further: Sequence[Mapping[str, float]]
-    """For each sample, the other numbers of a dict that the function returned."""
+    further: Sequence[Mapping[str, float | str]]
+    """For each sample, the other numbers and texts of a dict that the function returned."""
 
 
 def score(
@@ -154,7 +154,7 @@ class _Ledger:
         self.samples = samples
         self.rewards = np.zeros(len(samples), dtype=np.float32)
         self.failures = 0
-        self.further: list[dict[str, float]] = [{} for _ in range(len(samples))]
+        self.further: list[dict[str, float | str]] = [{} for _ in range(len(samples))]
         self._function = function
         self._on_error = on_error
 
@@ -219,8 +219,8 @@ def _reading(result: Any) -> Iterator[None]:
         ) from error
 
 
-def _read(result: Any) -> tuple[float, dict[str, float]]:
-    """The reward and the further numbers of a result. Raises _UnusableError."""
+def _read(result: Any) -> tuple[float, dict[str, float | str]]:
+    """The reward, and the further numbers and texts of a result. Raises _UnusableError."""
     with _reading(result):
         given, further = _plain(result), {}
         if isinstance(given, Mapping):
@@ -228,7 +228,7 @@ def _read(result: Any) -> tuple[float, dict[str, float]]:
             if len(keys) != 1:
                 which = "neither `score` nor `reward`" if not keys else "both `score` and `reward`"
                 raise _UnusableError(f"returned a dict with {which}: {_shown(result)}; it needs one of them")
-            given, further = given[keys[0]], _numbers(given, keys[0])
+            given, further = given[keys[0]], _further(given, keys[0])
         number = None if isinstance(given, bool) else _number(given)
         if number is None:
             raise _UnusableError(f"returned {_shown(result)}; a reward must be a number, so use float(...)")
@@ -246,14 +246,18 @@ def _listed(results: Any) -> list[Any]:
         return [*islice(given, len(given))]
 
 
-def _numbers(given: Mapping[Any, Any], score: str) -> dict[str, float]:
-    """The finite numbers of a dict beside its score, a bool as 0 or 1; other values are left out."""
-    named = [(str.__str__(key), _number(value)) for key, value in given.items() if isinstance(key, str)]
-    return {
-        key: value
-        for key, value in named
-        if key != score and value is not None and abs(value) <= LARGEST_REWARD and _NAME.fullmatch(key)
-    }
+def _further(given: Mapping[Any, Any], score: str) -> dict[str, float | str]:
+    """The texts and finite numbers of a dict beside its score, a bool as 0 or 1; other values are left out."""
+    named = [
+        (str.__str__(key), str.__str__(value) if isinstance(value, str) else _number(value))
+        for key, value in given.items()
+        if isinstance(key, str)
+    ]
+    return {key: value for key, value in named if key != score and _is_usable(value) and _NAME.fullmatch(key)}
+
+
+def _is_usable(value: float | str | None) -> TypeGuard[float | str]:
+    return isinstance(value, str) or (value is not None and abs(value) <= LARGEST_REWARD)
 
 
 def _number(value: Any) -> float | None:

@@ -34,6 +34,7 @@ from dagrl.validation.run import check_best_metric, check_run
 from dagrl.validation.schedule import check_schedule
 from dagrl.validation.scorers import check_scorers
 from dagrl.validation.sources import check_sources
+from dagrl.validation.telling import check_telling, check_told_lengths
 from dagrl.validation.tokenizers import check_own_models, check_tokenizers
 from dagrl.validation.training import check_training, check_training_in_graph
 
@@ -105,6 +106,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_rollouts(pipeline, folder, findings)
     check_training(pipeline, folder, findings)
     check_distillation(pipeline, findings)
+    check_telling(pipeline, findings)
     check_run(pipeline, folder, findings)
     check_order(pipeline, folder, findings, with_files=with_files)
     check_batches(pipeline, graph, sizes, findings)
@@ -114,6 +116,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
         check_rollouts_in_graph(pipeline, graph, findings)
         check_training_in_graph(pipeline, graph, findings)
         check_distillation_in_graph(pipeline, graph, findings)
+        check_told_lengths(pipeline, graph, sizes, findings)
         check_best_metric(pipeline, graph, findings)
     findings.raise_if_any()
     assert graph is not None, "a pipeline without problems has a graph"

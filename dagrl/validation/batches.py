@@ -11,6 +11,7 @@ from dagrl.config.errors import Place, dotted
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import DemonstrationNode, DpoNode, NodeBase, PackingNode, Pipeline, TrainingNode, UpdateNode
 from dagrl.graph.dag import Graph, GraphNode
+from dagrl.validation.telling import told_by
 
 _PROMPTS: Place = ("data", "prompts_per_step")
 _MOST_SAMPLES = 10**7
@@ -83,10 +84,14 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
         return [_Longest(pipeline.data.longest_demonstration, source, 2 if isinstance(node, DpoNode) else 1)]
     validated = pipeline.run.validates and graph is not None and name in graph.validation.nodes
     together = graph is not None and graph.nodes[name].contract.whole_groups
+    told = told_by(pipeline, name, graph)
+    prompt = "data.max_prompt_tokens"
+    if told is not None and told.max_prompt_tokens > pipeline.data.max_prompt_tokens:
+        prompt = "the longest told prompt, max_prompt_tokens,"
     return [
         _Longest(
-            tokens,
-            f"data.max_prompt_tokens + {dotted(place)}.max_new_tokens",
+            tokens + max(0, (told.max_prompt_tokens if told else 0) - pipeline.data.max_prompt_tokens),
+            f"{prompt} + {dotted(place)}.max_new_tokens",
             max(pipeline.ns.values()) if together else 1,
         )
         for rollout in ([sampled_by] if sampled_by else pipeline.rollouts)

@@ -55,6 +55,11 @@ def test_old_log_probs_are_skipped_for_older_samples_too(graph_of):
         # Something else reads them too.
         [OLD, "nodes.advantage.kl_in_reward={coef: 0.1}"],
         [OLD, "nodes.mine={op: 'reads_old:mine'}"],
+        # They are those after other prompts.
+        [
+            "nodes.told={op: tell, demonstration: answer, max_prompt_tokens: 16}",
+            "nodes.old={op: logprob, engine: actor, read: {prompt_tokens: teacher_prompt_tokens}, write: old_logprob}",
+        ],
         # The update takes them for the reference's.
         ["nodes.old={op: logprob, engine: actor}", "nodes.update.read={ref_logprob: old.logprob}"],
     ],

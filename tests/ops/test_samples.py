@@ -89,7 +89,12 @@ def test_why_responses_ended_is_written_and_counted(bench) -> None:
 
 
 def test_further_numbers_of_a_reward_are_columns(bench) -> None:
-    list(samples([part_of(bench, reward_info=['{"acc": 1.0}', "{}", '{"acc": 0.0, "len": 2}'])], bench.context()))
+    list(
+        samples(
+            [part_of(bench, reward_info=['{"acc": 1.0, "why": "right"}', "{}", '{"acc": 0.0, "len": 2}'])],
+            bench.context(),
+        )
+    )
     rows = written(bench)["step_1.parquet"]
     assert [(row["reward_info/acc"], row["reward_info/len"]) for row in rows] == [(1, None), (None, None), (0, 2)]
 

@@ -80,7 +80,7 @@ def test_verls_names_of_arguments_are_understood() -> None:
     assert stop(lambda response, ground_truth: float(response == ground_truth), ground_truth="2") == [0, 0, 1]
 
 
-def test_a_dict_has_a_reward_and_further_numbers() -> None:
+def test_a_dict_has_a_reward_and_further_numbers_and_texts() -> None:
     scores = score(verls, samples(), args={}, on_error="stop")
     assert scores.rewards.tolist() == [0, 1, 0]
     assert scores.further == [{"acc": 0}, {"acc": 1}, {"acc": 0}]
@@ -90,7 +90,7 @@ def test_a_dict_has_a_reward_and_further_numbers() -> None:
         return {"reward": np.float32(response), **others}
 
     scores = score(rewards, samples(), args={}, on_error="stop")
-    assert (scores.rewards.tolist(), scores.further) == ([0, 1, 2], [{"length": 1}] * 3)
+    assert (scores.rewards.tolist(), scores.further) == ([0, 1, 2], [{"length": 1, "text": "x"}] * 3)
     batched = dagrl.reward(batched=True)(lambda response: [{"score": 1.0, "a": 2}, 0.5, {"score": 0}])
     scores = score(batched, samples(), args={}, on_error="stop")
     assert (scores.rewards.tolist(), scores.further) == ([1, 0.5, 0], [{"a": 2}, {}, {}])

@@ -36,6 +36,7 @@ from dagrl.config.schema.nodes.mix import MixNode
 from dagrl.config.schema.nodes.reward import RewardNode, SourceReward
 from dagrl.config.schema.nodes.reward_model import RewardModelNode
 from dagrl.config.schema.nodes.rollout import AGENT_COLUMNS, ROLLOUT_WRITES, RolloutNode, TurnOptions
+from dagrl.config.schema.nodes.tell import TellNode
 from dagrl.config.schema.nodes.update import (
     DivergenceCriterion,
     ImportanceLevel,

@@ -21,6 +21,7 @@ from dagrl.config.schema.nodes.mix import MixNode
 from dagrl.config.schema.nodes.reward import RewardNode
 from dagrl.config.schema.nodes.reward_model import RewardModelNode
 from dagrl.config.schema.nodes.rollout import RolloutNode
+from dagrl.config.schema.nodes.tell import TellNode
 from dagrl.config.schema.nodes.update import UpdateNode
 from dagrl.config.schema.section import OwnFunction
 
@@ -63,6 +64,7 @@ NodeSpec = Annotated[
     | Annotated[DpoNode, Tag("dpo")]
     | Annotated[MixNode, Tag("mix")]
     | Annotated[MergeNode, Tag("merge")]
+    | Annotated[TellNode, Tag("tell")]
     | Annotated[BufferNode, Tag("buffer")]
     | Annotated[CustomNode, Tag("custom")],
     Discriminator(_node_tag),

@@ -44,8 +44,10 @@ class LogprobNode(PackingNode, EndpointNode):
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         chosen_by = declared.reads if declared else tuple(self.rows or ()) if not isinstance(self.rows, str) else ()
+        # The generator's routes are those after the policy's own prompt.
+        routes = () if "prompt_tokens" in self.read else routes_read(engine)
         ids = (self.candidates,) if self.candidates else ()
-        reads = ("prompt_tokens", "response_tokens", *ids, *routes_read(engine), *chosen_by)
+        reads = ("prompt_tokens", "response_tokens", *ids, *routes, *chosen_by)
         candidates = ("topk_ids", "topk_logprob") if self.top_k or self.candidates else ()
         return OpContract(
             tuple(dict.fromkeys(reads)),

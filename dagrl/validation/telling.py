@@ -1,0 +1,93 @@
+"""Prompts that a teacher is told (`op: tell`): their template, their lengths, and rollouts that they do not go with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dagrl.backends.families.sizes import ModelSizes
+from dagrl.config.errors import Place, listed
+from dagrl.config.loading.positions import Findings
+from dagrl.config.schema import LogprobNode, Pipeline, TellNode
+from dagrl.graph.dag import Graph
+
+_FACTS = {"demonstration": "demonstration", "peer_reward": "response", "feedback": "feedback"}
+"""Option -> what the template calls its text."""
+
+
+def check_telling(pipeline: Pipeline, findings: Findings) -> None:
+    """Report nodes that tell nothing, wrong templates, and rollouts with prompts of their own."""
+    for name, node in pipeline.nodes.items():
+        if not isinstance(node, TellNode):
+            continue
+        place: Place = ("nodes", name)
+        if not _given(node):
+            message = "nothing is told; add `demonstration`, `peer_reward` or `feedback`"
+            findings.error(place, message, "nothing-to-tell")
+        elif problem := _problem_of(node):
+            findings.error((*place, "template"), problem, "wrong-template", depends_on=[place])
+        agents = [rollout for rollout, each in pipeline.rollouts.items() if each.agent is not None]
+        if agents:
+            message = (
+                f"the agent of `{agents[0]}` writes its own prompts, and only those of the data set can be told more"
+            )
+            findings.error(place, f"{message}; remove one of the two", "told-agent", depends_on=[("nodes", agents[0])])
+        if pipeline.data.image_key is not None:
+            message = "prompts with images cannot be told more; remove it, or `data.image_key`"
+            findings.error(place, message, "told-images", depends_on=[("data", "image_key")])
+
+
+def told_by(pipeline: Pipeline, name: str, graph: Graph | None) -> TellNode | None:
+    """The node that writes the prompts that a node reads, if it tells them more than the policy."""
+    wire = graph.nodes[name].inputs.get("prompt_tokens") if graph and name in graph.nodes else None
+    node = pipeline.nodes.get(wire.node) if wire else None
+    return node if isinstance(node, TellNode) else None
+
+
+def check_told_lengths(pipeline: Pipeline, graph: Graph, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
+    """Report told prompts that no node reads, and those that are longer than a teacher's model."""
+    for name, node in pipeline.nodes.items():
+        told = told_by(pipeline, name, graph)
+        if told is None or not isinstance(node, LogprobNode):
+            continue
+        teller = graph.nodes[name].inputs["prompt_tokens"].node
+        of_model = sizes.get(node.engine or "")
+        positions = of_model.positions if of_model else None
+        longest = told.max_prompt_tokens + _longest_response(pipeline, name, graph)
+        if positions is not None and longest > positions.value:
+            message = (
+                f"with the longest response a row of `{name}` has {longest} tokens, more than the model's "
+                f"{positions.name}, {positions.value}; lower it"
+            )
+            findings.warning(
+                ("nodes", teller, "max_prompt_tokens"), message, "sample-too-long", depends_on=[("model",)]
+            )
+
+
+def _longest_response(pipeline: Pipeline, name: str, graph: Graph) -> int:
+    sampled_by = graph.sampled_by(name)
+    if sampled_by is None:
+        return pipeline.data.max_response_tokens or 0
+    return max(each.max_new_tokens for each in pipeline.samplings(sampled_by, validated=False).values())
+
+
+def _given(node: TellNode) -> list[str]:
+    return [fact for option, fact in _FACTS.items() if getattr(node, option) is not None]
+
+
+def _problem_of(node: TellNode) -> str | None:
+    """What is wrong with a template."""
+    from jinja2 import TemplateSyntaxError, meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        parsed = ImmutableSandboxedEnvironment().parse(node.template)
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno} is no Jinja: {error.message}; mend it"
+    used, known = meta.find_undeclared_variables(parsed), {"prompt", *_FACTS.values()}
+    if unknown := sorted(used - known):
+        return f"there is no `{unknown[0]}`; the names are {listed(sorted(known))}"
+    if not used.intersection(_given(node)):
+        return f"it leaves out what is told; add {{{{ {_given(node)[0]} }}}}"
+    if node.message == "user" and "prompt" not in used:
+        return "it takes the place of the user's message, which it leaves out; add {{ prompt }}"
+    return None

@@ -1,0 +1,90 @@
+"""What `dagrl validate` says of prompts that a teacher is told, and of the policy as its own teacher."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagrl.validation import check_file
+
+LAST = "  advantage: {op: advantage, estimator: grpo}"
+SELF = """
+  told: {op: tell, demonstration: answer, max_prompt_tokens: 24}
+  teacher: {op: logprob, engine: actor, read: {prompt_tokens: teacher_prompt_tokens}, write: teacher_logprob}"""
+DISTILLED = ("loss: {kl_coef: 0.01}}", "loss: {policy: none, distillation: {}}}")
+REF = ("  ref: {op: logprob, engine: reference, write: ref_logprob}\n", "")
+
+
+def edits(told: str = SELF, *more: tuple[str, str]) -> list[tuple[str, str]]:
+    return [(LAST, told.lstrip("\n")), DISTILLED, REF, *more]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        SELF,
+        SELF.replace("engine: actor", "engine: average"),
+        SELF.replace("demonstration: answer", "peer_reward: 0.5"),
+        SELF.replace("demonstration: answer", "demonstration: extra_info.solution, message: system"),
+        SELF.replace("engine: actor", "engine: actor, rows: {teacher_mask: [1]}"),
+    ],
+)
+def test_the_policy_can_teach_itself(project, told: str) -> None:
+    average = "  average: {backend: megatron, frozen_copy_of: actor, moving_average: 0.05}\n  generator:"
+    checked = check_file(project.pipeline(*edits(told), ("  generator:", average)))
+    codes = {warning.code for warning in checked.warnings}
+    assert codes <= {"unused-engine"}
+    graph = checked.graph.working
+    assert graph.nodes["teacher"].inputs["prompt_tokens"].node == "told"
+    assert graph.nodes["update"].inputs["prompt_tokens"].node == "prompts"
+    assert {"teacher_logprob", "teacher_mask"} <= graph.nodes["update"].inputs.keys()
+
+
+@pytest.mark.parametrize(
+    ("told", "place", "code"),
+    [
+        ("{op: tell, max_prompt_tokens: 24}", "nodes.told", "nothing-to-tell"),
+        (
+            "{op: tell, demonstration: answer, max_prompt_tokens: 24, template: '{{ prompt'}",
+            "template",
+            "wrong-template",
+        ),
+        (
+            "{op: tell, demonstration: answer, max_prompt_tokens: 24, template: '{{ answer }}'}",
+            "template",
+            "wrong-template",
+        ),
+        (
+            "{op: tell, demonstration: answer, max_prompt_tokens: 24, template: '{{ prompt }}'}",
+            "template",
+            "wrong-template",
+        ),
+        (
+            "{op: tell, demonstration: answer, max_prompt_tokens: 24, template: '{{ demonstration }}'}",
+            "template",
+            "wrong-template",
+        ),
+        ("{op: tell, demonstration: demonstration, max_prompt_tokens: 24}", "nodes.told", "missing-column"),
+        ("{op: tell, feedback: why, max_prompt_tokens: 24}", "nodes.told", "missing-column"),
+    ],
+)
+def test_a_node_that_tells_nothing_is_refused(project, told: str, place: str, code: str) -> None:
+    whole = SELF.replace("{op: tell, demonstration: answer, max_prompt_tokens: 24}", f"{told} #!")
+    place = place if place.startswith("nodes") else f"nodes.told.{place}"
+    project.assert_problem(project.pipeline(*edits(whole)), place, code)
+
+
+def test_a_system_message_needs_no_question(project) -> None:
+    told = "demonstration: answer, message: system, template: '{{ demonstration }}'"
+    check_file(project.pipeline(*edits(SELF.replace("demonstration: answer", told))))
+
+
+def test_told_prompts_are_longer_than_others(project) -> None:
+    small = SELF.replace("write: teacher_logprob", "write: teacher_logprob, tokens_per_micro_batch: 31")
+    path = project.pipeline(*edits(f"{small} #!"))
+    project.assert_problem(path, "nodes.teacher.tokens_per_micro_batch", "micro-batch-too-small", "32")
+    check_file(project.pipeline(*edits(small.replace("31", "32"))))
+    path, positions = project.pipeline(*edits()), "model.init.max_position_embeddings={}"
+    without = "engines.reference=null"
+    assert not check_file(path, [without, positions.format(32)]).warnings
+    (warning,) = check_file(path, [without, positions.format(31)]).warnings
+    assert (warning.code, warning.place) == ("sample-too-long", "nodes.told.max_prompt_tokens")
