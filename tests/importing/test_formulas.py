@@ -267,6 +267,14 @@ def test_gigpo_of_verl_agent_is_over_turns(translated):
     assert [tree[f"nodes.advantage.{name}"] for name in names] == ["gigpo", "turns", False, 0.95, 0.5]
 
 
+@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_a_token_baseline_needs_sums_of_squared_probabilities(translated, name):
+    options = {f"{ACTOR}.calculate_sum_pi_squared": True, f"{ACTOR}.sum_pi_squared_checkpointing": False}
+    tree = translated("verl", {"algorithm.adv_estimator": name, **options})
+    assert tree["nodes.advantage.estimator"] == "optimal_token_baseline"
+    assert tree["nodes.old.statistics"] == ["prob_square_sum"]
+
+
 CORRECTION = "algorithm.rollout_correction"
 
 

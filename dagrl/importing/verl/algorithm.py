@@ -12,6 +12,8 @@ from dagrl.importing.verl.common import ACTOR, CORRECTION
 _ESTIMATORS = {
     **{name: name for name in ("gae", "grpo", "rloo", "remax", "opo", "gpg", "gigpo", "reinforce_plus_plus")},
     "grpo_passk": "grpo_passk",
+    "optimal_token_baseline": "optimal_token_baseline",
+    "tir_optimal_token_baseline": "optimal_token_baseline",
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "grpo_vectorized": "grpo",
     "rloo_vectorized": "rloo",
@@ -67,6 +69,9 @@ def _estimator(t: Translation) -> None:
             t.refuse("returns of reinforce_plus_plus are not discounted", option_key)
     if name == "remax":
         _greedy(t)
+    if _ESTIMATORS[name] == "optimal_token_baseline" and "nodes.old.op" in t.tree:
+        # Without the trainer's log-probs (`bypass_mode`) verl refuses it too.
+        t.put("nodes.old.statistics", ["prob_square_sum"])
 
 
 def _greedy(t: Translation) -> None:
@@ -212,6 +217,8 @@ RULES = (
     ),
     refused_unless((False, None), "samples are not drawn again by reward", "algorithm.use_pf_ppo"),
     implied(
-        "follows from the estimator", "algorithm.pf_ppo* algorithm._target_", under(ACTOR, "use_rollout_log_probs")
+        "follows from the estimator",
+        "algorithm.pf_ppo* algorithm._target_",
+        under(ACTOR, "use_rollout_log_probs calculate_sum_pi_squared sum_pi_squared_checkpointing"),
     ),
 )
