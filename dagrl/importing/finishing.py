@@ -16,7 +16,8 @@ from dagrl.config.schema.nodes.advantage import AdvantageNode
 from dagrl.config.schema.nodes.base import PackingNode
 from dagrl.importing.engines import NO_CRITIC, PARALLEL, server_key
 from dagrl.importing.table import Status, Translation, joint
-from dagrl.validation.training import OF_ESTIMATORS, OF_LOSSES
+from dagrl.validation.advantages import OF_ESTIMATORS
+from dagrl.validation.training import OF_LOSSES
 
 _PACKS = ("logprob", "update", "values", "critic")
 """Ops that pack samples into micro-batches."""
