@@ -14,7 +14,7 @@ from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinfor
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.dpo import preference_loss
 from dagrl.algorithms.gae import gae_advantages
-from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, cispo, ppo_clip
+from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, cispo, dro, ppo_clip
 from dagrl.algorithms.response_losses import opmd_kimi, topr
 from dagrl.algorithms.rows import RowReducer
 from dagrl.data.batch import Column
@@ -71,6 +71,10 @@ def test_mirror_descent_squares_responses_where_roll_squares_tokens(ratios, same
     assert result.loss.sum().item() == pytest.approx(here[0])
     assert logprob.grad.tolist() == pytest.approx(here[1])
     assert (logprob.grad.tolist() == pytest.approx(there[1])) == same
+    of_tokens = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+    result = dro(PolicyTokens(of_tokens, torch.zeros_like(of_tokens), torch.full_like(of_tokens, 3.0)), tau=0.1)
+    result.loss.sum().backward()
+    assert (result.loss.sum().item(), of_tokens.grad.tolist()) == (pytest.approx(there[0]), pytest.approx(there[1]))
 
 
 @pytest.mark.parametrize(

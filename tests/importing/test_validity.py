@@ -44,6 +44,61 @@ def test_losses_of_verl_have_their_own_options(checked, policy):
     assert found.tree["nodes.update.loss.aggregation"] == expected
 
 
+@pytest.mark.parametrize("policy", ["dppo_tv", "dppo_kl"])
+def test_dppo_of_verl_bounds_its_weight(checked, policy):
+    mode, given = f"{ACTOR}.policy_loss.loss_mode", {f"{ACTOR}.clip_ratio_low": 0.15, f"{ACTOR}.clip_ratio_high": 0.1}
+    found, problems = checked("verl", {mode: policy, **given})
+    assert problems == []
+    options = ("policy", "clip_ratio", "clip_ratio_high", "ratio_cap")
+    assert [found.tree[f"nodes.update.loss.{name}"] for name in options] == [policy, 0.15, 0.1, 3.0]
+    found, _ = checked("verl", {mode: policy, f"{ACTOR}.clip_ratio_c": 20.0})
+    assert found.tree["nodes.update.loss.ratio_cap"] == 20.0
+
+
+def test_dro_of_verl_has_its_coefficient(checked):
+    prefix = f"{ACTOR}.policy_loss"
+    found, problems = checked("verl", {f"{prefix}.loss_mode": "dro", f"{prefix}.dro_beta": 0.3})
+    assert problems == []
+    assert (found.tree["nodes.update.loss.policy"], found.tree["nodes.update.loss.tau"]) == ("dro", 0.3)
+    assert "nodes.update.loss.clip_ratio" not in found.tree
+
+
+@pytest.mark.parametrize(("given", "tau"), [({}, 0.1), ({"actor_train.kimi15_tau": 0.5}, 0.5)])
+def test_kimi15_of_roll_squares_tokens(checked, given, tau):
+    found, problems = checked("roll", {"actor_train.pg_variant": "kimi15", **given})
+    assert problems == []
+    assert (found.tree["nodes.update.loss.policy"], found.tree["nodes.update.loss.tau"]) == ("dro", tau)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
+def test_the_unbiased_divergence_of_slime_is_a_star(checked, kind):
+    given = {"--use-kl-loss": True, "--kl-loss-coef": 0.1, "--kl-loss-type": kind, "--use-unbiased-kl": True}
+    found, problems = checked("slime", given)
+    assert problems == []
+    assert found.tree["nodes.update.loss.kl_estimator"] == ("k3*" if kind == "low_var_kl" else f"{kind}*")
+    assert status_of(found, "--use-unbiased-kl") is Status.TRANSLATED
+    found, _ = checked("slime", {"--use-unbiased-kl": True})
+    assert status_of(found, "--use-unbiased-kl") is Status.IMPLIED
+
+
+@pytest.mark.parametrize(("given", "delta"), [({}, 1e-4), ({"--opsm-delta": 0.02}, 0.02)])
+def test_the_off_policy_mask_of_slime(checked, given, delta):
+    found, problems = checked("slime", {"--use-opsm": True, **given})
+    assert problems == []
+    assert found.tree["nodes.update.loss.off_policy_delta"] == delta
+    found, _ = checked("slime", {"--opsm-delta": 0.02})
+    assert status_of(found, "--opsm-delta") is Status.IMPLIED
+
+
+@pytest.mark.parametrize(("given", "bound"), [({}, 0.04), ({"algorithm.policy_loss_fn_args.m2_threshold": 0.02}, 0.02)])
+def test_m2po_of_trinity_marks_tokens_by_the_explorers_log_probs(checked, given, bound):
+    found, problems = checked("trinity", {"algorithm.policy_loss_fn": "m2po", **given})
+    assert problems == []
+    assert (found.tree["nodes.held.op"], found.tree["nodes.held.second_moment"]) == ("covariance", bound)
+    assert found.tree["nodes.update.read"] == {"old_logprob": "rollout_logprob"}
+    assert found.tree["nodes.old.op"] == "logprob"
+
+
 def test_the_aggregation_of_gspo_differs_between_versions_of_verl(checked):
     # verl 0.9.1 passes loss_agg_mode on; 0.9.0 and the main branch write seq-mean-token-mean in its place.
     mode = f"{ACTOR}.loss_agg_mode"

@@ -247,11 +247,16 @@ def _loss(t: Translation) -> None:
     if t.get("importance_sampling") == "seq":
         t.write("nodes.update.loss.policy", "gspo", "importance_sampling")
     variant = f"{TRAIN}.pg_variant"
-    policies = {"ppo": "ppo_clip", "vanilla": "reinforce", "topr": "topr", "cispo": "cispo", "kimi15": "opmd_kimi"}
+    policies = {"ppo": "ppo_clip", "vanilla": "reinforce", "topr": "topr", "cispo": "cispo", "kimi15": "dro"}
     if t.get(variant) in policies:
         t.write("nodes.update.loss.policy", policies[t.get(variant)], variant)
     else:
         t.refuse("losses with a counterpart are ppo, vanilla, topr, cispo and kimi15", variant)
+    tau = f"{TRAIN}.kimi15_tau"
+    if t.get(variant) == "kimi15":
+        t.write("nodes.update.loss.tau", t.get(tau, 0.1), tau)
+    else:
+        t.imply("has no effect on this loss", tau)
     t.write("nodes.update.loss.entropy_coef", t.get("entropy_loss_coef"), "entropy_loss_coef")
     mode = t.get("loss_agg_mode")
     t.write("nodes.update.loss.aggregation", mode, "loss_agg_mode")
@@ -322,7 +327,7 @@ ALGORITHM = (
         _loss,
         "pg_clip use_pg_clip_range pg_clip_low pg_clip_high dual_clip_loss importance_sampling "
         "entropy_loss_coef loss_agg_mode",
-        under(TRAIN, "pg_variant"),
+        under(TRAIN, "pg_variant kimi15_tau"),
         always=True,
     ),
     joint(

@@ -228,6 +228,11 @@ def _loss(t: Translation) -> None:
     t.write("nodes.update.loss.entropy_coef", t.get("--entropy-coef"), "--entropy-coef")
     mode = "token-mean" if t.flag("--calculate-per-token-loss") else "seq-mean-token-mean"
     t.write("nodes.update.loss.aggregation", mode, "--calculate-per-token-loss")
+    masks, delta = "--use-opsm", "--opsm-delta"
+    if t.flag(masks):
+        t.write("nodes.update.loss.off_policy_delta", t.get(delta, 1e-4), masks, delta)
+    else:
+        t.imply("there is no mask without `--use-opsm`", masks, delta)
 
 
 def _critic(t: Translation) -> None:
@@ -252,19 +257,23 @@ def _critic(t: Translation) -> None:
 
 def _divergence(t: Translation) -> None:
     use, coef, kind, reward = "--use-kl-loss", "--kl-loss-coef", "--kl-loss-type", "--kl-coef"
+    unbiased = "--use-unbiased-kl"
     if t.flag(use):
         t.write("nodes.update.loss.kl_coef", t.get(coef), coef)
         t.imply("`kl_coef` above 0 switches it on", use)
         estimator = "k3" if t.get(kind) == "low_var_kl" else t.get(kind)
         note = "bounded by 10 here, without a bound there" if t.get(kind) == "k3" else ""
-        t.write("nodes.update.loss.kl_estimator", estimator, kind, note=note)
+        if t.flag(unbiased):
+            t.write("nodes.update.loss.kl_estimator", f"{estimator}*", kind, unbiased, note=note)
+        else:
+            t.write("nodes.update.loss.kl_estimator", estimator, kind, note=note)
     else:
         t.imply("there is no divergence in the loss", coef, kind)
+    t.imply("is off, or there is no divergence in the loss", unbiased)
     if t.number(reward, 0):
         t.write("nodes.advantage.kl_in_reward.coef", t.get(reward), reward)
     else:
         t.imply("there is no divergence in the reward", reward)
-    t.refuse("the divergence has no weights of importance", "--use-unbiased-kl")
     if t.flag("--use-rollout-logprobs"):
         t.write("nodes.update.read", {"old_logprob": "rollout_logprob"}, "--use-rollout-logprobs")
     else:
@@ -298,7 +307,11 @@ ALGORITHM = (
         "--advantage-estimator --disable-grpo-std-normalization --normalize-advantages --gamma --lambd",
         always=True,
     ),
-    joint(_loss, "--eps-clip --eps-clip-high --eps-clip-c --entropy-coef --calculate-per-token-loss", always=True),
+    joint(
+        _loss,
+        "--eps-clip --eps-clip-high --eps-clip-c --entropy-coef --calculate-per-token-loss --use-opsm --opsm-delta",
+        always=True,
+    ),
     joint(_critic, "--critic-lr --critic-load --critic-save --value-clip --num-critic-only-steps", always=True),
     joint(
         _divergence,

@@ -265,7 +265,15 @@ _ESTIMATORS = {
     "opmd": "opmd",
     "gigpo": "gigpo",
 }
-_LOSSES = {"ppo": "ppo_clip", "gspo": "gspo", "cispo": "cispo", "sapo": "sapo", "topr": "topr", "opmd": "opmd"}
+_LOSSES = {
+    "ppo": "ppo_clip",
+    "gspo": "gspo",
+    "cispo": "cispo",
+    "sapo": "sapo",
+    "topr": "topr",
+    "opmd": "opmd",
+    "m2po": "m2po",
+}
 _CLIPS = {"ppo": (0.2, 0.2), "gspo": (0.0003, 0.0004), "cispo": (None, 0.28)}
 """Trinity's default bounds of the ratio."""
 _CLIP_KEYS = ("clip_range", "clip_range_low", "clip_range_high", "clip_ratio_c")
@@ -320,6 +328,10 @@ def _loss(t: Translation) -> None:
         t.write("nodes.update.loss.policy", _LOSSES[name], key if t.given(key) else "algorithm.algorithm_type")
     if name in _CLIPS:
         _clip(t, name, prefix)
+    if name == "m2po":
+        t.put("nodes.held.op", "covariance")
+        bound = f"{prefix}.m2_threshold"
+        t.write("nodes.held.second_moment", t.get(bound, 0.04), bound)
     for option in ("tau", "tau_pos", "tau_neg"):
         t.copy(f"{prefix}.{option}", f"nodes.update.loss.{option}")
     mode = f"{prefix}.loss_agg_mode" if t.given(f"{prefix}.loss_agg_mode") else "algorithm.loss_agg_mode"
@@ -379,6 +391,8 @@ def _divergence(t: Translation) -> None:
         t.write(
             "nodes.update.read", {"old_logprob": "rollout_logprob"}, bypass, note="ratios to the explorer's log-probs"
         )
+        if t.tree.get("nodes.update.loss.policy") == "m2po":
+            put_logprob(t, "old", "actor", "old_logprob")
     put_reference(t)
 
 

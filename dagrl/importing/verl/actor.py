@@ -30,6 +30,9 @@ _POLICIES = {
     "kl_cov": "kl_cov",
     "gpg": "reinforce",
     "cpgd": "cpgd",
+    "dppo_tv": "dppo_tv",
+    "dppo_kl": "dppo_kl",
+    "dro": "dro",
 }
 
 
@@ -60,6 +63,8 @@ def _policy(t: Translation) -> None:
     if policy == "sapo":
         for name in ("tau_pos", "tau_neg"):
             t.copy(f"{ACTOR}.{name}", f"nodes.update.loss.{name}")
+    if policy == "dro":
+        t.copy(f"{ACTOR}.policy_loss.dro_beta", "nodes.update.loss.tau")
 
 
 def _covariance(t: Translation, policy: str) -> None:
@@ -104,8 +109,9 @@ def _clip(t: Translation) -> None:
         )
         t.imply(reason, plain)
     dual = f"{ACTOR}.clip_ratio_c"
-    if t.tree.get("nodes.update.loss.policy", "ppo_clip") == "ppo_clip":
-        t.write("nodes.update.loss.dual_clip", t.get(dual), dual)
+    if policy in ("ppo_clip", "dppo_tv", "dppo_kl"):
+        target = "dual_clip" if policy == "ppo_clip" else "ratio_cap"
+        t.write(f"nodes.update.loss.{target}", t.get(dual), dual)
     else:
         t.imply("has no effect on this loss", dual)
 

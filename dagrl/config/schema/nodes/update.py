@@ -97,7 +97,7 @@ class LossSpec(Section):
     none."""
     ratio_cap: Annotated[float, Field(gt=1)] | None = None
     """``dppo_tv`` and ``dppo_kl`` only: bound on the ratio as a weight, 20 in verl. Default: none."""
-    off_policy_delta: Threshold | None = None
+    off_policy_delta: Coefficient | None = None
     """Takes the tokens with a negative advantage of a response out of the policy loss, if their log-probs are below the
     old ones by more than this in the mean over the response: the off-policy sequence mask of DeepSeek-V3.2. Default:
     no mask."""
