@@ -173,6 +173,7 @@ def gdpo_advantages(
     """
     total = np.zeros(len(mask))
     for name, weight in weights.items():
+        _finite(rewards[name], f"`{name}`")
         total += weight * _deviations(rewards[name], groups, normalize_by_std)
     return Column(np.repeat(total, mask.lengths), mask.offsets)
 
@@ -268,10 +269,10 @@ def _constant_groups(rewards: np.ndarray, group: np.ndarray, count: int) -> np.n
     return high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
 
 
-def _finite(rewards: np.ndarray) -> np.ndarray:
+def _finite(rewards: np.ndarray, name: str = "reward") -> np.ndarray:
     rewards = np.asarray(rewards, dtype=np.float64)
     if not np.isfinite(rewards).all():
-        raise ValueError(f"a reward is {rewards[~np.isfinite(rewards)][0]}; rewards must be finite numbers")
+        raise ValueError(f"a {name} is {rewards[~np.isfinite(rewards)][0]}; rewards must be finite numbers")
     return rewards
 
 

@@ -120,7 +120,7 @@ def test_no_rows_give_no_advantages(estimate):
 
 @pytest.mark.parametrize("estimate", ALL)
 def test_a_reward_that_is_no_number_is_refused(estimate):
-    with pytest.raises(ValueError, match="a reward is nan"):
+    with pytest.raises(ValueError, match=r"a (reward|`right`) is nan"):
         estimate(np.array([1.0, np.nan]), np.zeros(2), mask_of(1, 1))
 
 
@@ -373,6 +373,12 @@ def test_gdpo_compares_each_reward_by_itself():
     assert whitened(summed, mask).values.tolist() == pytest.approx(
         [each / 2**0.5 / (5 / 6) ** 0.5 for each in (1.5, -1.5, 0.5, -0.5)]
     )
+
+
+def test_a_reward_of_gdpo_that_is_no_number_is_named():
+    rewards = {"right": np.ones(2), "polite": np.array([1.0, np.inf])}
+    with pytest.raises(ValueError, match="a `polite` is inf"):
+        gdpo_advantages(rewards, {"right": 1.0, "polite": 1.0}, np.zeros(2), mask_of(1, 1))
 
 
 @given(st.integers(0, 1000))

@@ -1,4 +1,4 @@
-"""Orders of prompts in real runs: two sources, pass rates, and a run that is resumed."""
+"""Orders of prompts, and what follows them, in real runs: two sources, pass rates, and a run that is resumed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def sampling_only(lab: Any, order: Any) -> dict[str, Any]:
     pipeline["nodes"] = {name: pipeline["nodes"][name] for name in ("rollout", "reward")}
     pipeline["nodes"]["rollout"]["n"] = 2
     pipeline["nodes"]["reward"]["fn"] = "rewards:even"
+    pipeline["nodes"]["advantage"] = {"op": "advantage", "estimator": "rae"}
     train = {"many": {"path": "train.parquet", "weight": 3}, "few": {"path": "train.parquet", "weight": 1}}
     pipeline["data"] |= {"train": train, "val": None, "prompts_per_step": 4, "order": order}
     pipeline["schedule"]["max_staleness"] = 1
@@ -38,6 +39,15 @@ def run(lab, tmp_path_factory: pytest.TempPathFactory):
 def prompts(run: Any, step: int) -> list[tuple[str, str]]:
     rows = pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pylist()
     return [(row["data_set"], row["prompt"]) for row in rows]
+
+
+def baselines(run: Any) -> list[dict[str, float]]:
+    """Source -> baseline after each step."""
+    prefix = "baseline/"
+    return [
+        {name.removeprefix(prefix): value for name, value in line.items() if name.startswith(prefix)}
+        for line in run.metrics()
+    ]
 
 
 def test_each_step_has_the_shares_of_its_sources(run) -> None:
@@ -61,6 +71,20 @@ def test_a_resumed_run_takes_the_prompts_of_an_uninterrupted_one(lab, run, tmp_p
     assert f"going on after step {KEPT}" in again.output
     for step in range(KEPT + 1, STEPS + 1):
         assert prompts(again, step) == prompts(run, step)
+    # Nothing is trained, so that the responses are the same too: the baselines continue.
+    assert baselines(again) == baselines(run)
+
+
+def test_baselines_of_sources_go_from_response_to_response_over_steps(run) -> None:
+    """Steps overlap; each begins with the baselines of the step before, in the order of responses."""
+    expected: dict[str, float] = {}
+    for step, found in enumerate(baselines(run), start=1):
+        rows = pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pylist()
+        for row in sorted(rows, key=lambda row: row["sample_id"]):
+            before = expected.get(row["data_set"], 0.0)
+            assert row["advantage"] == pytest.approx(row["reward"] - before, abs=1e-6)
+            expected[row["data_set"]] = 0.95 * before + (1 - 0.95) * row["reward"]
+        assert found == expected
 
 
 def test_a_stage_ends_when_its_metric_is_reached_in_a_step_that_is_known(lab, tmp_path) -> None:

@@ -154,8 +154,8 @@ class AdvantageNode(NodeBase):
     """``grpo``, ``gigpo``, ``gdpo`` and ``grpo_passk`` only: divide a group's advantages by the standard deviation of
     its rewards (true or ``group``); or, with ``grpo`` only, by that of all rewards of the step (``batch``)."""
     kl_in_reward: KlInRewardSpec | None = None
-    """Penalty taken off the reward first; with ``reinforce_plus_plus``, ``remax`` and ``gae`` token by token, off what
-    is still to come."""
+    """Penalty taken off the reward first; with ``reinforce_plus_plus``, ``remax``, ``gae``, ``optimal_token_baseline``
+    and ``agentic_reinforce`` token by token, off what is still to come."""
     overlong_buffer: OverlongBufferSpec | None = None
     """Penalty on length, added to the reward first."""
     length_reward: LengthRewardSpec | None = None
