@@ -204,6 +204,12 @@ def test_estimators_of_roll(translated, given_settings, estimator):
     assert tree.get("nodes.advantage.gamma", 1) == given_settings.get("gamma", 1)
 
 
+def test_trinitys_deviation_of_the_batch(translated):
+    options = {"algorithm.algorithm_type": "grpo", "algorithm.advantage_fn_args.std_cal_level": "batch"}
+    tree = translated("trinity", options)
+    assert (tree["nodes.advantage.estimator"], tree["nodes.advantage.normalize_by_std"]) == ("grpo", "batch")
+
+
 @pytest.mark.parametrize(("name", "estimator"), [("grpo_passk", "grpo_passk"), ("gdpo", "grpo"), ("maxrl", "grpo")])
 def test_estimators_of_verl(translated, name, estimator):
     tree = translated("verl", {"algorithm.adv_estimator": name, "algorithm.norm_adv_by_std_in_grpo": False})

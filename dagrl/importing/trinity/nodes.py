@@ -296,7 +296,14 @@ def _algorithm(t: Translation) -> None:
     else:
         t.put("nodes.advantage.estimator", "grpo")
         t.refuse("has no counterpart: an estimator of your own (docs/your_own.md); grpo stands in", advantage, key)
-    arguments = {"gamma": "gamma", "lam": "lam", "opmd_baseline": "baseline", "tau": "tau", "omega": "step_coef"}
+    arguments = {
+        "gamma": "gamma",
+        "lam": "lam",
+        "opmd_baseline": "baseline",
+        "tau": "tau",
+        "omega": "step_coef",
+        "std_cal_level": "normalize_by_std",
+    }
     for option, target in arguments.items():
         each = f"algorithm.advantage_fn_args.{option}"
         t.copy(each, f"nodes.advantage.{target}")
