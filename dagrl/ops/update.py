@@ -8,7 +8,7 @@ import numpy as np
 
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.own_loss import OwnLoss
-from dagrl.algorithms.sft import MixedObjective
+from dagrl.algorithms.sft import MixedObjective, ObservedObjective
 from dagrl.config.schema import UpdateNode
 from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import Context, OpInput, Output
@@ -30,7 +30,11 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         sources=tuple(context.pipeline.data.train_prefixes.values()),
     )
     # Also with a weight of 0: an expert's rows are no samples of the policy.
-    objective = MixedObjective(policy, node.loss.sft_coef) if "is_expert" in parts[0].batch else policy
+    objective: PolicyObjective | MixedObjective | ObservedObjective = policy
+    if "is_expert" in parts[0].batch:
+        objective = MixedObjective(policy, node.loss.sft_coef)
+    elif node.loss.observation_coef:
+        objective = ObservedObjective(policy, node.loss.observation_coef)
     given = [_with_source(context.with_temperatures(part.batch), context) for part in parts]
     batches, ages, counts = without_stale(given, context.trainer.policy_version, context)
     waits = context.step <= node.critic_warmup

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.algorithms.objective import PolicyObjective
-from dagrl.algorithms.sft import MixedObjective, SftObjective
+from dagrl.algorithms.sft import MixedObjective, ObservedObjective, SftObjective
 from dagrl.config.schema import LossSpec
 from dagrl.data.batch import Batch, Column
 
@@ -84,5 +84,50 @@ def test_the_mixed_loss_does_not_depend_on_how_rows_are_dealt(accumulated, order
     expected, expected_gradients, told = accumulated([MIXED], MixedObjective(POLICY, mu=0.4))
     assert loss == pytest.approx(expected, rel=1e-6)
     assert metrics == pytest.approx(told, rel=1e-6, abs=1e-9)
+    for row, gradient in expected_gradients.items():
+        assert gradients[row] == pytest.approx(gradient, rel=1e-6)
+
+
+# Turns of the policy, an answer between them, and one at the end; a prefix that the policy did not write; a response
+# that is not trained on.
+OBSERVED = responses(
+    [0.5, 0.25, 0.125, 0.5, 0.0625],
+    [0.125, 0.5, 0.25],
+    [0.5, 0.25],
+    advantage=[[1.0, 9.0, 9.0, -2.0, 9.0], [9.0, 1.0, 9.0], [9.0, 9.0]],
+    rollout_logprob=[[0.0] * 5, [0.0] * 3, [0.0] * 2],
+).with_columns(
+    {
+        "response_mask": Column.ragged([[1, 0, 0, 1, 0], [0, 1, 0], [0, 0]], "float32"),
+        "token_turn": Column.ragged([[1, 0, 0, 2, 0], [0, 1, 0], [1, 0]], "int16"),
+    }
+)
+
+
+def test_answers_of_tools_are_learned_in_the_mean_over_themselves(accumulated):
+    loss, gradients, metrics = accumulated([OBSERVED], ObservedObjective(POLICY, 0.1))
+    # REINFORCE over three tokens: -(ln 1/2 - 2 ln 1/2 + ln 1/2) / 3; NLL of (1/4, 1/8, 1/16, 1/4): 11 halvings over 4.
+    assert loss == pytest.approx(0.1 * 11 / 4 * math.log(2), rel=1e-6, abs=1e-9)
+    assert gradients[0] == pytest.approx([-1 / 3, -0.025, -0.025, 2 / 3, -0.025], rel=1e-6)
+    assert gradients[1] == pytest.approx([0, -1 / 3, -0.025], rel=1e-6)
+    assert gradients[2] == [0, 0]
+    assert metrics["loss/observations"] == pytest.approx(11 / 4 * math.log(2), rel=1e-6)
+    assert metrics["loss/policy"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_step_without_answers_has_the_policys_loss(accumulated):
+    alone = OBSERVED.with_columns({"token_turn": Column.ragged([[1, 1, 1, 2, 2], [1, 1, 1], [1, 1]], "int16")})
+    loss, gradients, _ = accumulated([alone], ObservedObjective(POLICY, 0.1))
+    expected, policys, _ = accumulated([alone], POLICY)
+    assert (loss, gradients) == (pytest.approx(expected), policys)
+
+
+@given(st.permutations(range(3)), st.lists(st.integers(0, 3), max_size=3))
+def test_the_loss_of_answers_does_not_depend_on_how_rows_are_dealt(accumulated, order, cuts):
+    parts = [OBSERVED.take(piece) for piece in np.split(np.array(order), sorted(cuts)) if len(piece)]
+    loss, gradients, metrics = accumulated(parts, ObservedObjective(POLICY, 0.4))
+    expected, expected_gradients, told = accumulated([OBSERVED], ObservedObjective(POLICY, 0.4))
+    assert loss == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert metrics == pytest.approx(told, rel=1e-6, abs=1e-9, nan_ok=True)
     for row, gradient in expected_gradients.items():
         assert gradients[row] == pytest.approx(gradient, rel=1e-6)

@@ -10,7 +10,7 @@ import pytest
 from work import changed
 
 from dagrl.algorithms.objective import PolicyObjective
-from dagrl.algorithms.sft import MixedObjective
+from dagrl.algorithms.sft import MixedObjective, ObservedObjective
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import OpInput
@@ -118,6 +118,16 @@ def test_an_experts_rows_are_no_samples_of_the_policy_whatever_their_weight(benc
         context = bench.context("update", engine=engine, nodes=node(loss={"sft_coef": coef}))
         list(update([OpInput(0, bench.batch([0], **columns))], context))
         assert isinstance(engine.objective, MixedObjective) and engine.objective.mu == coef
+
+
+def test_answers_of_tools_are_learned_beside_the_policys_loss(bench) -> None:
+    columns = {"policy_version": [7], "advantage": [[1, 0]], "response_mask": [[1, 0]], "token_turn": [[1, 0]]}
+    for coef in (0.0, 0.1):
+        engine = Trainer()
+        context = bench.context("update", engine=engine, nodes=node(loss={"observation_coef": coef}))
+        list(update([OpInput(0, bench.batch([0], **columns))], context))
+        assert isinstance(engine.objective, ObservedObjective) == bool(coef)
+    assert engine.objective.factors == (1.0, 0.1) and "token_turn" in engine.objective.columns
 
 
 def test_a_rank_without_any_rows_takes_part(bench) -> None:

@@ -146,6 +146,7 @@ def mine(tokens, power=1.0): ...
         (UPDATE, "loss: {policy: vespo, clip_ratio: 0.1}} #!", "nodes.update.loss.clip_ratio", "option-without-effect"),
         (UPDATE, "loss: {policy: dro, dual_clip: 3}} #!", "nodes.update.loss.dual_clip", "option-without-effect"),
         (UPDATE, "loss: {policy: m2po}} #!", "nodes.update", "missing-column"),
+        (UPDATE, "loss: {observation_coef: 0.1}} #!", "nodes.update", "missing-column"),
         (
             "  advantage:",
             "  marks: {op: covariance, second_moment: 0.04, share: 0.1} #!\n  advantage:",

@@ -33,7 +33,9 @@ SAMPLES = {"engine": "plain", "sampling": {"max_new_tokens": 8}}
     [
         ("update", UPDATE, {"loss": {"kl_coef": 0.1}}, {"ref_logprob"}),
         ("update", UPDATE, {"loss": {"sft_coef": 0.1}}, {"is_expert"}),
+        ("update", UPDATE, {"loss": {"observation_coef": 0.1}}, {"token_turn"}),
         ("update", UPDATE, {"loss": {"policy": "clip_cov"}}, {"clip_cov_mask"}),
+        ("update", UPDATE, {"loss": {"policy": "m2po"}}, {"clip_cov_mask"}),
         ("update", UPDATE, {"loss": {"distillation": {}}}, {"teacher_logprob"}),
         ("update", UPDATE, {"loss": {"policy": "opmd_pairwise"}}, {"group_id"}),
         ("update", UPDATE, {"rollout_correction": {"rollout_is": "token"}}, {"rollout_logprob"}),

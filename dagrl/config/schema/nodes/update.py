@@ -140,6 +140,9 @@ class LossSpec(Section):
     ``mix`` node has put among them; each over its own responses. Default: experts' responses are not trained on."""
     distillation: LossDistillationSpec | None = None
     """On-policy distillation: the divergence from a teacher, added to the loss."""
+    observation_coef: Weight = 0.0
+    """Weight of the negative log-likelihood of what tools and environments answered, in the mean over these tokens:
+    ECHO, with 0.1. Needs a rollout of several turns."""
     aggregation: Aggregation | None = None
     """How token losses become one number, over the global mini-batch; the last divides sums by the rollout's
     ``max_new_tokens``, for Dr. GRPO. Default: token-mean; with ``gspo`` and ``gmpo`` seq-mean-token-mean."""
@@ -260,6 +263,7 @@ class UpdateNode(TrainingNode):
             "ref_logprob": self.loss.kl_coef > 0,
             "rollout_logprob": self.rollout_correction is not None,
             "is_expert": self.loss.sft_coef > 0,
+            **({"token_turn": True} if self.loss.observation_coef else {}),
             "trajectory_share": False,
             "token_version": False,
             "is_replayed": False,
