@@ -34,6 +34,8 @@ _WITHOUT_GRAPH_S = 0.4e-3
 tokens/s."""
 _PREFILL_SHARE = 0.7
 """Share of the rate of training's products, in chunks of some thousand tokens, without a graph."""
+_SCORING_PASSES = 4
+"""Times that float32 logits are written and read for log-probs of given tokens. A guess."""
 _HF_LAYER_S = {True: 0.9e-3, False: 0.35e-3}
 """A layer of the Python of Transformers, on a GPU and on a CPU: typical, not measured."""
 _FP8_CACHE_DELAY, _FP8_PAGES_DELAY, _LARGE_PAGE = 1.95, 1.6, 64
@@ -157,6 +159,12 @@ class Server:
         flops = _flops(self.shape)
         operations = tokens * (flops.per_token / self._gain + flops.per_pair * length / 2)
         return operations / (self.tensor * self.stages) / (self.device.matmul * _PREFILL_SHARE)
+
+    def predictions(self, tokens: float) -> float:
+        """Return the seconds of the logits of `tokens` given tokens, and of their log-probs."""
+        device, gpus = self.device, self.tensor * self.stages
+        multiplied = tokens * _flops(self.shape).per_prediction / gpus / (device.matmul * _PREFILL_SHARE)
+        return multiplied + tokens * self.shape.vocabulary * 4 * _SCORING_PASSES / self.tensor / device.memory
 
     @property
     def _gain(self) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dagrl.backends.planning.costs import EngineCosts
 from dagrl.backends.planning.decoding import Server, cache_delay
 from dagrl.backends.planning.planned_engine import PlannedEngine
+from dagrl.backends.serving.costs import ServerCosts
 from dagrl.backends.vllm.memory import cache_bytes_per_token, cache_value_bytes, server_memory, weights_on_a_gpu
 from dagrl.backends.vllm.section import VllmEngineSpec
 
@@ -23,10 +23,12 @@ TOKEN_S = 4.5e-6 + LOGPROB_S
 with log-probs and at 32,301 without."""
 
 
-class VllmCosts(EngineCosts):
+class VllmCosts(ServerCosts):
     """Seconds of one engine of vLLM servers."""
 
     engine: PlannedEngine[VllmEngineSpec]
+    # vLLM has no log-probs of tokens in its cache.
+    scores_share_prompts = False
 
     @property
     def weight_bytes(self) -> float:

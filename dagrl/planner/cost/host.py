@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagrl.config.schema import AdvantageNode, JudgeNode, NodeBase, Pipeline, RewardNode
+from dagrl.config.schema import AdvantageNode, JudgeNode, LogprobNode, NodeBase, Pipeline, RewardNode
 from dagrl.config.schema.rounds import prompts_per_round
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE
 from dagrl.planner.cost.lengths import MEAN_RESPONSE
@@ -16,6 +16,8 @@ _CODE_ROW_S = 0.3
 """A program runs some tests in processes of 60 ms, measured on one core, while other programs run too."""
 _REMOTE_TOKEN_S = 0.015
 """A token of a judge's reply, at an unknown server."""
+_REMOTE_ROW_S = 0.2
+"""Log-probs of a row, at an unknown server."""
 _ADVANTAGE_ROW_S = 20e-6
 _PROMPT_S = 150e-6
 """To read and tokenize a prompt."""
@@ -41,6 +43,8 @@ def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeli
     elif isinstance(node, JudgeNode):
         answer = node.sampling.max_new_tokens * MEAN_RESPONSE * _REMOTE_TOKEN_S
         row_s = (answer if node.expected_s is None else node.expected_s) / node.concurrency
+    elif isinstance(node, LogprobNode):
+        row_s = _REMOTE_ROW_S / node.concurrency
     elif isinstance(node, AdvantageNode):
         row_s = _ADVANTAGE_ROW_S
     return _NODE_S + rows * row_s
