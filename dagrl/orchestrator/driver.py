@@ -4,7 +4,7 @@
     scheduler <--ShardDone, CommandDone, ...-- driver <--blocks (metadata and refs)-- workers
 
 Each command is a coroutine that ends with an event, so commands run concurrently. The first failure ends the run,
-unless workers of a generator are lost: those are restarted (`dagrl.orchestrator.groups.worker_failures`).
+unless workers of a generator or of servers are lost: those are restarted (`dagrl.orchestrator.groups.worker_failures`).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from token_server import TokenServer
 
 from dagrl.backends.base import TokenOutputs
 from dagrl.config.schema import LogprobNode, TokenizerSpec
@@ -135,19 +136,8 @@ def test_a_node_asks_its_engine_for_further_outputs(bench, parts, options, outpu
     assert set(first.columns) == {"logprob", *columns} == set(written)
 
 
-class TokenServer:
-    """Answers of a chat server that scores tokens: -1 for the first of a prompt, -2 for the next, and so on."""
-
-    def __init__(self, server, *, ids: bool = True) -> None:
-        self.texts = lambda tokens: [TOKENIZER.decode([token]) for token in tokens]
-        self._ids = ids
-        server.completion = self.answer
-
-    def answer(self, body: dict) -> dict:
-        tokens = body["prompt"]
-        values = [None, *(-1.0 - place for place in range(1, len(tokens)))]
-        logprobs = {"token_logprobs": values, "tokens": self.texts(tokens)}
-        return {"choices": [{"logprobs": logprobs, "prompt_token_ids": tokens if self._ids else None}]}
+def texts_of(tokens: list[int]) -> list[str]:
+    return [TOKENIZER.decode([token]) for token in tokens]
 
 
 @pytest.fixture
@@ -163,10 +153,10 @@ def over_endpoint(bench, chat_server):
 
 @pytest.mark.parametrize("ids", [True, False], ids=["ids", "texts"])
 def test_an_endpoint_scores_the_rows_of_all_shards(over_endpoint, chat_server, parts, ids: bool) -> None:
-    TokenServer(chat_server, ids=ids)
+    TokenServer(chat_server, None if ids else texts_of)
     first, empty = logprob(parts, over_endpoint())
     assert (first.shards, first.rows.tolist(), first.columns["logprob"].values.dtype) == ((1,), [2, 3], "float32")
-    assert [first.columns["logprob"][row].tolist() for row in range(2)] == [[-5.0], [-3.0, -4.0, -5.0]]
+    assert [first.columns["logprob"][row].tolist() for row in range(2)] == [[-4.0], [-2.0, -3.0, -4.0]]
     assert (empty.shards, len(empty.columns["logprob"])) == ((4,), 0)
     assert sorted(len(each.body["prompt"]) for each in chat_server.requests) == [5, 5]
 
@@ -184,12 +174,12 @@ def test_only_its_rows_are_sent(over_endpoint, bench, chat_server) -> None:
     batch = bench.batch([0, 1], prompt_tokens=["1=", "2="], response_tokens=["5", "34"], data_source=["a", "b"])
     (output,) = logprob([OpInput(0, batch)], over_endpoint(rows={"data_source": ["b"]}))
     column = output.columns["logprob"]
-    assert np.isnan(column[0]).all() and column[1].tolist() == [-3.0, -4.0]
+    assert np.isnan(column[0]).all() and column[1].tolist() == [-2.0, -3.0]
     assert [len(each.body["prompt"]) for each in chat_server.requests] == [4]
 
 
 def test_an_endpoint_that_scores_other_tokens_is_found_by_their_texts(over_endpoint, parts, chat_server) -> None:
-    TokenServer(chat_server, ids=False).texts = lambda tokens: ["x"] * len(tokens)
+    TokenServer(chat_server, lambda tokens: ["x"] * len(tokens))
     with pytest.raises(TeacherError, match=r"sample 2: 'x' is scored in place of '2'; is its tokenizer the policy's?"):
         list(logprob(parts, over_endpoint()))
 

@@ -1,4 +1,4 @@
-"""Reactions of a run to lost workers: those of a generator are restarted, as often as the policy allows.
+"""Reactions of a run to lost workers: those of generators and servers are restarted, as often as the policy allows.
 
 docs/schedule.md follows the death of a server through the functions of the driver.
 """
@@ -107,8 +107,11 @@ class WorkerFailures:
         return workers
 
     def _can_restart(self, name: str) -> bool:
-        """Whether lost workers of an executor can be restarted while the others live on: it only generates."""
-        return not self._plan.executors[name].trained and self._plan.generates(name)
+        """Whether lost workers of an executor can be restarted while the others live on: they are not trained, and
+        independent of each other.
+        """
+        executor = self._plan.executors[name]
+        return not executor.trained and (executor.are_servers or self._plan.generates(name))
 
     async def _join_others(self, executor: str) -> None:
         current = asyncio.current_task()

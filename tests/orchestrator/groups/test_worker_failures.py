@@ -18,14 +18,20 @@ from dagrl.workers.errors import WorkerDiedError, WorkerHungError, WorkerLostErr
 ROLLOUT, SYNC = Run(3, "rollout", (0, 1)), Sync(3, "generator", "actor", 2)
 PLACES = tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(2))
 FIRST, SECOND, ACTOR = WorkerId("generator", 0), WorkerId("generator", 1), WorkerId("actor", 0)
+TEACHER, REFERENCE = WorkerId("teacher", 1), WorkerId("reference", 0)
+SERVERS = ("generator", "teacher")
 PLAN = Plan(
-    {name: Executor(name, name, PLACES, trained=name == "actor", are_servers=True) for name in ("generator", "actor")},
+    {
+        name: Executor(name, name, PLACES, trained=name == "actor", are_servers=name in SERVERS)
+        for name in (*SERVERS, "actor", "reference")
+    },
     (PlannedTask("rollout", "rollout", "rollout", "generator", Scope.BATCH, Rows.TRAIN, generates=True),),
     shards=2,
     steps=9,
 )
 REWARD = Run(3, "reward", (0,))
-EXECUTORS = {ROLLOUT: ("generator",), SYNC: ("generator", "actor"), REWARD: ("host",)}
+SCORED = Run(3, "scored", (0,))
+EXECUTORS = {ROLLOUT: ("generator",), SYNC: ("generator", "actor"), REWARD: ("host",), SCORED: ("teacher",)}
 
 
 class Workers:
@@ -79,7 +85,7 @@ def ends(after_s: float) -> Callable[[], Awaitable[None]]:
 
 
 def play(scene: Scene, **actions: Callable[[], Awaitable[None]]) -> list[Any]:
-    commands = {"rollout": ROLLOUT, "sync": SYNC, "reward": REWARD}
+    commands = {"rollout": ROLLOUT, "sync": SYNC, "reward": REWARD, "scored": SCORED}
 
     async def act() -> None:
         await asyncio.gather(*[scene.begin(commands[name], action) for name, action in actions.items()])
@@ -101,6 +107,13 @@ def test_a_generator_lost_in_a_sync_is_reported() -> None:
     assert play(Scene(), sync=dies(FIRST)) == [WorkerLost("generator")]
 
 
+def test_a_lost_server_that_only_reads_is_reported() -> None:
+    scene = Scene()
+    assert play(scene, scored=dies(TEACHER), reward=ends(0.1)) == [WorkerLost("teacher"), REWARD]
+    assert scene.groups.given_up == [TEACHER]
+    assert scene.notes == ["teacher/1 is lost: died; teacher goes on when teacher/1 is restarted (restart 1 of 3)"]
+
+
 @pytest.mark.parametrize("first", ["rollout", "sync"])
 def test_a_loss_that_ends_two_commands_is_reported_once_and_last(first) -> None:
     """A sync in flight, in the midst of a rollout."""
@@ -114,7 +127,7 @@ def test_commands_that_succeed_are_reported_before_the_loss() -> None:
     assert play(Scene(), rollout=dies(SECOND), sync=ends(0.1)) == [SYNC, WorkerLost("generator")]
 
 
-@pytest.mark.parametrize("names", [(ACTOR,), (FIRST, ACTOR), ()])
+@pytest.mark.parametrize("names", [(ACTOR,), (REFERENCE,), (FIRST, ACTOR), ()])
 def test_other_losses_end_the_run(names) -> None:
     scene = Scene()
     with pytest.raises(WorkerDiedError, match="died"):
