@@ -26,6 +26,8 @@ def check_scorers(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
         if not check_source(place, node, ("tokens_per_micro_batch",), findings):
             continue
         engine = pipeline.engines.get(node.engine or "")
+        if node.endpoint is not None or isinstance(engine, ServerSpec):
+            _check_outputs(place, node, findings)
         if node.endpoint is not None:
             _check_samples(pipeline, graph, name, "endpoint", findings)
         elif isinstance(engine, ServerSpec):
@@ -96,6 +98,18 @@ def _check_servers(
         message = f"{fact}, and the longest prompt and response have {longest}; use a teacher with a longer context"
         depends: list[Place] = [("engines", str(node.engine)), ("model",), ("data",)]
         findings.error(place, f"{message}, or lower their lengths", "context-too-short", depends_on=depends)
+
+
+def _check_outputs(place: Place, node: LogprobNode, findings: Findings) -> None:
+    """Report outputs that servers or endpoints do not have."""
+    who = "an endpoint" if node.endpoint else "a server"
+    for option, given in (("candidates", node.candidates), ("statistics", node.statistics)):
+        if given:
+            message = f"{who} does not return these; name an engine of megatron"
+            findings.error((*place, option), message, "no-such-output")
+    if node.endpoint and node.top_k:
+        message = "an endpoint returns candidates without their ids; name an engine, served or of megatron"
+        findings.error((*place, "top_k"), message, "no-such-output")
 
 
 def _check_samples(pipeline: Pipeline, graph: Graph | None, name: str, key: str, findings: Findings) -> None:

@@ -54,6 +54,13 @@ CASES = {
         "nodes.ref.engine",
         "wrong-backend",
     ),
+    "statistics of servers": (ON_SERVERS + ", statistics: [entropy]", "nodes.ref.statistics", "no-such-output"),
+    "candidates over an endpoint": (
+        ENDPOINT + ", candidates: sample_id",
+        "nodes.ref.candidates",
+        "no-such-output",
+    ),
+    "the likeliest over an endpoint": (ENDPOINT + ", top_k: 4", "nodes.ref.top_k", "no-such-output"),
     "unknown": (ON_SERVERS.replace("teacher", "teecher"), "nodes.ref.engine", "unknown-engine"),
 }
 

@@ -15,12 +15,12 @@ from concurrent.futures import Future
 from contextlib import closing
 from typing import Any, ClassVar
 
-from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
+from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport, TokenOutputs
 from dagrl.backends.serving.client import ServerClient, ServerLostError, TokenScores
 from dagrl.backends.serving.gpu_memory import gpu_memory
 from dagrl.backends.serving.responses import ResponseReader
 from dagrl.backends.serving.running_server import RunningServer
-from dagrl.backends.serving.scoring import Row, TokenScorer
+from dagrl.backends.serving.scoring import Row, TokenScorer, topk_columns
 from dagrl.backends.serving.section import ServerSpec
 from dagrl.backends.serving.share import ServerShare
 from dagrl.config.residency import Residency
@@ -130,10 +130,19 @@ class ServerEngine[Spec: ServerSpec](ABC):
 
         Raises ValueError for rows that the server would reject, and as `generate` does.
         """
+        how: Any = {"temperature": temperature, "tokens_per_micro_batch": tokens_per_micro_batch}
+        return self.token_outputs(batch, TokenOutputs(), **how)["logprob"]
+
+    def token_outputs(
+        self, batch: Batch, outputs: TokenOutputs, *, temperature: float, tokens_per_micro_batch: int
+    ) -> dict[str, Column]:
+        """See `ScoresTokens.token_outputs`."""
         assert temperature == 1.0 and "temperature" not in batch, "validation refuses other temperatures"
+        assert outputs == TokenOutputs(top_k=outputs.top_k), "validation refuses other outputs"
         rows = [(batch["prompt_tokens"][row], batch["response_tokens"][row]) for row in range(len(batch))]
-        scored = self._scored(rows)
-        return Column.ragged([each.logprobs for each in scored], "float32")
+        scored = self._scored(rows, min(outputs.top_k, self._capacity.vocabulary))
+        columns = {"logprob": Column.ragged([each.logprobs for each in scored], "float32")}
+        return columns | (topk_columns(scored, outputs.top_k) if outputs.top_k else {})
 
     def _scored(self, rows: Sequence[Row], top_k: int = 0) -> list[TokenScores]:
         self._check([GenerationRequest(prompt, 0, response) for prompt, response in rows], _NO_SAMPLING)

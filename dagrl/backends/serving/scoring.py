@@ -10,10 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dagrl.backends.serving.client import ServerClient, ServerError, TokenScores
-
-_NO_SCORES = TokenScores(
-    np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
-)
+from dagrl.data.batch import Column
 
 type Row = tuple[np.ndarray, np.ndarray]
 """Prompt and response of a row, int64."""
@@ -39,7 +36,8 @@ class TokenScorer:
     async def _score(self, row: Row, top_k: int) -> TokenScores:
         prompt, response = row
         if not len(response):
-            return _NO_SCORES
+            nothing, candidates = np.zeros(0, np.int64), np.zeros((0, top_k), np.int32)
+            return TokenScores(nothing, nothing.astype(np.float32), candidates, candidates.astype(np.float32))
         tokens = np.concatenate(row).tolist()
         async with self._room:
             scores = None
@@ -59,6 +57,19 @@ class TokenScorer:
             raise
 
 
+def topk_columns(scored: Sequence[TokenScores], top_k: int) -> dict[str, Column]:
+    """The candidates of all rows, as columns of `top_k` candidates: -1 and -inf where the model has fewer."""
+    offsets = np.cumsum([0, *(len(each.logprobs) for each in scored)])
+    no_ids, no_logprobs = np.zeros((0, top_k), np.int32), np.zeros((0, top_k), np.float32)
+
+    def filled(parts: Sequence[np.ndarray], rest: float) -> list[np.ndarray]:
+        return [np.pad(part, ((0, 0), (0, top_k - part.shape[1])), constant_values=rest) for part in parts]
+
+    ids = np.concatenate([no_ids, *filled([each.top_ids for each in scored], -1)])
+    logprobs = np.concatenate([no_logprobs, *filled([each.top_logprobs for each in scored], -np.inf)])
+    return {"topk_ids": Column(ids, offsets), "topk_logprob": Column(logprobs, offsets)}
+
+
 def check_scores(scores: TokenScores, response: np.ndarray, who: str) -> None:
     """Raise ServerError if `who` has not scored the tokens of `response`, each with a number."""
     if len(scores.logprobs) != len(response):
@@ -70,6 +81,8 @@ def check_scores(scores: TokenScores, response: np.ndarray, who: str) -> None:
         raise ServerError(
             f"{who} has scored token {scores.tokens[place]} at place {place} of a response, which is {response[place]}"
         )
+    if scores.top_ids.shape[:1] != response.shape or scores.top_ids.shape != scores.top_logprobs.shape:
+        raise ServerError(f"{who} has returned {len(scores.top_ids)} lists of candidates of {len(response)} tokens")
     finite = np.isfinite(scores.logprobs)
     if not finite.all():
         place = int(np.argmin(finite))

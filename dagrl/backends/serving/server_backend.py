@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dagrl.backends.backend import Backend, EngineStart, WeightReader
 from dagrl.backends.serving.section import ROUTED_EXPERTS, ServerSpec
 from dagrl.backends.serving.share import ServerShare
-from dagrl.config.schema import ModelSpec, Pipeline
+from dagrl.config.schema import LogprobNode, ModelSpec, Pipeline
 
 if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine
@@ -61,9 +61,15 @@ class ServerBackend[Spec: ServerSpec](Backend[Spec]):
             logs=start.run_dir / "logs",
             start_timeout_s=_DRIVER_PATIENCE * pipeline.run.start_timeout_s,
             sleeps=pipeline.sleeps(start.name),
+            scored_top_k=_scored_top_k(pipeline, start.name),
             adapter=pipeline.engines[spec.weights_from].sent_adapter if spec.weights_from else None,
         )
         return self.start(start.model, spec, share)
+
+
+def _scored_top_k(pipeline: Pipeline, name: str) -> int | None:
+    scorers = (node for node in pipeline.nodes.values() if isinstance(node, LogprobNode) and node.engine == name)
+    return max((node.top_k or 0 for node in scorers), default=None)
 
 
 def section_to_start(pipeline: Pipeline, name: str) -> ServerSpec:

@@ -19,6 +19,10 @@ from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.model_files.images import image_settings
 
+_LOGPROBS = 20
+"""vLLM's own ``max_logprobs``."""
+_SCORED_TOKENS = 2048
+"""Tokens of a batch whose log-probs are computed: their logits in float32, and log-probs, take 2.5 GB for Qwen3."""
 _STREAM_INTERVAL = 16
 """Tokens of a request that arrive together: with hundreds of requests, a message per token keeps Python busy."""
 
@@ -86,6 +90,11 @@ def engine_arguments(spec: VllmEngineSpec, share: ServerShare, folder: Path) -> 
     if spec.taken_fp8 is not None:
         # Others lay the weights of experts out anew when they load.
         defaults["moe_backend"] = "triton"
+    if share.scored_top_k is not None:
+        defaults["max_logprobs"] = max(share.scored_top_k, _LOGPROBS)
+        if on_gpus:
+            # vLLM has the logits of all tokens of a batch in memory, which it has not left room for.
+            defaults["max_num_batched_tokens"] = _SCORED_TOKENS
     trained = spec.weights_from is not None and adapter is None
     return (
         defaults

@@ -11,7 +11,7 @@ import pytest
 from completions import GREEDY, LONG, OLD, POSITIONS, complete, log_probs
 from transformers import PreTrainedModel
 
-from dagrl.backends.base import GenerationRequest
+from dagrl.backends.base import GenerationRequest, TokenOutputs
 from dagrl.config.residency import Residency
 from dagrl.data.batch import Batch, Column
 
@@ -120,16 +120,30 @@ def test_tokens_that_the_model_does_not_know_are_refused(server, pair) -> None:
         scored(server, [([3], [4]), pair])
 
 
-def test_the_likeliest_tokens(server, pairs, model_of: ModelOf) -> None:
-    rows = [(np.array(prompt), np.array(response, dtype=np.int64)) for prompt, response in pairs]
-    for (prompt, response), scores in zip(pairs, server._scored(rows, 4), strict=True):
+@pytest.mark.parametrize("count", [1, 4, 15, 18])
+def test_the_likeliest_tokens(server, pairs, model_of: ModelOf, count: int) -> None:
+    """The model has 15 tokens: further candidates are none."""
+    how = {"temperature": 1.0, "tokens_per_micro_batch": 1}
+    columns = server.token_outputs(batch_of(pairs), TokenOutputs(top_k=count), **how)
+    ids, logprobs = columns["topk_ids"], columns["topk_logprob"]
+    assert (ids.values.dtype, logprobs.values.dtype) == (np.int32, np.float32)
+    np.testing.assert_allclose(columns["logprob"].values, scored(server, pairs).values, rtol=0, atol=1e-5)
+    for row, (prompt, response) in enumerate(pairs):
+        assert ids[row].shape == logprobs[row].shape == (len(response), count)
         if not response:
             continue
-        assert (scores.top_ids.dtype, scores.top_logprobs.dtype) == (np.int32, np.float32)
         after = log_probs(model_of(OLD), [*prompt, *response][:-1])[len(prompt) - 1 :]
-        values, ids = after.topk(4)
-        np.testing.assert_allclose(scores.top_logprobs, values.numpy(), rtol=0, atol=1e-5)
-        assert scores.top_ids.tolist() == ids.tolist()
+        values, likeliest = after.topk(min(count, 15))
+        np.testing.assert_allclose(logprobs[row][:, :15], values.numpy(), rtol=0, atol=1e-5)
+        assert ids[row][:, :15].tolist() == likeliest.tolist()
+        assert (ids[row][:, 15:] == -1).all() and np.isneginf(logprobs[row][:, 15:]).all()
+
+
+def test_candidates_of_no_rows(server) -> None:
+    empty = Batch(np.zeros(0, np.int64), {name: Column.ragged([], "int64") for name in NAMES})
+    columns = server.token_outputs(empty, TokenOutputs(top_k=3), temperature=1.0, tokens_per_micro_batch=1)
+    assert columns["topk_ids"].values.shape == columns["topk_logprob"].values.shape == (0, 3)
+    assert len(columns["topk_ids"]) == 0
 
 
 def test_after_a_sleep_it_scores_as_before(server, pairs) -> None:
