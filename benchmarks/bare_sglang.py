@@ -35,7 +35,7 @@ class BareServer:
         spec = SglangEngineSpec(backend="sglang", group="bare", server=server)
         # The context that SGLang gives the model by itself.
         positions = json.loads((model / "config.json").read_text())["max_position_embeddings"] - KEPT_BACK
-        arguments = server_arguments(spec, _share(), model, positions=positions)
+        arguments = server_arguments(spec, whole_share(), model, positions=positions)
         if arguments.get("sampling_backend") == FUSED:
             del arguments["sampling_backend"]
         self._engine = sglang.Engine(**(arguments | more))
@@ -84,7 +84,7 @@ def _requests(prompts: list[str], load: Load) -> dict[str, Any]:
     return {"input_ids": [list(prompt.encode()) for prompt in prompts], "sampling_params": sampling}
 
 
-def _share() -> ServerShare:
+def whole_share() -> ServerShare:
     """All of a server, on the first of the visible GPUs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -43,7 +43,7 @@ class ServerResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScores:
+class ResponseScores:
     """Log-probs of given tokens, each after all before it. T tokens, k candidates."""
 
     tokens: np.ndarray
@@ -108,7 +108,7 @@ class ServerClient(Protocol):
 
     async def score(
         self, rid: str, tokens: list[int], start: int, cache_key: str, top_k: int = 0
-    ) -> TokenScores | None:
+    ) -> ResponseScores | None:
         """Log-probs of ``tokens[start:]`` at temperature 1, by prefill; None if the request was aborted.
 
         `start` is at least 1. No token is returned that is not given.

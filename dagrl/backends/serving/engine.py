@@ -16,7 +16,7 @@ from contextlib import closing
 from typing import Any, ClassVar
 
 from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport, TokenOutputs
-from dagrl.backends.serving.client import ServerClient, ServerLostError, TokenScores
+from dagrl.backends.serving.client import ResponseScores, ServerClient, ServerLostError
 from dagrl.backends.serving.gpu_memory import gpu_memory
 from dagrl.backends.serving.responses import ResponseReader
 from dagrl.backends.serving.running_server import RunningServer
@@ -144,7 +144,7 @@ class ServerEngine[Spec: ServerSpec](ABC):
         columns = {"logprob": Column.ragged([each.logprobs for each in scored], "float32")}
         return columns | (topk_columns(scored, outputs.top_k) if outputs.top_k else {})
 
-    def _scored(self, rows: Sequence[Row], top_k: int = 0) -> list[TokenScores]:
+    def _scored(self, rows: Sequence[Row], top_k: int = 0) -> list[ResponseScores]:
         self._check([GenerationRequest(prompt, 0, response) for prompt, response in rows], _NO_SAMPLING)
         longest = max((len(prompt) + len(response) for prompt, response in rows), default=0)
         room = min(self._capacity.context, self._capacity.longest) - self._kept_back

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dagrl.backends.serving.client import ServerClient, ServerError, TokenScores
+from dagrl.backends.serving.client import ResponseScores, ServerClient, ServerError
 from dagrl.data.batch import Column
 
 type Row = tuple[np.ndarray, np.ndarray]
@@ -24,7 +24,7 @@ class TokenScorer:
         self._room = asyncio.Semaphore(max(1, at_once))
         self._names = itertools.count()
 
-    async def score(self, rows: Sequence[Row], top_k: int) -> list[TokenScores]:
+    async def score(self, rows: Sequence[Row], top_k: int) -> list[ResponseScores]:
         """The scores of each response. The first failure cancels all of them."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -33,11 +33,11 @@ class TokenScorer:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _score(self, row: Row, top_k: int) -> TokenScores:
+    async def _score(self, row: Row, top_k: int) -> ResponseScores:
         prompt, response = row
         if not len(response):
             nothing, candidates = np.zeros(0, np.int64), np.zeros((0, top_k), np.int32)
-            return TokenScores(nothing, nothing.astype(np.float32), candidates, candidates.astype(np.float32))
+            return ResponseScores(nothing, nothing.astype(np.float32), candidates, candidates.astype(np.float32))
         tokens = np.concatenate(row).tolist()
         async with self._room:
             scores = None
@@ -47,7 +47,7 @@ class TokenScorer:
         check_scores(scores, response, "the server")
         return scores
 
-    async def _asked(self, tokens: list[int], start: int, top_k: int) -> TokenScores | None:
+    async def _asked(self, tokens: list[int], start: int, top_k: int) -> ResponseScores | None:
         rid = f"dagrl-score-{next(self._names)}."
         try:
             return await self._client.score(rid, tokens, start, str(self._version()), top_k)
@@ -57,7 +57,7 @@ class TokenScorer:
             raise
 
 
-def topk_columns(scored: Sequence[TokenScores], top_k: int) -> dict[str, Column]:
+def topk_columns(scored: Sequence[ResponseScores], top_k: int) -> dict[str, Column]:
     """The candidates of all rows, as columns of `top_k` candidates: -1 and -inf where the model has fewer."""
     offsets = np.cumsum([0, *(len(each.logprobs) for each in scored)])
     no_ids, no_logprobs = np.zeros((0, top_k), np.int32), np.zeros((0, top_k), np.float32)
@@ -70,7 +70,7 @@ def topk_columns(scored: Sequence[TokenScores], top_k: int) -> dict[str, Column]
     return {"topk_ids": Column(ids, offsets), "topk_logprob": Column(logprobs, offsets)}
 
 
-def check_scores(scores: TokenScores, response: np.ndarray, who: str) -> None:
+def check_scores(scores: ResponseScores, response: np.ndarray, who: str) -> None:
     """Raise ServerError if `who` has not scored the tokens of `response`, each with a number."""
     if len(scores.logprobs) != len(response):
         raise ServerError(

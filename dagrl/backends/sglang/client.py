@@ -26,9 +26,9 @@ from dagrl.backends.serving.client import (
     NO_TOKENS,
     Capacity,
     Images,
+    ResponseScores,
     ServerError,
     ServerResponse,
-    TokenScores,
     Until,
 )
 from dagrl.backends.sglang.adapters import NAME, adapter_reference
@@ -148,7 +148,7 @@ class Client:
 
     async def score(
         self, rid: str, tokens: list[int], start: int, cache_key: str, top_k: int = 0
-    ) -> TokenScores | None:
+    ) -> ResponseScores | None:
         from sglang.srt.managers.tokenizer_manager import RequestAbortedError
 
         try:
@@ -175,7 +175,7 @@ class Client:
             # SGLang writes 0 for the vocabulary's last token, whose log-prob is right.
             last = self._manager.model_config.vocab_size - 1
             named[(named == 0) & (np.array(tokens[start:]) == last)] = last
-        return TokenScores(
+        return ResponseScores(
             named,
             np.fromiter(map(_FIRST, scored), np.float32, len(scored)),
             np.array([[*map(_SECOND, each)] for each in tops], np.int32).reshape(len(tops), top_k),

@@ -15,9 +15,9 @@ from dagrl.backends.serving.client import (
     NO_TOKENS,
     Capacity,
     Images,
+    ResponseScores,
     ServerError,
     ServerResponse,
-    TokenScores,
     Until,
 )
 from dagrl.backends.vllm.adapters import adapter_request
@@ -140,7 +140,7 @@ class Client:
 
     async def score(
         self, rid: str, tokens: list[int], start: int, cache_key: str, top_k: int = 0
-    ) -> TokenScores | None:
+    ) -> ResponseScores | None:
         """See `ServerClient.score`. vLLM samples one token, which is not returned, and does not use its cache."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -162,7 +162,7 @@ class Client:
         flat, each = last.prompt_logprobs, top_k + 1
         ids = np.array(flat.token_ids, np.int64).reshape(-1, each)[start - 1 :]
         values = np.array(flat.logprobs, np.float32).reshape(-1, each)[start - 1 :]
-        return TokenScores(ids[:, 0], values[:, 0], ids[:, 1:].astype(np.int32), values[:, 1:])
+        return ResponseScores(ids[:, 0], values[:, 0], ids[:, 1:].astype(np.int32), values[:, 1:])
 
     def tokens_of(self, rid: str) -> int:
         return self._tokens.get(rid, 0)
