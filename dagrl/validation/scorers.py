@@ -92,7 +92,7 @@ def _check_servers(
         findings.superfluous(where, f"the servers of `{node.engine}` form batches themselves")
     size = sizes.get(str(node.engine))
     positions = size.positions if size else None
-    longest = pipeline.longest_row + engine.scored_tokens_kept_back
+    longest = pipeline.longest_scored(node) + engine.scored_tokens_kept_back
     if positions is not None and engine.context_field not in engine.server and longest > positions.value:
         fact = f"`{node.engine}` reads up to {positions.value} tokens ({positions.name})"
         message = f"{fact}, and the longest prompt and response have {longest}; use a teacher with a longer context"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dagrl.config.errors import PipelineError
 from dagrl.validation import check_file
 
 SERVED = "  teacher: {backend: sglang, group: rollout, model: {init: {model_type: qwen3, hidden_size: 32}}}"
@@ -123,3 +124,25 @@ def test_a_teacher_reads_the_longest_row(project, backend, positions, server, fi
     problem = project.only_problem(path)
     assert problem.code == "context-too-short"
     assert ("nodes.ref.engine" if server == "{}" else "engines.teacher.server") in problem.place
+
+
+@pytest.mark.parametrize(("told", "fits"), [(40, True), (41, False)])
+def test_told_prompts_count_towards_the_longest_row(project, told, fits):
+    """A teacher of 48 positions, and responses of 8 tokens."""
+    node = ON_SERVERS + ", read: {prompt_tokens: teacher_prompt_tokens}, rows: {teacher_mask: [1]}"
+    tell = f"  told: {{op: tell, demonstration: answer, max_prompt_tokens: {told}}}\n  ref: "
+    path = pipeline(project, node.replace("ref_logprob", "teacher_logprob"), ("  ref: ", tell))
+    text = path.read_text().replace("hidden_size: 32}}}", "hidden_size: 32, max_position_embeddings: 48}}}")
+    path.write_text(text.replace("estimator: grpo", "estimator: grpo, distillation: {}"))
+    found = [each for each in problems_of(project, path) if each.code == "context-too-short"]
+    assert bool(found) != fits
+    if found:
+        assert "reads up to 48 tokens" in found[0].message and "have 49" in found[0].message
+
+
+def problems_of(project, path):
+    try:
+        check_file(path)
+    except PipelineError as error:
+        return error.problems
+    return []

@@ -140,7 +140,7 @@ class PlannedEngine[Spec: EngineSpec]:
         judges = [node for node in pipeline.nodes.values() if isinstance(node, JudgeNode) and node.engine == self.name]
         asked = [node.max_prompt_tokens + node.sampling.max_new_tokens for node in judges]
         scored = [
-            pipeline.longest_row
+            pipeline.longest_scored(node)
             for node in pipeline.nodes.values()
             if isinstance(node, LogprobNode) and node.engine == self.name
         ]

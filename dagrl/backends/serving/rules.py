@@ -44,7 +44,7 @@ class ServerRules[Spec: ServerSpec]:
                 yield longest, what, [("nodes", name, "max_prompt_tokens"), ("nodes", name, "sampling")]
                 continue
             if isinstance(node, LogprobNode):
-                longest = self.pipeline.longest_row + self.engine.scored_tokens_kept_back
+                longest = self.pipeline.longest_scored(node) + self.engine.scored_tokens_kept_back
                 yield longest, "the longest prompt and response", [("data",), ("nodes",)]
                 continue
             by_key = self.pipeline.longest_rows(name, validated=self.pipeline.run.validates)

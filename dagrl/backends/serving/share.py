@@ -29,10 +29,10 @@ class ServerShare:
     """Folder for logs."""
     start_timeout_s: float
     sleeps: bool
-    scored_top_k: int | None = None
-    """The most candidates at each token that log-probs of given tokens are asked for with; None if none are."""
     adapter: SentAdapter | None = None
     """The server has the model's weights, and takes such adapters instead of weights."""
+    scored_top_k: int | None = None
+    """The most candidates at each token that log-probs of given tokens are asked for with; None if none are."""
 
     @property
     def log_prefix(self) -> Path:

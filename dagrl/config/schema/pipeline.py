@@ -13,7 +13,9 @@ from dagrl.config.schema.model import GroupSpec, ModelSpec
 from dagrl.config.schema.nodes import NodeSpec
 from dagrl.config.schema.nodes.base import TrainingNode
 from dagrl.config.schema.nodes.demonstrations import DemonstrationNode
+from dagrl.config.schema.nodes.logprob import LogprobNode
 from dagrl.config.schema.nodes.rollout import RolloutNode
+from dagrl.config.schema.nodes.tell import TellNode
 from dagrl.config.schema.run import ProfileSpec, RunSpec, ScheduleSpec, TrackerName, TrackerSpec
 from dagrl.config.schema.sampling import SamplingSpec
 from dagrl.config.schema.section import Name, OwnFunction, Section
@@ -181,6 +183,12 @@ class Pipeline(Section):
         given = [self.data.longest_demonstration] if self.data.responses else []
         sampled = [row for name in self.rollouts for row in self.longest_rows(name, validated=False).values()]
         return max([*given, *sampled], default=0)
+
+    def longest_scored(self, node: LogprobNode) -> int:
+        """Tokens of the longest row that a node of log-probs reads: its prompts may be those that are told."""
+        nodes = self.nodes.values() if "prompt_tokens" in node.read else ()
+        told = max((other.max_prompt_tokens for other in nodes if isinstance(other, TellNode)), default=0)
+        return self.longest_row + max(0, told - self.data.max_prompt_tokens)
 
     def neighbours(self, engine: str) -> list[str]:
         """The other engines on the slots of this engine's group, each on its own ranks."""
