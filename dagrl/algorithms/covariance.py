@@ -76,5 +76,15 @@ def beyond_moment(squares: np.ndarray, bound: float) -> np.ndarray:
     return chosen
 
 
+def below_quantile(entropy: Column, mask: Column, share: float) -> np.ndarray:
+    """The masked tokens that are not among the `share` with the highest entropies; bool [tokens].
+
+    "Beyond the 80/20 rule" (arXiv 2506.01939), with 0.2: only tokens at which the policy decides are trained. As in
+    TRL, a token stays if its entropy is at least the quantile 1 - `share`, by linear interpolation.
+    """
+    counts, values = mask.values > 0, entropy.values.astype(np.float64)
+    return counts & (values < np.quantile(values[counts], 1 - share)) if counts.any() else counts
+
+
 def _number(tokens: int, share: float) -> int:
     return min(max(int(share * tokens), 1), tokens)

@@ -1,4 +1,4 @@
-"""``covariance``: marks the few tokens that an update holds back (Clip-Cov, KL-Cov, M2PO)."""
+"""``covariance``: marks the few tokens that an update holds back (Clip-Cov, KL-Cov, M2PO, high-entropy tokens)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dagrl.algorithms.covariance import beyond_moment, covariances, drawn, highest, squared_log_ratios
+from dagrl.algorithms.covariance import below_quantile, beyond_moment, covariances, drawn, highest, squared_log_ratios
 from dagrl.config.schema import CovarianceNode
 from dagrl.data.batch import Column
 from dagrl.data.stats import Stat
@@ -32,6 +32,9 @@ def covariance(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
             squares = squared_log_ratios(batch["old_logprob"], batch["rollout_logprob"], batch["advantage"], mask)
             chosen = beyond_moment(squares, node.second_moment)
             stats = {"covariance/second_moment": Stat.of(squares[squares > 0])}
+        elif node.top_entropy is not None:
+            chosen = below_quantile(batch["entropy"], mask, node.top_entropy)
+            stats = {"covariance/entropy": Stat.of(batch["entropy"].values[counted])}
         else:
             shares = covariances(batch["old_logprob"], batch["advantage"], mask)
             chosen = _chosen(shares, mask, node, context)

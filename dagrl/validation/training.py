@@ -76,9 +76,10 @@ def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None
             case CovarianceNode(between=(lower, upper)) if lower >= upper:
                 message = f"no number is above {lower:g} and below {upper:g}; write the lower bound first"
                 findings.error((*place, "between"), message, "crossed-bounds")
-            case CovarianceNode(second_moment=float()):
-                for option in node.model_fields_set & {"share", "between"}:
-                    findings.superfluous((*place, option), "`second_moment` takes its place")
+            case CovarianceNode(second_moment=float()) | CovarianceNode(top_entropy=float()):
+                taken = "top_entropy" if node.second_moment is None else "second_moment"
+                for option in node.model_fields_set & {"share", "between", "top_entropy"} - {taken}:
+                    findings.superfluous((*place, option), f"`{taken}` takes its place")
             case ValuesNode() if node.engine not in critics:
                 message = f"nothing trains this critic; add a node `{{op: critic, engine: {node.engine}}}`"
                 depends: list[Place] = [("engines", node.engine)]

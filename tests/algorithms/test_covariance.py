@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagrl.algorithms.covariance import beyond_moment, covariances, drawn, highest, squared_log_ratios
+from dagrl.algorithms.covariance import below_quantile, beyond_moment, covariances, drawn, highest, squared_log_ratios
 from dagrl.data.batch import Column
 
 
@@ -81,6 +81,25 @@ def test_a_token_whose_sampled_log_prob_is_unknown_is_marked_or_left_alone():
     assert squares.tolist() == [0, math.inf, 0, 0, 0]
     assert beyond_moment(squares, 0.04).tolist() == [False, True, False, False, False]
     assert not beyond_moment(np.zeros(0), 0.04).any()
+
+
+@pytest.mark.parametrize(
+    ("share", "marks"),
+    [
+        # Of 0.1, 0.5, 0.3 and 0.7 the upper half, quarter and three quarters: quantiles 0.4, 0.55 and 0.25.
+        (0.5, [1, 0, 1, 0, 0]),
+        (0.25, [1, 1, 1, 0, 0]),
+        (0.75, [1, 0, 0, 0, 0]),
+    ],
+)
+def test_tokens_of_low_entropy_are_marked(share, marks):
+    # The fourth is outside of the mask.
+    assert below_quantile(column([0.1, 0.5, 0.3, 0.0, 0.7]), MASK, share).tolist() == marks
+
+
+def test_tokens_of_one_entropy_all_stay():
+    assert not below_quantile(column([0.5] * 5), MASK, 0.2).any()
+    assert not below_quantile(column([0.5] * 5), column([0] * 5), 0.2).any()
 
 
 @settings(deadline=None)

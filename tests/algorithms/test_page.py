@@ -13,6 +13,7 @@ from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import (
     AdvantageNode,
     Aggregation,
+    CovarianceNode,
     CriticNode,
     DpoNode,
     Estimator,
@@ -77,14 +78,18 @@ def test_every_name_of_the_schema_is_on_the_page(chapter: str, literal: object) 
 def test_every_kl_estimator_is_on_the_page() -> None:
     written = {name for names_of_row in names(DIVERGENCES) for name in names_of_row.split(", ")}
     estimators = set(get_args(KlEstimator)) | set(get_args(KlValue))
-    others = {"kl_in_reward", "target_kl", "entropy_coef", "op: covariance", "second_moment"}
+    others = {"kl_in_reward", "target_kl", "entropy_coef", "op: covariance", "second_moment", "top_entropy"}
     assert written == {name for name in estimators if isinstance(name, str)} | others
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_names_beside_those_of_other_frameworks_exist(name: str) -> None:
     key, _, value = name.partition(", ")[0].partition(": ")
-    ops = [op for kind in (FilterNode, SftNode, DpoNode) for op in get_args(kind.model_fields["op"].annotation)]
+    ops = [
+        op
+        for kind in (FilterNode, SftNode, DpoNode, CovarianceNode)
+        for op in get_args(kind.model_fields["op"].annotation)
+    ]
     known = {"estimator": get_args(Estimator), "policy": get_args(PolicyForm), "op": ops}
     if key in known:
         assert value in known[key]

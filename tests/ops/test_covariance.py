@@ -76,6 +76,15 @@ def test_m2po_marks_tokens_by_their_ratio_to_the_generator(bench, marks) -> None
     assert output.stats["covariance/held_back_fraction"].mean == 0.25
 
 
+def test_the_tokens_with_the_highest_entropy_alone_are_trained(bench) -> None:
+    columns = {"entropy": [[0.2, 0.9], [0.4, 99.0, 0.1]], "response_mask": [[1, 1], [1, 0, 1]]}
+    context = bench.context("marks", nodes={"marks": {"op": "covariance", "top_entropy": 0.5}})
+    (output,) = covariance([OpInput(0, bench.batch([3, 8], **columns))], context)
+    assert output.columns["clip_cov_mask"].values.tolist() == [1, 0, 0, 0, 1]
+    assert output.stats["covariance/entropy"].mean == pytest.approx(0.4)
+    assert output.stats["covariance/held_back_fraction"].mean == 0.5
+
+
 def test_a_step_without_rows_has_no_marks(marks, bench) -> None:
     batch = bench.batch([], old_logprob=[], advantage=[], response_mask=[])
     context = bench.context("marks", nodes={"marks": {"op": "covariance"}})

@@ -153,6 +153,18 @@ def mine(tokens, power=1.0): ...
             "nodes.marks.share",
             "option-without-effect",
         ),
+        (
+            "  advantage:",
+            "  marks: {op: covariance, second_moment: 0.04, top_entropy: 0.2} #!\n  advantage:",
+            "nodes.marks.top_entropy",
+            "option-without-effect",
+        ),
+        (
+            "  advantage:",
+            "  marks: {op: covariance, top_entropy: 0.2} #!\n  advantage:",
+            "nodes.marks",
+            "missing-column",
+        ),
         (UPDATE, "loss: {kl_cov_coef: 2.0}} #!", "nodes.update.loss.kl_cov_coef", "option-without-effect"),
         (
             "  advantage:",

@@ -15,7 +15,8 @@ class CovarianceNode(NodeBase):
     """Marks the tokens through which an update would cost most of the entropy, for ``policy: clip_cov`` or ``kl_cov``.
 
     Those are the ones whose log-prob, before the update, and advantage are both far above the mean, or both far below.
-    With `second_moment` it marks those that have moved furthest since they were sampled, for ``policy: m2po``.
+    With `second_moment` it marks those that have moved furthest since they were sampled, for ``policy: m2po``; with
+    `top_entropy` all at which the policy is rather sure, so that ``policy: clip_cov`` trains the others.
     """
 
     op: Literal["covariance"]
@@ -29,8 +30,14 @@ class CovarianceNode(NodeBase):
     the others is at most this: M2PO, with 0.04. Only tokens that have moved in the direction of their advantage
     count."""
 
+    top_entropy: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Mark instead all tokens but this share, those with the highest entropies, 0.2 in the paper. Reads the column that
+    a node `{op: logprob, statistics: [entropy]}` writes."""
+
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads: tuple[str, ...] = ("old_logprob", "advantage", "response_mask")
         if self.second_moment is not None:
             reads += ("rollout_logprob",)
+        elif self.top_entropy is not None:
+            reads = ("entropy", "response_mask")
         return OpContract(reads, ("clip_cov_mask",), Scope.BATCH, reads_if_written=("is_expert",))
