@@ -56,7 +56,7 @@ def _check_mini_batches(
 
 def _lacks_old(node: NodeBase, placed: GraphNode) -> bool:
     """Whether an update needs the log-probs from before the step, and no node computes them."""
-    compares = isinstance(node, UpdateNode) and node.loss.policy not in ("reinforce", "opmd")
+    compares = isinstance(node, UpdateNode) and node.loss.reads_old
     return compares and "old_logprob" in placed.contract.reads_if_written and "old_logprob" not in placed.inputs
 
 

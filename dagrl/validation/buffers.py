@@ -10,7 +10,7 @@ from dagrl.graph.dag import Graph
 
 _OPTIONS = {"prioritised": ("priority", "exponent", "floor"), "successes": ("right_above", "hard_below")}
 """Policy -> options of that policy alone."""
-_OFF_POLICY = ("opmd", "opmd_kimi", "opmd_pairwise")
+_OFF_POLICY = ("opmd", "opmd_kimi", "opmd_pairwise", "dro")
 """Losses that are derived for samples of other policies."""
 
 

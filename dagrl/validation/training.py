@@ -156,6 +156,9 @@ def _check_update(pipeline: Pipeline, place: Place, node: UpdateNode, findings: 
         findings.warning(where, message, "off-policy-reinforce")
     if loss.policy == "m2po":
         _check_m2po(pipeline, where, node, several, findings)
+    if loss.off_policy_delta is not None and not several and not node.takes_rollout_for_old:
+        message = "the ratio is 1 in a step's only optimizer step; set `read: {old_logprob: rollout_logprob}`"
+        findings.warning((*place, "loss", "off_policy_delta"), message, "mask-without-effect")
     if loss.policy == "none" and loss.off_policy_delta is not None:
         findings.superfluous((*place, "loss", "off_policy_delta"), "`policy: none` has no policy loss")
     if not node.critic_warmup:

@@ -79,6 +79,7 @@ def test_a_buffer_has_no_record(project) -> None:
         ("loss: {kl_coef: 0.01}, rollout_correction: {rollout_is: token}", False),
         ("loss: {kl_coef: 0.01}, read: {old_logprob: rollout_logprob}", False),
         ("loss: {kl_coef: 0.01, policy: opmd}", False),
+        ("loss: {kl_coef: 0.01, policy: dro}", False),
         ("loss: {kl_coef: 0.01, policy: reinforce}", True),
     ],
 )

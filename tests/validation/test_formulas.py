@@ -301,3 +301,25 @@ def test_baselines_of_roles_are_not_repeated_in_rounds(project):
     check_file(project.pipeline(keep))
     path = project.pipeline(keep, ("grpo}", "rae} #!"))
     project.assert_problem(path, "nodes.advantage.estimator", "state-in-rounds")
+
+
+@pytest.mark.parametrize("loss", ["off_policy_delta: 0.1", "kl_estimator: 'k3*', kl_coef: 0.1"])
+@pytest.mark.parametrize("policy", ["reinforce", "opmd"])
+def test_the_ratio_of_masks_and_divergences_needs_the_old_log_probs(project, loss, policy):
+    overrides = [f"nodes.update.loss={{policy: {policy}, {loss}}}", "nodes.update.mini_batch=4"]
+    (problem,) = project.problems(project.folder / "p.yaml", *overrides)
+    assert problem.code == "missing-old-logprob"
+    check_file(project.folder / "p.yaml", [M2PO[0], *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "codes"),
+    [
+        ([], ["mask-without-effect"]),
+        (["nodes.update.read={old_logprob: rollout_logprob}"], []),
+        (["nodes.update.epochs=2", M2PO[0]], []),
+    ],
+)
+def test_a_mask_by_a_ratio_that_is_always_1_is_a_warning(project, overrides, codes):
+    found = check_file(project.folder / "p.yaml", ["nodes.update.loss={off_policy_delta: 0.1}", *overrides])
+    assert [warning.code for warning in found.warnings] == codes

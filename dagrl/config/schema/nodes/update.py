@@ -160,6 +160,12 @@ class LossSpec(Section):
         return self.policy not in of_responses and self.off_policy_delta is None and ":" not in self.policy
 
     @property
+    def reads_old(self) -> bool:
+        """Whether the loss compares the policy with the one before the update, not only its metrics."""
+        divergence = self.kl_coef > 0 and self.kl_estimator.endswith("*")
+        return self.policy not in ("reinforce", "opmd") or divergence or self.off_policy_delta is not None
+
+    @property
     def has_ratio(self) -> bool:
         """Whether a token's gradient is multiplied by the policy's ratio to the old one. A user's may be."""
         others = ("cpgd", "reinforce", "opmd", "opmd_kimi", "opmd_pairwise", "dro", "none")
