@@ -145,7 +145,7 @@ def _rae(inputs: EstimatorInputs) -> Column:
     node, batch = inputs.node, inputs.batch
     order = np.argsort(batch.rows)
     column = batch[node.role]
-    named = column.strings() if column.values.dtype == np.uint8 else [f"{value:g}" for value in column.values.tolist()]
+    named = column.strings() if column.values.dtype == np.uint8 else [str(value) for value in column.values.tolist()]
     advantages, baselines = rae_advantages(
         inputs.charged[order],
         [named[row] for row in order],

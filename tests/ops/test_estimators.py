@@ -108,10 +108,10 @@ def test_responses_of_roles_are_in_the_order_of_rows(bench, part) -> None:
 
 
 def test_a_role_may_be_a_number(bench, part) -> None:
-    player = replace(part, batch=part.batch.with_columns({"player": Column(np.array([0, 1, 0, 1]))}))
+    player = replace(part, batch=part.batch.with_columns({"player": Column(np.array([0, 10**7, 0, 10**7 + 1]))}))
     context = bench.context("advantage", nodes=node(estimator="rae", role="player"))
     (output,) = advantage([player], context)
-    assert set(output.stats) == {"baseline/0", "baseline/1"}
+    assert set(output.stats) == {"baseline/0", "baseline/10000000", "baseline/10000001"}
 
 
 @pytest.mark.parametrize(
