@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
     import torch
 
     from dagrl.algorithms.rows import RowReducer
+    from dagrl.backends.base import ResponseTokens
+    from dagrl.config.schema.nodes.distillation import SampledDivergence
+
+
+_NEVER = -1e4
+"""Log-prob of what is no candidate: its exponential is 0."""
+_LEAST_REST = 1e-7
+"""Least probability of all tokens that are no candidates, as in SDPO."""
+_LOG_OF_ZERO = -100.0
+"""Log-prob under a teacher of tokens that are none of its candidates, as in NeMo-RL."""
 
 
 def distilled_advantages(
@@ -69,7 +80,86 @@ def distillation_loss(
 
     known = row.active if taught is None else row.active & (taught > 0)[row.row]
     # A teacher that has not read the row gives NaN, whose gradient 0 * NaN would not be 0.
-    divergence = kl_estimate(logprob, torch.where(known, teacher, logprob.detach()), spec.divergence)
+    estimator = cast("SampledDivergence", spec.divergence)
+    divergence = kl_estimate(logprob, torch.where(known, teacher, logprob.detach()), estimator)
     if spec.clamp is not None:
         divergence = divergence.clamp(-spec.clamp, spec.clamp)
     return torch.where(known, divergence, 0.0), known
+
+
+def candidate_loss(
+    spec: LossDistillationSpec, tokens: ResponseTokens, row: RowReducer
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`candidate_divergence` of each token from the teacher, [T], and the tokens that have one, bool [T].
+
+    It is within +-`clamp`, and 0 elsewhere. Ids of -1 are no candidates.
+    """
+    import torch
+
+    student, teacher = tokens.candidate_logprob, tokens.columns["teacher_topk_logprob"]
+    assert student is not None, "the engine gives log-probs at the objective's candidates"
+    taught = tokens.columns.get("teacher_mask")
+    known = row.active if taught is None else row.active & (taught > 0)[tokens.row]
+    there = student.isfinite() & teacher.isfinite() & known[:, None]
+    divergence = candidate_divergence(spec, student, teacher.to(student.dtype), there, tokens.entropy)
+    if spec.clamp is not None:
+        divergence = divergence.clamp(-spec.clamp, spec.clamp)
+    return torch.where(known, divergence, 0.0), known
+
+
+def candidate_divergence(
+    spec: LossDistillationSpec,
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    there: torch.Tensor,
+    entropy: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Divergence [T] of two distributions of which the log-probs at k tokens are known, [T, k]; with gradient.
+
+    `there`, bool [T, k], marks the known ones; the others have probability 0. With p of the student and q of the
+    teacher, over the candidates and with ``outside: bucket`` one more of the rest:
+
+    - ``forward_kl``: sum q (log q - log p);
+    - ``reverse_kl``: sum p (log p - log q);
+    - ``mixed_kl``: (1 - alpha) forward + alpha reverse (NeMo-RL, whose ``mixed_kl_weight`` is 1 - alpha);
+    - ``jsd``: alpha KL(q || m) + (1 - alpha) KL(p || m), m = (1 - alpha) p + alpha q; at alpha 0 and 1 it is the
+      forward and the reverse one (GKD, arXiv 2306.13649, eq. 1; SDPO, arXiv 2601.20802).
+
+    The rest has probability 1 - sum p, at least 1e-7. If all tokens are candidates, each is the exact divergence. By
+    the data processing inequality, those with a bucket are never above it. ``outside: zero`` adds to the reverse one
+    the sum over other tokens of p (log p + 100), by the student's `entropy` [T] (NeMo-RL's ``zero_outside_topk``).
+    """
+    import torch
+
+    if spec.min_logprob is not None:
+        student, teacher = student.clamp(min=spec.min_logprob), teacher.clamp(min=spec.min_logprob)
+    # Finite, so that nothing is 0 * inf.
+    student, teacher = torch.where(there, student, _NEVER), torch.where(there, teacher, _NEVER)
+    known = student
+    match spec.outside:
+        case "bucket":
+            student, teacher = _with_rest(student), _with_rest(teacher)
+        case "renormalize":
+            student, teacher = student.log_softmax(1), teacher.log_softmax(1)
+    alpha = {"forward_kl": 0.0, "reverse_kl": 1.0}.get(spec.divergence, spec.alpha)
+    if spec.divergence == "jsd" and 0 < alpha < 1:
+        mixture = torch.logaddexp(student + math.log1p(-alpha), teacher + math.log(alpha))
+        return alpha * _kl(teacher, mixture) + (1 - alpha) * _kl(student, mixture)
+    divergence = (1 - alpha) * _kl(teacher, student) + alpha * _kl(student, teacher)
+    if spec.outside == "zero":
+        assert entropy is not None, "the engine gives the entropy"
+        p = known.exp()
+        divergence = divergence + alpha * (-entropy - (p * known).sum(1) - _LOG_OF_ZERO * (1 - p.sum(1)))
+    return divergence
+
+
+def _kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return (first.exp() * (first - second)).sum(1)
+
+
+def _with_rest(logprob: torch.Tensor) -> torch.Tensor:
+    """[T, k + 1]: also the log of the probability of all other tokens."""
+    import torch
+
+    known = logprob.logsumexp(1, keepdim=True).clamp(max=-_LEAST_REST)
+    return torch.cat([logprob, torch.log(-torch.expm1(known))], dim=1)

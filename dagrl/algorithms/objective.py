@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from dagrl.algorithms.aggregation import batch_parts, token_weights
-from dagrl.algorithms.distillation import distillation_loss
-from dagrl.algorithms.kl import kl_clipped, kl_estimate
+from dagrl.algorithms.distillation import candidate_loss, distillation_loss
+from dagrl.algorithms.kl import kl_clipped, kl_estimate, ratio_of
 from dagrl.algorithms.losses import (
     PolicyLoss,
     PolicyTokens,
@@ -39,7 +39,7 @@ from dagrl.algorithms.response_losses import fipo, gmpo, gspo, off_policy, opmd_
 from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
 from dagrl.algorithms.rows import RowReducer
 from dagrl.config.columns import LOGPROB_COLUMNS
-from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
+from dagrl.config.schema import LossDistillationSpec, LossSpec, RolloutCorrectionSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally, tally_mean
 
@@ -132,7 +132,8 @@ class PolicyObjective:
         ``loss.policy``. `sources` are prefixes of metrics by the number in the column ``source``.
         """
         assert "ref_logprob" in available or not loss.kl_coef, "kl_coef needs ref_logprob"
-        assert "teacher_logprob" in available or not loss.distillation, "distillation needs teacher_logprob"
+        teacher = loss.distillation.columns if loss.distillation else ()
+        assert all(name in available for name in teacher), f"distillation needs {teacher}"
         assert "rollout_logprob" in available or not correction, "corrections need rollout_logprob"
         assert (own is not None) == (":" in loss.policy)
         assert longest_response or loss.weighting != "seq-mean-token-sum-norm"
@@ -141,7 +142,8 @@ class PolicyObjective:
         self.old_is_rollout = old_is_rollout
         self.longest_response = longest_response
         self.temperature = temperature
-        self.needs_entropy = needs_entropy or loss.entropy_coef > 0
+        of_rest = loss.distillation is not None and loss.distillation.outside == "zero"
+        self.needs_entropy = needs_entropy or loss.entropy_coef > 0 or of_rest
         optional = tuple(
             name for name in ("old_logprob", "ref_logprob", "rollout_logprob", "trajectory_share") if name in available
         )
@@ -149,10 +151,10 @@ class PolicyObjective:
         self._arguments = () if own else tuple(inspect.signature(_FORMS[loss.policy]).parameters)[1:]
         further = own.columns if own else tuple(name for name in self._arguments if name in _COLUMNS)
         advantage = () if loss.policy == "none" else ("advantage",)
-        taught = tuple(name for name in ("teacher_logprob", "teacher_mask") if loss.distillation and name in available)
+        taught = (*teacher, *(("teacher_mask",) if teacher and "teacher_mask" in available else ()))
         numbers = ("source",) if sources else ()
         self.columns: tuple[str, ...] = tuple(dict.fromkeys((*advantage, *optional, *further, *taught, *numbers)))
-        self.candidates: str | None = None
+        self.candidates = "teacher_topk_ids" if "teacher_topk_ids" in teacher else None
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.
@@ -235,14 +237,27 @@ class PolicyObjective:
         if "ref_logprob" in given:
             divergence = kl_estimate(tokens.logprob, given["ref_logprob"], self.loss.kl_estimator, given["old_logprob"])
         if self.loss.distillation is not None:
-            teacher, taught = tokens.columns["teacher_logprob"], tokens.columns.get("teacher_mask")
-            distillation = distillation_loss(self.loss.distillation, tokens.logprob, teacher, taught, rows)
+            distillation = self._distillation(self.loss.distillation, tokens, old, rows)
         weighed = correction.of_policy(policy.loss)
         if self.loss.off_policy_delta is not None:
             samples = PolicyTokens(current, given["old_logprob"], tokens.columns["advantage"])
             left_out = off_policy(samples, rows=rows, delta=self.loss.off_policy_delta)
             weighed = torch.where(left_out, 0.0, weighed)
         return _Losses(rows, given, trainer, rollout, policy, correction, weighed, left_out, divergence, distillation)
+
+    @staticmethod
+    def _distillation(
+        spec: LossDistillationSpec, tokens: ResponseTokens, old: torch.Tensor, rows: RowReducer
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The divergence from the teacher, and the tokens that have one."""
+        if spec.over_candidates:
+            divergence, known = candidate_loss(spec, tokens, rows)
+        else:
+            teacher, taught = tokens.columns["teacher_logprob"], tokens.columns.get("teacher_mask")
+            divergence, known = distillation_loss(spec, tokens.logprob, teacher, taught, rows)
+        if spec.is_clip is not None:
+            divergence = divergence * ratio_of((tokens.logprob - old).detach()).clamp(max=spec.is_clip)
+        return divergence, known
 
     def _share(self, tokens: ResponseTokens, losses: _Losses) -> torch.Tensor:
         per_token = losses.of_policy

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dagrl.config.columns import CORE_COLUMNS, Shape
 from dagrl.config.errors import Place, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import AdvantageNode, LogprobNode, MergeNode, Pipeline, TrainingNode, UpdateNode
+from dagrl.config.schema import (
+    AdvantageNode,
+    LogprobNode,
+    LossDistillationSpec,
+    MergeNode,
+    Pipeline,
+    TrainingNode,
+    UpdateNode,
+)
 from dagrl.graph.dag import Graph
 
 _OF_REWARDS = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward")
 """Options of ``op: advantage`` that change rewards."""
+_TAUGHT = ("teacher_logprob", "teacher_topk_logprob", "teacher_topk_ids")
 
 
 def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
@@ -19,23 +28,29 @@ def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
         match node:
             case AdvantageNode():
                 _check_advantage(pipeline, place, node, findings)
-            case UpdateNode() if node.loss.policy == "none" and node.loss.distillation is None:
-                message = "without a policy loss there is nothing to learn; add `distillation: {}` under `loss`"
-                findings.error((*place, "loss", "policy"), message, "nothing-to-learn")
-            case LogprobNode(rows=dict(rows)):
-                _check_rows(pipeline, place, rows, findings)
+            case UpdateNode():
+                if node.loss.policy == "none" and node.loss.distillation is None:
+                    message = "without a policy loss there is nothing to learn; add `distillation: {}` under `loss`"
+                    findings.error((*place, "loss", "policy"), message, "nothing-to-learn")
+                if node.loss.distillation is not None:
+                    _check_divergence((*place, "loss", "distillation"), node.loss.distillation, findings)
+            case LogprobNode():
+                if isinstance(node.rows, dict):
+                    _check_rows(pipeline, place, node.rows, findings)
+                if node.candidates and node.top_k:
+                    findings.superfluous((*place, "top_k"), f"the tokens are those of `{node.candidates}`")
 
 
 def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
     """Report readers of log-probs that some rows lack, and teachers that are the student."""
     trained = {node.engine for node in pipeline.nodes.values() if isinstance(node, TrainingNode)}
     for name, node in graph.nodes.items():
-        wire = node.inputs.get("teacher_logprob")
+        wire = next((node.inputs[column] for column in _TAUGHT if column in node.inputs), None)
         for column, source in node.inputs.items():
             teacher = pipeline.nodes.get(source.node)
             if not isinstance(teacher, LogprobNode) or teacher.rows is None or node.spec is None:
                 continue
-            if isinstance(node.spec, MergeNode) or (source == wire and "teacher_mask" in node.inputs):
+            if isinstance(node.spec, MergeNode) or (column in _TAUGHT and "teacher_mask" in node.inputs):
                 continue
             remedy = f"add `{{op: merge, columns: [{source.column}, ...]}}`, with `uncovered: skip` if others have none"
             message = f"`{name}` reads `{column}` of all rows, and this node computes some (`rows`); {remedy}"
@@ -60,6 +75,19 @@ def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, find
     if node.distillation and node.distillation.discount and several:
         message = "the rows of a trajectory have no order; remove `sequences`, or set `discount: 0`"
         findings.error((*place, "distillation", "discount"), message, "turns-in-several-rows")
+
+
+def _check_divergence(place: Place, spec: LossDistillationSpec, findings: Findings) -> None:
+    """Report options that a divergence does not have."""
+    if spec.divergence not in ("mixed_kl", "jsd") and "alpha" in spec.model_fields_set:
+        findings.superfluous((*place, "alpha"), f"`{spec.divergence}` is no mean of two divergences")
+    for option in ("outside", "min_logprob"):
+        if not spec.over_candidates and option in spec.model_fields_set:
+            message = f"`{spec.divergence}` is an estimate from the sampled tokens"
+            findings.superfluous((*place, option), message, "choose `reverse_kl` over the teacher's likeliest tokens")
+    if spec.outside == "zero" and spec.divergence in ("forward_kl", "jsd"):
+        message = f"`{spec.divergence}` is infinite where the teacher gives a token no probability; choose `bucket`"
+        findings.error((*place, "outside"), message, "infinite-divergence")
 
 
 def _check_rows(pipeline: Pipeline, place: Place, rows: dict[str, list[str | int | float]], findings: Findings) -> None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dagrl.algorithms.distillation import distillation_loss, distilled_advantages
+from dagrl.algorithms.distillation import (
+    candidate_divergence,
+    candidate_loss,
+    distillation_loss,
+    distilled_advantages,
+)
 from dagrl.algorithms.rows import RowReducer
+from dagrl.backends.base import ResponseTokens
 from dagrl.config.schema import AdvantageDistillationSpec, LossDistillationSpec
 from dagrl.data.batch import Column
 
@@ -101,3 +110,148 @@ def test_only_tokens_with_a_teacher_have_a_divergence_and_a_bound_stops_the_grad
     assert found.tolist() == [0, 0, 10, 0.25]
     assert known.tolist() == [False, False, True, True]
     assert torch.autograd.grad(found.sum(), student)[0].tolist() == [0, 0, 0, 0.25]
+
+
+FORMS = ("forward_kl", "reverse_kl", "mixed_kl", "jsd")
+
+
+def log_probs(seed: int, tokens: int, vocabulary: int) -> torch.Tensor:
+    return 2 * torch.from_numpy(np.random.default_rng(seed).normal(size=(tokens, vocabulary)))
+
+
+def divergence_of(student: torch.Tensor, teacher: torch.Tensor, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+    """`candidate_divergence` of softmax(student) and softmax(teacher) at `ids`, which are all tokens."""
+    p, q = student.log_softmax(1), teacher.log_softmax(1)
+    there = torch.ones_like(ids, dtype=torch.bool)
+    entropy = -(p.exp() * p).sum(1)
+    spec = LossDistillationSpec(**options)
+    return candidate_divergence(spec, p.gather(1, ids), q.gather(1, ids), there, entropy)
+
+
+def exact_divergence(p: torch.Tensor, q: torch.Tensor, form: str, alpha: float) -> torch.Tensor:
+    """Of two whole distributions; both [T, V]."""
+    p, q = p.softmax(1), q.softmax(1)
+    mixture = (1 - alpha) * p + alpha * q
+
+    def kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return (first * (first / second).log()).sum(1)
+
+    match form:
+        case "forward_kl":
+            return kl(q, p)
+        case "reverse_kl":
+            return kl(p, q)
+        case "mixed_kl":
+            return (1 - alpha) * kl(q, p) + alpha * kl(p, q)
+    return alpha * kl(q, mixture) + (1 - alpha) * kl(p, mixture)
+
+
+@settings(deadline=None)
+@given(
+    vocabulary=st.integers(2, 9),
+    seed=st.integers(0, 999),
+    form=st.sampled_from(FORMS),
+    outside=st.sampled_from(["bucket", "renormalize", "ignore", "zero"]),
+    alpha=st.floats(0.05, 0.95),
+)
+def test_over_all_tokens_values_and_gradients_are_those_of_whole_distributions(
+    vocabulary: int, seed: int, form: str, outside: str, alpha: float
+) -> None:
+    student, teacher = (log_probs(seed + 7 * number, 3, vocabulary) for number in range(2))
+    ids = torch.from_numpy(np.random.default_rng(seed).permuted(np.tile(np.arange(vocabulary), (3, 1)), axis=1))
+    ours, theirs = student.clone().requires_grad_(), student.clone().requires_grad_()
+    found = divergence_of(ours, teacher, ids, divergence=form, alpha=alpha, outside=outside)
+    expected = exact_divergence(theirs, teacher, form, alpha)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    found.sum().backward()
+    expected.sum().backward()
+    assert ours.grad is not None and theirs.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 999), k=st.integers(1, 7), form=st.sampled_from(FORMS), alpha=st.floats(0.05, 0.95))
+def test_a_bucket_or_fewer_tokens_never_exceed_the_whole_divergence(seed, k, form, alpha) -> None:
+    student, teacher = (log_probs(seed + 7 * number, 3, 8) for number in range(2))
+    ids = teacher.topk(k, dim=1).indices
+    found = divergence_of(student, teacher, ids, divergence=form, alpha=alpha)
+    assert (found <= exact_divergence(student, teacher, form, alpha) + 1e-9).all()
+    assert (found >= -1e-9).all()
+    more = divergence_of(student, teacher, teacher.topk(k + 1, dim=1).indices, divergence=form, alpha=alpha)
+    assert (found <= more + 1e-6).all()
+
+
+# p = 0.5, 0.3 and q = 0.6, 0.1 at two candidates of a vocabulary of three; the rests are 0.2 and 0.3.
+P, Q, REST = (0.5, 0.3), (0.6, 0.1), (0.2, 0.3)
+
+
+def _kl_of(first: tuple[float, ...], second: tuple[float, ...]) -> float:
+    return sum(a * math.log(a / b) for a, b in zip(first, second, strict=True))
+
+
+def _mean_of(first: tuple[float, ...], second: tuple[float, ...], alpha: float) -> tuple[float, ...]:
+    return tuple((1 - alpha) * a + alpha * b for a, b in zip(first, second, strict=True))
+
+
+_WITH = ((*P, REST[0]), (*Q, REST[1]))
+_DIVIDED = (tuple(each / 0.8 for each in P), tuple(each / 0.7 for each in Q))
+_MIXED = _mean_of(*_WITH, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # verl's forward_kl_topk: not renormalised.
+        ({"divergence": "forward_kl", "outside": "ignore"}, _kl_of(Q, P)),
+        # A bound of log 0.35 on both raises p = 0.3 and q = 0.1.
+        (
+            {"divergence": "forward_kl", "outside": "ignore", "min_logprob": math.log(0.35)},
+            _kl_of((0.6, 0.35), (0.5, 0.35)),
+        ),
+        # Tinker: both are renormalised.
+        ({"divergence": "forward_kl", "outside": "renormalize"}, _kl_of(_DIVIDED[1], _DIVIDED[0])),
+        ({"divergence": "reverse_kl", "outside": "renormalize"}, _kl_of(*_DIVIDED)),
+        # NeMo-RL, without and with zero_outside_topk.
+        ({"divergence": "mixed_kl", "outside": "ignore"}, 0.5 * _kl_of(Q, P) + 0.5 * _kl_of(P, Q)),
+        ({"divergence": "reverse_kl", "outside": "zero"}, _kl_of(P, Q) + 0.2 * (math.log(0.2) + 100)),
+        (
+            {"divergence": "mixed_kl", "alpha": 0.25, "outside": "zero"},
+            0.75 * _kl_of(Q, P) + 0.25 * (_kl_of(P, Q) + 0.2 * (math.log(0.2) + 100)),
+        ),
+        # SDPO, with a tail; alpha 0 and 1 are the two divergences.
+        (
+            {"divergence": "jsd", "alpha": 0.25},
+            0.25 * _kl_of(_WITH[1], _MIXED) + 0.75 * _kl_of(_WITH[0], _MIXED),
+        ),
+        ({"divergence": "jsd", "alpha": 0.0}, _kl_of(_WITH[1], _WITH[0])),
+        ({"divergence": "jsd", "alpha": 1.0}, _kl_of(*_WITH)),
+    ],
+)
+def test_divergences_at_some_tokens_are_those_of_other_frameworks(options: dict[str, Any], expected: float) -> None:
+    student, teacher = (torch.tensor([[*each, rest]], dtype=torch.float64).log() for each, rest in ((P, 0.2), (Q, 0.3)))
+    found = divergence_of(student, teacher, torch.tensor([[0, 1]]), **options)
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def tokens_with(candidates: torch.Tensor, **columns: torch.Tensor) -> ResponseTokens:
+    """Two rows of a token and of two, in the loss alike."""
+    row = torch.tensor([0, 1, 1])
+    return ResponseTokens(torch.full((3,), -1.0), None, torch.ones(3), columns, row, (), candidates)
+
+
+@pytest.mark.parametrize("outside", ["bucket", "renormalize", "ignore"])
+@pytest.mark.parametrize("form", FORMS)
+def test_missing_candidates_and_rows_without_a_teacher_have_no_part(form: str, outside: str) -> None:
+    """A server gave fewer than k candidates at a place, and no teacher has read the first row."""
+    student = torch.tensor([[-1.0, -2, -3], [-0.7, -2, -torch.inf], [-0.7, -2, -3]]).double().requires_grad_()
+    teacher = torch.tensor([[math.nan] * 3, [-1.0, -1.5, -torch.inf], [-1.0, -1.5, -torch.inf]]).double()
+    tokens = tokens_with(student, teacher_topk_logprob=teacher, teacher_mask=torch.tensor([0.0, 1.0]))
+    spec = LossDistillationSpec(divergence=form, outside=outside)
+    found, known = candidate_loss(spec, tokens, RowReducer(tokens.row, torch.ones(3, dtype=torch.bool)))
+    assert known.tolist() == [False, True, True]
+    there = torch.ones(1, 2, dtype=torch.bool)
+    expected = candidate_divergence(spec, student[1:2, :2], teacher[1:2, :2], there)
+    torch.testing.assert_close(found, torch.cat([torch.zeros(1), expected, expected]).double())
+    found.sum().backward()
+    assert student.grad is not None and student.grad.isfinite().all()
+    assert (student.grad[0] == 0).all() and (student.grad[1:, 2] == 0).all() and (student.grad[1:, :2] != 0).all()

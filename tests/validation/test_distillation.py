@@ -11,9 +11,16 @@ TEACHER = """  teacher: {op: logprob, engine: reference, write: teacher_logprob}
 DISTILLED = "estimator: none, distillation: {}, read: {old_logprob: rollout_logprob}}"
 ADVANTAGE = ("  advantage: {op: advantage, estimator: grpo}", f"{TEACHER}  advantage: {{op: advantage, {DISTILLED}")
 ALONE = ("loss: {kl_coef: 0.01}}", "loss: {policy: none, distillation: {}}}")
+OVER_TOKENS = ("loss: {kl_coef: 0.01}}", "loss: {policy: none, distillation: {divergence: jsd, is_clip: 2}}}")
 WITHOUT_REWARD = ("  reward: {op: reward, fn: exact}\n", "")
 REF = ("  ref: {op: logprob, engine: reference, write: ref_logprob}\n", "")
 NO_ADVANTAGE = ("  advantage: {op: advantage, estimator: grpo}", TEACHER.rstrip())
+TOP_K = ("write: teacher_logprob", "write: teacher_logprob, top_k: 4")
+STUDENTS = (
+    TEACHER.rstrip(),
+    """  student: {op: logprob, engine: actor, top_k: 4, write: student_logprob}
+  teacher: {op: logprob, engine: reference, candidates: student_topk_ids, write: teacher_logprob}""",
+)
 TWO = """  maths: {op: logprob, engine: reference, rows: {data_set: [train]}, write: maths_logprob}
   code: {op: logprob, engine: reference, rows: 'choices:is_code', write: code_logprob}
 """
@@ -33,6 +40,8 @@ def nothing(): return []
         [ADVANTAGE, ("estimator: none", "estimator: reinforce_plus_plus")],
         [NO_ADVANTAGE, ALONE, REF],
         [NO_ADVANTAGE, ALONE, REF, WITHOUT_REWARD],
+        [NO_ADVANTAGE, TOP_K, OVER_TOKENS, REF],
+        [NO_ADVANTAGE, STUDENTS, OVER_TOKENS, REF],
         [ADVANTAGE, (TEACHER, TWO + MERGED)],
         [ADVANTAGE, (TEACHER, TWO + MERGED.replace("]}", "], uncovered: skip}"))],
     ],
@@ -54,6 +63,34 @@ def test_a_student_of_teachers_is_a_pipeline(project, edits) -> None:
         ([("{kl_coef: 0.01}}", "{policy: none}} #!")], "nodes.update.loss.policy", "nothing-to-learn"),
         ([("grpo}", "grpo, distillation: {}, read: {old_logprob: rollout_logprob}} #!")], "nodes.advantage", "teacher"),
         ([("{kl_coef: 0.01}}", "{distillation: {}}} #!")], "nodes.update", "missing-column"),
+        *(
+            (
+                [
+                    NO_ADVANTAGE,
+                    TOP_K,
+                    ("loss: {kl_coef: 0.01}}", f"loss: {{policy: none, distillation: {given}}}}} #!"),
+                ],
+                f"nodes.update.loss.distillation.{key}",
+                code,
+            )
+            for given, key, code in [
+                ("{divergence: forward_kl, alpha: 0.2}", "alpha", "option-without-effect"),
+                ("{outside: bucket}", "outside", "option-without-effect"),
+                ("{min_logprob: -10}", "min_logprob", "option-without-effect"),
+                ("{divergence: jsd, outside: zero}", "outside", "infinite-divergence"),
+            ]
+        ),
+        (
+            [
+                NO_ADVANTAGE,
+                STUDENTS,
+                OVER_TOKENS,
+                ("candidates:", "top_k: 3, candidates:"),
+                ("write: teacher_logprob}", "write: teacher_logprob} #!"),
+            ],
+            "nodes.teacher.top_k",
+            "option-without-effect",
+        ),
         (
             [ADVANTAGE, (DISTILLED, f"overlong_buffer: {{len: 4}}, {DISTILLED} #!")],
             "nodes.advantage.overlong_buffer",

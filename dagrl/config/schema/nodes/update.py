@@ -275,7 +275,9 @@ class UpdateNode(TrainingNode):
             "is_replayed": False,
         }
         if self.loss.distillation:
-            needed |= {"teacher_logprob": True, "teacher_mask": False}
+            needed |= dict.fromkeys(self.loss.distillation.columns, True) | {"teacher_mask": False}
+            if self.loss.distillation.is_clip:
+                needed["old_logprob"] = False
         formula = declared or _LOSSES.get(self.loss.policy, _WITH_OLD)
         needed |= dict.fromkeys(formula.reads, True)
         if "old_logprob" in formula.reads:
