@@ -16,8 +16,16 @@ import pyarrow as pa
 from dagrl.data.prepare.errors import exit_on_errors
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
-EXTRA_INFO = {"split": pa.string(), "left": pa.int64(), "right": pa.int64(), "wrong": pa.string()}
-"""``wrong`` is a result that is one too many: what `dpo` may learn to reject."""
+EXTRA_INFO = {
+    "split": pa.string(),
+    "left": pa.int64(),
+    "right": pa.int64(),
+    "wrong": pa.string(),
+    "hinted": pa.string(),
+}
+"""``wrong`` is a result that is one too many: what `dpo` may learn to reject. ``hinted`` is the prompt behind its
+result, for self-distillation.
+"""
 
 
 def split_pairs(largest: int, held_out: float, seed: int) -> dict[str, np.ndarray]:
@@ -42,8 +50,10 @@ def split_pairs(largest: int, held_out: float, seed: int) -> dict[str, np.ndarra
 def prompts(pairs: np.ndarray, split: str) -> Iterator[PromptRow]:
     """The additions of `pairs` [n, 2]."""
     for left, right in pairs.tolist():
-        extra_info = {"split": split, "left": left, "right": right, "wrong": str(left + right + 1)}
-        yield PromptRow("dagrl/arithmetic", f"{left}+{right}=", str(left + right), extra_info)
+        prompt, result = f"{left}+{right}=", left + right
+        numbers = {"left": left, "right": right, "wrong": str(result + 1)}
+        extra_info = {"split": split, **numbers, "hinted": f"{result}={prompt}"}
+        yield PromptRow("dagrl/arithmetic", prompt, str(result), extra_info)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -109,7 +109,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
         (cached / "refs").mkdir()
         (cached / "refs" / "main").write_text(_COMMIT)
     files = {"metadata.json": '{"sharded_backend": "torch_dist"}', ".metadata": "-", "__0_0.distcp": "-"}
-    for run, step in (("smollm2-sft", 80), ("tiny-sft", 100)):
+    for run, step in (("smollm2-sft", 80), ("tiny-sft", 100), ("tiny-hints", 150)):
         start = folder / "runs" / run / "checkpoints" / f"step_{step}" / "actor"
         start.mkdir(parents=True)
         for name, text in files.items():

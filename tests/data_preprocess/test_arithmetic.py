@@ -29,6 +29,7 @@ def test_every_sum_is_right_and_in_one_file(arithmetic: ModuleType, tmp_path: Pa
     assert list(train | test) != list(expected)
     further = pq.read_table(tmp_path / "test.parquet")["extra_info"].to_pylist()
     assert all(int(each["wrong"]) == each["left"] + each["right"] + 1 for each in further)
+    assert {each["hinted"] for each in further} == {f"{result}={prompt}" for prompt, result in test.items()}
 
 
 def test_with_nothing_held_out_both_files_hold_all_pairs(arithmetic: ModuleType, tmp_path: Path) -> None:
