@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import yaml
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.fit import engine_memory
 from dagrl.backends.planning.gpus import gpu_named
+from dagrl.config.schema import Scope
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
+from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.placement import make_plan
 from dagrl.validation import check_file
 
@@ -41,7 +44,9 @@ def planned(tmp_path: Path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
 
-    def make(backend: str = "sglang", gpus: int = 2, longest: int = 2048, **teacher: Any) -> PipelineCosts:
+    def make(
+        backend: str = "sglang", gpus: int = 2, longest: int = 2048, group: str = "teachers", **teacher: Any
+    ) -> PipelineCosts:
         node = {"op": "logprob", "engine": "teacher", "write": "teacher_logprob", **teacher}
         pipeline: dict[str, Any] = {
             "name": "taught",
@@ -50,12 +55,12 @@ def planned(tmp_path: Path):
             "groups": {
                 "train": {"gpus_per_node": 4},
                 "rollout": {"gpus_per_node": 2},
-                "teachers": {"gpus_per_node": gpus},
+                **({"teachers": {"gpus_per_node": gpus}} if group == "teachers" else {}),
             },
             "engines": {
                 "actor": {"backend": "megatron", "group": "train", "optimizer": {"lr": 1e-6}},
                 "generator": {"backend": "sglang", "group": "rollout", "weights_from": "actor"},
-                "teacher": {"backend": backend, "group": "teachers", "model": {"path": "big"}},
+                "teacher": {"backend": backend, "group": group, "model": {"path": "big"}},
             },
             "nodes": {
                 "rollout": {"op": "rollout", "engine": "generator", "n": 8, "sampling": {"max_new_tokens": longest}},
@@ -81,6 +86,32 @@ def planned(tmp_path: Path):
 
 def seconds(costs: PipelineCosts) -> float:
     return estimate_step(costs).node_s["teacher"]
+
+
+def test_it_reads_shards_as_they_come_and_ahead_of_the_trainer(planned) -> None:
+    """With samples a step old, the teacher has read the next step's shards when the trainer begins it."""
+    costs = planned()
+    assert costs.plan.task("teacher").scope is Scope.ROW
+    plan = replace(costs.plan, max_staleness=1)
+    activities = simulate(plan, replace(costs, plan=plan), 3).activities
+    rollouts = [each for each in activities if each.name == "rollout" and each.step == 2]
+    reads = [each for each in activities if each.name == "teacher" and each.step == 2]
+    assert len(reads) > 1, "shards that have come meanwhile are read together"
+    assert min(each.start for each in reads) < max(each.end for each in rollouts), "while others are sampled"
+    (trained,) = [each for each in activities if each.name == "update" and each.step == 1]
+    assert min(each.start for each in reads) < trained.end, "while the trainer trains on the step before"
+
+
+def test_on_a_group_with_the_generator_it_sleeps_in_between(planned) -> None:
+    costs = planned(group="rollout")
+    executors = costs.plan.executors
+    assert executors["teacher"].sleeps and executors["generator"].sleeps
+    # One pass of all shards: the two take turns.
+    assert costs.plan.task("teacher").scope is Scope.BATCH
+    activities = simulate(costs.plan, costs, 2).activities
+    in_turn = [each.name for each in activities if each.step == 2 and each.name in ("rollout", "teacher")]
+    assert in_turn[-1] == "teacher" and "teacher" not in in_turn[:-1]
+    assert {"sleep", "wake"} <= {each.name for each in activities}
 
 
 def test_reading_takes_as_long_as_a_prefill(planned) -> None:
