@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.config.schema import SamplingSpec
+from dagrl.data.batch import Batch, Column
 
 GREEDY = SamplingSpec(max_new_tokens=16, temperature=0)
 LONG = SamplingSpec(max_new_tokens=400, temperature=0, ignore_eos=True)
@@ -80,3 +81,16 @@ def kept(expected: torch.Tensor, sampling: SamplingSpec, *, together: bool = Fal
 def is_greedy(model: PreTrainedModel, request: GenerationRequest, completion: Completion) -> bool:
     """Whether each token is the model's likeliest."""
     return log_probs_of(model, request, completion).argmax(-1).tolist() == completion.tokens.tolist()
+
+
+def batch_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
+    """Rows of these prompts and responses."""
+    tokens = zip(*pairs, strict=True) if pairs else ((), ())
+    names = ("prompt_tokens", "response_tokens")
+    columns = {name: Column.ragged(list(each), "int64") for name, each in zip(names, tokens, strict=True)}
+    return Batch(np.arange(len(pairs), dtype=np.int64), columns)
+
+
+def scored(engine: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Column:
+    """The log-probs of the responses."""
+    return engine.logprobs(batch_of(pairs), temperature=1.0, tokens_per_micro_batch=1)

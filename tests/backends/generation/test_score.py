@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from completions import GREEDY, LONG, OLD, POSITIONS, complete, log_probs
+from completions import GREEDY, LONG, OLD, POSITIONS, batch_of, complete, log_probs, scored
 from transformers import PreTrainedModel
 
 from dagrl.backends.base import GenerationRequest, TokenOutputs
 from dagrl.config.residency import Residency
-from dagrl.data.batch import Batch, Column
 
 pytestmark = pytest.mark.slow
 
 ModelOf = Callable[[int], PreTrainedModel]
 type Pair = tuple[list[int], list[int]]
-
-
-def batch_of(pairs: Sequence[Pair]) -> Batch:
-    columns = {
-        name: Column.ragged(list(each), "int64") for name, each in zip(NAMES, zip(*pairs, strict=True), strict=True)
-    }
-    return Batch(np.arange(len(pairs), dtype=np.int64), columns)
-
-
-NAMES = ("prompt_tokens", "response_tokens")
-
-
-def scored(engine: Any, pairs: Sequence[Pair]) -> Column:
-    return engine.logprobs(batch_of(pairs), temperature=1.0, tokens_per_micro_batch=1)
 
 
 def expected(model: PreTrainedModel, prompt: list[int], response: list[int]) -> np.ndarray:
@@ -83,8 +67,7 @@ def test_more_rows_than_requests_at_once(server, model_of: ModelOf) -> None:
 
 
 def test_no_rows(server) -> None:
-    empty = Batch(np.zeros(0, np.int64), {name: Column.ragged([], "int64") for name in NAMES})
-    assert len(server.logprobs(empty, temperature=1.0, tokens_per_micro_batch=1)) == 0
+    assert len(scored(server, [])) == 0
 
 
 def test_beside_responses_that_are_sampled_and_aborted(server, requests, pairs, model_of: ModelOf) -> None:
@@ -140,8 +123,7 @@ def test_the_likeliest_tokens(server, pairs, model_of: ModelOf, count: int) -> N
 
 
 def test_candidates_of_no_rows(server) -> None:
-    empty = Batch(np.zeros(0, np.int64), {name: Column.ragged([], "int64") for name in NAMES})
-    columns = server.token_outputs(empty, TokenOutputs(top_k=3), temperature=1.0, tokens_per_micro_batch=1)
+    columns = server.token_outputs(batch_of([]), TokenOutputs(top_k=3), temperature=1.0, tokens_per_micro_batch=1)
     assert columns["topk_ids"].values.shape == columns["topk_logprob"].values.shape == (0, 3)
     assert len(columns["topk_ids"]) == 0
 

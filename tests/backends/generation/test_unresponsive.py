@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from completions import GREEDY, LONG, complete
+from completions import GREEDY, LONG, complete, scored
 
 from dagrl.backends.base import GenerationRequest
 from dagrl.backends.serving.client import ServerError, ServerLostError
@@ -30,9 +30,12 @@ def test_a_silent_server_is_waited_for_until_the_timeout(server, server_backend,
                 complete(server, requests, GREEDY)
             with pytest.raises(ServerLostError, match="the server has not responded for 1 s"):
                 server.start_generating(requests, GREEDY, lambda _: None).result(timeout=120)
+            with pytest.raises(ServerLostError, match="the server has not responded for 1 s"):
+                scored(server, [([3, 4], [5])])
         finally:
             process.resume()
     assert complete(server, requests, GREEDY)[0].finish_reason != "abort"
+    assert len(scored(server, [([3, 4], [5])])[0]) == 1
 
 
 def test_a_start_that_takes_too_long_is_given_up(server, server_backend, start_engine, tmp_path) -> None:
@@ -56,6 +59,8 @@ def test_a_server_that_dies_ends_what_waits_for_it(server, server_backend, engin
     assert re.match(dead, str(failed[0])) and re.match(dead, str(started.exception(timeout=120)))
     with pytest.raises(ServerError, match=dead):
         complete(server, requests, GREEDY)
+    with pytest.raises(ServerError, match=dead):
+        scored(server, [([3, 4], [5])])
     engines.discard(server_backend)
     assert not processes(server_backend)
 
