@@ -23,8 +23,8 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
     for name, node in pipeline.nodes.items():
         if isinstance(node, TrainingNode):
             _check_mini_batches(pipeline, name, node, graph, findings)
-        if isinstance(node, PackingNode):
-            _check_micro_batch(pipeline, name, node, graph, findings)
+    for name, packed in pipeline.packing_nodes.items():
+        _check_micro_batch(pipeline, name, packed, graph, findings)
     _warn_of_long_samples(pipeline, sizes, findings)
     _warn_of_long_demonstrations(pipeline, sizes, findings)
     _check_samples(pipeline, findings)
@@ -102,9 +102,8 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
 def _check_micro_batch(
     pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None, findings: Findings
 ) -> None:
-    engine_of_node = pipeline.engines.get(node.engine or "")
-    if engine_of_node is None or engine_of_node.reads_messages or engine_of_node.replicas_are_servers:
-        return  # It has another tokenizer, and puts a long row in a separate batch. Servers form batches themselves.
+    if pipeline.engines[str(node.engine)].reads_messages:
+        return  # It has another tokenizer, and puts a long row in a separate batch.
     multiple, engine = _row_alignment(pipeline, str(node.engine))
     for longest in _longest_of(pipeline, name, node, graph):
         whole, padded = longest.rows * longest.tokens, longest.rows * (-(-longest.tokens // multiple) * multiple)

@@ -12,6 +12,8 @@ import yaml
 
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.fit import engine_memory
+from dagrl.backends.megatron.planning.layouts import MegatronLayout
+from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.backends.planning.gpus import gpu_named
 from dagrl.config.schema import Scope
 from dagrl.planner.cost.costs import PipelineCosts
@@ -112,6 +114,16 @@ def test_on_a_group_with_the_generator_it_sleeps_in_between(planned) -> None:
     in_turn = [each.name for each in activities if each.step == 2 and each.name in ("rollout", "teacher")]
     assert in_turn[-1] == "teacher" and "teacher" not in in_turn[:-1]
     assert {"sleep", "wake"} <= {each.name for each in activities}
+
+
+@pytest.mark.parametrize("teacher", [{}, ENDPOINT], ids=["servers", "endpoint"])
+def test_no_search_proposes_micro_batches_for_it(planned, teacher) -> None:
+    """A node of servers refuses them."""
+    pipeline = planned(**teacher).pipeline
+    layout = MegatronLayout(ParallelSpec(), tokens_per_micro_batch=8192)
+    told = [each for each in layout.overrides(pipeline) if "micro_batch" in each]
+    assert told == ["nodes.update.tokens_per_micro_batch=8192"]
+    assert layout.applied(pipeline).nodes["teacher"] == pipeline.nodes["teacher"]
 
 
 def test_reading_takes_as_long_as_a_prefill(planned) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.errors import Place, dotted
-from dagrl.config.schema import DpoNode, EngineSpec, NodeBase, PackingNode, Pipeline, UpdateNode
+from dagrl.config.schema import DpoNode, EngineSpec, NodeBase, Pipeline, UpdateNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,7 @@ def flow(value: Any) -> str:
 
 def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Edit]:
     """Return at most half of the tokens of the largest, half of that, and so on, while the longest sample fits."""
-    nodes = {
-        node: spec for node, spec in pipeline.nodes.items() if isinstance(spec, PackingNode) and spec.engine == name
-    }
+    nodes = {node: spec for node, spec in pipeline.packing_nodes.items() if spec.engine == name}
     least = {node: _rows_together(pipeline, spec) * pipeline.longest_row for node, spec in nodes.items()}
     largest = max((spec.tokens_per_micro_batch for spec in nodes.values()), default=0)
     rungs: list[Edit] = []

@@ -11,7 +11,7 @@ from dagrl.config.schema.backends import AnyEngineSpec
 from dagrl.config.schema.data import DataSpec, TrainSourceSpec
 from dagrl.config.schema.model import GroupSpec, ModelSpec
 from dagrl.config.schema.nodes import NodeSpec
-from dagrl.config.schema.nodes.base import TrainingNode
+from dagrl.config.schema.nodes.base import PackingNode, TrainingNode
 from dagrl.config.schema.nodes.demonstrations import DemonstrationNode
 from dagrl.config.schema.nodes.logprob import LogprobNode
 from dagrl.config.schema.nodes.rollout import RolloutNode
@@ -183,6 +183,13 @@ class Pipeline(Section):
         given = [self.data.longest_demonstration] if self.data.responses else []
         sampled = [row for name in self.rollouts for row in self.longest_rows(name, validated=False).values()]
         return max([*given, *sampled], default=0)
+
+    @property
+    def packing_nodes(self) -> dict[str, PackingNode]:
+        """Nodes whose rows are packed by ``tokens_per_micro_batch``: not those of servers and endpoints."""
+        nodes = ((name, node) for name, node in self.nodes.items() if isinstance(node, PackingNode))
+        engines = ((name, node, self.engines.get(node.engine or "")) for name, node in nodes)
+        return {name: node for name, node, engine in engines if engine and not engine.replicas_are_servers}
 
     def longest_scored(self, node: LogprobNode) -> int:
         """Tokens of the longest row that a node of log-probs reads: its prompts may be those that are told."""

@@ -171,8 +171,8 @@ class _Known:
     @property
     def _packing(self) -> Iterator[tuple[str, PackingNode]]:
         for task in self.plan.tasks:
-            node = self.pipeline.nodes.get(task.name)
-            if isinstance(node, PackingNode):
+            node = self.pipeline.packing_nodes.get(task.name)
+            if node is not None:
                 yield task.name, node
 
     def _modelled(self, change: Edit, what: str, tasks: Sequence[str]) -> Iterator[Change]:

@@ -29,7 +29,7 @@ from dagrl.backends.planning.changes import (
     replaced,
 )
 from dagrl.backends.planning.planned_engine import PlannedEngine
-from dagrl.config.schema import EngineSpec, GroupSpec, PackingNode, Pipeline, TrainingNode
+from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline, TrainingNode
 
 _LAYOUT_FIELDS = (*UNEVEN_FIELDS, "microbatch_group_size_per_vp_stage")
 """Fields of ``transformer:`` that belong to the file's own layout."""
@@ -67,11 +67,8 @@ class MegatronLayout(LayoutChoice):
     def applied(self, pipeline: Pipeline) -> Pipeline:
         engines = {name: self._engine(engine) for name, engine in pipeline.engines.items() if _is_chosen(engine)}
         budget = {"tokens_per_micro_batch": self.tokens_per_micro_batch}
-        nodes = {
-            name: node.model_copy(update=budget) if isinstance(node, PackingNode) else node
-            for name, node in pipeline.nodes.items()
-        }
-        return replaced(pipeline, engines).model_copy(update={"nodes": nodes})
+        packed = {name: node.model_copy(update=budget) for name, node in pipeline.packing_nodes.items()}
+        return replaced(pipeline, engines).model_copy(update={"nodes": {**pipeline.nodes, **packed}})
 
     def overrides(self, pipeline: Pipeline) -> Iterator[str]:
         for name, engine in pipeline.engines.items():
@@ -85,8 +82,8 @@ class MegatronLayout(LayoutChoice):
                     yield f"engines.{name}.transformer.{key}={flow(transformer.get(key))}"
             if engine.offload.optimizer != self.offload_optimizer:
                 yield f"engines.{name}.offload.optimizer={flow(self.offload_optimizer)}"
-        for name, node in pipeline.nodes.items():
-            if isinstance(node, PackingNode) and node.tokens_per_micro_batch != self.tokens_per_micro_batch:
+        for name, node in pipeline.packing_nodes.items():
+            if node.tokens_per_micro_batch != self.tokens_per_micro_batch:
                 yield f"nodes.{name}.tokens_per_micro_batch={self.tokens_per_micro_batch}"
 
     def label(self) -> str:
