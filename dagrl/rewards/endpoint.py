@@ -107,8 +107,8 @@ class Endpoint:
     def score(self, prompt: np.ndarray, response: np.ndarray) -> ScoredTokens:
         """Log-probs of the tokens of `response` after `prompt`, int64 [tokens] both, at temperature 1.
 
-        The model only reads: the prompt of the request is both of them, and it is echoed with its log-probs. Raises
-        EndpointError as `ask` does, and for answers without a number for each token.
+        The prompt of the request is both of them, and it is echoed with its log-probs; the one token that is sampled
+        after it is left out. Raises EndpointError as `ask` does, and for answers without a number for each token.
         """
         tokens, begin = [*prompt.tolist(), *response.tolist()], len(prompt)
         body = {
@@ -117,7 +117,8 @@ class Endpoint:
             "echo": True,
             # SGLang takes 0 for none.
             "logprobs": 1,
-            "max_tokens": 0,
+            # SGLang refuses 0.
+            "max_tokens": 1,
             "temperature": 1.0,
             # vLLM's and SGLang's: other servers leave them out of account.
             "return_token_ids": True,
@@ -130,7 +131,6 @@ class Endpoint:
             texts = logprobs.get("tokens") if isinstance(logprobs, dict) else None
         if not isinstance(found, list) or not found:
             self._refuse("no log-probs of the prompt (`echo`); serve the teacher with SGLang or vLLM")
-        # Some servers sample a token whatever max_tokens is.
         if len(found) - len(tokens) not in (0, 1):
             self._refuse(f"{len(found)} log-probs, and was asked for those of {len(tokens)} tokens")
         if (isinstance(ids, list) and ids != tokens) or (isinstance(texts, list) and len(texts) != len(found)):

@@ -40,7 +40,7 @@ def answer(values: Any = VALUES, ids: Any = TOKENS, texts: Any = None) -> dict[s
     return {"choices": [{"index": 0, "text": "", "logprobs": logprobs, "prompt_token_ids": ids}]}
 
 
-def test_the_tokens_are_sent_as_they_are_and_nothing_is_sampled(chat_server) -> None:
+def test_the_tokens_are_sent_as_they_are(chat_server) -> None:
     chat_server.answers[:] = [(200, answer())]
     scored = score(chat_server.url)
     assert (scored.logprobs.tolist(), scored.logprobs.dtype, scored.texts) == ([-2.5, -0.25], np.float32, None)
@@ -51,14 +51,14 @@ def test_the_tokens_are_sent_as_they_are_and_nothing_is_sampled(chat_server) -> 
         "prompt": TOKENS,
         "echo": True,
         "logprobs": 1,
-        "max_tokens": 0,
+        "max_tokens": 1,
         "temperature": 1.0,
         "return_token_ids": True,
     }
 
 
 @pytest.mark.parametrize("values", [VALUES, [*VALUES, -3.0]], ids=["none", "one"])
-def test_a_token_that_a_server_samples_nevertheless_is_left_out(chat_server, values) -> None:
+def test_the_token_that_a_server_samples_is_left_out(chat_server, values) -> None:
     texts = [f"t{number}" for number in range(len(values))]
     chat_server.answers[:] = [(200, answer(values, ids=None, texts=texts))]
     scored = score(chat_server.url)
