@@ -182,14 +182,21 @@ class Plan:
         """Whether a task samples on an executor."""
         return any(task.generates for task in self.tasks if task.executor == executor)
 
+    def restarts(self, executor: str) -> bool:
+        """Whether lost workers of an executor can be restarted while the others live on: they are not trained, and
+        independent of each other.
+        """
+        mine = self.executors[executor]
+        return not mine.trained and (mine.are_servers or self.generates(executor))
+
     def queues(self, executor: str) -> bool:
         """Whether a run may be queued behind another one on the same workers.
 
-        Not on CPU workers, which take single tasks; nor on generators; nor if another executor of the group could run
-        between the two.
+        Not on CPU workers, which take single tasks; nor where lost workers restart, as the second run would wait for
+        the first one, and that for it; nor if another executor of the group could run between the two.
         """
         mine = self.executors[executor]
-        if executor == HOST or mine.weights_from or self.generates(executor):
+        if executor == HOST or mine.weights_from or self.generates(executor) or self.restarts(executor):
             return False
         others = (other for other in self.executors.values() if other.group == mine.group and other is not mine)
         return all(other.sleeps for other in others)

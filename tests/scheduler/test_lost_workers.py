@@ -100,6 +100,18 @@ def test_a_lost_run_that_brings_all_at_once_starts_again():
     assert play.tell(CommandDone(Restart(1, "reference"))) == [Run(1, "ref", (0,))]
 
 
+def test_no_run_waits_behind_one_on_servers_that_may_restart_alone():
+    plan = grpo()
+    assert plan.queues("reference") and not plan.restarts("reference")
+    servers = {**plan.executors, "reference": replace(plan.executors["reference"], are_servers=True)}
+    plan = replace(plan, executors=servers)
+    assert plan.restarts("reference") and not plan.queues("reference")
+    play = Play(plan)
+    play.until(lambda pending: Run(1, "ref", (0,)) in pending)
+    assert len([each for each in play.pending if isinstance(each, Run) and each.task == "ref"]) == 1
+    assert play.lose("reference") == [Restart(1, "reference")]
+
+
 def test_on_groups_of_their_own_workers_come_back_before_a_step_waits_for_them():
     play = Play(grpo())
     play.until(lambda pending: Run(1, "update", ALL) in pending)

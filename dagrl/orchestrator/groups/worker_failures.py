@@ -70,7 +70,7 @@ class WorkerFailures:
         other commands on the executor end first, so that no event of theirs follows.
         """
         executors = {worker.executor for worker in failure.lost}
-        if len(executors) != 1 or not self._can_restart(*executors):
+        if len(executors) != 1 or not self._plan.restarts(*executors):
             raise failure
         (executor,) = executors
         for worker in failure.lost:
@@ -105,13 +105,6 @@ class WorkerFailures:
             ) from error
         del self._lost[executor]
         return workers
-
-    def _can_restart(self, name: str) -> bool:
-        """Whether lost workers of an executor can be restarted while the others live on: they are not trained, and
-        independent of each other.
-        """
-        executor = self._plan.executors[name]
-        return not executor.trained and (executor.are_servers or self._plan.generates(name))
 
     async def _join_others(self, executor: str) -> None:
         current = asyncio.current_task()
