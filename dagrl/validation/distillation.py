@@ -14,7 +14,7 @@ from dagrl.config.schema import (
     TrainingNode,
     UpdateNode,
 )
-from dagrl.graph.dag import Graph
+from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph
 
 _OF_REWARDS = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward")
 """Options of ``op: advantage`` that change rewards."""
@@ -43,6 +43,10 @@ def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
 
 def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
     """Report readers of log-probs that some rows lack, and teachers that are the student."""
+    validates = pipeline.data.val is not None and pipeline.run.validate_every is not None and pipeline.rollouts
+    if validates and set(graph.validation.nodes) == {PROMPTS_NODE, SAMPLES_NODE}:
+        message = "no node scores responses, so that a validation measures nothing; add a node `{op: reward}`"
+        findings.warning(("data", "val"), message, "validation-without-reward", depends_on=[("nodes",)])
     trained = {node.engine for node in pipeline.nodes.values() if isinstance(node, TrainingNode)}
     for name, node in graph.nodes.items():
         wire = next((node.inputs[column] for column in _TAUGHT if column in node.inputs), None)

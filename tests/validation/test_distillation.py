@@ -142,3 +142,10 @@ def test_only_divergences_with_a_gradient_are_known(project, divergence: str) ->
     edit = ("{kl_coef: 0.01}}", f"{{distillation: {{divergence: {divergence}}}}}}} #!")
     path = project.pipeline(edit)
     assert "k1+" in project.only_problem(path).message
+
+
+def test_a_validation_without_a_reward_measures_nothing(project) -> None:
+    val = ("  train: train.parquet\n", "  train: train.parquet\n  val: train.parquet\n")
+    every = ("run: {steps: 10}", "run: {steps: 10, validate_every: 5}")
+    assert project.warnings(ADVANTAGE, val, every) == []
+    assert project.warnings(ADVANTAGE, val, every, WITHOUT_REWARD) == [("data.val", "validation-without-reward")]
