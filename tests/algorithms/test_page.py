@@ -134,6 +134,8 @@ def uses(pipeline: Pipeline, row: Row) -> bool:
             return any(node.kl_in_reward for node in advantages)
         case _, "distillation: {coef}":
             return any(node.distillation for node in advantages)
+        case _, "divergence: jsd":
+            return any(loss.distillation and loss.distillation.divergence == "jsd" for loss in losses)
         case _, "overlong_buffer":
             return any(node.overlong_buffer for node in advantages)
         case _, "critic":

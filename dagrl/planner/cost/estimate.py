@@ -15,6 +15,7 @@ import numpy as np
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.decoding import Lengths
 from dagrl.config.columns import CORE_COLUMNS, IMAGE_COLUMNS, ColumnSpec, Shape
+from dagrl.config.schema import LogprobNode
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.simulation.costs import Costs
 from dagrl.planner.simulation.simulate import Simulated, simulate
@@ -119,6 +120,9 @@ def _alike(seconds: Sequence[float], least: int) -> int:
 def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
     """(writer, reader) -> bytes of a step."""
     tasks = {task.name: task for task in costs.plan.tasks}
+    # At most: that of any node.
+    nodes = costs.pipeline.nodes.values()
+    top_k = max((node.top_k or 0 for node in nodes if isinstance(node, LogprobNode)), default=0)
     edges: dict[tuple[str, str], float] = defaultdict(float)
     for task in tasks.values():
         if task.rows is not Rows.TRAIN:
@@ -128,11 +132,11 @@ def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
             # Contracts have the op's name of a column.
             names = {there: own for own, there in tasks[producer].outputs.items()}
             spec = CORE_COLUMNS.get(names.get(column, column))
-            edges[producer, task.name] += rows * _row_bytes(spec, costs.lengths(task), costs.shape)
+            edges[producer, task.name] += rows * _row_bytes(spec, costs.lengths(task), costs.shape, top_k)
     return edges
 
 
-def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape) -> float:
+def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape, top_k: int) -> float:
     if column is None:
         return _UNKNOWN_BYTES
     item_bytes = np.dtype(column.dtype).itemsize
@@ -143,6 +147,8 @@ def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape) -
             return item_bytes * lengths.prompt + _OFFSET_BYTES
         case Shape.RESPONSE:
             return item_bytes * lengths.response + _OFFSET_BYTES
+        case Shape.TOPK:
+            return item_bytes * lengths.response * top_k + _OFFSET_BYTES
         case Shape.TEXT:
             return _TEXT_BYTES + _OFFSET_BYTES
         case Shape.ROUTES:

@@ -327,6 +327,17 @@ def test_edges_are_the_columns_bytes() -> None:
     assert edges["reward", "advantage"] == rows * 4
 
 
+def test_the_bytes_of_candidates_are_those_of_the_largest_choice() -> None:
+    student = "nodes.old={op: logprob, engine: actor, top_k: 100, write: old_logprob}"
+    teacher = "nodes.teacher={op: logprob, engine: reference, candidates: old_topk_ids, write: teacher_logprob}"
+    loss = "nodes.update.loss={distillation: {divergence: jsd}}"
+    edges = estimate_step(costs_of("qwen3_8b_megatron", (student, teacher, loss))).edge_bytes
+    rows, response = 1024, 1024
+    # Ids of the student; ids and log-probs of the teacher, int32 and float32.
+    assert edges["old", "teacher"] == rows * (4 * response * 100 + 8)
+    assert edges["teacher", "update"] == rows * 2 * (4 * response * 100 + 8)
+
+
 def test_an_update_that_replays_the_routes_of_a_mixture_takes_them_too() -> None:
     plain, replayed = (
         estimate_step(costs_of("qwen3_30b_a3b_8gpu", (f"engines.actor.router_replay={on}",)))
