@@ -21,6 +21,9 @@ COLUMNS = {
     "tokens": Column.ragged([[1, 2], [], [3], [4, 5, 6]], "int64"),
     "masks": Column.ragged([[0.5], [1.0, 0.0], [], []], "float32"),
     "routes": Column(np.arange(36, dtype=np.int16).reshape(6, 2, 3), np.array([0, 1, 1, 4, 6])),
+    "candidates": Column(
+        np.array([[-1, -2], [-3, -np.inf], [np.nan, np.nan], [0, -4]], np.float32), np.array([0, 1, 1, 3, 4])
+    ),
     "text": Column.text(["", "ä", "b\n", "longer"]),
     "empty": Column.ragged([[], [], [], []], "int32"),
     "pixel_values": SHARED,

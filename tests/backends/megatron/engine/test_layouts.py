@@ -238,6 +238,97 @@ def test_logits_of_tied_embeddings_in_chunks_equal_whole_ones(layout: str, measu
     assert_equal(measure(*DENSE[layout], tied, **FUSED), measure(1, {}, tied))
 
 
+@pytest.fixture(scope="module")
+def with_candidates(conversations: "Batch") -> "Batch":
+    """The conversations with four token ids at each place, others in each row, some of them missing."""
+    from dagrl.data.batch import Column
+
+    random, offsets = np.random.default_rng(9), conversations["response_tokens"].offsets
+    ids = random.permuted(np.tile(np.arange(61), (int(offsets[-1]), 1)), axis=1)[:, :4].astype(np.int32)
+    ids[::5, 2:] = -1
+    teacher = np.where(ids < 0, -np.inf, -1 - random.exponential(1.0, ids.shape)).astype(np.float32)
+    given = {"teacher_topk_ids": Column(ids, offsets), "teacher_topk_logprob": Column(teacher, offsets)}
+    return conversations.with_columns(given)
+
+
+def over_candidates() -> Any:
+    from dagrl.algorithms.objective import PolicyObjective
+    from dagrl.config.schema import LossSpec
+
+    loss = {"policy": "reinforce", "distillation": {"divergence": "jsd", "alpha": 0.3}}
+    available = ("teacher_topk_ids", "teacher_topk_logprob")
+    return PolicyObjective(LossSpec.model_validate(loss), 0.8, available)
+
+
+@pytest.fixture(scope="module")
+def measure_candidates(run_engine: Callable[..., list[Any]], with_candidates: "Batch") -> Callable[..., Any]:
+    """``measure_candidates(ranks, layout, **spec)``: gradients, metrics and the outputs of each row, by column."""
+
+    def run(ranks: int, layout: dict[str, Any], **spec: Any) -> Any:
+        parallel = ParallelSpec.model_validate(parallel_of(layout))
+        places, replicas = coordinates(parallel, ranks), parallel.data_parallel_size(ranks)
+
+        def on_rank(engine: Any) -> Any:
+            import torch.distributed as dist
+            from gradients import gradients_and_sums
+
+            from dagrl.backends.base import TokenOutputs
+            from dagrl.backends.megatron.engine.loss import join_replicas
+
+            mine = with_candidates.take(np.arange(places[dist.get_rank()].dp, len(with_candidates), replicas))
+            how = {"temperature": 0.8, "tokens_per_micro_batch": 128}
+            found = engine.token_outputs(mine, TokenOutputs(6, entropy=True, square_sum=True), **how)
+            given = engine.token_outputs(mine, TokenOutputs(at="teacher_topk_ids"), **how)
+            found |= {f"given_{name}": column for name, column in given.items()}
+            gradients, sums = gradients_and_sums(engine, mine, over_candidates(), tokens_per_micro_batch=128)
+            metrics = {name: stat.mean for name, stat in join_replicas(sums).items()}
+            return gradients, metrics, mine.rows, found
+
+        spec.setdefault("optimizer", {"lr": 1e-3, "use_distributed_optimizer": False})
+        answers = run_engine(ranks, on_rank, model=model_of("qwen3"), parallel=parallel.model_dump(), **spec)
+        outputs: dict[str, dict[int, np.ndarray]] = {}
+        for _, _, rows, found in answers:
+            for name, column in found.items():
+                for place, row in enumerate(rows):
+                    known = outputs.setdefault(name, {}).setdefault(int(row), column[place])
+                    assert np.array_equal(known, column[place]), f"ranks read other {name}"
+        gradients = {name: tensor.numpy() for name, tensor in answers[0][0].items()}
+        return gradients, answers[0][1], outputs
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def candidates_alone(measure_candidates: Callable[..., Any]) -> Any:
+    return measure_candidates(1, {})
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+@pytest.mark.parametrize(
+    ("layout", "spec"),
+    [
+        ("cp2", {}),
+        ("pp2-vpp2", {"prefix_sharing": True}),
+        ("cp2-tp2", {**FUSED, "prefix_sharing": True}),
+        ("tp2-pp2", FUSED),
+    ],
+)
+def test_likeliest_tokens_and_gradients_at_candidates_in_any_layout_equal_one_process(
+    layout: str, spec: dict[str, Any], measure_candidates: Callable[..., Any], candidates_alone: Any
+) -> None:
+    gradients, metrics, outputs = measure_candidates(*DENSE[layout], **spec)
+    expected, expected_metrics, expected_outputs = candidates_alone
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        assert distance(gradient, expected[name]) <= BOUND, name
+    assert metrics == pytest.approx(expected_metrics, rel=BOUND)
+    assert outputs.keys() == expected_outputs.keys()
+    for name, rows in outputs.items():
+        assert rows.keys() == expected_outputs[name].keys() and len(rows) == 12
+        for row, values in rows.items():
+            np.testing.assert_allclose(values, expected_outputs[name][row], rtol=0, atol=BOUND, err_msg=name)
+
+
 @pytest.mark.parametrize("recompute", [{"recompute_granularity": "full", "recompute_method": "uniform"}])
 def test_layers_computed_again_find_their_own_pack(
     recompute: dict[str, Any], measure: Measure, conversations: "Batch", whole_rows: Any

@@ -13,6 +13,7 @@ from dagrl.data.batch import Batch
 
 NO_CLIP = {"clip_grad": 0.0, "use_distributed_optimizer": False}
 BUDGET, SMALL_BUDGET = 1000, 24
+VOCABULARY = 61
 
 LAYOUTS = {
     "one process": (1, {}),
@@ -75,6 +76,56 @@ def heated(samples: Batch) -> Batch:
     return samples.with_columns({"temperature": Column(np.resize(np.float32([0.5, 0.8, 1.3]), len(samples)))})
 
 
+TOP_K = 5
+DISTILLED = {
+    "forward": {"divergence": "forward_kl", "outside": "ignore", "min_logprob": -10},
+    "reverse": {"divergence": "reverse_kl", "outside": "zero"},
+    "mixed": {"divergence": "mixed_kl", "alpha": 0.3},
+    "jsd": {"divergence": "jsd", "outside": "renormalize", "is_clip": 1.1},
+}
+
+
+@pytest.fixture(scope="module")
+def taught(heated: Batch) -> Batch:
+    """Rows with a teacher's five likeliest tokens at each place, fewer at some, and none in one row."""
+    from dagrl.data.batch import Column
+
+    random, offsets = np.random.default_rng(4), heated["response_tokens"].offsets
+    teacher = torch.log_softmax(torch.from_numpy(2 * random.normal(size=(int(offsets[-1]), VOCABULARY))), dim=1)
+    logprob, ids = (each.numpy().copy() for each in teacher.topk(TOP_K, dim=1))
+    ids[::4, 3:], logprob[::4, 3:] = -1, -np.inf
+    old = -random.exponential(2.0, len(ids))
+    mask = np.ones(len(heated), dtype=np.float32)
+    mask[2] = 0
+    columns = {
+        "teacher_topk_ids": ids.astype(np.int32),
+        "teacher_topk_logprob": logprob.astype(np.float32),
+        "old_logprob": old.astype(np.float32),
+    }
+    given = {name: Column(values, offsets) for name, values in columns.items()}
+    return heated.with_columns({**given, "teacher_mask": Column(mask)})
+
+
+def distilling(name: str, *, by_rows: bool = False) -> Any:
+    """An objective over the teacher's candidates alone; `by_rows` hides that it is a sum over tokens."""
+    from dagrl.algorithms.objective import PolicyObjective
+    from dagrl.config.schema import LossSpec
+
+    class ByRows(PolicyObjective):
+        def token_loss(self) -> None:
+            return None
+
+    available = ("old_logprob", "teacher_topk_ids", "teacher_topk_logprob", "teacher_mask")
+    loss = LossSpec.model_validate({"policy": "none", "distillation": DISTILLED[name]})
+    return (ByRows if by_rows else PolicyObjective)(loss, 0.8, available, needs_entropy=False)
+
+
+@pytest.fixture(scope="module")
+def expected_of_taught(tiny_model, taught) -> dict[str, dict[str, Any]]:
+    heat = taught["temperature"].values
+    return {name: given_by_hugging_face(tiny_model, taught, distilling(name), heat) for name in DISTILLED}
+
+
 @pytest.fixture(scope="module")
 def expected(tiny_model, samples, objective) -> dict[str, Any]:
     """What Hugging Face's model gives at the objective's temperature."""
@@ -97,25 +148,31 @@ def given_by_hugging_face(tiny_model, samples, objective, temperatures) -> dict[
     source = weight_source(tiny_model, 3)
     model = AutoModelForCausalLM.from_config(load_hf_config(tiny_model)).float()
     model.load_state_dict({name: source.get(name) for name in source.names()})
-    logprobs, entropies = [], []
+    whole = []
     for row in range(len(samples)):
         prompt, response = samples["prompt_tokens"][row], samples["response_tokens"][row]
         logits = model(torch.from_numpy(np.concatenate([prompt, response]))[None]).logits[0]
-        log_p = torch.log_softmax(logits[len(prompt) - 1 : -1] / float(temperatures[row]), dim=-1)
-        logprobs.append(log_p.gather(1, torch.from_numpy(response)[:, None]).squeeze(1))
-        entropies.append(-(log_p.exp() * log_p).sum(1))
+        whole.append(torch.log_softmax(logits[len(prompt) - 1 : -1] / float(temperatures[row]), dim=-1))
+    log_p = torch.cat(whole)
+    logprob = log_p.gather(1, torch.from_numpy(samples["response_tokens"].values)[:, None]).squeeze(1)
+    candidates = None
+    if objective.candidates:
+        ids = torch.from_numpy(samples[objective.candidates].values).long()
+        candidates = torch.where(ids < 0, -torch.inf, log_p.gather(1, ids.clamp(min=0)))
     weights, (normalizer,) = objective.token_weights(samples)
     tokens = ResponseTokens(
-        logprob=torch.cat(logprobs),
-        entropy=torch.cat(entropies),
+        logprob=logprob,
+        entropy=-(log_p.exp() * log_p).sum(1),
         weight=torch.from_numpy(weights.values) / normalizer,
         columns={name: torch.from_numpy(samples[name].values) for name in objective.columns},
         row=torch.from_numpy(np.repeat(np.arange(12), samples["response_tokens"].lengths)),
+        candidate_logprob=candidates,
     )
     loss, _ = objective(tokens)
     loss.backward()
     return {
-        "logprobs": torch.cat(logprobs).detach().numpy(),
+        "logprobs": logprob.detach().numpy(),
+        "distributions": log_p.detach(),
         "loss": loss.item(),
         "gradients": {name: parameter.grad.numpy() for name, parameter in model.named_parameters()},
     }
@@ -130,9 +187,22 @@ def compute(engine: Any, batch: Batch, objective: Any, budget: int) -> dict[str,
     return {"metrics": join_replicas(sums), "gradients": gradients}
 
 
+def outputs_of(engine: Any, batch: Batch) -> dict[str, Any]:
+    """Further outputs: statistics and likeliest tokens, more of these than there are, and those at given ids."""
+    from dagrl.backends.base import TokenOutputs
+
+    how = {"temperature": 0.8, "tokens_per_micro_batch": SMALL_BUDGET}
+    return {
+        "likeliest": engine.token_outputs(batch, TokenOutputs(TOP_K, entropy=True, square_sum=True), **how),
+        "all": engine.token_outputs(batch, TokenOutputs(VOCABULARY + 3), **how),
+        "given": engine.token_outputs(batch, TokenOutputs(at="teacher_topk_ids", entropy=True), **how),
+        "no rows": engine.token_outputs(batch.take(np.arange(0)), TokenOutputs(TOP_K), **how),
+    }
+
+
 @pytest.fixture(scope="module", params=LAYOUTS, ids=lambda name: name.replace(" ", "_"))
 def computed(
-    request, run_engine: Callable[..., list[Any]], samples: Batch, heated: Batch, objective: Any
+    request, run_engine: Callable[..., list[Any]], samples: Batch, heated: Batch, taught: Batch, objective: Any
 ) -> list[dict[str, Any]]:
     """Each rank's results in a layout: log-probs, and gradients for two budgets and for all rows on one rank."""
     world_size, parallel, *fields = LAYOUTS[request.param]
@@ -151,6 +221,14 @@ def computed(
             ),
             "heated": compute(engine, rows_of_this_rank(heated), objective, SMALL_BUDGET),
             "heated by rows": compute(engine, rows_of_this_rank(heated), by_rows, BUDGET),
+            "outputs": outputs_of(engine, rows_of_this_rank(taught)),
+            "distilled": {
+                name: compute(engine, rows_of_this_rank(taught), distilling(name), SMALL_BUDGET) for name in DISTILLED
+            },
+            "distilled by rows": {
+                name: compute(engine, rows_of_this_rank(taught), distilling(name, by_rows=True), BUDGET)
+                for name in ("reverse", "jsd")
+            },
             "uneven": compute(engine, all_rows_on_the_first_rank(samples), by_rows, SMALL_BUDGET),
         }
 
@@ -185,3 +263,53 @@ def test_metrics_count_each_response_token_once(computed, samples: Batch, expect
     nll = computed[0]["uneven"]["metrics"]["nll"]
     assert nll.count == len(samples["response_tokens"].values)
     assert nll.total == pytest.approx(-expected["logprobs"].sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [*(("distilled", name) for name in DISTILLED), ("distilled by rows", "reverse"), ("distilled by rows", "jsd")],
+)
+def test_divergences_over_candidates_have_the_gradient_of_whole_distributions(
+    computed, expected_of_taught, how: str, name: str
+) -> None:
+    found, expected = computed[0][how][name], expected_of_taught[name]
+    loss = found["metrics"]["distillation/loss"]
+    assert loss.count > 0
+    assert found["gradients"].keys() == expected["gradients"].keys()
+    for weight, reference in expected["gradients"].items():
+        error = np.abs(found["gradients"][weight].numpy() - reference).max() / np.abs(reference).max()
+        assert error < 1e-5, f"{weight}: {error:.1e}"
+
+
+def test_further_outputs_are_those_of_whole_distributions(computed, taught: Batch, expected_of_taught) -> None:
+    from dagrl.data.batch import Column
+
+    offsets = taught["response_tokens"].offsets
+    log_p = Column(expected_of_taught["jsd"]["distributions"].numpy(), offsets)
+    for rank in computed:
+        of_rank = torch.from_numpy(log_p.take(rank["rows"] - 100).values)
+        mine = taught.take(rank["rows"] - 100)
+        outputs = rank["outputs"]
+        entropy = -(of_rank.exp() * of_rank).sum(1).numpy()
+        likeliest = outputs["likeliest"]
+        assert list(likeliest) == ["logprob", "entropy", "prob_square_sum", "topk_ids", "topk_logprob"]
+        np.testing.assert_allclose(likeliest["entropy"].values, entropy, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(outputs["given"]["entropy"].values, entropy, rtol=0, atol=1e-5)
+        squares = of_rank.exp().square().sum(1).numpy()
+        np.testing.assert_allclose(likeliest["prob_square_sum"].values, squares, rtol=0, atol=1e-5)
+        for k, name in ((TOP_K, "likeliest"), (VOCABULARY, "all")):
+            logprob, ids = of_rank.topk(k, dim=1)
+            found = outputs[name]
+            np.testing.assert_allclose(found["topk_logprob"].values[:, :k], logprob, rtol=0, atol=1e-5)
+            assert np.array_equal(found["topk_ids"].values[:, :k], ids)
+            assert (found["topk_ids"].values[:, k:] == -1).all() and np.isneginf(
+                found["topk_logprob"].values[:, k:]
+            ).all()
+            assert (found["topk_ids"].values.dtype, found["topk_logprob"].values.dtype) == ("int32", "float32")
+            assert np.array_equal(found["topk_ids"].lengths, mine["response_tokens"].lengths)
+        ids = mine["teacher_topk_ids"].values
+        given = of_rank.gather(1, torch.from_numpy(ids).long().clamp(min=0)).numpy()
+        given = np.where(ids < 0, -np.inf, given)
+        np.testing.assert_allclose(outputs["given"]["topk_logprob"].values, given, rtol=0, atol=1e-5)
+        assert np.array_equal(outputs["given"]["topk_ids"].values, ids)
+        assert outputs["no rows"]["topk_ids"].values.shape == (0, TOP_K)
