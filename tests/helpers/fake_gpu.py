@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dagrl.algorithms.dpo import DpoObjective
 from dagrl.algorithms.objective import PolicyObjective
-from dagrl.algorithms.sft import MixedObjective, SftObjective
+from dagrl.algorithms.sft import MixedObjective, ObservedObjective, SftObjective
 from dagrl.algorithms.value_loss import ValueObjective
 from dagrl.backends.base import ResponseTokens, ValueTokens
 from dagrl.config.schema import LossSpec, RolloutCorrectionSpec
@@ -23,6 +23,7 @@ OF_ROWS = {"group_id": torch.int64, "is_expert": torch.float32}
 POLICIES = (
     *("ppo_clip", "gspo", "gmpo", "sapo", "topr", "cispo", "cpgd", "reinforce"),
     *("opmd", "opmd_kimi", "opmd_pairwise", "clip_cov", "kl_cov"),
+    *("dppo_tv", "dppo_kl", "vespo", "fipo", "m2po", "dro"),
 )
 CORRECTION = {
     "rollout_is": "sequence",
@@ -34,9 +35,9 @@ CORRECTION = {
 }
 
 
-def policy(form: str, *, corrected: bool = False, **fields: Any) -> PolicyObjective:
+def policy(form: str, *, corrected: bool = False, rejection: str = "seq_max_k3", **fields: Any) -> PolicyObjective:
     available = ("old_logprob", "ref_logprob", "rollout_logprob")
-    correction = RolloutCorrectionSpec.model_validate(CORRECTION) if corrected else None
+    correction = RolloutCorrectionSpec.model_validate({**CORRECTION, "rollout_rs": rejection}) if corrected else None
     return PolicyObjective(
         LossSpec.model_validate({"policy": form, "kl_coef": 0.1, "entropy_coef": 0.1, **fields}),
         1.0,
@@ -49,6 +50,9 @@ OBJECTIVES: dict[str, Callable[[], Any]] = {
     **{form: (lambda form=form: policy(form)) for form in POLICIES},
     "dual_clip": lambda: policy("ppo_clip", dual_clip=3.0),
     "corrected": lambda: policy("ppo_clip", corrected=True),
+    "masked": lambda: policy("fipo", dual_clip=3.0, off_policy_delta=0.1, kl_estimator="k3*"),
+    "kpop": lambda: policy("ppo_clip", corrected=True, rejection="token_binary_kl"),
+    "observed": lambda: ObservedObjective(policy("ppo_clip"), 0.1),
     "mix": lambda: MixedObjective(policy("ppo_clip", corrected=True), 0.1),
     "sft": lambda: SftObjective("token-mean"),
     "value": lambda: ValueObjective(cliprange=0.5, aggregation="token-mean", longest_response=8),
