@@ -36,6 +36,8 @@ def distilled_advantages(
     discount**(t' - t) d_t', over tokens in the mask. As advantages of the plain policy gradient, without a discount,
     their expected gradient is that of -KL(student || teacher) at each token ("On-policy distillation", Thinking
     Machines Lab 2025; MiniLLM, arXiv 2306.08543, eq. 2). With a discount a token is credited with what follows it.
+    With an `early_weight` g, d_t is first multiplied by 1 + g (sum over t' >= t of abs(d_t')) / (sum of all of them):
+    IW-OPD of TRL.
 
     Log-probs and `mask` are ragged alike; rows with 0 in `taught`, [S], have no teacher. Returns float32, ragged as
     `mask` and 0 outside it, and -d of all trained tokens with a teacher, float64. Raises ValueError if a log-prob of
@@ -57,9 +59,22 @@ def distilled_advantages(
     apart = -difference[trained]
     if spec.clamp is not None:
         difference = difference.clip(-spec.clamp, spec.clamp)
+    if spec.early_weight:
+        difference = difference * (1 + spec.early_weight * _still_to_come(np.abs(difference), mask))
     zeros = Column(np.zeros(len(trained)), mask.offsets)
     sums, _ = gae_advantages(Column(difference, mask.offsets), zeros, of_tokens, discount=spec.discount)
     return Column(np.float32(spec.coef) * sums.values, mask.offsets), apart
+
+
+def _still_to_come(size: np.ndarray, mask: Column) -> np.ndarray:
+    """Each token's share of the sum of `size` over its row that it and the tokens after it have; float64."""
+    import torch
+
+    from dagrl.algorithms.rows import RowReducer
+
+    row = torch.from_numpy(np.repeat(np.arange(len(mask)), mask.lengths))
+    rows, sizes = RowReducer(row, torch.ones_like(row, dtype=torch.bool)), torch.from_numpy(size)
+    return (rows.suffix_sums(sizes) / rows.sums(sizes).clamp(min=1e-8)).numpy()
 
 
 def distillation_loss(

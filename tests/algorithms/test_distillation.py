@@ -37,6 +37,9 @@ TEACHER = Column.ragged([[-2, -1, math.nan, -2.5], [-0.5], []], "float32")
         ({"discount": 0.5}, [-0.375, 1.25, 0, 0.5, 0]),
         ({"discount": 1.0}, [0.5, 1.5, 0, 0.5, 0]),
         ({"clamp": 0.75}, [-0.75, 0.75, 0, 0.5, 0]),
+        # Of absolute differences 1, 1 and 0.5, all, 3/5 and 1/5 are still to come.
+        ({"early_weight": 0.5}, [-1.5, 1.3, 0, 0.55, 0]),
+        ({"early_weight": 0.5, "coef": 2.0}, [-3, 2.6, 0, 1.1, 0]),
     ],
 )
 def test_a_token_is_credited_with_what_the_teacher_prefers(options: dict, expected: list[float]) -> None:
@@ -44,6 +47,20 @@ def test_a_token_is_credited_with_what_the_teacher_prefers(options: dict, expect
     assert advantages.values.tolist() == pytest.approx(expected)
     assert advantages.lengths.tolist() == [4, 1, 0]
     assert apart.tolist() == pytest.approx([1, -1, -0.5, 0])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_early_tokens_weigh_as_in_iw_opd_of_trl(seed: int) -> None:
+    """Over padded rows: 1 + gamma (1 - sum of what precedes / sum), and -l sg(w a) as the loss."""
+    random = np.random.default_rng(seed)
+    gap, mask = random.normal(size=(4, 9)), random.random((4, 9)) < 0.7
+    size = np.abs(gap) * mask
+    before = np.cumsum(size, 1) - size
+    there = (1 + 0.5 * (1 - before / np.maximum(size.sum(1, keepdims=True), 1e-8))) * gap * mask
+    teacher, counts = (Column(each.reshape(-1), np.arange(0, 37, 9)) for each in (gap, mask.astype(np.float32)))
+    student = Column(np.zeros(36), teacher.offsets)
+    found, _ = distilled_advantages(teacher, student, counts, AdvantageDistillationSpec(early_weight=0.5))
+    assert found.values.tolist() == pytest.approx(there.reshape(-1).tolist(), abs=1e-6)
 
 
 def test_a_row_without_a_teacher_gets_nothing() -> None:

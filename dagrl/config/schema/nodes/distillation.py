@@ -24,6 +24,9 @@ class AdvantageDistillationSpec(Section):
     discount: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Weight of the difference one token later: a token is credited with those that follow it. 0 credits each token
     with its own."""
+    early_weight: Weight = 0.0
+    """How much more the first token of a response counts than the last: the factor of a token is 1 + this times the
+    share of the response's absolute differences from it on. 0.5 in IW-OPD."""
     clamp: Threshold | None = None
     """Bound on the difference of a token, on both sides. Default: none."""
 
