@@ -22,19 +22,29 @@ def engine_name(name: str) -> str:
     return plain if plain[:1].isalpha() else f"teacher_{plain}"
 
 
-def put_teachers(t: Translation, teachers: Mapping[str, Sequence[Any] | None], column: str) -> None:
-    """Put the nodes of teachers: engine -> the values of `column` whose rows it reads; None: all rows."""
+def put_teachers(
+    t: Translation, teachers: Mapping[str, Sequence[Any] | None], column: str, *, candidates: bool = False
+) -> list[str]:
+    """Put the nodes of teachers: engine -> the values of `column` whose rows it reads; None: all rows.
+
+    With `candidates` the nodes write those too, for which `top_k` is still to be put. Returns the nodes' names.
+    """
     for engine in teachers:
         t.put(f"engines.{engine}.backend", "megatron")
     if len(teachers) == 1 and None in teachers.values():
         put_logprob(t, "teacher", next(iter(teachers)), "teacher_logprob")
-        return
+        return ["teacher"]
     for engine, values in teachers.items():
         put_logprob(t, f"{engine}_logprob", engine, f"{engine}_logprob")
         if values is not None:
             t.put(f"nodes.{engine}_logprob.rows", {column: list(values)})
-    t.put("nodes.teacher.op", "merge")
-    t.put("nodes.teacher.columns", [f"{engine}_logprob" for engine in teachers])
+    merged = {"topk_ids": "teacher_ids", "topk_logprob": "teacher"} if candidates else {"logprob": "teacher"}
+    for name, node in merged.items():
+        t.put(f"nodes.{node}.op", "merge")
+        t.put(f"nodes.{node}.columns", [f"{engine}_{name}" for engine in teachers])
+        if candidates:
+            t.put(f"nodes.{node}.write", f"teacher_{name}")
+    return [f"{engine}_logprob" for engine in teachers]
 
 
 def without_policy(t: Translation, reason: str) -> None:

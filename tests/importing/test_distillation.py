@@ -29,6 +29,16 @@ TERM = "nodes.update.loss.distillation"
         ("verl", {**ONE, f"{LOSS}loss_mode": "mse"}, {f"{TERM}.divergence": "k2"}),
         (
             "verl",
+            {**ONE, f"{LOSS}loss_mode": "forward_kl_topk", f"{LOSS}log_prob_min_clamp": -10.0},
+            {
+                f"{TERM}.divergence": "forward_kl",
+                f"{TERM}.outside": "ignore",
+                f"{TERM}.min_logprob": -10.0,
+                "nodes.teacher.top_k": 32,
+            },
+        ),
+        (
+            "verl",
             {**ONE, f"{LOSS}use_task_rewards": False, f"{LOSS}distillation_loss_coef": 0.2},
             {f"{TERM}.coef": 1.0, "nodes.update.loss.policy": "none", "nodes.advantage.op": None, "nodes.old.op": None},
         ),
@@ -107,3 +117,16 @@ def test_without_distillation_its_keys_change_nothing(translation) -> None:
         found = translation(framework, given)
         assert found.tree == translation(framework, {}).tree
         assert {line.status for line in found.lines if line.key in given} == {"implied"}
+
+
+def test_candidates_of_several_teachers_are_merged(checked) -> None:
+    given = {f"{PREFIX}enabled": True, f"{PREFIX}n_gpus_per_node": 8, f"{LOSS}loss_mode": "forward_kl_topk"}
+    for name in ("one", "two"):
+        prefix = f"{PREFIX}teacher_models.{name}"
+        given |= {f"{prefix}.key": name, f"{prefix}.model_path": "model", f"{prefix}.num_replicas": 2}
+    found, problems = checked("verl", {**given, f"{LOSS}topk": 64, f"{LOSS}use_task_rewards": False})
+    assert problems == []
+    assert found.tree["nodes.one_logprob.rows"] == {"data_source": ["one"]}
+    assert (found.tree["nodes.one_logprob.top_k"], found.tree["nodes.two_logprob.top_k"]) == (64, 64)
+    assert found.tree["nodes.teacher_ids.columns"] == ["one_topk_ids", "two_topk_ids"]
+    assert found.tree["nodes.teacher.columns"] == ["one_topk_logprob", "two_topk_logprob"]

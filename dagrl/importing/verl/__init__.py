@@ -62,6 +62,7 @@ _DEFAULTS = {
     "algorithm.filter_groups.max_num_gen_batches": 0,
     "algorithm.rollout_correction.rollout_is_threshold": 2.0,
     "distillation.distillation_loss.loss_mode": "k3",
+    "distillation.distillation_loss.topk": 32,
     "distillation.distillation_loss.use_task_rewards": True,
     "distillation.distillation_loss.distillation_loss_coef": 1.0,
     "distillation.teacher_key": "data_source",

@@ -19,16 +19,15 @@ def _distillation(t: Translation) -> None:
         t.imply_all("there is no distillation")
         return
     t.imply("a teacher switches it on", "distillation.enabled")
-    _teachers(t)
-    _loss(t)
+    _loss(t, _teachers(t))
     t.imply(SERVED, *(key for key in t.current if ".inference." in key))
 
 
-def _teachers(t: Translation) -> None:
+def _teachers(t: Translation) -> list[str]:
     """Verl drops ``teacher_model`` where there are others, and reads ``key`` only then."""
     names = list(dict.fromkeys(key.split(".")[2] for key in t.below(_MODELS)))
     several = [name for name in names if name != "teacher_model"]
-    pool, nodes = "distillation.n_gpus_per_node", "distillation.nnodes"
+    pool, machines = "distillation.n_gpus_per_node", "distillation.nnodes"
     rows: dict[str, list[str] | None] = {}
     for name in several or ["teacher_model"]:
         prefix = f"{_MODELS}.{name}"
@@ -44,25 +43,32 @@ def _teachers(t: Translation) -> None:
         for value in sizes.values():
             ranks *= value
         if not several:
-            ranks = machine * t.number(nodes, 1)
+            ranks = machine * t.number(machines, 1)
         if ranks > 0 and machine > 0:
             put_groups(t, {engine: (-(-ranks // machine), min(ranks, machine))})
             t.put(f"engines.{engine}.group", engine)
         else:
             t.put(f"engines.{engine}.group", "gpus")
-    t.imply("a group of its own", pool, nodes, *(key for key in t.current if key.endswith(".num_replicas")))
-    put_teachers(t, rows, str(t.get("distillation.teacher_key")))
+    t.imply("a group of its own", pool, machines, *(key for key in t.current if key.endswith(".num_replicas")))
+    nodes = put_teachers(t, rows, str(t.get("distillation.teacher_key")), candidates=_over_candidates(t))
     t.imply("is `rows` of each teacher", "distillation.teacher_key", *(f"{_MODELS}.{name}.key" for name in names))
     if several:
         t.imply("other teachers take its place", *t.below(f"{_MODELS}.teacher_model"))
+    return nodes
 
 
-def _loss(t: Translation) -> None:
+def _over_candidates(t: Translation) -> bool:
+    return t.get(f"{_LOSS}.loss_mode") == "forward_kl_topk" and not t.flag(f"{_LOSS}.use_policy_gradient")
+
+
+def _loss(t: Translation, nodes: list[str]) -> None:
     mode, gradient, rewards = (f"{_LOSS}.{name}" for name in ("loss_mode", "use_policy_gradient", "use_task_rewards"))
     coef, clamp = f"{_LOSS}.distillation_loss_coef", f"{_LOSS}.loss_max_clamp"
     by_advantage, form = t.flag(gradient), kl_estimator(t.get(mode))
     target = ADVANTAGE if by_advantage else LOSS
-    if form not in (("k1",) if by_advantage else SAMPLED):
+    if _over_candidates(t):
+        _candidates(t, nodes, mode)
+    elif form not in (("k1",) if by_advantage else SAMPLED):
         known = "k1, whose gradient is that of the divergence" if by_advantage else ", ".join(SAMPLED)
         t.refuse(f"losses with a counterpart are {known}; the default of dagrl stands in", mode, gradient)
     elif by_advantage:
@@ -86,6 +92,17 @@ def _loss(t: Translation) -> None:
         if by_advantage and t.given(own) and t.get(own) != t.get(actors, 0.2):
             t.refuse("one loss has one clip: `nodes.update.loss.clip_ratio`", own)
     t.imply("has no effect on this loss", *(key for key in t.current if key.startswith(f"{_LOSS}.")))
+
+
+def _candidates(t: Translation, nodes: list[str], mode: str) -> None:
+    """Verl compares the teacher's likeliest tokens alone, whose probabilities it does not divide by their sum."""
+    count, least = f"{_LOSS}.topk", f"{_LOSS}.log_prob_min_clamp"
+    t.write(f"{LOSS}.divergence", "forward_kl", mode)
+    t.put(f"{LOSS}.outside", "ignore")
+    for node in nodes:
+        t.write(f"nodes.{node}.top_k", t.get(count), count)
+    if is_known(t.get(least)):
+        t.write(f"{LOSS}.min_logprob", t.get(least), least)
 
 
 RULES = (joint(_distillation, "distillation.*"),)
