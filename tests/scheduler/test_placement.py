@@ -119,6 +119,12 @@ def test_tasks_are_in_topological_order_with_the_scope_of_their_op(plan_of) -> N
     assert scopes["advantage"] is Scope.GROUP
 
 
+@pytest.mark.parametrize(("estimator", "in_order"), [("grpo", []), ("rae", ["advantage"])])
+def test_advantages_with_state_run_in_the_order_of_steps(plan_of, estimator: str, in_order: list[str]) -> None:
+    plan = plan_of(f"nodes.advantage.estimator={estimator}")
+    assert [task.name for task in plan.tasks if task.in_order] == in_order
+
+
 @pytest.mark.parametrize(("group", "scope"), [("train", Scope.BATCH), ("rollout", Scope.ROW)])
 def test_an_engine_that_takes_turns_with_the_generator_gets_the_whole_batch(plan_of, group: str, scope: Scope) -> None:
     plan = plan_of(f"engines.generator.group={group}", "groups.train={cpus_per_node: 1}")
