@@ -14,7 +14,7 @@ from dagrl.config.schema import (
     TrainingNode,
     UpdateNode,
 )
-from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph
+from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 
 _OF_REWARDS = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward")
 """Options of ``op: advantage`` that change rewards."""
@@ -29,7 +29,7 @@ def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
             case AdvantageNode():
                 _check_advantage(pipeline, place, node, findings)
             case UpdateNode():
-                if node.loss.policy == "none" and node.loss.distillation is None:
+                if node.loss.policy == "none" and not (node.loss.distillation and node.loss.distillation.coef):
                     message = "without a policy loss there is nothing to learn; add `distillation: {}` under `loss`"
                     findings.error((*place, "loss", "policy"), message, "nothing-to-learn")
                 if node.loss.distillation is not None:
@@ -59,6 +59,8 @@ def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Find
             remedy = f"add `{{op: merge, columns: [{source.column}, ...]}}`, with `uncovered: skip` if others have none"
             message = f"`{name}` reads `{column}` of all rows, and this node computes some (`rows`); {remedy}"
             findings.error(("nodes", source.node, "rows"), message, "rows-without-log-probs")
+        if isinstance(node.spec, MergeNode):
+            _check_kinds(name, node, graph, findings)
         if wire is None:
             continue
         teacher = pipeline.nodes.get(wire.node)
@@ -67,12 +69,32 @@ def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Find
             findings.warning(("nodes", wire.node, "engine"), f"{message}; name a teacher", "teacher-is-student")
 
 
+def _check_kinds(name: str, node: GraphNode, graph: Graph, findings: Findings) -> None:
+    """Report columns of a merge that differ in kind, or that hold no numbers of tokens."""
+    kinds: dict[str, tuple[Shape, str]] = {}
+    for index, column in enumerate(node.spec.columns if isinstance(node.spec, MergeNode) else ()):
+        wire = node.inputs[column]
+        own = next(own for own, there in graph.nodes[wire.node].outputs.items() if there == wire.column)
+        spec = CORE_COLUMNS.get(own)
+        if spec is None:
+            continue
+        kinds[column] = spec.shape, spec.dtype
+        place: Place = ("nodes", name, "columns", index)
+        first = next(iter(kinds))
+        if spec.shape not in (Shape.RESPONSE, Shape.TOPK):
+            message = f"`{column}` has values {spec.shape.value}; name a column of response tokens"
+            findings.error(place, message, "wrong-column-kind")
+        elif kinds[column] != kinds[first]:
+            message = f"`{column}` is of another kind than `{first}`; merge them in two nodes"
+            findings.error(place, message, "wrong-column-kind")
+
+
 def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, findings: Findings) -> None:
     if node.estimator == "none":
         for option in _OF_REWARDS:
             if getattr(node, option) is not None:
                 findings.superfluous((*place, option), "`estimator: none` reads no reward")
-        if node.distillation is None:
+        if not (node.distillation and node.distillation.coef):
             message = "all advantages are 0; add `distillation: {}`, or choose an estimator of rewards"
             findings.error((*place, "estimator"), message, "nothing-to-learn")
     several = pipeline.rollouts and pipeline.rollouts[pipeline.leading_rollout].rows_per_sample > 1

@@ -25,6 +25,7 @@ TWO = """  maths: {op: logprob, engine: reference, rows: {data_set: [train]}, wr
   code: {op: logprob, engine: reference, rows: 'choices:is_code', write: code_logprob}
 """
 MERGED = "  merged: {op: merge, columns: [maths_logprob, code_logprob]}\n"
+BEFORE = ("  advantage:", f"{TEACHER}  old: {{op: logprob, engine: actor, write: old_logprob}}\n  advantage:")
 CHOICES = """
 def is_code(data_source): return [name == "code" for name in data_source]
 def nothing(): return []
@@ -120,6 +121,20 @@ def test_a_student_of_teachers_is_a_pipeline(project, edits) -> None:
             "nodes.code.rows",
             "invalid-rows",
         ),
+        *(
+            (
+                [ADVANTAGE, (TEACHER, TWO.replace("write: code", "top_k: 4, write: code") + merged)],
+                f"nodes.merged.columns[{index}]",
+                "wrong-column-kind",
+            )
+            for index, merged in (
+                (1, MERGED.replace("code_logprob]}", "code_topk_ids]} #!")),
+                (1, MERGED.replace("code_logprob]}", "code_topk_logprob]} #!")),
+                (1, MERGED.replace("code_logprob]}", "reward]} #!")),
+                (0, MERGED.replace("maths_logprob, code_logprob]}", "answer]} #!")),
+            )
+        ),
+        ([("grpo}", "none, distillation: {coef: 0}} #!"), BEFORE], "nodes.advantage.estimator", "nothing-to-learn"),
         (
             [ADVANTAGE, (TEACHER, TWO + MERGED.replace("code_", "chat_").replace("]}", "]} #!"))],
             "nodes.merged",
