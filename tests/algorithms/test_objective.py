@@ -632,6 +632,31 @@ def test_a_divergence_from_a_teacher_is_a_term_of_the_loss(policy):
     assert metrics["loss/policy"] == 0.0 or policy != "none"
 
 
+@pytest.mark.parametrize("divergence", ["k2", "jsd"])
+def test_a_divergence_is_weighed_by_the_ratio_up_to_a_bound(divergence):
+    """SDPO's `is_clip`: the factor has no gradient, and is 1 without log-probs before the update."""
+    logprob, row = torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64, requires_grad=True), torch.tensor([0, 0, 1])
+    candidates = torch.tensor([[-1.0, -2.0]] * 3, dtype=torch.float64, requires_grad=True)
+    columns = {
+        # Ratios of 0.5, e and 1.
+        "old_logprob": torch.tensor([-1 + math.log(2), -2.0, -1.0]),
+        "teacher_logprob": torch.tensor([-3.0, -3.0, -3.0]),
+        "teacher_topk_ids": torch.tensor([[4, 2]] * 3),
+        "teacher_topk_logprob": torch.tensor([[-1.5, -0.5]] * 3),
+    }
+    tokens = ResponseTokens(logprob, None, torch.ones(3), columns, row, (), candidates)
+    slopes = {}
+    for is_clip in (None, 2.0):
+        loss = LossSpec(policy="none", distillation={"divergence": divergence, "is_clip": is_clip})
+        objective = PolicyObjective(loss, 1.0, columns, needs_entropy=False)
+        assert objective.candidates == ("teacher_topk_ids" if divergence == "jsd" else None)
+        share, _ = objective(tokens)
+        slopes[is_clip] = torch.autograd.grad(share, candidates if divergence == "jsd" else logprob)[0]
+    factors = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+    weighed = slopes[None] * (factors[:, None] if divergence == "jsd" else factors)
+    torch.testing.assert_close(slopes[2.0], weighed, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("policy", ["ppo_clip", "reinforce", "gspo"])
 def test_the_off_policy_mask_leaves_divergence_entropy_and_normalizer_alone(policy):
     """The loss without the policy's part of the first token, whose advantage is below 0 and probability halved."""
