@@ -34,6 +34,8 @@ from dagrl.model_files.images import ImageSettings
 
 Head = Literal["lm", "value", "reward"]
 
+_PLACES_AT_ONCE = 2**16
+"""Response tokens in a message between pipeline stages: 32 MiB for 64 candidates, ids and log-probs."""
 _ALONE = {"logprob": "logprob", "entropy": "entropy", "prob_square_sum": "square_sum"}
 """Column with a number for each token -> the part of an output that holds it."""
 
@@ -156,14 +158,17 @@ class PackedModel:
 
         def take(output: torch.Tensor, non_loss_data: bool) -> torch.Tensor:
             # A micro-batch without rows does not know the candidates.
-            return output if output.shape[1] else output.new_empty(rows, 0)
+            output = output if output.shape[1] else output.new_empty(rows, 0)
+            # Candidates of a whole batch would take much of the device.
+            return output.cpu() if rows > 1 else output
 
         with torch.no_grad():
             requests = ((replace(reader, micro_batch=micro_batch), take) for micro_batch in split.micro_batches)
             values = self._run(requests, split.tokens, forward_only=True)
         total = int(lengths.sum())
-        joined = torch.cat(values, dim=1) if values else torch.empty(rows, total, device=self._device)
-        _broadcast_from_last_stage(joined)
+        device = "cpu" if rows > 1 else self._device
+        joined = torch.cat(values, dim=1) if values else torch.empty(rows, total, device=device)
+        _broadcast_from_last_stage(joined, self._device)
         order = np.concatenate(split.rows)
         packed = Column(joined.cpu().numpy().T, np.concatenate([[0], np.cumsum(lengths[order])]))
         return packed.take(np.argsort(order))
@@ -286,7 +291,13 @@ def _from_last_stage(metrics: dict[str, Stat]) -> dict[str, Stat]:
     return shared[0]
 
 
-def _broadcast_from_last_stage(values: torch.Tensor) -> None:
-    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
-        last = parallel_state.get_pipeline_model_parallel_last_rank()
-        dist.broadcast(values, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+def _broadcast_from_last_stage(values: torch.Tensor, device: torch.device) -> None:
+    """Copy `values` [rows, places] from the last stage to all, in parts, by way of `device`."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    group = parallel_state.get_pipeline_model_parallel_group()
+    for part in values.split(_PLACES_AT_ONCE, dim=1):
+        moved = part.to(device).contiguous()
+        dist.broadcast(moved, src=last, group=group)
+        part.copy_(moved)
