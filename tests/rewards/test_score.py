@@ -83,7 +83,7 @@ def test_verls_names_of_arguments_are_understood() -> None:
 def test_a_dict_has_a_reward_and_further_numbers_and_texts() -> None:
     scores = score(verls, samples(), args={}, on_error="stop")
     assert scores.rewards.tolist() == [0, 1, 0]
-    assert scores.further == [{"acc": 0}, {"acc": 1}, {"acc": 0}]
+    assert scores.further == [{"acc": 0, "pred": "0"}, {"acc": 1, "pred": "1"}, {"acc": 0, "pred": "2"}]
 
     def rewards(response: str) -> dict:
         others = {"length": np.int64(1), "nan": math.nan, "text": "x", "none": None, "a/b": 1, 3: 1, "list": [1]}
