@@ -7,7 +7,7 @@ import torch
 
 from dagrl.backends.megatron.engine.linear_loss import linear_loss
 from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
-from dagrl.backends.megatron.engine.token_statistics import TokenScores, VocabColumns
+from dagrl.backends.megatron.engine.token_statistics import TokenScores, VocabColumns, linear_statistics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -77,3 +77,22 @@ def test_values_and_gradients_are_those_of_log_softmax(
         assert given.grad is not None
         error = (given.grad.double() - slope).norm() / slope.norm()
         assert error < 5e-3, f"{error:.1e}: more than rounding to bfloat16"
+
+
+@pytest.mark.parametrize("columns", [1003, 32768])
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_likeliest_tokens_and_squares_are_those_of_softmax(columns: int, with_entropy: bool) -> None:
+    generator = torch.Generator("cuda").manual_seed(2)
+    hidden = torch.randn(300, 64, generator=generator, device="cuda").bfloat16()
+    weight = (0.3 * torch.randn(columns + 21, 64, generator=generator, device="cuda")).bfloat16()
+    targets = torch.randint(0, columns, (300,), generator=generator, device="cuda")
+    how = {"with_entropy": with_entropy, "chunk_elements": 100 * (columns + 21)}
+    found = linear_statistics(
+        hidden, weight, targets, VocabColumns(len(weight), columns, 0.7, with_square_sum=True, top_k=16, **how)
+    )
+    log_p = torch.log_softmax((hidden @ weight.t()).double()[:, :columns] / 0.7, dim=-1)
+    assert found.square_sum is not None and found.top_ids is not None and found.top_logprob is not None
+    torch.testing.assert_close(found.square_sum.double(), log_p.exp().square().sum(1), rtol=1e-4, atol=1e-6)
+    # Ids of equal logits in bfloat16 may be in any order.
+    torch.testing.assert_close(found.top_logprob.double(), log_p.topk(16, dim=1).values, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.top_logprob.double(), log_p.gather(1, found.top_ids), rtol=1e-5, atol=1e-5)
