@@ -14,7 +14,7 @@ from dagrl.config.schema import (
     TrainingNode,
     UpdateNode,
 )
-from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
+from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode, Wire
 
 _OF_REWARDS = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward")
 """Options of ``op: advantage`` that change rewards."""
@@ -49,6 +49,8 @@ def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Find
         findings.warning(("data", "val"), message, "validation-without-reward", depends_on=[("nodes",)])
     trained = {node.engine for node in pipeline.nodes.values() if isinstance(node, TrainingNode)}
     for name, node in graph.nodes.items():
+        if isinstance(node.spec, LogprobNode) and node.spec.candidates:
+            _check_candidates(name, node.inputs[node.spec.candidates], graph, findings)
         wire = next((node.inputs[column] for column in _TAUGHT if column in node.inputs), None)
         for column, source in node.inputs.items():
             teacher = pipeline.nodes.get(source.node)
@@ -101,6 +103,16 @@ def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, find
     if node.distillation and node.distillation.discount and several:
         message = "the rows of a trajectory have no order; remove `sequences`, or set `discount: 0`"
         findings.error((*place, "distillation", "discount"), message, "turns-in-several-rows")
+
+
+def _check_candidates(name: str, wire: Wire, graph: Graph, findings: Findings) -> None:
+    """Report a column whose values are no token ids for each place."""
+    own = next(column for column, written in graph.nodes[wire.node].outputs.items() if written == wire.column)
+    column = CORE_COLUMNS.get(own)
+    if column is not None and (column.shape, column.dtype) != (Shape.TOPK, "int32"):
+        message = f"`{wire.column}` is {column.dtype} {column.shape.value}"
+        remedy = "name the ids that a node `{op: logprob, top_k: ...}` writes"
+        findings.error(("nodes", name, "candidates"), f"{message}; {remedy}", "wrong-column-kind")
 
 
 def _check_divergence(place: Place, spec: LossDistillationSpec, findings: Findings) -> None:

@@ -21,6 +21,7 @@ STUDENTS = (
     """  student: {op: logprob, engine: actor, top_k: 4, write: student_logprob}
   teacher: {op: logprob, engine: reference, candidates: student_topk_ids, write: teacher_logprob}""",
 )
+AT_END = ("write: teacher_logprob}", "write: teacher_logprob} #!")
 TWO = """  maths: {op: logprob, engine: reference, rows: {data_set: [train]}, write: maths_logprob}
   code: {op: logprob, engine: reference, rows: 'choices:is_code', write: code_logprob}
 """
@@ -81,13 +82,21 @@ def test_a_student_of_teachers_is_a_pipeline(project, edits) -> None:
                 ("{divergence: jsd, outside: zero}", "outside", "infinite-divergence"),
             ]
         ),
+        *(
+            (
+                [NO_ADVANTAGE, STUDENTS, OVER_TOKENS, ("candidates: student_topk_ids", f"candidates: {given}"), AT_END],
+                "nodes.teacher.candidates",
+                "wrong-column-kind",
+            )
+            for given in ("response_tokens", "student_topk_logprob", "data_source", "policy_version", "prompt_tokens")
+        ),
         (
             [
                 NO_ADVANTAGE,
                 STUDENTS,
                 OVER_TOKENS,
                 ("candidates:", "top_k: 3, candidates:"),
-                ("write: teacher_logprob}", "write: teacher_logprob} #!"),
+                AT_END,
             ],
             "nodes.teacher.top_k",
             "option-without-effect",
