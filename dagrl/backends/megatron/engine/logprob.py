@@ -21,6 +21,9 @@ from dagrl.backends.megatron.engine.token_statistics import (
     statistics,
 )
 
+_PAIRS = 2**24
+"""Pairs of ids that are compared at a time: 64 MiB in float32."""
+
 
 def token_logprobs(
     logits: torch.Tensor, targets: torch.Tensor, columns: VocabColumns, candidates: torch.Tensor | None = None
@@ -196,11 +199,18 @@ class Slopes:
         are_here, column = self.columns.targets_here(ids)
         divisor = self.columns.of(part).divisor
         log_p = logits.gather(1, column).to(grads.dtype) / divisor - self.log_sum[part, None]
-        same = (column[:, :, None] == column[:, None, :]).to(grads.dtype)
-        own = torch.bmm(same, torch.where(are_here, grads, 0.0)[:, :, None]).squeeze(2)
+        rows = max(1, _PAIRS // column.shape[1] ** 2)
+        here = torch.where(are_here, grads, 0.0)
+        own = torch.cat([_sums_of_equal(*some) for some in zip(column.split(rows), here.split(rows), strict=True)])
         if self.entropy is not None and self.grads.entropy is not None:
             total = total + self.grads.entropy[part, None] * (log_p + self.entropy[part, None])
         return column, ((own - log_p.exp() * total) / divisor).to(logits.dtype)
+
+
+def _sums_of_equal(ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """For each place the sum of `values` over the places of its row with the same id; all [tokens, places]."""
+    same = (ids[:, :, None] == ids[:, None, :]).to(values.dtype)
+    return torch.bmm(same, values[:, :, None]).squeeze(2)
 
 
 def _write_gradient(
