@@ -86,7 +86,10 @@ def _demonstration(batch: Batch, row: int, node: TellNode, context: Context) -> 
         return response_text(batch[source][row], context)
     if not source.startswith(EXTRA_INFO):
         return batch[source].string(row)
-    return _text(value_at({"extra_info": json.loads(batch["extra_info"].string(row))}, source))
+    try:
+        return _text(value_at({"extra_info": json.loads(batch["extra_info"].string(row))}, source))
+    except ValueError as error:
+        raise ValueError(f"sample {batch.rows[row]} has {error}; mend the data, or tell another column") from error
 
 
 def _text(value: Any) -> str:

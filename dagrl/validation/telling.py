@@ -33,7 +33,7 @@ def check_telling(pipeline: Pipeline, findings: Findings) -> None:
             findings.error(place, f"{message}; remove one of the two", "told-agent", depends_on=[("nodes", agents[0])])
         if pipeline.data.image_key is not None:
             message = "prompts with images cannot be told more; remove it, or `data.image_key`"
-            findings.error(place, message, "told-images", depends_on=[("data", "image_key")])
+            findings.error(place, message, "told-images")
 
 
 def told_by(pipeline: Pipeline, name: str, graph: Graph | None) -> TellNode | None:

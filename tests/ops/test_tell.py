@@ -88,6 +88,13 @@ def told(bench) -> Told:
             {},
             "<user>2+3=<assistant>6<user>2+3=|five<assistant>",
         ),
+        # A chat without a question of the user.
+        ({"extra": {"solution": "five"}, "chat": [SYSTEM]}, {}, "<system>Add.|five<assistant>"),
+        (
+            {"extra": {"solution": "five"}, "chat": [USER, {"role": "tool", "content": "6"}]},
+            {},
+            "<user>2+3=|five<tool>6<assistant>",
+        ),
         # A prompt that is text stays text.
         ({"extra": {"solution": "five"}, "prompt": "2+3="}, {}, "2+3=|five"),
         ({"extra": {"solution": "five"}, "prompt": "2+3="}, {"message": "system"}, "2+3=|five\n\n2+3="),
@@ -121,6 +128,26 @@ def test_a_row_is_told_the_next_right_response_of_its_group(told) -> None:
     said = [text and text.removeprefix("<user>2+3=").removesuffix("<assistant>") for text in texts]
     # The only right response of a group is told to the others, and not to itself.
     assert said == ["b", "d", "d", "b", None, "e", None, None]
+
+
+def test_an_empty_shard_is_told_nothing(told) -> None:
+    output = told([], **DEMONSTRATION)
+    assert [len(column) for column in output.columns.values()] == [0, 0]
+
+
+def test_a_reward_of_the_threshold_is_right(told) -> None:
+    rows = [{"response": "a", "reward": 0.9}, {"response": "b", "reward": 0.0}]
+    assert told.texts(rows, peer_reward=0.9, template="{{ prompt }}{{ response }}")[1] == "<user>2+3=a<assistant>"
+
+
+def test_an_extra_info_without_fields_is_named_with_its_sample(told) -> None:
+    with pytest.raises(ValueError, match="sample 11 has a value of `extra_info` that is no struct"):
+        told([{"extra": {"solution": "5"}}, {"extra": "text"}], **DEMONSTRATION)
+
+
+def test_a_template_that_fails_is_named(told) -> None:
+    with pytest.raises(ValueError, match="`template` of op tell cannot be filled in"):
+        told([{"extra": {"solution": "5"}}], demonstration="extra_info.solution", template="{{ demonstration / 2 }}")
 
 
 def test_the_default_template_tells_all_there_is(told) -> None:

@@ -88,3 +88,13 @@ def test_told_prompts_are_longer_than_others(project) -> None:
     assert not check_file(path, [without, positions.format(32)]).warnings
     (warning,) = check_file(path, [without, positions.format(31)]).warnings
     assert (warning.code, warning.place) == ("sample-too-long", "nodes.told.max_prompt_tokens")
+
+
+@pytest.mark.parametrize(
+    ("override", "code"),
+    [("nodes.rollout.agent=mine:agent", "told-agent"), ("data.image_key=images", "told-images")],
+)
+def test_prompts_of_agents_and_with_images_are_not_told_more(project, override: str, code: str) -> None:
+    project.write("mine.py", "async def agent(row, client): ...\n")
+    problems = project.problems(project.pipeline(*edits()), override)
+    assert [each.place for each in problems if each.code == code] == ["nodes.told"]
