@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def self_taught(lab: Any) -> dict[str, Any]:
-    """GRPO with a reference beside the teacher, both on the trainer's rank, and samples that may be a step old."""
+    """GRPO with a reference beside the teacher, both on the trainer's rank."""
     pipeline = lab.tiny_pipeline()
     pipeline["engines"]["average"] = {"backend": "megatron", "frozen_copy_of": "actor", "moving_average": 0.3}
     nodes = pipeline["nodes"]
@@ -29,7 +29,6 @@ def self_taught(lab: Any) -> dict[str, Any]:
         "write": "teacher_logprob",
     }
     nodes["update"]["loss"]["distillation"] = {"divergence": "k2", "coef": 0.5}
-    pipeline["schedule"]["max_staleness"] = 1
     pipeline["run"] |= {"steps": 4, "save_every": 1, "validate_every": None, "keep": 2}
     return pipeline
 
