@@ -206,7 +206,9 @@ class PipelineCosts:
         batch = PlannedBatch(
             rows, self.lengths(task), node.tokens_per_micro_batch, together, node.loss_is_sum_over_tokens
         )
-        return share * (steps * engine.update(batch) + self._reconnecting(task)) + engine.load_s
+        # Float32 comes and goes once, where a swap takes weights there and back.
+        average = engine.swap_s if self.pipeline.moving_average_of(task.executor) is not None else 0.0
+        return share * (steps * engine.update(batch) + self._reconnecting(task) + average) + engine.load_s
 
     def _reconnecting(self, task: PlannedTask) -> float:
         """Return what a task takes longer after a sleep: the first of the engine in a step, and its first update."""

@@ -338,6 +338,15 @@ def test_the_bytes_of_candidates_are_those_of_the_largest_choice() -> None:
     assert edges["teacher", "update"] == rows * 2 * (4 * response * 100 + 8)
 
 
+def test_an_average_of_the_weights_moves_in_each_update() -> None:
+    plain, averaged = (
+        costs_of("qwen3_8b_megatron", overrides) for overrides in ((), ("engines.reference.moving_average=0.05",))
+    )
+    added = estimate_step(averaged).node_s["update"] - estimate_step(plain).node_s["update"]
+    assert added == pytest.approx(averaged.engines["actor"].swap_s) and added > 0
+    assert estimate_step(averaged).node_s["ref"] == pytest.approx(estimate_step(plain).node_s["ref"])
+
+
 def test_an_update_that_replays_the_routes_of_a_mixture_takes_them_too() -> None:
     plain, replayed = (
         estimate_step(costs_of("qwen3_30b_a3b_8gpu", (f"engines.actor.router_replay={on}",)))
