@@ -161,6 +161,9 @@ class Client:
                 # SGLang has no log-prob of the first of these.
                 logprob_start_len=start - 1,
                 top_logprobs_num=top_k,
+                # As arrays: lists of 64 candidates for each token take longer than the prefill.
+                return_flat_raw_top_logprobs=top_k > 0,
+                return_flat_raw_top_logprobs_b64=top_k > 0,
                 extra_key=cache_key,
             )
         except RequestAbortedError:
@@ -169,7 +172,6 @@ class Client:
         if meta["finish_reason"] and meta["finish_reason"]["type"] == "abort":
             return None
         scored = meta["input_token_logprobs"][1:]
-        tops = meta["input_top_logprobs"][1:] if top_k else [()] * len(scored)
         named = np.fromiter(map(_SECOND, scored), np.int64, len(scored))
         if len(named) == len(tokens) - start:
             # SGLang writes 0 for the vocabulary's last token, whose log-prob is right.
@@ -178,8 +180,8 @@ class Client:
         return ResponseScores(
             named,
             np.fromiter(map(_FIRST, scored), np.float32, len(scored)),
-            np.array([[*map(_SECOND, each)] for each in tops], np.int32).reshape(len(tops), top_k),
-            np.array([[*map(_FIRST, each)] for each in tops], np.float32).reshape(len(tops), top_k),
+            _candidates(meta, "idx", np.int32) if top_k else np.zeros((len(scored), 0), np.int32),
+            _candidates(meta, "val", np.float32) if top_k else np.zeros((len(scored), 0), np.float32),
         )
 
     def _image_data(self, images: Images) -> list[dict[str, Any]] | None:
@@ -318,6 +320,16 @@ def capacity_of(states: Sequence[Mapping[str, Any]], *, context: int, vocabulary
     ]
     requests = sum(state["effective_max_running_requests_per_dp"] for state in states)
     return Capacity(requests, sum(caches), min(rooms), context, vocabulary)
+
+
+def _candidates(meta: Mapping[str, Any], name: str, dtype: type[np.generic]) -> np.ndarray:
+    """Ids, or log-probs, of the likeliest tokens: [tokens, candidates], without those of the first token."""
+    import pybase64
+
+    raw = pybase64.b64decode(meta[f"input_top_logprobs_{name}_flat_b64"])
+    # The first token, which has no log-prob, is left out already, or has a row of its own.
+    table = np.frombuffer(raw, dtype).reshape(meta["input_top_logprobs_shape"])
+    return table[1 - meta["input_top_logprobs_null_prefix"] :]
 
 
 class _Bytes:
