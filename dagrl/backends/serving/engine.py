@@ -154,7 +154,7 @@ class ServerEngine[Spec: ServerSpec](ABC):
                 ", choose a teacher with a longer context, or lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
         begun = time.time()
-        scoring = self._server.submit(self._watched(self._scorer.score(rows, top_k)))
+        scoring = self._server.submit(self._score(rows, top_k))
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -163,6 +163,10 @@ class ServerEngine[Spec: ServerSpec](ABC):
                 self._check_silence(begun)
         finally:
             scoring.cancel()
+
+    async def _score(self, rows: Sequence[Row], top_k: int) -> list[ResponseScores]:
+        """Score rows. ServerLostError if the server is silent for the timeout."""
+        return await self._watched(self._scorer.score(rows, top_k))
 
     # -- what all of them wait for
 
