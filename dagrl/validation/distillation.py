@@ -32,6 +32,9 @@ def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
                 if node.loss.policy == "none" and not (node.loss.distillation and node.loss.distillation.coef):
                     message = "without a policy loss there is nothing to learn; add `distillation: {}` under `loss`"
                     findings.error((*place, "loss", "policy"), message, "nothing-to-learn")
+                if node.loss.policy == "none" and node.rollout_correction and node.rollout_correction.rollout_is:
+                    why = "it weighs the policy loss, and `policy: none` has none"
+                    findings.superfluous((*place, "rollout_correction", "rollout_is"), why)
                 if node.loss.distillation is not None:
                     _check_divergence((*place, "loss", "distillation"), node.loss.distillation, findings)
             case LogprobNode():
@@ -47,6 +50,9 @@ def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Find
     if validates and set(graph.validation.nodes) == {PROMPTS_NODE, SAMPLES_NODE}:
         message = "no node scores responses, so that a validation measures nothing; add a node `{op: reward}`"
         findings.warning(("data", "val"), message, "validation-without-reward", depends_on=[("nodes",)])
+    if pipeline.rollouts and pipeline.data.ordering.adaptive and "reward" not in graph.nodes[SAMPLES_NODE].inputs:
+        message = "the order learns from rewards, and no node writes any; add a node `{op: reward}`"
+        findings.error(("data", "order"), message, "missing-reward")
     trained = {node.engine for node in pipeline.nodes.values() if isinstance(node, TrainingNode)}
     for name, node in graph.nodes.items():
         if isinstance(node.spec, LogprobNode) and node.spec.candidates:

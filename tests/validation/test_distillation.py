@@ -102,6 +102,11 @@ def test_a_student_of_teachers_is_a_pipeline(project, edits) -> None:
             "option-without-effect",
         ),
         (
+            [NO_ADVANTAGE, REF, (ALONE[0], f"{ALONE[1][:-1]}, rollout_correction: {{rollout_is: token}}}} #!")],
+            "nodes.update.rollout_correction.rollout_is",
+            "option-without-effect",
+        ),
+        (
             [ADVANTAGE, (DISTILLED, f"overlong_buffer: {{len: 4}}, {DISTILLED} #!")],
             "nodes.advantage.overlong_buffer",
             "option-without-effect",
@@ -154,6 +159,11 @@ def test_a_student_of_teachers_is_a_pipeline(project, edits) -> None:
 def test_what_a_student_cannot_learn_from_is_reported(project, edits, place, code) -> None:
     project.write("choices.py", CHOICES)
     project.assert_problem(project.pipeline(*edits), place, code)
+
+
+def test_an_order_that_learns_from_rewards_needs_them(project) -> None:
+    order = ("  train: train.parquet\n", "  train: train.parquet\n  order: {adaptive: {}} #!\n")
+    project.assert_problem(project.pipeline(ADVANTAGE, WITHOUT_REWARD, order), "data.order", "missing-reward")
 
 
 def test_a_student_is_not_its_own_teacher(project) -> None:
