@@ -56,9 +56,9 @@ CASES = {
         "wrong-backend",
     ),
     "statistics of servers": (ON_SERVERS + ", statistics: [entropy]", "nodes.ref.statistics", "no-such-output"),
-    "candidates over an endpoint": (
-        ENDPOINT + ", candidates: sample_id",
-        "nodes.ref.candidates",
+    "statistics over an endpoint": (
+        ENDPOINT + ", statistics: [prob_square_sum]",
+        "nodes.ref.statistics",
         "no-such-output",
     ),
     "the likeliest over an endpoint": (ENDPOINT + ", top_k: 4", "nodes.ref.top_k", "no-such-output"),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from completions import GREEDY, complete
+from completions import GREEDY, OLD, complete, log_probs, scored
 
 from dagrl.backends.base import GenerationRequest
 from dagrl.backends.serving.client import ServerError
@@ -54,6 +54,23 @@ def test_new_weights_drop_what_a_tower_made_of_images(monkeypatch: pytest.Monkey
 def test_a_start_that_sglang_refuses_says_why(start_engine, tmp_path) -> None:
     with pytest.raises(ServerError, match=r"SGLang server generator/0 did not start: .*divisible by page_size"):
         start_engine(tmp_path, chunked_prefill_size=6, page_size=4)
+
+
+def test_log_probs_of_rows_that_are_prefilled_in_chunks(start_engine, tmp_path, model_of) -> None:
+    """As any row at the end of a batch may be: within the prompt, at its end, within the response."""
+    engine = start_engine(tmp_path, chunked_prefill_size=64, max_running_requests=8)
+    try:
+        draw = np.random.default_rng(1).integers
+        sizes = [(1, 200), (5, 300), (63, 65), (64, 64), (65, 1), (128, 1), (200, 250), (40, 20)]
+        pairs = [tuple(draw(0, 15, size).tolist() for size in each) for each in sizes]
+        for _ in range(2):
+            column = scored(engine, pairs)
+            for row, (prompt, response) in enumerate(pairs):
+                after = log_probs(model_of(OLD), [*prompt, *response][:-1])[len(prompt) - 1 :].numpy()
+                own = after[np.arange(len(response)), response]
+                np.testing.assert_allclose(column[row], own, rtol=0, atol=1e-5)
+    finally:
+        engine.close()
 
 
 @pytest.mark.usefixtures("server")
