@@ -10,8 +10,8 @@ from dagrl.data.batch import Column
 def turn_returns(token_rewards: Column, mask: Column, *, discount: float) -> Column:
     """The return of each turn on all of its tokens: R_k = r_k + discount R_(k + 1), before `whitened`.
 
-    ROLL's ``agentic_reinforce``. A turn is an unbroken run of tokens in the mask, and r_k the sum of the rewards on
-    them; after the last turn of a row R is 0.
+    As ROLL's ``agentic_reinforce``, which takes the reward on a turn's last token alone. A turn is an unbroken run of
+    tokens in the mask, and r_k the sum of the rewards on them; after the last turn of a row R is 0.
 
     `token_rewards` is ragged as `mask`. Returns float64, ragged as `mask` and 0 where it is 0.
     """

@@ -50,6 +50,14 @@ _RESPONSES: Place = ("data", "responses")
 _PAIR = 2
 """Responses to a prompt that ``dpo`` compares."""
 
+_MARKS = {"clip_cov": ("covariance", "top_entropy"), "kl_cov": ("covariance",), "m2po": ("second_moment",)}
+"""Losses -> the marks of ``op: covariance`` that they mean."""
+_MARKED = {
+    "clip_cov": "remove its `second_moment`",
+    "kl_cov": "remove its `second_moment` and `top_entropy`",
+    "m2po": "set its `second_moment: 0.04`",
+}
+
 
 def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     """Report wrong options of advantages, losses and nodes that learn from the data set's responses.
@@ -154,8 +162,9 @@ def _check_update(pipeline: Pipeline, place: Place, node: UpdateNode, findings: 
     if loss.policy == "reinforce" and several and not weighted:
         message = "only the first optimizer step is on-policy; take one, choose cispo, or set `rollout_correction`"
         findings.warning(where, message, "off-policy-reinforce")
+    _check_marks(pipeline, where, loss.policy, findings)
     if loss.policy == "m2po":
-        _check_m2po(pipeline, where, node, several, findings)
+        _check_m2po(where, node, several, findings)
     if loss.off_policy_delta is not None and not several and not node.takes_rollout_for_old:
         message = "the ratio is 1 in a step's only optimizer step; set `read: {old_logprob: rollout_logprob}`"
         findings.warning((*place, "loss", "off_policy_delta"), message, "mask-without-effect")
@@ -171,11 +180,19 @@ def _check_update(pipeline: Pipeline, place: Place, node: UpdateNode, findings: 
         findings.error((*place, "critic_warmup"), message, "warmup-too-long")
 
 
-def _check_m2po(pipeline: Pipeline, where: Place, node: UpdateNode, several: bool, findings: Findings) -> None:
-    marks = [other for other in pipeline.nodes.values() if isinstance(other, CovarianceNode)]
-    if marks and all(other.second_moment is None for other in marks):
-        message = "tokens are marked by their covariance; set `second_moment: 0.04` in the node with `op: covariance`"
+def _check_marks(pipeline: Pipeline, where: Place, policy: str, findings: Findings) -> None:
+    marks = {name: node for name, node in pipeline.nodes.items() if isinstance(node, CovarianceNode)}
+    if marks and policy in _MARKS and not any(node.marks in _MARKS[policy] for node in marks.values()):
+        name, node = next(iter(marks.items()))
+        message = f"nodes.{name} marks tokens by their {node.marks.replace('_', ' ')}; {_MARKED[policy]}"
         findings.error(where, message, "marks-of-another-loss")
+    for name, node in marks.items():
+        if node.second_moment is not None and node.read.get("old_logprob") == "rollout_logprob":
+            message = "all ratios are 1, as both log-probs are the generator's; remove it, and write `old_logprob`"
+            findings.error(("nodes", name, "read"), message, "ratio-of-the-same")
+
+
+def _check_m2po(where: Place, node: UpdateNode, several: bool, findings: Findings) -> None:
     if not node.takes_rollout_for_old:
         message = "its ratio is that to the generator; set `read: {old_logprob: rollout_logprob}`"
         findings.warning(where, message, "ratio-to-the-trainer")

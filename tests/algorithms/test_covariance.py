@@ -75,6 +75,10 @@ def test_tokens_are_marked_until_the_mean_square_of_the_others_is_small(bound, m
     assert beyond_moment(squares, bound).tolist() == marks
 
 
+def test_a_mean_at_the_bound_is_small_enough():
+    assert beyond_moment(np.array([0.25, 0.75]), 0.5).tolist() == [False, False]
+
+
 def test_a_token_whose_sampled_log_prob_is_unknown_is_marked_or_left_alone():
     sampled = column([math.nan, -math.inf, -math.inf, -1, -1])
     squares = squared_log_ratios(column([-1] * 5), sampled, column([1, 1, -1, 1, 0]), MASK)

@@ -129,6 +129,15 @@ def test_only_tokens_with_a_teacher_have_a_divergence_and_a_bound_stops_the_grad
     assert torch.autograd.grad(found.sum(), student)[0].tolist() == [0, 0, 0, 0.25]
 
 
+def test_the_bound_of_a_divergence_holds_on_both_sides() -> None:
+    student = torch.tensor([-20.0, -1.0], dtype=torch.float64, requires_grad=True)
+    rows = RowReducer(torch.tensor([0, 0]), torch.ones(2, dtype=torch.bool))
+    spec = LossDistillationSpec(divergence="k1+", clamp=10.0)
+    found, _ = distillation_loss(spec, student, torch.tensor([-1.0, -20.0], dtype=torch.float64), None, rows)
+    assert found.tolist() == [-10, 10]
+    assert torch.autograd.grad(found.sum(), student)[0].tolist() == [0, 0]
+
+
 FORMS = ("forward_kl", "reverse_kl", "mixed_kl", "jsd")
 
 

@@ -157,6 +157,12 @@ def test_tokens_at_the_bound_are_counted():
     assert kl_clipped(policy, torch.zeros(6)).tolist() == [False, True, False, True, False, True]
 
 
+def test_the_bound_is_that_of_the_product_with_the_ratio():
+    # k3(2.61 below) = 9.989 and k3(2) = 1.135; times exp(1) = 27.2 and 3.09.
+    policy = torch.tensor([-2.61, 2.0])
+    assert kl_clipped(policy, torch.zeros(2), "k3*", policy - 1).tolist() == [True, False]
+
+
 def test_k3_without_a_bound_is_what_criteria_and_metrics_look_at():
     # exp(5) - 1 - 5
     assert k3(torch.tensor([-5.0], dtype=torch.float64)).item() == pytest.approx(142.4131591025766)

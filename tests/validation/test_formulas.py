@@ -185,7 +185,8 @@ def test_unknown_and_missing_arguments_of_a_formula_are_reported(project, old, n
     edits = [(old, new)]
     if "covariance" in new:
         edits = [(old, f"  old: {{op: logprob, engine: actor, write: old_logprob}}\n{new}")]
-        edits.append((UPDATE, "loss: {policy: kl_cov, kl_coef: 0.01}}"))
+        policy = "m2po" if "second_moment" in new else "clip_cov" if "top_entropy" in new else "kl_cov"
+        edits.append((UPDATE, f"loss: {{policy: {policy}, kl_coef: 0.01}}}}"))
     if "kl_in_reward" in new:
         edits.append(("  advantage:", "  old: {op: logprob, engine: actor, write: old_logprob}\n  advantage:"))
     project.assert_problem(project.pipeline(*edits), place, fragment)
@@ -265,6 +266,33 @@ def test_marks_that_m2po_does_not_mean_are_a_warning(project, overrides, codes):
 def test_m2po_needs_the_marks_of_a_second_moment(project):
     (problem,) = project.problems(project.folder / "p.yaml", *M2PO, "nodes.marks={op: covariance}")
     assert problem.code == "marks-of-another-loss"
+
+
+@pytest.mark.parametrize(
+    ("policy", "marks"),
+    [
+        ("kl_cov", "top_entropy: 0.2"),
+        ("kl_cov", "second_moment: 0.04"),
+        ("clip_cov", "second_moment: 0.04"),
+        ("m2po", "top_entropy: 0.2"),
+    ],
+)
+def test_a_loss_needs_its_own_marks(project, policy, marks):
+    old = "nodes.old={op: logprob, engine: actor, statistics: [entropy], write: {logprob: old_logprob}}"
+    overrides = [old, f"nodes.marks={{op: covariance, {marks}}}", f"nodes.update.loss.policy={policy}"]
+    (problem,) = project.problems(project.folder / "p.yaml", *overrides)
+    assert problem.code == "marks-of-another-loss"
+
+
+def test_marks_need_two_different_log_probs(project):
+    marks = "nodes.marks={op: covariance, second_moment: 0.04, read: {old_logprob: rollout_logprob}}"
+    problems = project.problems(project.folder / "p.yaml", M2PO[0], marks, *M2PO[2:])
+    assert "ratio-of-the-same" in [problem.code for problem in problems]
+
+
+def test_an_unbiased_divergence_needs_the_old_log_probs(project):
+    loss = "loss: {policy: none, kl_coef: 0.1, kl_estimator: 'k3*'}, mini_batch: 4}"
+    assert "missing-old-logprob" in [each.code for each in project.problems(project.pipeline((UPDATE, loss)))]
 
 
 @pytest.mark.parametrize("read", ["{}", "{old_logprob: rollout_logprob}"])

@@ -34,6 +34,13 @@ class CovarianceNode(NodeBase):
     """Mark instead all tokens but this share, those with the highest entropies, 0.2 in the paper. Reads the column that
     a node `{op: logprob, statistics: [entropy]}` writes."""
 
+    @property
+    def marks(self) -> Literal["covariance", "second_moment", "top_entropy"]:
+        """What selects the tokens."""
+        if self.second_moment is not None:
+            return "second_moment"
+        return "covariance" if self.top_entropy is None else "top_entropy"
+
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads: tuple[str, ...] = ("old_logprob", "advantage", "response_mask")
         if self.second_moment is not None:

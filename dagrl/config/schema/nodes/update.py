@@ -96,7 +96,7 @@ class LossSpec(Section):
     """``ppo_clip`` and ``fipo``: bound on the loss of negative advantages (dual-clip PPO), 3.0 in the paper. Default:
     none."""
     ratio_cap: Annotated[float, Field(gt=1)] | None = None
-    """``dppo_tv`` and ``dppo_kl`` only: bound on the ratio as a weight, 20 in verl. Default: none."""
+    """``dppo_tv`` and ``dppo_kl`` only: bound on the ratio as a weight: verl's ``clip_ratio_c``. Default: none."""
     off_policy_delta: Coefficient | None = None
     """Takes the tokens with a negative advantage of a response out of the policy loss, if their log-probs are below the
     old ones by more than this in the mean over the response: the off-policy sequence mask of DeepSeek-V3.2. Default:
@@ -162,8 +162,13 @@ class LossSpec(Section):
     @property
     def reads_old(self) -> bool:
         """Whether the loss compares the policy with the one before the update, not only its metrics."""
-        divergence = self.kl_coef > 0 and self.kl_estimator.endswith("*")
-        return self.policy not in ("reinforce", "opmd") or divergence or self.off_policy_delta is not None
+        masked = self.off_policy_delta is not None
+        return self.policy not in ("reinforce", "opmd") or self.has_unbiased_divergence or masked
+
+    @property
+    def has_unbiased_divergence(self) -> bool:
+        """Whether the divergence from the reference is weighed by the ratio to the old policy."""
+        return self.kl_coef > 0 and self.kl_estimator.endswith("*")
 
     @property
     def has_ratio(self) -> bool:
@@ -280,7 +285,7 @@ class UpdateNode(TrainingNode):
                 needed["old_logprob"] = False
         formula = declared or _LOSSES.get(self.loss.policy, _WITH_OLD)
         needed |= dict.fromkeys(formula.reads, True)
-        if "old_logprob" in formula.reads:
+        if "old_logprob" in formula.reads or self.loss.has_unbiased_divergence:
             # Without the old log-probs, those of the weights that are trained stand in for them.
             needed["old_logprob"] = False
         reads += tuple(column for column, must in needed.items() if must) + routes_read(engine)
