@@ -85,8 +85,8 @@ def test_a_teacher_is_an_engine_whose_log_probs_are_learned_from(
         ("verl", {**ONE, f"{LOSS}loss_mode": "k1"}, {f"{LOSS}loss_mode"}),
         (
             "verl",
-            {**ONE, f"{LOSS}use_policy_gradient": True, f"{LOSS}loss_mode": "k1", f"{LOSS}clip_ratio": 0.3},
-            {f"{LOSS}clip_ratio"},
+            {**ONE, f"{LOSS}use_policy_gradient": True, f"{LOSS}loss_mode": "k1", f"{LOSS}clip_ratio_low": 0.3},
+            {f"{LOSS}clip_ratio_low", f"{LOSS}use_policy_gradient"},
         ),
         ("roll", {**ROLL, "kl_penalty": "k2"}, {"kl_penalty"}),
         ("roll", {**ROLL, "whiten_advantages": True}, {"whiten_advantages"}),
@@ -130,3 +130,81 @@ def test_candidates_of_several_teachers_are_merged(checked) -> None:
     assert (found.tree["nodes.one_logprob.top_k"], found.tree["nodes.two_logprob.top_k"]) == (64, 64)
     assert found.tree["nodes.teacher_ids.columns"] == ["one_topk_ids", "two_topk_ids"]
     assert found.tree["nodes.teacher.columns"] == ["one_topk_logprob", "two_topk_logprob"]
+
+
+ACTOR = "actor_rollout_ref.actor."
+GRADIENT = {**ONE, f"{LOSS}use_policy_gradient": True, f"{LOSS}loss_mode": "k1"}
+TERMS = {f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_coef": 0.01, f"{ACTOR}entropy_coeff": 0.02}
+CHARGED = {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.01}
+
+
+@pytest.mark.parametrize("given", [ONE, GRADIENT])
+@pytest.mark.parametrize("terms", [TERMS, CHARGED, {**TERMS, **CHARGED}])
+def test_without_rewards_verls_loss_has_no_other_terms(checked, given, terms) -> None:
+    found, problems = checked("verl", {**given, **terms, f"{LOSS}use_task_rewards": False})
+    assert problems == []
+    terms_left = ("reference.", ".ref.", "kl_coef", "kl_estimator", "entropy_coef", "kl_in_reward")
+    assert [key for key in found.tree if any(term in key for term in terms_left)] == []
+    assert {line.status for line in found.lines if line.key in terms} == {"implied"}
+    kept, _ = checked("verl", {**given, **terms})
+    assert "nodes.ref.op" in kept.tree
+
+
+@pytest.mark.parametrize("given", [ONE, GRADIENT])
+@pytest.mark.parametrize("estimator", ["gae", "remax", "optimal_token_baseline"])
+def test_without_rewards_no_node_computes_what_only_an_estimator_reads(checked, given, estimator) -> None:
+    options = {f"{LOSS}use_task_rewards": False, "algorithm.adv_estimator": estimator, "critic.optim.lr": 1e-5}
+    found, problems = checked("verl", {**given, **options})
+    assert problems == []
+    assert not any(key.startswith(("nodes.critic", "engines.critic", "nodes.greedy")) for key in found.tree)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({f"{ACTOR}clip_ratio_high": 0.28}, {"clip_ratio": 0.2, "clip_ratio_high": 0.2}),
+        ({f"{LOSS}clip_ratio_low": 0.1}, {"clip_ratio": 0.1, "clip_ratio_high": 0.2}),
+        ({f"{LOSS}clip_ratio": 0.1}, {"clip_ratio": 0.2, "clip_ratio_high": 0.2}),
+        ({f"{LOSS}clip_ratio": 0.1, f"{LOSS}clip_ratio_low": None}, {"clip_ratio": 0.1, "clip_ratio_high": 0.2}),
+        ({f"{ACTOR}clip_ratio_c": 5.0}, {"dual_clip": 3.0}),
+        ({f"{ACTOR}policy_loss.loss_mode": "gspo"}, {"policy": None, "dual_clip": 3.0, "aggregation": "token-mean"}),
+        ({f"{ACTOR}policy_loss.loss_mode": "sapo", f"{ACTOR}tau_pos": 1.0}, {"policy": None, "tau_pos": None}),
+        ({f"{ACTOR}policy_loss.loss_mode": "clip_cov"}, {"policy": None}),
+        ({"algorithm.rollout_correction.bypass_mode": True}, {"policy": None}),
+        (
+            {
+                "algorithm.rollout_correction.bypass_mode": True,
+                "algorithm.rollout_correction.loss_type": "reinforce",
+                "algorithm.rollout_correction.rollout_is": "token",
+            },
+            {"policy": None, "clip_ratio": 0.2},
+        ),
+    ],
+)
+def test_a_teachers_advantages_alone_are_in_verls_own_loss(checked, given, expected) -> None:
+    found, problems = checked("verl", {**GRADIENT, f"{LOSS}use_task_rewards": False, **given})
+    assert problems == []
+    assert {key: found.tree.get(f"nodes.update.loss.{key}") for key in expected} == expected
+    assert "nodes.held.op" not in found.tree
+    assert not any(key.startswith("nodes.update.rollout_correction") for key in found.tree)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, None),
+        ({f"{LOSS}clip_ratio": 0.3}, None),
+        ({"algorithm.adv_estimator": "rloo"}, None),
+        ({f"{ACTOR}policy_loss.loss_mode": "gspo"}, "`vanilla`"),
+        ({f"{ACTOR}policy_loss.loss_mode": "cispo", f"{ACTOR}clip_ratio_low": 10}, "`vanilla`"),
+        ({f"{ACTOR}clip_ratio_high": 0.28}, "clipped at 0.2, 0.2, 3.0"),
+        ({f"{ACTOR}clip_ratio_c": 5.0}, "clipped at 0.2, 0.2, 3.0"),
+        ({"algorithm.adv_estimator": "gae"}, "whitening"),
+        ({"algorithm.adv_estimator": "reinforce_plus_plus"}, "whitening"),
+        ({"algorithm.adv_estimator": "reinforce_plus_plus_baseline"}, "whitening"),
+    ],
+)
+def test_another_loss_beside_a_teachers_is_refused(translation, given, why) -> None:
+    found = translation("verl", {**GRADIENT, **given})
+    notes = [line.note for line in found.lines if line.key == f"{LOSS}use_policy_gradient" and line.status == "refused"]
+    assert [why in note for note in notes] == ([True] if why else [])

@@ -30,7 +30,7 @@ COUNTS = {
     "verl_grpo_fsdp.sh": (31, 7, 10, 1, 1),
     "verl_ppo.sh": (42, 16, 7, 1, 0),
     "verl_multi_turn.sh": (18, 16, 2, 4, 0),
-    "verl_distillation.sh": (16, 14, 11, 0, 0),
+    "verl_distillation.sh": (16, 13, 11, 0, 0),
     "siirl_dapo.sh": (33, 7, 6, 0, 1),
     "slime_grpo.sh": (45, 2, 23, 1, 1),
     "slime_async.sh": (30, 4, 3, 0, 0),

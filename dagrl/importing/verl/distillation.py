@@ -6,11 +6,12 @@ from dagrl.importing.engines import PARALLEL
 from dagrl.importing.parts import is_known, kl_estimator, put_groups
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.teachers import ADVANTAGE, LOSS, SAMPLED, SERVED, engine_name, put_teachers, without_policy
-from dagrl.importing.verl.common import ACTOR
+from dagrl.importing.verl.common import ACTOR, CORRECTION
 
 _LOSS = "distillation.distillation_loss"
 _MODELS = "distillation.teacher_models"
 _SIZES = {"tensor_model_parallel_size": PARALLEL[0], "pipeline_model_parallel_size": PARALLEL[1]}
+_WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _DEFAULT_SIZES = {"tensor_model_parallel_size": 2}
 
 
@@ -77,6 +78,7 @@ def _loss(t: Translation, nodes: list[str]) -> None:
         t.write(f"{LOSS}.divergence", form, mode)
     if not t.flag(rewards):
         reason = "no reward is learned from: `use_task_rewards` is false"
+        _without_terms(t, reason)
         if by_advantage:
             t.write("nodes.advantage.estimator", "none", rewards)
         else:
@@ -87,11 +89,57 @@ def _loss(t: Translation, nodes: list[str]) -> None:
     t.imply("is a term of the advantage" if by_advantage else "is a term of the loss", gradient)
     if is_known(t.get(clamp)):
         t.write(f"{target}.clamp", t.get(clamp), clamp)
-    clips = {f"{_LOSS}.clip_ratio{end}": f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high")}
-    for own, actors in clips.items():
-        if by_advantage and t.given(own) and t.get(own) != t.get(actors, 0.2):
-            t.refuse("one loss has one clip: `nodes.update.loss.clip_ratio`", own)
+    if by_advantage:
+        _policy(t, gradient, alone=not t.flag(rewards))
     t.imply("has no effect on this loss", *(key for key in t.current if key.startswith(f"{_LOSS}.")))
+
+
+def _without_terms(t: Translation, reason: str) -> None:
+    """Drop the terms that verl adds to the loss of rewards, which is 0 as a whole, and nodes that these alone read."""
+    terms = ("kl_coef", "kl_estimator", "entropy_coef")
+    nodes = ("ref", "values", "critic", "greedy", "baseline")
+    engines = ("engines.reference.", "engines.critic.")
+    unread = ("nodes.advantage.kl_in_reward.", *(f"nodes.{node}." for node in nodes), *engines)
+    for target in [key for key in t.tree if key.startswith(unread)] + [f"nodes.update.loss.{term}" for term in terms]:
+        t.drop(target, reason)
+
+
+def _policy(t: Translation, gradient: str, *, alone: bool) -> None:
+    """Verl's loss of a teacher's advantages is ``vanilla``, with bounds of its own, beside that of the rewards."""
+    plain, *ends = (f"{_LOSS}.clip_ratio{end}" for end in ("", "_low", "_high"))
+    keys = [key if t.get(key, 0.2) is not None else plain for key in ends]
+    bounds = {name: t.get(key, 0.2) for name, key in zip(("clip_ratio", "clip_ratio_high"), keys, strict=True)}
+    bounds["dual_clip"] = 3.0
+    section = "nodes.update.loss"
+    if alone:
+        _vanilla(t, "a teacher's loss is `vanilla` there")
+        for (name, value), key in zip(bounds.items(), [*keys, gradient], strict=True):
+            t.write(f"{section}.{name}", value, key)
+        return
+    reasons, low = [], t.tree.get(f"{section}.clip_ratio")
+    if t.tree.get(f"{section}.policy", "ppo_clip") != "ppo_clip":
+        reasons.append("a loss of its own, `vanilla`, where the rewards have another")
+    elif [low, t.tree.get(f"{section}.clip_ratio_high", low), t.tree.get(f"{section}.dual_clip")] != [*bounds.values()]:
+        reasons.append(f"a loss of its own, clipped at {', '.join(map(str, bounds.values()))}")
+        t.refuse("one loss has one clip: `nodes.update.loss.clip_ratio`", *keys)
+    if t.tree.get("nodes.advantage.estimator") in _WHITENED:
+        reasons.append("no part in the whitening of the rewards' advantages")
+    if reasons:
+        t.refuse(f"a teacher has {', and '.join(reasons)}; here it is a term of the one advantage", gradient)
+
+
+def _vanilla(t: Translation, reason: str) -> None:
+    """Drop the actor's loss, but for its aggregation, which verl gives the teacher's loss too."""
+    kept = (f"{LOSS}.", "nodes.update.loss.aggregation")
+    actors = ("nodes.update.loss.", "nodes.held.")
+    for target in [key for key in t.tree if key.startswith(actors) and not key.startswith(kept)]:
+        t.drop(target, reason)
+    if t.flag(f"{CORRECTION}.bypass_mode"):  # Weights and criteria belong to the loss of the rewards.
+        for target in [key for key in t.tree if key.startswith("nodes.update.rollout_correction.")]:
+            t.drop(target, reason)
+    mode = f"{ACTOR}.loss_agg_mode"
+    if t.get(mode) != t.tree.get("nodes.update.loss.aggregation"):
+        t.write("nodes.update.loss.aggregation", t.get(mode), mode)
 
 
 def _candidates(t: Translation, nodes: list[str], mode: str) -> None:
