@@ -96,6 +96,8 @@ def distillation_loss(
     known = row.active if taught is None else row.active & (taught > 0)[row.row]
     # A teacher that has not read the row gives NaN, whose gradient 0 * NaN would not be 0.
     estimator = cast("SampledDivergence", spec.divergence)
+    # Some estimators have the gradient 0 at NaN, and the engine refuses steps by their gradient.
+    logprob = logprob * torch.where(known & teacher.isnan(), math.nan, 1.0)
     divergence = kl_estimate(logprob, torch.where(known, teacher, logprob.detach()), estimator)
     if spec.clamp is not None:
         divergence = divergence.clamp(-spec.clamp, spec.clamp)
@@ -107,7 +109,8 @@ def candidate_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`candidate_divergence` of each token from the teacher, [T], and the tokens that have one, bool [T].
 
-    It is within +-`clamp`, and 0 elsewhere. Ids of -1 are no candidates.
+    It is within +-`clamp`, and 0 elsewhere. Log-probs of -inf are of no candidates, such as ids of -1. A teacher's NaN
+    makes the divergence NaN.
     """
     import torch
 
@@ -115,7 +118,8 @@ def candidate_loss(
     assert student is not None, "the engine gives log-probs at the objective's candidates"
     taught = tokens.columns.get("teacher_mask")
     known = row.active if taught is None else row.active & (taught > 0)[tokens.row]
-    there = student.isfinite() & teacher.isfinite() & known[:, None]
+    # Weights that are not finite, and rows that were not read, are not taken for candidates that are missing.
+    there = ((student != -math.inf) & (teacher != -math.inf) | teacher.isnan()) & known[:, None]
     divergence = candidate_divergence(spec, student, teacher.to(student.dtype), there, tokens.entropy)
     if spec.clamp is not None:
         divergence = divergence.clamp(-spec.clamp, spec.clamp)

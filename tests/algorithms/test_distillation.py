@@ -281,3 +281,49 @@ def test_missing_candidates_and_rows_without_a_teacher_have_no_part(form: str, o
     found.sum().backward()
     assert student.grad is not None and student.grad.isfinite().all()
     assert (student.grad[0] == 0).all() and (student.grad[1:, 2] == 0).all() and (student.grad[1:, :2] != 0).all()
+
+
+@pytest.mark.parametrize("outside", ["bucket", "renormalize", "ignore"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("broken", "student", "teacher"),
+    [
+        ("a teacher's weights", [-1.0, -2], [math.nan, math.nan]),
+        ("one number of a teacher", [-1.0, -2], [-1.0, math.nan]),
+        ("one number beside a missing candidate", [-1.0, -math.inf], [math.nan, -math.inf]),
+        ("a row that the teacher has not read", [-math.inf, -math.inf], [math.nan, math.nan]),
+        ("a student's weights", [math.nan, -2.0], [-1.0, -2]),
+        ("a teacher above certainty", [-1.0, -2], [math.inf, -2]),
+    ],
+)
+def test_numbers_that_are_none_are_no_missing_candidates(
+    form: str, outside: str, broken: str, student: list[float], teacher: list[float]
+) -> None:
+    given = torch.tensor([[-1.0, -2], [-1, -2], student]).double().requires_grad_()
+    of_teacher = torch.tensor([[math.nan] * 2, [-1.0, -2], teacher]).double()
+    row = torch.tensor([0, 1, 2])
+    columns = {"teacher_topk_logprob": of_teacher, "teacher_mask": torch.tensor([0.0, 1, 1])}
+    tokens = ResponseTokens(torch.full((3,), -1.0), None, torch.ones(3), columns, row, (), given)
+    spec = LossDistillationSpec(divergence=form, outside=outside)
+    found, known = candidate_loss(spec, tokens, RowReducer(row, torch.ones(3, dtype=torch.bool)))
+    assert known.tolist() == [False, True, True]
+    assert found[:2].isfinite().all() and not found[2].isfinite(), broken
+
+
+@pytest.mark.parametrize("clamp", [None, 0.5])
+@pytest.mark.parametrize("form", ["k2", "k3", "abs", "k1+", *FORMS])
+def test_a_divergence_that_is_no_number_has_no_finite_gradient(form: str, clamp: float | None) -> None:
+    """The engine refuses a step by its gradient, not by its loss."""
+    spec = LossDistillationSpec(divergence=form, clamp=clamp)
+    row, active, taught = torch.tensor([0, 1, 2]), torch.ones(3, dtype=torch.bool), torch.tensor([0.0, 1, 1])
+    teacher = torch.tensor([math.nan, -2.0, math.nan]).double()
+    student = torch.tensor([-1.0, -1.5, -1.0]).double().requires_grad_()
+    if spec.over_candidates:
+        columns = {"teacher_topk_logprob": teacher[:, None], "teacher_mask": taught}
+        tokens = ResponseTokens(torch.full((3,), -1.0), None, torch.ones(3), columns, row, (), student[:, None])
+        found, _ = candidate_loss(spec, tokens, RowReducer(row, active))
+    else:
+        found, _ = distillation_loss(spec, student, teacher, taught, RowReducer(row, active))
+    found.sum().backward()
+    assert student.grad is not None
+    assert found.isfinite().tolist() == student.grad.isfinite().tolist() == [True, True, False]
