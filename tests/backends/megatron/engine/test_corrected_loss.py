@@ -47,7 +47,9 @@ def compute(run_engine: Any, rows: "Batch") -> Any:
     def objective() -> Any:
         from dagrl.algorithms.objective import PolicyObjective
 
-        return PolicyObjective(LossSpec(policy="gspo"), 0.8, rows.columns, correction=CORRECTION)
+        # It sees the order of a response's tokens, too.
+        loss = LossSpec(policy="fipo", half_life=4.0, future_low=0.5, future_high=1.0, off_policy_delta=0.05)
+        return PolicyObjective(loss, 0.8, rows.columns, correction=CORRECTION)
 
     def shares(replicas: int) -> "list[Batch]":
         return [rows.take(np.arange(replica, len(rows), replicas)) for replica in range(replicas)]
@@ -73,6 +75,7 @@ def test_a_corrected_loss_is_that_of_one_process(layout: str, compute: Any, alon
     expected_gradients, expected = alone
     assert {"mismatch/logprob_diff", "correction/weight", "correction/vetoed_responses"} < metrics.keys()
     assert 0 < metrics["correction/rejected_fraction"][0] < 1
+    assert 0 < metrics["ratio/off_policy_fraction"][0] < 1
     for name, (mean, _, high) in metrics.items():
         assert mean == pytest.approx(expected[name][0], rel=1e-5, abs=1e-7), name
         if name.startswith(("mismatch/", "correction/")):
