@@ -92,10 +92,20 @@ def hindrance(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | No
         if before.contract.scope is Scope.BATCH:
             return f"`{other}` needs the whole step before `{name}` can begin; choose one that works on groups or rows"
         if isinstance(before.spec, LogprobNode) and _moves_with(pipeline, before.spec.engine or "") == node.engine:
-            return (
-                f"`{other}` computes log-probs of the whole step with the weights from before its first mini-batch; "
-                f"take those of the rollout, `read: {{old_logprob: rollout_logprob}}` in `{name}`, without `{other}`"
-            )
+            read_as = {
+                column
+                for each in graph.nodes.values()
+                for column, wire in each.inputs.items()
+                if wire.node == other and each.spec is not None
+            }
+            remedy = "let an engine or frozen copy that does not move compute them, or drop `stream_update`"
+            if read_as == {"old_logprob"}:
+                remedy = (
+                    f"take those of the rollout, `read: {{old_logprob: rollout_logprob}}` in `{name}`, "
+                    f"without `{other}`"
+                )
+            fact = "log-probs of the whole step with the weights from before its first mini-batch"
+            return f"`{other}` computes {fact}; {remedy}"
     return ""
 
 

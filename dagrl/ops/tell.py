@@ -66,7 +66,7 @@ def _template(source: str) -> Callable[..., str]:
     def rendered(**texts: str) -> str:
         try:
             return template.render(**texts)
-        except (TemplateError, TypeError) as error:  # TypeError: an expression failed
+        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:  # an expression failed
             raise ValueError(f"`template` of op tell cannot be filled in: {error}") from error
 
     return rendered

@@ -26,6 +26,7 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
     for name, packed in pipeline.packing_nodes.items():
         _check_micro_batch(pipeline, name, packed, graph, findings)
     _warn_of_long_samples(pipeline, sizes, findings)
+    _warn_of_long_rows(pipeline, graph, sizes, findings)
     _warn_of_long_demonstrations(pipeline, sizes, findings)
     _check_samples(pipeline, findings)
 
@@ -134,6 +135,26 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], f
             else:
                 message = f"with the longest prompt a sample has {longest} tokens, more than {most}; lower one of them"
                 findings.warning(place, message, "sample-too-long", depends_on=[("model",)])
+
+
+def _warn_of_long_rows(
+    pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, ModelSizes], findings: Findings
+) -> None:
+    """Warn of rows that are longer than what another model than the policy reads, such as a teacher."""
+    for name, node in pipeline.packing_nodes.items():
+        engine = str(node.engine)
+        positions = sizes[engine].positions if engine in sizes else None
+        of_policy = pipeline.model_section(engine) == ("model",) or pipeline.engines[engine].reads_messages
+        if positions is None or of_policy or told_by(pipeline, name, graph) is not None:
+            continue  # `telling` reports long prompts that a teacher is told.
+        longest = max((each.tokens for each in _longest_of(pipeline, name, node, graph)), default=0)
+        if longest > positions.value:
+            message = (
+                f"the longest row has {longest} tokens, more than the model's {positions.name}, {positions.value}; "
+                "use a model with a longer context, or lower the lengths of prompts and responses"
+            )
+            depends: list[Place] = [("engines", engine), ("model",), ("data",)]
+            findings.warning(("nodes", name, "engine"), message, "sample-too-long", depends_on=depends)
 
 
 def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:

@@ -118,7 +118,9 @@ def _check_candidates(name: str, wire: Wire, graph: Graph, findings: Findings) -
     if column is not None and (column.shape, column.dtype) != (Shape.TOPK, "int32"):
         message = f"`{wire.column}` is {column.dtype} {column.shape.value}"
         remedy = "name the ids that a node `{op: logprob, top_k: ...}` writes"
-        findings.error(("nodes", name, "candidates"), f"{message}; {remedy}", "wrong-column-kind")
+        place: Place = ("nodes", name, "candidates")
+        # `scorers` has reported servers and endpoints, which return none.
+        findings.error(place, f"{message}; {remedy}", "wrong-column-kind", depends_on=[place])
 
 
 def _check_divergence(place: Place, spec: LossDistillationSpec, findings: Findings) -> None:

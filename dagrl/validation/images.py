@@ -31,7 +31,7 @@ def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) ->
         findings.error(("data", "overlong_prompts"), message, "cut-images", depends_on=[_PLACE])
     if (data.min_pixels or 1) > (data.max_pixels or 2**63):
         findings.error(("data", "min_pixels"), f"is more than max_pixels, {data.max_pixels}; lower it")
-    for node in graph.nodes.values() if graph is not None else ():
+    for name, node in graph.nodes.items() if graph is not None else ():
         engine = pipeline.engines.get(str(getattr(node.spec, "engine", None)))
         if engine is None or not set(IMAGE_COLUMNS) & node.inputs.keys():
             continue
@@ -41,6 +41,20 @@ def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) ->
             message = f"backend {backend_of(engine).name} takes no images; use one that does{others}"
             place: Place = ("engines", str(getattr(node.spec, "engine", None)), "backend")
             findings.error(place, message, "no-images", depends_on=[_PLACE])
+        elif engine.model is not None:
+            _check_sight(pipeline, name, str(getattr(node.spec, "engine", None)), findings)
+
+
+def _check_sight(pipeline: Pipeline, name: str, engine: str, findings: Findings) -> None:
+    """Report a node that shows images to a model of its own that reads text."""
+    try:
+        family = find_family(read_config(pipeline.model_of(engine)).get("model_type"))
+    except ValueError:
+        return  # `model` reports it.
+    if family is not None and not family.has_vision:
+        message = f"`{engine}` is a {family.model_type}, which reads text; use a model that sees"
+        depends: list[Place] = [("engines", engine), _PLACE]
+        findings.error(("nodes", name, "engine"), message, "model-without-vision", depends_on=depends)
 
 
 def _check_judges(pipeline: Pipeline, findings: Findings) -> None:

@@ -79,15 +79,24 @@ def _problem_of(node: TellNode) -> str | None:
     from jinja2 import TemplateSyntaxError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    environment = ImmutableSandboxedEnvironment()
     try:
-        parsed = ImmutableSandboxedEnvironment().parse(node.template)
+        # Names of filters and tests are checked when it is compiled.
+        used = meta.find_undeclared_variables(environment.parse(node.template))
+        template = environment.from_string(node.template)
     except TemplateSyntaxError as error:
         return f"line {error.lineno} is no Jinja: {error.message}; mend it"
-    used, known = meta.find_undeclared_variables(parsed), {"prompt", *_FACTS.values()}
+    known = {"prompt", *_FACTS.values()}
     if unknown := sorted(used - known):
         return f"there is no `{unknown[0]}`; the names are {listed(sorted(known))}"
     if not used.intersection(_given(node)):
         return f"it leaves out what is told; add {{{{ {_given(node)[0]} }}}}"
     if node.message == "user" and "prompt" not in used:
         return "it takes the place of the user's message, which it leaves out; add {{ prompt }}"
+    # A number, because templates may compute with what is told.
+    values = dict.fromkeys(known, "") | dict.fromkeys(("prompt", *_given(node)), "1")
+    try:
+        template.render(values)
+    except Exception as error:  # noqa: BLE001 - expressions raise errors of any kind
+        return f"it cannot be filled in: {str(error).partition(chr(10))[0]}; mend it"
     return None

@@ -5,6 +5,7 @@ import pytest
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.drawing.draw import draw_mermaid, draw_svg, draw_text
 from dagrl.graph.inference import build_graph
+from dagrl.graph.updates import hindrance
 from dagrl.scheduler.placement import make_plan
 from dagrl.validation import check_file
 from dagrl.validation.summary import summarize
@@ -100,3 +101,31 @@ def test_the_summary_and_the_drawings_say_so(project, graph_of):
     assert "logprob on actor, skipped" in draw_mermaid(graph)
     assert "logprob on actor, skipped" in draw_svg(graph)
     assert "skipped" not in draw_text(graph_of(OLD, "nodes.update.epochs=2"))
+
+
+TOLD = [
+    "nodes.told={op: tell, demonstration: answer, max_prompt_tokens: 16}",
+    "nodes.teacher={op: logprob, engine: actor, read: {prompt_tokens: teacher_prompt_tokens}, write: teacher_logprob}",
+    "nodes.update.loss={distillation: {}}",
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [
+        ([OLD], "take those of the rollout"),
+        (TOLD, "an engine or frozen copy that does not move"),
+        (["nodes.ref={op: logprob, engine: actor, write: ref_logprob}"], "an engine or frozen copy that does not move"),
+        (
+            [*TOLD, "nodes.teacher={op: logprob, engine: actor, write: teacher_logprob, top_k: 4}"],
+            "an engine or frozen copy that does not move",
+        ),
+    ],
+)
+def test_a_stream_of_mini_batches_names_the_remedy(project, graph_of, overrides, remedy):
+    overrides = [*overrides, "nodes.update.mini_batch=4", "schedule={stream_update: true, shards_per_step: 4}"]
+    loaded = load_pipeline(project.pipeline(), overrides)
+    node, graph = loaded.pipeline.nodes["update"], build_graph(loaded.pipeline, loaded.folder)
+    message = hindrance(loaded.pipeline, "update", node, graph)
+    assert remedy in message
+    assert ("drop `stream_update`" in message) == (remedy[:2] == "an")

@@ -110,6 +110,15 @@ def test_the_template_is_right(problems) -> None:
         ({"nodes.reward": {**JUDGE, "prompt": "{response}"}}, "nodes.reward.prompt", "which the question needs once"),
         ({"nodes.reward": JUDGE, "engines.judge": TEXT_JUDGE}, "nodes.reward.images", "a qwen2, which reads text"),
         ({"nodes.reward": JUDGE, "data.image_key": None}, "nodes.reward.images", "prompts have no images"),
+        (
+            {
+                "engines.teacher": {"backend": "megatron", "group": "train", "model": {"init": TEXT}},
+                "nodes.teacher": {"op": "logprob", "engine": "teacher", "write": "teacher_logprob"},
+                "nodes.update.loss": {"distillation": {}},
+            },
+            "nodes.teacher.engine",
+            "`teacher` is a qwen2, which reads text",
+        ),
         ({"model.init.rope_parameters": {"rope_theta": 1e4}}, "model.init", "has no mrope_section"),
         ({"model.init.rope_parameters.mrope_section": [2, 2, 2]}, "model.init", "adds up to 6, and half a head has 8"),
         (
@@ -135,7 +144,8 @@ def test_the_template_is_right(problems) -> None:
     ],
 )
 def test_options_that_do_not_fit_are_refused(problems, changes: dict[str, Any], place: str, words: str) -> None:
-    assert any(where == place and words in message for where, message in problems(changes))
+    found = problems(changes)
+    assert any(where == place and words in message for where, message in found), found
 
 
 @pytest.mark.parametrize("agent", [None, {"command": ["python", "agent.py"]}])

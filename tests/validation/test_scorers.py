@@ -126,6 +126,17 @@ def test_a_teacher_reads_the_longest_row(project, backend, positions, server, fi
     assert ("nodes.ref.engine" if server == "{}" else "engines.teacher.server") in problem.place
 
 
+@pytest.mark.parametrize(("positions", "fits"), [(24, True), (23, False)])
+def test_a_teacher_on_megatron_that_reads_shorter_rows_is_named(project, positions, fits):
+    own = f"model: {{init: {{model_type: qwen3, hidden_size: 32, max_position_embeddings: {positions}}}}}"
+    engine = f"  teacher: {{backend: megatron, group: train, {own}}}\n{ENGINE[0]}"
+    path = project.pipeline((REF, f"{ON_SERVERS}}}"), (ENGINE[0], engine))
+    found = [each for each in check_file(path).warnings if each.code == "sample-too-long"]
+    assert [each.place for each in found] == ([] if fits else ["nodes.ref.engine"])
+    words = "the longest row has 24 tokens, more than the model's max_position_embeddings, 23"
+    assert fits or words in found[0].message
+
+
 @pytest.mark.parametrize(("told", "fits"), [(40, True), (41, False)])
 def test_told_prompts_count_towards_the_longest_row(project, told, fits):
     """A teacher of 48 positions, and responses of 8 tokens."""

@@ -73,6 +73,40 @@ def test_a_node_that_tells_nothing_is_refused(project, told: str, place: str, co
     project.assert_problem(project.pipeline(*edits(whole)), place, code)
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ demonstration | nofilter }}", "No filter named 'nofilter'"),
+        ("{{ prompt is notest }}{{ demonstration }}", "No test named 'notest'"),
+        ("{{ prompt }}{{ demonstration }}{% include 'x' %}", "no loader"),
+        ("{{ prompt + 1 }}{{ demonstration }}", "concatenate str"),
+        ("{{ prompt }}{{ 1 / 0 }}{{ demonstration }}", "division by zero"),
+        ("{{ prompt }}{{ demonstration.nothing.more }}", "has no attribute 'nothing'"),
+        ("{{ prompt() }}{{ demonstration }}", "not callable"),
+        ("{{ prompt }}{{ demonstration.__class__.__mro__ }}", "unsafe"),
+        ("{{ prompt | round }}{{ demonstration }}", "type str"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_in_is_refused(project, template: str, words: str) -> None:
+    told = SELF.replace("max_prompt_tokens: 24}", f'max_prompt_tokens: 24, template: "{template}"}} #!')
+    problem = project.only_problem(project.pipeline(*edits(told)))
+    assert (problem.place, problem.code) == ("nodes.told.template", "wrong-template")
+    assert words in problem.message and "\n" not in problem.message
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ prompt | trim }} {{ demonstration.split('/') | last }}",
+        "{{ prompt }}{% if response %}{{ response }}{% endif %}{{ demonstration | int + 1 }}",
+        "{% set n = 10 / (demonstration | float) %}{{ prompt }}{{ n }}",
+    ],
+)
+def test_a_template_may_compute(project, template: str) -> None:
+    told = f'demonstration: answer, template: "{template}"'
+    check_file(project.pipeline(*edits(SELF.replace("demonstration: answer", told))))
+
+
 def test_a_system_message_needs_no_question(project) -> None:
     told = "demonstration: answer, message: system, template: '{{ demonstration }}'"
     check_file(project.pipeline(*edits(SELF.replace("demonstration: answer", told))))
