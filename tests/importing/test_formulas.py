@@ -282,6 +282,28 @@ def test_a_token_baseline_needs_sums_of_squared_probabilities(translated, name):
 
 
 CORRECTION = "algorithm.rollout_correction"
+TOOLS = {"actor_rollout_ref.rollout.multi_turn.enable": True}
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "differences"),
+    [
+        ({}, []),
+        ({f"{CORRECTION}.rollout_is": None, f"{CORRECTION}.rollout_rs": "seq_max_k2"}, []),
+        ({f"{CORRECTION}.rollout_is": "token"}, ["rollout_is"]),
+        ({f"{CORRECTION}.rollout_is": "sequence", **TOOLS}, ["rollout_is", "tools"]),
+        (TOOLS, ["tools"]),
+        ({"data.tool_config_path": "tools.yaml"}, ["tools"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["grpo", "optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_differences_of_a_token_baseline_are_noted(translation, name, given_settings, differences):
+    key = "algorithm.adv_estimator"
+    (line,) = (each for each in translation("verl", {**given_settings, key: name}).lines if each.key == key)
+    without_tools = [each for each in differences if each != "tools"]
+    known = {"optimal_token_baseline": differences, "tir_optimal_token_baseline": without_tools, "grpo": []}[name]
+    notes = line.note.split("; t") if line.note else []
+    assert [each in note for each, note in zip(known, notes, strict=True)] == [True] * len(known)
 
 
 @pytest.mark.parametrize(

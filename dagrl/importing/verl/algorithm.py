@@ -7,7 +7,7 @@ from typing import Any
 
 from dagrl.importing.parts import kl_estimator
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
-from dagrl.importing.verl.common import ACTOR, CORRECTION
+from dagrl.importing.verl.common import ACTOR, CORRECTION, has_turns
 
 _ESTIMATORS = {
     **{name: name for name in ("gae", "grpo", "rloo", "remax", "opo", "gpg", "gigpo", "reinforce_plus_plus")},
@@ -44,7 +44,7 @@ def _estimator(t: Translation) -> None:
             reason = "gdpo needs a reward node for each of its rewards (docs/algorithms.md)"
         t.refuse(f"{reason}; grpo stands in", key)
         return
-    t.write("nodes.advantage.estimator", _ESTIMATORS[name], key)
+    t.write("nodes.advantage.estimator", _ESTIMATORS[name], key, note=_difference(t, name))
     std = "algorithm.norm_adv_by_std_in_grpo"
     mode, weight = "algorithm.gigpo.mode", "algorithm.gigpo.step_advantage_w"
     if name == "gigpo":
@@ -72,6 +72,17 @@ def _estimator(t: Translation) -> None:
     if _ESTIMATORS[name] == "optimal_token_baseline" and "nodes.old.op" in t.tree:
         # Without the trainer's log-probs (`bypass_mode`) verl refuses it too.
         t.put("nodes.old.statistics", ["prob_square_sum"])
+
+
+def _difference(t: Translation, name: str) -> str:
+    """How ``optimal_token_baseline`` differs from verl's."""
+    notes = []
+    is_corrected = t.get(f"{CORRECTION}.rollout_is") in ("token", "sequence")
+    if _ESTIMATORS[name] == "optimal_token_baseline" and is_corrected:
+        notes.append("there, the baseline's weights have the square of those of `rollout_is` as a factor")
+    if name == "optimal_token_baseline" and has_turns(t):
+        notes.append("there, tokens of tools count in t; here they do not, as in tir_optimal_token_baseline")
+    return "; ".join(notes)
 
 
 def _greedy(t: Translation) -> None:

@@ -70,3 +70,12 @@ def packed_tokens(
     t.imply("tokens are packed by `tokens_per_micro_batch`", dynamic)
     t.imply("has no effect without dynamic batches", names[0])
     t.refuse("rows of all GPUs together, of older versions; `tokens_per_micro_batch` is for a model replica", others[1])
+
+
+def has_turns(t: Translation) -> bool:
+    """Return whether responses have turns; newer versions take tools without ``enable``."""
+    prefix = f"{ROLLOUT}.multi_turn"
+    files = ("tool_config_path", "function_tool_path", "interaction_config_path")
+    return t.flag(f"{prefix}.enable") or any(
+        t.get(f"{section}.{name}") for section in (prefix, "data") for name in files
+    )

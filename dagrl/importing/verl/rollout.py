@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagrl.importing.engines import generator_of, library_field, server_key
 from dagrl.importing.parts import put_logprob, put_node
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
-from dagrl.importing.verl.common import ACTOR, ROLLOUT, context_parallel, packed_tokens
+from dagrl.importing.verl.common import ACTOR, ROLLOUT, context_parallel, has_turns, packed_tokens
 
 
 def _backend(t: Translation) -> None:
@@ -128,10 +128,7 @@ def _old(t: Translation) -> None:
 
 def _turns(t: Translation) -> None:
     prefix = f"{ROLLOUT}.multi_turn"
-    files = ("tool_config_path", "function_tool_path", "interaction_config_path")
-    # Newer versions take tools without `enable`.
-    has_tools = any(t.get(f"{section}.{name}") for section in (prefix, "data") for name in files)
-    if not t.flag(f"{prefix}.enable") and not has_tools:
+    if not has_turns(t):
         t.imply_all("responses have one turn")
         return
     tools = 'tools are functions here: `nodes.rollout.tools: ["module:function"]` (docs/multi_turn.md)'
