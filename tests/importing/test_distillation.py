@@ -208,3 +208,45 @@ def test_another_loss_beside_a_teachers_is_refused(translation, given, why) -> N
     found = translation("verl", {**GRADIENT, **given})
     notes = [line.note for line in found.lines if line.key == f"{LOSS}use_policy_gradient" and line.status == "refused"]
     assert [why in note for note in notes] == ([True] if why else [])
+
+
+KL = {"use_kl_loss": True, "kl_loss_coef": 0.01, "add_token_level_kl": True, "init_kl_coef": 0.05}
+
+
+def test_a_teacher_alone_switches_off_rolls_divergences(checked) -> None:
+    for teacher in (ROLL, {**ROLL, "is_pure_opd": True}):
+        found, problems = checked("roll", {**teacher, **KL})
+        assert problems == []
+        assert not any(part in key for key in found.tree for part in ("reference", ".ref.", "kl_coef", "kl_in_reward"))
+        assert {line.status for line in found.lines if line.key in KL} == {"implied"}
+    kept, _ = checked("roll", {**ROLL, "use_opd": True, **KL})
+    assert {"nodes.update.loss.kl_coef", "nodes.advantage.kl_in_reward.coef", "nodes.ref.op"} <= set(kept.tree)
+
+
+BATCH = "actor_train.training_args."
+ONE_STEP = {"init_kl_coef": 0, f"{BATCH}per_device_train_batch_size": 128, "rollout_batch_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("given", "reads_generators"),
+    [
+        (ONE_STEP, True),
+        ({**ONE_STEP, "enable_old_logprobs_recompute": False}, True),
+        ({**ONE_STEP, "enable_old_logprobs_recompute": True}, False),
+        # Its default, 0.2, is above 0.
+        ({key: value for key, value in ONE_STEP.items() if key != "init_kl_coef"}, False),
+        ({**ONE_STEP, f"{BATCH}per_device_train_batch_size": 64}, False),
+        ({**ONE_STEP, f"{BATCH}per_device_train_batch_size": 64, f"{BATCH}gradient_accumulation_steps": 2}, True),
+        # 128 x 8 samples on 4 ranks.
+        ({**ONE_STEP, "actor_train.strategy_args.strategy_config.tensor_model_parallel_size": 2}, False),
+        ({**ONE_STEP, "actor_train.strategy_args.strategy_name": "deepspeed_train"}, False),
+        ({"force_disable_old_logprobs_recompute": True, "enable_old_logprobs_recompute": True}, True),
+    ],
+)
+def test_a_teacher_of_roll_is_compared_with_the_log_probs_that_roll_compares(checked, given, reads_generators) -> None:
+    for teacher in (ROLL, {**ROLL, "use_opd": True}):
+        found, problems = checked("roll", {**teacher, **given})
+        assert problems == []
+        expected = {"old_logprob": "rollout_logprob"} if reads_generators else None
+        assert found.tree.get("nodes.advantage.read") == expected
+        assert found.tree["nodes.old.op"] == "logprob"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dagrl.importing.engines import PARALLEL
 from dagrl.importing.parts import put_groups
-from dagrl.importing.roll.common import INFER, STRATEGY, TRAIN, devices_of, is_pure_opd
+from dagrl.importing.roll.common import INFER, STRATEGY, TRAIN, data_parallel_ranks, devices_of, is_pure_opd
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.teachers import ADVANTAGE, engine_name, put_teachers
+
+_RECOMPUTE = ("enable_old_logprobs_recompute", "force_disable_old_logprobs_recompute")
 
 
 def _distillation(t: Translation) -> None:
@@ -24,6 +26,9 @@ def _distillation(t: Translation) -> None:
         t.imply("is `rows` of the teacher; a tag is the column `data_source` here", tags)
     put_teachers(t, rows, "data_source")
     _weights(t, list(prefixes.values()))
+    if not _recomputes_old(t):
+        note = "the teacher is compared with the generator's log-probs, where the trainer's are not computed before"
+        t.write("nodes.advantage.read", {"old_logprob": "rollout_logprob"}, *_RECOMPUTE, note=note)
     tags_of = [tag for values in rows.values() for tag in values or ["*"]]
     if len(set(tags_of)) < len(tags_of) or (len(rows) > 1 and None in rows.values()):
         keys = [f"{prefix}.tag_included" for prefix in prefixes.values()]
@@ -51,6 +56,21 @@ def _engine(t: Translation, engine: str, prefix: str) -> None:
     else:
         t.put(f"engines.{engine}.group", t.tree.get("engines.actor.group"))
         t.imply("is on the actor's GPUs here", mapping)
+
+
+def _recomputes_old(t: Translation) -> bool:
+    """Whether the trainer computes log-probs before it trains: ROLL sets this itself, with several steps a batch."""
+    enabled, disabled = map(t.flag, _RECOMPUTE)
+    if disabled or enabled:
+        return not disabled
+    if t.get("adv_estimator") in ("step_reinforce", "gigpo") or t.number("init_kl_coef", 0) > 0:
+        return True
+    samples = t.number("rollout_batch_size", 128) * t.number("num_return_sequences_in_group", 1)
+    rows = t.number(f"{TRAIN}.training_args.per_device_train_batch_size", 8)
+    rows *= t.number(f"{TRAIN}.training_args.gradient_accumulation_steps", 1)
+    # ROLL knows the ranks of these strategies alone.
+    is_counted = str(t.get(f"{TRAIN}.strategy_args.strategy_name")) in ("megatron_train", "fsdp2_train")
+    return samples // (data_parallel_ranks(t) if is_counted else 1) // rows > 1
 
 
 def _weights(t: Translation, prefixes: list[str]) -> None:

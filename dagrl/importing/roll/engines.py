@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from dagrl.config.errors import counted
 from dagrl.importing.engines import (
     NO_CRITIC,
@@ -17,7 +15,16 @@ from dagrl.importing.engines import (
     write_warmup_ratio,
 )
 from dagrl.importing.parts import is_known, put_critic_nodes, put_groups
-from dagrl.importing.roll.common import CRITIC, INFER, REFERENCE, STRATEGY, TRAIN, devices_of, uses_critic
+from dagrl.importing.roll.common import (
+    CRITIC,
+    INFER,
+    REFERENCE,
+    STRATEGY,
+    TRAIN,
+    data_parallel_ranks,
+    devices_of,
+    uses_critic,
+)
 from dagrl.importing.table import Translation, joint, to, under
 
 
@@ -195,8 +202,7 @@ def _mini_batch(t: Translation) -> None:
         f"{TRAIN}.training_args.{name}" for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
     )
     n, prompts = t.number("num_return_sequences_in_group", 1), t.number("rollout_batch_size", 128)
-    sizes = [t.number(f"{TRAIN}.{STRATEGY}.{name}", 1) for name in (PARALLEL[0], PARALLEL[1], PARALLEL[3])]
-    ranks = max(1, len(devices_of(t, TRAIN))) // math.prod(sizes) or 1
+    ranks = data_parallel_ranks(t)
     samples = t.number(rows, 1) * t.number(accumulation, 1) * ranks
     if not t.given(rows) and not t.given(accumulation):
         return

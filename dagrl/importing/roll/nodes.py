@@ -263,6 +263,10 @@ def _loss(t: Translation) -> None:
 
 
 def _divergence(t: Translation) -> None:
+    put_logprob(t, "old", "actor", "old_logprob")
+    if is_pure_opd(t):
+        t.imply_all("is off where a teacher is all that is learned from")
+        return
     if t.flag("use_kl_loss"):
         t.write("nodes.update.loss.kl_coef", t.get("kl_loss_coef"), "kl_loss_coef", "use_kl_loss")
         t.write("nodes.update.loss.kl_estimator", "k3", "use_kl_loss")
@@ -281,7 +285,6 @@ def _divergence(t: Translation) -> None:
             t.write(f"{target}.horizon", t.get("kl_horizon"), "kl_horizon")
     else:
         t.imply("there is no divergence in the reward", "add_token_level_kl", *keys)
-    put_logprob(t, "old", "actor", "old_logprob")
     put_reference(t)
 
 
