@@ -10,6 +10,7 @@ from dagrl.config.schema import (
     LogprobNode,
     LossDistillationSpec,
     MergeNode,
+    NodeBase,
     Pipeline,
     TrainingNode,
     UpdateNode,
@@ -58,15 +59,7 @@ def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Find
         if isinstance(node.spec, LogprobNode) and node.spec.candidates:
             _check_candidates(name, node.inputs[node.spec.candidates], graph, findings)
         wire = next((node.inputs[column] for column in _TAUGHT if column in node.inputs), None)
-        for column, source in node.inputs.items():
-            teacher = pipeline.nodes.get(source.node)
-            if not isinstance(teacher, LogprobNode) or teacher.rows is None or node.spec is None:
-                continue
-            if isinstance(node.spec, MergeNode) or (column in _TAUGHT and "teacher_mask" in node.inputs):
-                continue
-            remedy = f"add `{{op: merge, columns: [{source.column}, ...]}}`, with `uncovered: skip` if others have none"
-            message = f"`{name}` reads `{column}` of all rows, and this node computes some (`rows`); {remedy}"
-            findings.error(("nodes", source.node, "rows"), message, "rows-without-log-probs")
+        _check_readers(node, graph, findings)
         if isinstance(node.spec, MergeNode):
             _check_kinds(name, node, graph, findings)
         if wire is None:
@@ -77,24 +70,98 @@ def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Find
             findings.warning(("nodes", wire.node, "engine"), f"{message}; name a teacher", "teacher-is-student")
 
 
+def _check_readers(node: GraphNode, graph: Graph, findings: Findings) -> None:
+    """Report log-probs that some rows lack, and that a node reads of all rows or with another teacher's mask."""
+    if node.spec is None or isinstance(node.spec, MergeNode):
+        return
+    mask = next((wire for wire in node.inputs.values() if _own_name(wire, graph) == "teacher_mask"), None)
+    for column, source in node.inputs.items():
+        teacher = graph.nodes[source.node].spec
+        if _own_name(source, graph) == "teacher_mask" or not _may_lack(teacher):
+            continue
+        masked = mask is not None and (column in _TAUGHT or node.spec.user_function is not None)
+        if masked and mask is not None and _covers(mask, source.node, graph):
+            continue
+        place: Place = ("nodes", source.node, "rows")
+        fact = f"`{node.name}` reads `{column}` of all rows, and this node computes some (`rows`)"
+        remedy = f"add `{{op: merge, columns: [{source.column}, ...]}}`, with `uncovered: skip` if others have none"
+        if isinstance(teacher, MergeNode):
+            place = ("nodes", source.node, "uncovered")
+            fact = f"`{node.name}` reads `{column}` of all rows, and this node has some (`skip`)"
+            remedy = "set `stop`, because only distillation leaves out rows without log-probs"
+        if masked and mask is not None:
+            fact = f"`{node.name}` leaves out the rows that `{mask.node}` masks, and this node lacks others"
+            remedy = f"{remedy}, or select the mask of these rows"
+            if isinstance(teacher, MergeNode):
+                remedy = f"read its own mask with `read_from: [{source.node}]` in `{node.name}`"
+        findings.error(place, f"{fact}; {remedy}", "rows-without-log-probs")
+
+
+def _may_lack(teacher: NodeBase | None) -> bool:
+    """Whether a node writes NaN for rows that it has not read."""
+    if isinstance(teacher, MergeNode):
+        return teacher.uncovered == "skip"
+    return isinstance(teacher, LogprobNode) and teacher.rows is not None
+
+
+def _covers(mask: Wire, name: str, graph: Graph) -> bool:
+    """Whether a mask is 0 in all rows that the node `name` lacks."""
+    node = graph.nodes[name]
+    if mask.node == name or not _may_lack(node.spec):
+        return True
+    given = graph.nodes[mask.node]
+    if isinstance(given.spec, MergeNode) and _merged(given) == (_merged(node) or {name}):
+        return True
+    if isinstance(node.spec, MergeNode):
+        return any(_covers(mask, teacher, graph) for teacher in _merged(node))
+    rows = node.spec.rows if isinstance(node.spec, LogprobNode) else None
+    return isinstance(rows, dict) and all(node.inputs[own] == mask and set(rows[own]) == {1} for own in rows)
+
+
+def _merged(node: GraphNode) -> set[str]:
+    """The nodes whose columns a merge takes; empty for other nodes."""
+    columns = node.spec.columns if isinstance(node.spec, MergeNode) else ()
+    return {node.inputs[column].node for column in columns if column in node.inputs}
+
+
+def _own_name(wire: Wire, graph: Graph) -> str:
+    """A column's name for the op that writes it."""
+    return next(own for own, written in graph.nodes[wire.node].outputs.items() if written == wire.column)
+
+
 def _check_kinds(name: str, node: GraphNode, graph: Graph, findings: Findings) -> None:
-    """Report columns of a merge that differ in kind, or that hold no numbers of tokens."""
-    kinds: dict[str, tuple[Shape, str]] = {}
-    for index, column in enumerate(node.spec.columns if isinstance(node.spec, MergeNode) else ()):
-        wire = node.inputs[column]
-        own = next(own for own, there in graph.nodes[wire.node].outputs.items() if there == wire.column)
+    """Report columns of a merge that differ in kind from each other or from what it writes, or hold no numbers of
+    tokens.
+    """
+    assert isinstance(node.spec, MergeNode)
+    kinds: dict[str, tuple[Shape, str, bool]] = {}
+    written = node.contract.writes[0]
+    if written in CORE_COLUMNS:
+        kinds[written] = _kind(written)
+    for index, column in enumerate(node.spec.columns):
+        own = _own_name(node.inputs[column], graph)
         spec = CORE_COLUMNS.get(own)
         if spec is None:
             continue
-        kinds[column] = spec.shape, spec.dtype
+        kinds[column] = _kind(own)
         place: Place = ("nodes", name, "columns", index)
         first = next(iter(kinds))
         if spec.shape not in (Shape.RESPONSE, Shape.TOPK):
             message = f"`{column}` has values {spec.shape.value}; name a column of response tokens"
             findings.error(place, message, "wrong-column-kind")
-        elif kinds[column] != kinds[first]:
+        elif kinds[column] == kinds[first]:
+            continue
+        elif first == written:
+            message = f"`{column}` is of another kind than `{written}`, which the node writes"
+            findings.error(place, f"{message}; name another column, or another one in `write`", "wrong-column-kind")
+        else:
             message = f"`{column}` is of another kind than `{first}`; merge them in two nodes"
             findings.error(place, message, "wrong-column-kind")
+
+
+def _kind(own: str) -> tuple[Shape, str, bool]:
+    """Shape and type of a built-in column, and whether it holds log-probs."""
+    return CORE_COLUMNS[own].shape, CORE_COLUMNS[own].dtype, own.endswith("logprob")
 
 
 def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, findings: Findings) -> None:
@@ -106,15 +173,15 @@ def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, find
             message = "all advantages are 0; add `distillation: {}`, or choose an estimator of rewards"
             findings.error((*place, "estimator"), message, "nothing-to-learn")
     several = pipeline.rollouts and pipeline.rollouts[pipeline.leading_rollout].rows_per_sample > 1
-    if node.distillation and node.distillation.discount and several:
-        message = "the rows of a trajectory have no order; remove `sequences`, or set `discount: 0`"
-        findings.error((*place, "distillation", "discount"), message, "turns-in-several-rows")
+    for option in ("discount", "early_weight"):
+        if node.distillation and getattr(node.distillation, option) and several:
+            message = f"the rows of a trajectory have no order; remove `sequences`, or set `{option}: 0`"
+            findings.error((*place, "distillation", option), message, "turns-in-several-rows")
 
 
 def _check_candidates(name: str, wire: Wire, graph: Graph, findings: Findings) -> None:
     """Report a column whose values are no token ids for each place."""
-    own = next(column for column, written in graph.nodes[wire.node].outputs.items() if written == wire.column)
-    column = CORE_COLUMNS.get(own)
+    column = CORE_COLUMNS.get(_own_name(wire, graph))
     if column is not None and (column.shape, column.dtype) != (Shape.TOPK, "int32"):
         message = f"`{wire.column}` is {column.dtype} {column.shape.value}"
         remedy = "name the ids that a node `{op: logprob, top_k: ...}` writes"

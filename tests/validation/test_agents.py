@@ -105,6 +105,7 @@ def test_agents_that_can_run_pass(project, options: str) -> None:
         ("estimator: gae, kl_in_reward: {coef: 0.1}", "kl_in_reward"),
         ("estimator: reinforce_plus_plus, kl_in_reward: {coef: 0.1}", "kl_in_reward"),
         ("estimator: none, distillation: {discount: 0.5}", "distillation.discount"),
+        ("estimator: none, distillation: {early_weight: 0.5}", "distillation.early_weight"),
     ],
 )
 def test_order_dependent_estimators_are_refused_with_several_rows(project, advantage: str, place: str) -> None:

@@ -183,3 +183,82 @@ def test_a_validation_without_a_reward_measures_nothing(project) -> None:
     every = ("run: {steps: 10}", "run: {steps: 10, validate_every: 5}")
     assert project.warnings(ADVANTAGE, val, every) == []
     assert project.warnings(ADVANTAGE, val, every, WITHOUT_REWARD) == [("data.val", "validation-without-reward")]
+
+
+MATHS = "  maths: {op: logprob, engine: reference, rows: {data_set: [train]}, top_k: 4, write: maths_logprob}\n"
+TOLD = "  told: {op: tell, demonstration: answer, max_prompt_tokens: 24}\n"
+READS_TOLD = "  teacher: {op: logprob, engine: reference, read: {prompt_tokens: teacher_prompt_tokens}, "
+SKIP = "  merged: {op: merge, columns: [maths_logprob], uncovered: skip}\n"
+CHOSEN = "  teacher: {op: logprob, engine: reference, rows: {data_set: [train]}, write: teacher_logprob} #!\n"
+OF_REFERENCE = "  merged: {op: merge, columns: [maths_logprob], uncovered: skip, write: ref_logprob} #!\n"
+IDS = "  ids: {op: merge, columns: [maths_topk_ids], uncovered: skip, write: teacher_topk_ids}\n"
+PROBS = "  probs: {op: merge, columns: [maths_topk_logprob], uncovered: skip, write: teacher_topk_logprob}\n"
+OWN_NAME = "write: {teacher_topk_ids: teacher_topk_ids, teacher_mask: mask_of_ids}"
+OVER_MERGED = ("kl_coef: 0.01}}", "policy: none, distillation: {divergence: jsd}}, read_from: [ids]}")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        TOLD + READS_TOLD + "rows: {teacher_mask: [1]}, write: teacher_logprob}\n",
+        TOLD + READS_TOLD + "rows: {teacher_mask: [1.0]}, write: teacher_logprob}\n",
+        MATHS + SKIP,
+        MATHS + SKIP.replace("skip", "skip, write: teacher_logprob"),
+        MATHS + SKIP.replace("skip", "skip, write: {teacher_logprob: teacher_logprob}"),
+        MATHS + TOLD + READS_TOLD + "write: told_logprob}\n" + SKIP.replace("[maths", "[told_logprob, maths")
+        .replace("skip}", "skip, write: {teacher_mask: unread}}"),
+    ],
+)  # fmt: skip
+def test_a_mask_of_the_rows_that_a_teacher_reads_is_accepted(project, nodes: str) -> None:
+    check_file(project.pipeline(ADVANTAGE, (TEACHER, nodes)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "place", "code"),
+    [
+        # Masks of other rows.
+        (TOLD + CHOSEN, "nodes.teacher.rows", "rows-without-log-probs"),
+        (TOLD + CHOSEN.replace("data_set: [train]", "teacher_mask: [0]"), "nodes.teacher.rows", "rows-without"),
+        (TOLD + CHOSEN.replace("data_set: [train]", "teacher_mask: [0, 1]"), "nodes.teacher.rows", "rows-without"),
+        (TOLD + CHOSEN.replace("[train]", "[train], teacher_mask: [1]"), "nodes.teacher.rows", "rows-without"),
+        (MATHS + SKIP.replace("skip", "skip, write: other_logprob") + CHOSEN, "nodes.teacher.rows", "rows-without"),
+        (
+            TOLD + MATHS + SKIP.replace("skip}", "skip, write: {teacher_mask: unread}} #!"),
+            "nodes.merged.uncovered",
+            "rows-without-log-probs",
+        ),
+        # Readers that know no mask.
+        (TEACHER + MATHS + OF_REFERENCE, "nodes.merged.uncovered", "rows-without-log-probs"),
+        # Other kinds.
+        (f"{TEACHER[:-1]}\n".replace("teacher_log", "maths_log")
+         + "  merged: {op: merge, columns: [response_tokens]} #!\n", "nodes.merged.columns[0]", "wrong-column-kind"),
+        (MATHS + "  merged: {op: merge, columns: [maths_topk_ids]} #!\n", "nodes.merged.columns[0]", "wrong-column"),
+        (MATHS + "  merged: {op: merge, columns: [response_mask]} #!\n", "nodes.merged.columns[0]", "wrong-column"),
+        (MATHS + "  merged: {op: merge, columns: [maths_logprob, response_mask]} #!\n", "nodes.merged.columns[1]",
+         "wrong-column-kind"),
+        (MATHS.replace("top_k: 4", "statistics: [entropy]") + "  merged: {op: merge, columns: [entropy]} #!\n",
+         "nodes.merged.columns[0]", "wrong-column-kind"),
+    ],
+)  # fmt: skip
+def test_rows_without_log_probs_and_other_numbers_are_not_learnt_from(project, nodes, place, code) -> None:
+    edits = [ADVANTAGE, (TEACHER, nodes)]
+    if "ref_logprob}" in nodes:
+        edits.append(REF)
+    problems = project.problems(project.pipeline(*edits))
+    assert [(each.place, each.code[: len(code)]) for each in problems] == [(place, code)]
+
+
+@pytest.mark.parametrize("ids", [IDS, IDS.replace("write: teacher_topk_ids", OWN_NAME)])
+def test_candidates_of_several_teachers_are_merged(project, ids: str) -> None:
+    select = "" if "mask_of_ids" in ids else ", read_from: [ids]"
+    learns = (OVER_MERGED[0], OVER_MERGED[1].replace(", read_from: [ids]", select))
+    path = project.pipeline((NO_ADVANTAGE[0], (MATHS + ids + PROBS).rstrip()), learns, REF)
+    inputs = check_file(path).graph.nodes["update"].inputs
+    assert [inputs[name].node for name in ("teacher_topk_ids", "teacher_topk_logprob")] == ["ids", "probs"]
+    assert inputs["teacher_mask"].node == ("ids" if select else "probs")
+
+
+def test_two_masks_of_candidates_are_selected_as_the_message_says(project) -> None:
+    learns = (OVER_MERGED[0], OVER_MERGED[1].replace(", read_from: [ids]", ""))
+    path = project.pipeline((NO_ADVANTAGE[0], (MATHS + IDS + PROBS).rstrip()), learns, REF)
+    assert "`read_from: [ids]` in `update`" in project.only_problem(path).message
