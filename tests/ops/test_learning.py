@@ -27,6 +27,14 @@ BOUNDS = {"gspo": 0.05, "gmpo": 0.4, "cispo": 0.2}
 """Clips that leave this policy room to move; others keep their default."""
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gdpo": {"rewards": {"first_right": 1.0, "second_right": 1.0}},
+    "passk": {"k": 2},
+    "rae": {"role": "role"},
+}
+"""What an estimator cannot do without."""
+
+
 def sampled(logits: torch.Tensor, random: torch.Generator) -> Batch:
     """Responses of two tokens, drawn from the table; half a point for each token that is right."""
     distribution = logits.detach().log_softmax(-1)
@@ -43,6 +51,11 @@ def sampled(logits: torch.Tensor, random: torch.Generator) -> Batch:
         "value": Column(np.full(2 * ROWS, 0.5, dtype=np.float32), offsets),
         "group_id": Column(np.repeat(np.arange(GROUPS), EACH)),
         "reward": Column(right.mean(-1).float().numpy()),
+        "first_right": Column(right[:, 0].float().numpy()),
+        "second_right": Column(right[:, 1].float().numpy()),
+        "both_right": Column(right.prod(-1).float().numpy()),
+        "prob_square_sum": Column(distribution.exp().square().sum(-1).repeat(ROWS).numpy(), offsets),
+        "role": Column(np.zeros(ROWS, dtype=np.int64)),
         # The likeliest response's.
         "baseline_reward": Column(np.full(ROWS, (logits.argmax(-1) == torch.tensor(BEST)).float().mean().item())),
     }
@@ -83,6 +96,9 @@ def learned(bench, estimator: dict[str, Any], loss: dict[str, Any]) -> float:
     random = torch.Generator().manual_seed(3)
     for _ in range(STEPS):
         batch = sampled(logits, random)
+        if estimator["estimator"] == "passk":
+            # It takes nothing but right and wrong.
+            batch = batch.with_columns({"reward": batch["both_right"]})
         (output,) = advantage([OpInput(0, batch)], score)
         batch = batch.with_columns(output.columns)
         (marks,) = covariance([OpInput(0, batch)], mark)
@@ -94,7 +110,7 @@ def learned(bench, estimator: dict[str, Any], loss: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("estimator", [name for name in get_args(Estimator) if name != "none"])
 def test_every_estimator_teaches(bench, estimator: str) -> None:
-    assert learned(bench, {"estimator": estimator}, {"policy": "ppo_clip"}) > 0.8
+    assert learned(bench, {"estimator": estimator, **OPTIONS.get(estimator, {})}, {"policy": "ppo_clip"}) > 0.8
 
 
 @pytest.mark.parametrize("policy", [form for form in get_args(PolicyForm) if form != "none"])
