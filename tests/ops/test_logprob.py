@@ -184,6 +184,36 @@ def test_an_endpoint_that_scores_other_tokens_is_found_by_their_texts(over_endpo
         list(logprob(parts, over_endpoint()))
 
 
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        (lambda texts: [*texts[:-1], "x"], False),
+        (lambda texts: [*texts[:-1], ""], False),
+        (lambda texts: [*texts[:-1], texts[-1] + texts[-1]], False),
+        (lambda texts: ["\N{REPLACEMENT CHARACTER}"] * len(texts), False),
+        (lambda texts: [f" {text}" for text in texts], True),
+        (lambda texts: [f"\u2581{text}" for text in texts], True),
+        (lambda texts: [f"\u0120{text}" for text in texts], True),
+    ],
+    ids=["another", "none", "twice", "unreadable", "space", "sentencepiece", "bytes"],
+)
+def test_each_text_is_that_of_the_token(over_endpoint, parts, chat_server, changed, same: bool) -> None:
+    TokenServer(chat_server, lambda tokens: changed(texts_of(tokens)))
+    if same:
+        assert len(list(logprob(parts, over_endpoint()))) == 2
+        return
+    with pytest.raises(TeacherError, match="is scored in place of"):
+        list(logprob(parts, over_endpoint()))
+
+
+def test_texts_may_leave_out_special_tokens(over_endpoint, bench, chat_server) -> None:
+    TokenServer(chat_server, lambda tokens: ["" if token == TOKENIZER.eos_token_id else "3" for token in tokens])
+    response = [TOKENIZER.convert_tokens_to_ids("3"), TOKENIZER.eos_token_id]
+    batch = bench.batch([0], prompt_tokens=["1="], response_tokens=[response])
+    (output,) = logprob([OpInput(0, batch)], over_endpoint())
+    assert output.columns["logprob"].lengths.tolist() == [2]
+
+
 def test_a_failure_names_the_sample(over_endpoint, parts, chat_server) -> None:
     TokenServer(chat_server)
     chat_server.answers[:] = [(500, {"error": {"message": "out of memory"}})] * 2
