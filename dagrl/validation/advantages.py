@@ -44,6 +44,9 @@ def check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings
             "there is no reward to compare; name the columns and their weights, `rewards: {correct: 1, polite: 0.5}`"
         )
         findings.error((*place, "estimator"), message, "missing-rewards")
+    if node.estimator == "gdpo" and node.rewards and not any(node.rewards.values()):
+        message = "all weights are 0, so that no reward counts; give one of them a weight"
+        findings.warning((*place, "rewards"), message, "weights-of-zero")
     if node.deviation == "batch" and node.estimator in ("gigpo", "gdpo", "grpo_passk"):
         message = f"`{node.estimator}` compares within groups; set it to true or false"
         findings.error((*place, "normalize_by_std"), message, "option-without-effect")
@@ -92,7 +95,11 @@ def check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings
 
 
 def check_advantage_in_graph(name: str, node: AdvantageNode, graph: Graph, findings: Findings) -> None:
-    """Report a baseline of the same samples, and baselines of roles in rounds."""
+    """Report a baseline or teacher of the same samples, and baselines of roles in rounds."""
+    inputs = graph.nodes[name].inputs
+    if "teacher_logprob" in inputs and inputs["teacher_logprob"] == inputs.get("old_logprob"):
+        message = "teacher and student are one column, so that the teacher's advantages are 0; read"
+        findings.warning(("nodes", name), f"{message} each from a node of its own", "teacher-is-student")
     if node.estimator == "remax":
         _check_baseline(name, graph, findings)
     if node.estimator == "rae" and name in graph.in_rounds:

@@ -65,9 +65,14 @@ def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Find
         if wire is None:
             continue
         teacher = pipeline.nodes.get(wire.node)
-        if isinstance(teacher, LogprobNode) and teacher.engine in trained and not teacher.read:
+        if isinstance(teacher, LogprobNode) and teacher.engine in trained and not _reads_others(graph, wire.node):
             message = f"`{teacher.engine}` is the student of `{name}`, which has nothing to learn from itself"
             findings.warning(("nodes", wire.node, "engine"), f"{message}; name a teacher", "teacher-is-student")
+
+
+def _reads_others(graph: Graph, teacher: str) -> bool:
+    """Whether a teacher reads other columns than the policy, such as a prompt that it is told."""
+    return any(wire.column != column for column, wire in graph.nodes[teacher].inputs.items())
 
 
 def _check_readers(node: GraphNode, graph: Graph, findings: Findings) -> None:

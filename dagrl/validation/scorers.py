@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from dagrl.backends.families.sizes import ModelSizes
 from dagrl.backends.serving.section import ServerSpec
-from dagrl.config.errors import Place, dotted
+from dagrl.config.errors import Place, dotted, listed, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import LogprobNode, Pipeline
 from dagrl.config.schema.nodes.base import EndpointNode
@@ -25,6 +25,8 @@ def check_scorers(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
         place: Place = ("nodes", name)
         if not check_source(place, node, ("tokens_per_micro_batch",), findings):
             continue
+        if graph is not None:
+            _warn_of_unread(pipeline, name, node, graph, findings)
         engine = pipeline.engines.get(node.engine or "")
         if node.endpoint is not None or isinstance(engine, ServerSpec):
             _check_outputs(place, node, findings)
@@ -33,6 +35,20 @@ def check_scorers(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
         elif isinstance(engine, ServerSpec):
             _check_servers(pipeline, (name, node), engine, sizes, findings)
             _check_samples(pipeline, graph, name, "engine", findings)
+
+
+def _warn_of_unread(pipeline: Pipeline, name: str, node: LogprobNode, graph: Graph, findings: Findings) -> None:
+    """Warn of what a node computes beside log-probs, and no node reads."""
+    read = {wire.column for each in graph.nodes.values() for wire in each.inputs.values() if wire.node == name}
+    recorded = pipeline.run.recorded
+    if not read or (recorded and name in recorded.nodes):
+        return  # A node of which nothing is read is reported by itself.
+    outputs = graph.nodes[name].outputs
+    likeliest = [there for own, there in outputs.items() if own.startswith("topk_")]
+    for option, columns in (("top_k", likeliest), ("statistics", [outputs[own] for own in node.statistics])):
+        if columns and option in node.model_fields_set and not read.intersection(columns):
+            message = removal(f"no node reads what it writes ({listed(columns)})")
+            findings.warning(("nodes", name, option), message, "unread-columns")
 
 
 def check_source(place: Place, node: EndpointNode, of_engines: Sequence[str], findings: Findings) -> bool:

@@ -13,6 +13,7 @@ from dagrl.config.schema import (
     CriticNode,
     CustomNode,
     DpoNode,
+    LogprobNode,
     LossSpec,
     MixNode,
     Pipeline,
@@ -100,6 +101,7 @@ def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None
 
 def check_training_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
     """Report columns that come from the wrong node: values, baselines, old log-probs, greedy samples."""
+    _check_policy_of_old(pipeline, graph, findings)
     for name, node in pipeline.nodes.items():
         match node:
             case CriticNode():
@@ -115,6 +117,21 @@ def check_training_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
                     if trained and sampling.temperature == 0:
                         message = "0 always samples the same response, which teaches nothing; choose for example 1.0"
                         findings.error((*place, "temperature"), message, "greedy-samples")
+
+
+def _check_policy_of_old(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
+    """Warn of old log-probs that another model than the policy computes, such as a teacher."""
+    for name, node in graph.nodes.items():
+        wire = node.inputs.get("old_logprob")
+        source = graph.nodes[graph.origin(wire).node] if wire else None
+        if source is None or not isinstance(node.spec, UpdateNode) or not isinstance(source.spec, LogprobNode):
+            continue
+        engine = pipeline.engines.get(source.spec.engine or "")
+        if node.spec.engine not in (source.spec.engine, engine.frozen_copy_of if engine else None):
+            message = f"`{name}` takes these log-probs for those of `{node.spec.engine}` before the update, and "
+            message += "they are another model's; write `teacher_logprob` or `ref_logprob` if they are meant for that"
+            key = "engine" if source.spec.engine else "endpoint"
+            findings.warning(("nodes", source.name, key), message, "old-of-another-model")
 
 
 def _check_options(

@@ -25,6 +25,10 @@ AT_END = ("write: teacher_logprob}", "write: teacher_logprob} #!")
 TWO = """  maths: {op: logprob, engine: reference, rows: {data_set: [train]}, write: maths_logprob}
   code: {op: logprob, engine: reference, rows: 'choices:is_code', write: code_logprob}
 """
+OLD = "  old: {{op: logprob, engine: {}, write: old_logprob}}\n"
+GENERATOR = "  generator: {backend"
+SMALL = "model: {init: {model_type: qwen3, hidden_size: 32}}"
+OTHER = (GENERATOR, f"  other: {{backend: megatron, group: train, {SMALL}}}\n{GENERATOR}")
 MERGED = "  merged: {op: merge, columns: [maths_logprob, code_logprob]}\n"
 BEFORE = ("  advantage:", f"{TEACHER}  old: {{op: logprob, engine: actor, write: old_logprob}}\n  advantage:")
 CHOICES = """
@@ -169,6 +173,45 @@ def test_an_order_that_learns_from_rewards_needs_them(project) -> None:
 def test_a_student_is_not_its_own_teacher(project) -> None:
     (warning,) = project.warnings(ADVANTAGE, (TEACHER, TEACHER.replace("reference", "actor")))
     assert warning == ("nodes.teacher.engine", "teacher-is-student")
+
+
+def test_naming_the_policys_own_prompt_makes_no_other_teacher(project) -> None:
+    itself = "engine: actor, read: {prompt_tokens: prompt_tokens}"
+    (warning,) = project.warnings(ADVANTAGE, (TEACHER, TEACHER.replace("engine: reference", itself)))
+    assert warning == ("nodes.teacher.engine", "teacher-is-student")
+
+
+@pytest.mark.parametrize(
+    ("edits", "place", "code"),
+    [
+        ([ADVANTAGE, TOP_K], "nodes.teacher.top_k", "unread-columns"),
+        (
+            [ADVANTAGE, ("write: teacher", "statistics: [entropy], write: teacher")],
+            "nodes.teacher.statistics",
+            "unread",
+        ),
+        ([ADVANTAGE, ("old_logprob: rollout_", "old_logprob: teacher_")], "nodes.advantage", "teacher-is-student"),
+        ([ADVANTAGE, (TEACHER, TEACHER + OLD.format("other")), OTHER], "nodes.old.engine", "old-of-another-model"),
+        ([("estimator: grpo", "estimator: gdpo, rewards: {reward: 0}")], "nodes.advantage.rewards", "weights-of-zero"),
+    ],
+)
+def test_what_teaches_nothing_is_named(project, edits, place, code) -> None:
+    found = project.warnings(*edits)
+    assert [(where, known) for where, known in found if code in known] == [(place, found[0][1])]
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [ADVANTAGE, (TEACHER, TEACHER + OLD.format("actor"))],
+        [ADVANTAGE, (TEACHER, TEACHER + OLD.format("reference"))],
+        [ADVANTAGE, TOP_K, ("run: {steps: 10}", "run: {steps: 10, record: [teacher]}")],
+        [("estimator: grpo", "estimator: gdpo, rewards: {reward: 1}")],
+    ],
+)
+def test_what_teaches_something_is_not_named(project, edits) -> None:
+    assert project.warnings(*edits) == []
 
 
 @pytest.mark.parametrize("divergence", ["k1", "forward"])
