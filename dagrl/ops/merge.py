@@ -9,6 +9,7 @@ import numpy as np
 from dagrl.config.errors import listed
 from dagrl.config.schema import MergeNode
 from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
 
 
@@ -28,7 +29,7 @@ def merge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         merged = {written: Column.concat(columns).take(rows)}
         if node.uncovered == "skip":
             merged["teacher_mask"] = Column(covered.astype(np.float32))
-        yield Output((part.index,), batch.rows, merged)
+        yield Output((part.index,), batch.rows, merged, {"distillation/taught_fraction": Stat.of(covered)})
 
 
 def _has_row(column: Column) -> np.ndarray:

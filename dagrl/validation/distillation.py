@@ -19,7 +19,8 @@ from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode, Wire
 
 _OF_REWARDS = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward")
 """Options of ``op: advantage`` that change rewards."""
-_TAUGHT = ("teacher_logprob", "teacher_topk_logprob", "teacher_topk_ids")
+TAUGHT = ("teacher_logprob", "teacher_topk_logprob", "teacher_topk_ids")
+"""Columns from which a node learns."""
 
 
 def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
@@ -58,7 +59,7 @@ def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Find
     for name, node in graph.nodes.items():
         if isinstance(node.spec, LogprobNode) and node.spec.candidates:
             _check_candidates(name, node.inputs[node.spec.candidates], graph, findings)
-        wire = next((node.inputs[column] for column in _TAUGHT if column in node.inputs), None)
+        wire = next((node.inputs[column] for column in TAUGHT if column in node.inputs), None)
         _check_readers(node, graph, findings)
         if isinstance(node.spec, MergeNode):
             _check_kinds(name, node, graph, findings)
@@ -84,7 +85,7 @@ def _check_readers(node: GraphNode, graph: Graph, findings: Findings) -> None:
         teacher = graph.nodes[source.node].spec
         if _own_name(source, graph) == "teacher_mask" or not _may_lack(teacher):
             continue
-        masked = mask is not None and (column in _TAUGHT or node.spec.user_function is not None)
+        masked = mask is not None and (column in TAUGHT or node.spec.user_function is not None)
         if masked and mask is not None and _covers(mask, source.node, graph):
             continue
         place: Place = ("nodes", source.node, "rows")

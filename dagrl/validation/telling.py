@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dagrl.backends.families.sizes import ModelSizes
 from dagrl.config.errors import Place, listed
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import LogprobNode, Pipeline, TellNode
-from dagrl.graph.dag import Graph
+from dagrl.config.schema import LogprobNode, MixNode, Pipeline, TellNode
+from dagrl.graph.dag import Graph, Wire
+from dagrl.validation.distillation import TAUGHT
 
 _FACTS = {"demonstration": "demonstration", "peer_reward": "response", "feedback": "feedback"}
 """Option -> what the template calls its text."""
@@ -31,6 +32,11 @@ def check_telling(pipeline: Pipeline, findings: Findings) -> None:
                 f"the agent of `{agents[0]}` writes its own prompts, and only those of the data set can be told more"
             )
             findings.error(place, f"{message}; remove one of the two", "told-agent", depends_on=[("nodes", agents[0])])
+        if node.peer_reward is not None and _alone(pipeline):
+            message = "there is one response to each prompt, and no other to tell; set `n` of the rollout to 2 or more"
+            findings.error(
+                (*place, "peer_reward"), message, "no-peers", depends_on=[("nodes", pipeline.leading_rollout)]
+            )
         if pipeline.data.image_key is not None:
             message = "prompts with images cannot be told more; remove it, or `data.image_key`"
             findings.error(place, message, "told-images")
@@ -44,7 +50,11 @@ def told_by(pipeline: Pipeline, name: str, graph: Graph | None) -> TellNode | No
 
 
 def check_told_lengths(pipeline: Pipeline, graph: Graph, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    """Report told prompts that no node reads, and those that are longer than a teacher's model."""
+    """Report told prompts that the teacher does not read, and those that are longer than its model."""
+    for teller in _unheard(pipeline, graph):
+        message = "its `teacher_mask` chooses the rows of a teacher that does not read its `teacher_prompt_tokens`"
+        remedy = "add `read: {prompt_tokens: teacher_prompt_tokens}` to that node"
+        findings.warning(("nodes", teller), f"{message}; {remedy}", "unread-prompts")
     for name, node in pipeline.nodes.items():
         told = told_by(pipeline, name, graph)
         if told is None or not isinstance(node, LogprobNode):
@@ -61,6 +71,30 @@ def check_told_lengths(pipeline: Pipeline, graph: Graph, sizes: Mapping[str, Mod
             findings.warning(
                 ("nodes", teller, "max_prompt_tokens"), message, "sample-too-long", depends_on=[("model",)]
             )
+
+
+def _unheard(pipeline: Pipeline, graph: Graph) -> list[str]:
+    """Nodes whose mask chooses what is learned from teachers none of which reads the prompts that they tell."""
+    found: dict[str, None] = {}
+    for node in graph.nodes.values():
+        mask = node.inputs.get("teacher_mask")
+        taught = {wire.node for column, wire in node.inputs.items() if column in TAUGHT}
+        if mask is None or not taught or not isinstance(pipeline.nodes.get(mask.node), TellNode):
+            continue
+        behind = taught.union(*(graph.ancestors(teacher) for teacher in taught))
+        told = Wire(mask.node, graph.nodes[mask.node].outputs["teacher_prompt_tokens"])
+        if not any(told in graph.nodes[each].inputs.values() for each in behind):
+            found[mask.node] = None
+    return list(found)
+
+
+def _alone(pipeline: Pipeline) -> bool:
+    """Whether each prompt has one response."""
+    if not pipeline.rollouts or any(isinstance(node, MixNode) for node in pipeline.nodes.values()):
+        return False
+    rollout = pipeline.rollouts[pipeline.leading_rollout]
+    counts = [source.n or rollout.n for source in pipeline.data.sources.values()]
+    return max(counts, default=rollout.n) * rollout.rows_per_sample == 1
 
 
 def _longest_response(pipeline: Pipeline, name: str, graph: Graph) -> int:

@@ -18,22 +18,37 @@ MATHS = [[-1, -2], [NAN], [], [NAN, NAN]]
 CODE = [[-3, -4], [-5], [], [NAN, NAN]]
 
 
-def merged(bench, columns: dict[str, Any], **options: Any) -> dict[str, Column]:
+def merged(bench, columns: dict[str, Any], taught: float = 1.0, **options: Any) -> dict[str, Column]:
     batch = bench.batch([4, 5, 6, 7], data_set=["maths", "code", "code", "chat"])
     batch = batch.with_columns(columns)
     nodes = {"merged": {"op": "merge", "columns": list(columns), **options}}
     (output,) = merge([OpInput(2, batch)], bench.context("merged", nodes=nodes))
+    assert output.stats["distillation/taught_fraction"].mean == taught
     assert (output.shards, output.rows.tolist()) == ((2,), [4, 5, 6, 7])
     return dict(output.columns)
 
 
 def test_the_first_column_that_has_a_row_gives_it(bench) -> None:
     columns = {"maths": Column.ragged(MATHS, "float32"), "code": Column.ragged(CODE, "float32")}
-    found = merged(bench, columns, uncovered="skip")
+    found = merged(bench, columns, taught=0.75, uncovered="skip")
     assert found["teacher_logprob"].values.tolist()[:3] == [-1, -2, -5]
     assert np.isnan(found["teacher_logprob"].values[3:]).all()
     assert found["teacher_logprob"].lengths.tolist() == [2, 1, 0, 2]
     assert found["teacher_mask"].values.tolist() == [1, 1, 1, 0]
+
+
+def test_a_step_without_any_taught_row_has_the_metric_0(bench) -> None:
+    columns = {"maths": Column.ragged([[NAN]] * 4, "float32")}
+    assert merged(bench, columns, taught=0.0, uncovered="skip")["teacher_mask"].values.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "write", ["own_logprob", {"teacher_logprob": "own_logprob"}, {"teacher_mask": "own_mask"}, None]
+)
+def test_a_merge_that_skips_rows_has_any_name(bench, write: Any) -> None:
+    columns = {"maths": Column.ragged(MATHS, "float32"), "code": Column.ragged(CODE, "float32")}
+    own = write if isinstance(write, str) else "teacher_logprob"
+    assert list(merged(bench, columns, taught=0.75, uncovered="skip", write=write)) == [own, "teacher_mask"]
 
 
 def test_a_row_that_no_teacher_covers_is_named_with_its_source(bench) -> None:

@@ -132,3 +132,35 @@ def test_prompts_of_agents_and_with_images_are_not_told_more(project, override: 
     project.write("mine.py", "async def agent(row, client): ...\n")
     problems = project.problems(project.pipeline(*edits()), override)
     assert [each.place for each in problems if each.code == code] == ["nodes.told"]
+
+
+TOLD = "  told: {op: tell, demonstration: answer, max_prompt_tokens: 24}\n"
+DEAF = "  teacher: {op: logprob, engine: actor, rows: {teacher_mask: [1]}, write: teacher_logprob}"
+HINTS = TOLD.replace("tell,", "tell, write: {teacher_prompt_tokens: hints},")
+HEARD = "  heard: {op: logprob, engine: actor, read: {prompt_tokens: teacher_prompt_tokens}, write: heard_logprob}\n"
+MERGED = "  merged: {op: merge, columns: [heard_logprob]}"
+
+
+@pytest.mark.parametrize(
+    ("told", "codes"),
+    [
+        (TOLD + DEAF, ["unread-prompts"]),
+        (TOLD + DEAF.replace("rows: {teacher_mask: [1]}, ", ""), ["unread-prompts"]),
+        (TOLD + HEARD + DEAF, ["unread-node", "unread-prompts"]),
+        (TOLD + HEARD + MERGED, []),
+        (HINTS + DEAF, ["unread-prompts"]),
+        (HINTS + HEARD.replace("teacher_prompt_tokens", "hints") + MERGED, []),
+    ],
+)
+def test_prompts_that_the_teacher_is_not_told_are_reported(project, told: str, codes: list[str]) -> None:
+    found = [code for _, code in project.warnings(*edits(told))]
+    assert sorted(set(found) - {"unused-engine", "teacher-is-student"}) == codes
+
+
+def test_a_response_without_others_has_no_peer_to_tell(project) -> None:
+    peer = SELF.replace("demonstration: answer", "peer_reward: 0.5")
+    path = project.pipeline(*edits(peer))
+    problems = project.problems(path, "nodes.rollout.n=1")
+    assert ("nodes.told.peer_reward", "no-peers") in [(each.place, each.code) for each in problems]
+    check_file(path, ["nodes.rollout.n=2"])
+    check_file(path, ["nodes.rollout.n=1", f"data.train={{path: {path.parent / 'train.parquet'}, n: 2}}"])
