@@ -15,6 +15,7 @@ from dagrl.config.schema import (
     ROLLOUT_WRITES,
     TURN_COLUMNS,
     JudgeNode,
+    MergeNode,
     NodeBase,
     OpContract,
     RewardModelNode,
@@ -286,6 +287,10 @@ class ColumnResolver:
     def _usual_remedy(self, column: str) -> str:
         if column == "demonstration":
             return "name the columns of the data set that hold responses in `data.responses`"
+        kind = column.removeprefix("teacher_")
+        of_teachers = [name for name in self._writers if kind.startswith("topk_") and name.endswith(kind)]
+        if of_teachers and any(isinstance(spec, MergeNode) for spec in self._specs.values()):
+            return f"add a node `{{op: merge, columns: [{', '.join(of_teachers)}], write: {column}}}`"
         usual_writer = _USUAL_WRITERS.get(column)
         return f"add a node `{{{usual_writer}}}`" if usual_writer else suggest(column, self._writers)
 

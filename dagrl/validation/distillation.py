@@ -12,6 +12,7 @@ from dagrl.config.schema import (
     MergeNode,
     NodeBase,
     Pipeline,
+    TellNode,
     TrainingNode,
     UpdateNode,
 )
@@ -81,9 +82,10 @@ def _check_readers(node: GraphNode, graph: Graph, findings: Findings) -> None:
     if node.spec is None or isinstance(node.spec, MergeNode):
         return
     mask = next((wire for wire in node.inputs.values() if _own_name(wire, graph) == "teacher_mask"), None)
+    reported: set[str] = set()
     for column, source in node.inputs.items():
         teacher = graph.nodes[source.node].spec
-        if _own_name(source, graph) == "teacher_mask" or not _may_lack(teacher):
+        if _own_name(source, graph) == "teacher_mask" or not _may_lack(teacher) or source.node in reported:
             continue
         masked = mask is not None and (column in TAUGHT or node.spec.user_function is not None)
         if masked and mask is not None and _covers(mask, source.node, graph):
@@ -97,9 +99,11 @@ def _check_readers(node: GraphNode, graph: Graph, findings: Findings) -> None:
             remedy = "set `stop`, because only distillation leaves out rows without log-probs"
         if masked and mask is not None:
             fact = f"`{node.name}` leaves out the rows that `{mask.node}` masks, and this node lacks others"
-            remedy = f"{remedy}, or select the mask of these rows"
+            if isinstance(graph.nodes[mask.node].spec, TellNode):
+                remedy = f"{remedy}, or set `rows: {{{mask.column}: [1]}}`"
             if isinstance(teacher, MergeNode):
                 remedy = f"read its own mask with `read_from: [{source.node}]` in `{node.name}`"
+        reported.add(source.node)
         findings.error(place, f"{fact}; {remedy}", "rows-without-log-probs")
 
 

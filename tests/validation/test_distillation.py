@@ -305,3 +305,17 @@ def test_two_masks_of_candidates_are_selected_as_the_message_says(project) -> No
     learns = (OVER_MERGED[0], OVER_MERGED[1].replace(", read_from: [ids]", ""))
     path = project.pipeline((NO_ADVANTAGE[0], (MATHS + IDS + PROBS).rstrip()), learns, REF)
     assert "`read_from: [ids]` in `update`" in project.only_problem(path).message
+
+
+def test_a_mask_of_told_prompts_is_named_once_with_a_way_out(project) -> None:
+    chosen = CHOSEN.replace("write:", "top_k: 4, write:")
+    path = project.pipeline((NO_ADVANTAGE[0], (TOLD + chosen).rstrip()), OVER_TOKENS, REF)
+    assert "`rows: {teacher_mask: [1]}`" in project.only_problem(path).message
+
+
+def test_candidates_that_are_not_merged_are_found(project) -> None:
+    learns = (OVER_MERGED[0], OVER_MERGED[1].replace(", read_from: [ids]", ""))
+    path = project.pipeline((NO_ADVANTAGE[0], (MATHS + SKIP).rstrip()), learns, REF)
+    messages = [each.message for each in project.problems(path) if each.code == "missing-column"]
+    assert "`{op: merge, columns: [maths_topk_ids], write: teacher_topk_ids}`" in messages[0]
+    assert "`{op: merge, columns: [maths_topk_logprob], write: teacher_topk_logprob}`" in messages[1]
