@@ -4,7 +4,6 @@ model behind an endpoint.
 
 from __future__ import annotations
 
-import string
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 _NO_TOKENS = ScoredTokens(np.zeros(0, dtype=np.float32), None)
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Stands for a part of a character, which servers write differently."""
-_SPACES = f"{string.whitespace}\N{LOWER ONE EIGHTH BLOCK}\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
-"""Spaces, as text and in vocabularies."""
+_SPACES = "\N{LOWER ONE EIGHTH BLOCK}\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
+"""Stand for spaces in vocabularies."""
 
 
 class TeacherError(ValueError):
@@ -72,7 +71,7 @@ def _over_endpoint(batches: Sequence[Batch], node: LogprobNode, context: Context
     def score(prompt: np.ndarray, response: np.ndarray) -> ScoredTokens:
         scored = endpoint.score(prompt, response) if len(response) else _NO_TOKENS
         if scored.texts is not None:
-            _compare_texts(scored.texts, response, context.resources.tokenizer)
+            compare_texts(scored.texts, response, context.resources.tokenizer)
         return scored
 
     asked: list[list[Future[ScoredTokens]]] = [
@@ -96,16 +95,19 @@ def _scored(asked: Future[ScoredTokens], row: int) -> np.ndarray:
         raise TeacherError(f"the teacher has not scored sample {row}: {error}") from error
 
 
-def _compare_texts(theirs: Sequence[str], response: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
+def compare_texts(theirs: Sequence[str], response: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise EndpointError if a server that returns no ids has scored another token, by its text.
 
     Servers write a token as its decoded text or as it stands in the vocabulary, with or without the space before it.
     A part of a character has no text of its own, and special tokens may be left out.
     """
-    special = set(tokenizer.all_special_ids)
+    added = tokenizer.added_tokens_decoder.items()
+    special = {*tokenizer.all_special_ids, *(token for token, how in added if how.special)}
     for token, given in zip(response.tolist(), theirs, strict=True):
         own, text = tokenizer.decode([token]), str(given)
         if _REPLACEMENT in own or (token in special and not text):
             continue
-        if own.strip() != text.strip(_SPACES) and text != tokenizer.convert_ids_to_tokens(token):
+        if own.strip() not in (text.strip(), text.strip().strip(_SPACES)) and text != tokenizer.convert_ids_to_tokens(
+            token
+        ):
             raise EndpointError(f"{text[:40]!r} is scored in place of {own[:40]!r}; is its tokenizer the policy's?")

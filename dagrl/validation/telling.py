@@ -119,7 +119,7 @@ def _problem_of(node: TellNode) -> str | None:
         used = meta.find_undeclared_variables(environment.parse(node.template))
         template = environment.from_string(node.template)
     except TemplateSyntaxError as error:
-        return f"line {error.lineno} is no Jinja: {error.message}; mend it"
+        return f"line {error.lineno} is no Jinja: {str(error.message).rstrip('.')}; mend it"
     known = {"prompt", *_FACTS.values()}
     if unknown := sorted(used - known):
         return f"there is no `{unknown[0]}`; the names are {listed(sorted(known))}"
@@ -132,5 +132,5 @@ def _problem_of(node: TellNode) -> str | None:
     try:
         template.render(values)
     except Exception as error:  # noqa: BLE001 - expressions raise errors of any kind
-        return f"it cannot be filled in: {str(error).partition(chr(10))[0]}; mend it"
+        return f"it cannot be filled in: {str(error).partition(chr(10))[0].rstrip('.')}; mend it"
     return None

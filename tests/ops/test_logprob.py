@@ -15,7 +15,8 @@ from dagrl.config.schema import LogprobNode, TokenizerSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.base import OpInput
-from dagrl.ops.logprob import TeacherError, logprob
+from dagrl.ops.logprob import TeacherError, compare_texts, logprob
+from dagrl.rewards.endpoint import EndpointError
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))
 
@@ -204,6 +205,15 @@ def test_each_text_is_that_of_the_token(over_endpoint, parts, chat_server, chang
         return
     with pytest.raises(TeacherError, match="is scored in place of"):
         list(logprob(parts, over_endpoint()))
+
+
+@pytest.mark.parametrize("character", ["\u3000", "\u00a0", "\u0120", "\u2581", "\n"])
+def test_characters_that_stand_for_spaces_are_those_of_the_token(character: str) -> None:
+    tokenizer = make_tokenizer(TokenizerSpec(kind="characters", alphabet=f"12={character}"))
+    (token,) = tokenizer.encode(character, add_special_tokens=False)
+    compare_texts([character], np.array([token]), tokenizer)
+    with pytest.raises(EndpointError, match="is scored in place of"):
+        compare_texts(["1"], np.array([token]), tokenizer)
 
 
 def test_texts_may_leave_out_special_tokens(over_endpoint, bench, chat_server) -> None:
