@@ -37,6 +37,7 @@ def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(l
         _restarts=SimpleNamespace(count=0),
         _partial_rollouts=PartialRolloutBuffer(()),
         _kl=SimpleNamespace(after=lambda step: {}),
+        _baselines=SimpleNamespace(after=lambda step: {}),
         _scorer=SimpleNamespace(score=lambda record: None),
         _writer=SimpleNamespace(finish=finish),
     )
