@@ -5,7 +5,7 @@
 
 One server, in turns: bare is one call of SGLang's engine with all rows, which samples nothing and returns no log-probs;
 dagrl's is what a worker calls for a shard, with a log-prob of each response token, and once more with the likeliest
-tokens. Each round has rows of its own, so that no cache helps. The last line of the output is JSON.
+tokens. Each round has new rows, because a server caches those that it has read. The last line of the output is JSON.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def squared_log_ratios(logprob: Column, sampled: Column, advantages: Column, mas
 
 
 def beyond_moment(squares: np.ndarray, bound: float) -> np.ndarray:
-    """Those tokens without which the mean of all `squares` above 0 is at most `bound`; bool [tokens].
+    """The tokens to leave out so that the mean of the other `squares` above 0 is at most `bound`; bool [tokens].
 
     M2PO (arXiv 2510.01161, algorithm 1): the largest squares are selected, as few as possible.
     """

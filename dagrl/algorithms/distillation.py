@@ -1,4 +1,4 @@
-"""On-policy distillation: what a teacher prefers, as advantages, or as a term of the loss."""
+"""On-policy distillation: a teacher's log-probs as advantages, or as a term of the loss."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def distillation_loss(
     from dagrl.algorithms.kl import kl_estimate
 
     known = row.active if taught is None else row.active & (taught > 0)[row.row]
-    # A teacher that has not read the row gives NaN, whose gradient 0 * NaN would not be 0.
     estimator = cast("SampledDivergence", spec.divergence)
     # Some estimators have the gradient 0 at NaN, and the engine refuses steps by their gradient.
     logprob = logprob * torch.where(known & teacher.isnan(), math.nan, 1.0)
+    # A row that the teacher has not read is NaN, and the gradient 0 * NaN would not be 0.
     divergence = kl_estimate(logprob, torch.where(known, teacher, logprob.detach()), estimator)
     if spec.clamp is not None:
         divergence = divergence.clamp(-spec.clamp, spec.clamp)

@@ -36,7 +36,7 @@ class CovarianceNode(NodeBase):
 
     @property
     def marks(self) -> Literal["covariance", "second_moment", "top_entropy"]:
-        """What selects the tokens."""
+        """The quantity by which tokens are selected."""
         if self.second_moment is not None:
             return "second_moment"
         return "covariance" if self.top_entropy is None else "top_entropy"

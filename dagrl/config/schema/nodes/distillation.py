@@ -1,4 +1,4 @@
-"""On-policy distillation: how a student learns from a teacher's log-probs of its own samples."""
+"""Options of on-policy distillation, in ``advantage`` and in the loss of ``update``."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class TellNode(NodeBase):
     """The text that is told, in Jinja: ``prompt`` is the user's last message, and ``demonstration``, ``response`` (of a
     peer) and ``feedback`` are empty where there is none."""
     message: Literal["user", "system"] = "user"
-    """The message that holds this text: the last one of the user in place of its own, or a system message before the
-    others, behind the one that is there."""
+    """Place of the text: ``user`` replaces the last message of the user, ``system`` adds a system message before the
+    others, after an existing one."""
     max_prompt_tokens: Tokens
     """Tokens of the longest prompt that is told. A row with a longer one gets 0 in ``teacher_mask``."""
 
