@@ -10,6 +10,7 @@ import shutil
 import site
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 REPOSITORY = Path(__file__).parents[1]
 BUILD = "uv", "build", "--quiet", "--offline", "--no-build-isolation", "--python", sys.executable
@@ -140,7 +142,10 @@ def test_the_notebook_trains_in_an_empty_folder(installed: Installed, tmp_path: 
     folder = tmp_path / "empty"
     folder.mkdir()
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, kernel_name="wheel", timeout=240, resources=resources).execute()
+    # Over TCP, jupyter_client would choose ports that another process may take before the kernel does.
+    with tempfile.TemporaryDirectory(prefix="dj", dir="/tmp") as sockets:
+        config = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
+        NotebookClient(notebook, kernel_name="wheel", timeout=240, resources=resources, config=config).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     # On a busy machine, what a cell prints comes in several outputs.
     told = ["".join(output.text for output in cell.outputs if output.get("name") == "stdout") for cell in code]

@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import os
 import queue
-import socket
 import sys
 import tempfile
 import time
@@ -117,8 +116,9 @@ def main() -> None:
 def _run(case: Case) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    from dagrl.workers.listener import listen
+
+    with listen("127.0.0.1") as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="dagrl-memory-") as scratch:
         ranks = [context.Process(target=_rank, args=(r, case, port, scratch, answers)) for r in range(case.ranks)]

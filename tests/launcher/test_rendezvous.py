@@ -25,6 +25,7 @@ from dagrl.launcher.node_rank import NodeRank
 from dagrl.launcher.ray_node import RayNode, ray_environment
 from dagrl.launcher.rendezvous import Peer, Rendezvous
 from dagrl.scheduler.machines import Machine
+from dagrl.workers.listener import listen as free_listener
 
 LOOPBACK = "127.0.0.1"
 
@@ -48,7 +49,8 @@ class Recorder(Rendezvous):
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as listening:
+    """One that the kernel gives to no outgoing connection before rank 0 listens on it."""
+    with free_listener(LOOPBACK) as listening:
         return listening.getsockname()[1]
 
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import torch
 import yaml
 
 from dagrl.backends.environments import made_environments
+from dagrl.workers.listener import listen
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -89,7 +89,7 @@ def ended(lab: Any, pipeline: dict[str, Any], folder: Path, ray_address: str | N
 @contextlib.contextmanager
 def two_machines(folder: Path) -> Iterator[str]:
     """A Ray cluster of two machines on this host, with one of its GPUs each; its address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with listen("127.0.0.1") as free:
         port = free.getsockname()[1]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
     # Not where `dagrl run` looks for a cluster that it was not told of.

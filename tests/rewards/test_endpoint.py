@@ -116,10 +116,11 @@ def test_an_answer_that_takes_too_long_is_given_up(chat_server) -> None:
 
 
 def test_an_unreachable_address_is_reported() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-    with pytest.raises(EndpointError, match=f"{url} cannot be reached: .*; is its server running"):
-        ask(url, retries=1)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}/v1"
+        with pytest.raises(EndpointError, match=f"{url} cannot be reached: .*; is its server running"):
+            ask(url, retries=1)
 
 
 @pytest.mark.parametrize(
