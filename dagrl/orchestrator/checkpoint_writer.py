@@ -41,7 +41,8 @@ class CheckpointWriter:
         """`draw` adds background writes to the timeline. `report` is called when one ends. `timeout_s` bounds waits
         for the disk.
         """
-        self._groups, self._plan, self._checkpoints = groups, plan, checkpoints
+        self._groups, self._checkpoints = groups, checkpoints
+        self._trained = [executor for executor in plan.executors.values() if executor.trained]
         self._in_background, self._timeout_s = in_background, timeout_s
         self._draw, self._report = draw, report
         self._lock = asyncio.Lock()
@@ -71,6 +72,12 @@ class CheckpointWriter:
             else:
                 await self._move_into_place(folder, state)
 
+    async def save_all(self, state: RunState) -> None:
+        """Write a whole checkpoint."""
+        for executor in self._trained:
+            await self.save(Save(state.step, executor.name))
+        await self.finish(state)
+
     async def join(self) -> None:
         """Wait until no checkpoint is being written. Raises its failure."""
         if self._writing is not None:
@@ -82,13 +89,12 @@ class CheckpointWriter:
             self._writing.cancel()
 
     async def _finish_written(self, folder: Path, state: RunState) -> None:
-        for executor in self._plan.executors.values():
-            if executor.trained:
-                start = time.time()
-                what = f"{executor.name} to write the checkpoint of step {state.step}"
-                await self._groups[executor.name].call_until_true(what, Worker.finish_save)
-                group, worker = executor.group or HOST, WorkerId(executor.name, 0)
-                self._draw([Activity("write", "save", start, time.time(), state.step, None, group, worker)])
+        for executor in self._trained:
+            start = time.time()
+            what = f"{executor.name} to write the checkpoint of step {state.step}"
+            await self._groups[executor.name].call_until_true(what, Worker.finish_save)
+            group, worker = executor.group or HOST, WorkerId(executor.name, 0)
+            self._draw([Activity("write", "save", start, time.time(), state.step, None, group, worker)])
         await self._move_into_place(folder, state)
 
     async def _move_into_place(self, folder: Path, state: RunState) -> None:

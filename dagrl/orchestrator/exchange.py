@@ -31,17 +31,18 @@ _QUIET_S = 10.0
 
 
 class Exchange:
-    """The interface between the driver and one part."""
+    """The interface between the driver and its part. This one is of a whole pipeline, which exchanges nothing."""
 
-    def __init__(self, prepared: PreparedPipeline, part: Part, folder: RunFolder, experience: Path) -> None:
-        self.pipeline, self.part, self.run = prepared.loaded.pipeline, part, folder
+    is_part = False
+
+    def __init__(self, prepared: PreparedPipeline, folder: RunFolder, experience: Path) -> None:
+        self.pipeline, self.run = prepared.loaded.pipeline, folder
         self.files = ExperienceFolder(experience)
         self.note: Callable[[str], None] = lambda text: None
         self.stop_requested = False
 
     def check(self) -> None:
         """Check the folder before anything starts, and tell the other parts. Raises RefusedFolderError."""
-        raise NotImplementedError
 
     def prepare(self, prepared: PreparedPipeline) -> PreparedPipeline:
         """The pipeline to run. May wait for the other part. Raises RunError."""
@@ -52,7 +53,7 @@ class Exchange:
 
     async def begin(self, step: int) -> bool:
         """Wait until a step may begin; returns whether it ever will. Raises RunError after a long wait."""
-        raise NotImplementedError
+        return True
 
     def file(self, step: int) -> tuple[Path, str]:
         """The file that a step reads or writes, and the name of the explorer that writes it."""
@@ -80,7 +81,6 @@ class Exchange:
 
     def close(self, *, finished: bool) -> None:
         """Tell the other parts that this one has ended. `finished`: it will not continue."""
-        raise NotImplementedError
 
     async def _poll[Found](self, look: Callable[[], Found | None], waits_for: Callable[[], str]) -> Found | None:
         """The first result of `look`; None after a request to stop. Raises RunError after ``run.node_timeout_s``."""
@@ -105,8 +105,11 @@ class Exchange:
 class Explorer(Exchange):
     """Writes experience, and loads the weights that the trainer publishes."""
 
+    is_part = True
+
     def __init__(self, prepared: PreparedPipeline, part: Part, folder: RunFolder, experience: Path) -> None:
-        super().__init__(prepared, part, folder, experience)
+        super().__init__(prepared, folder, experience)
+        self.part = part
         self.name = str(part.share)
         self._held: dict[str, PublishedWeights | None] = {}
         """Executor -> its weights; None for those that it started with."""
@@ -230,8 +233,11 @@ class Explorer(Exchange):
 class Trainer(Exchange):
     """Is trained on experience, and publishes the weights."""
 
+    is_part = True
+
     def __init__(self, prepared: PreparedPipeline, part: Part, folder: RunFolder, experience: Path) -> None:
-        super().__init__(prepared, part, folder, experience)
+        super().__init__(prepared, folder, experience)
+        self.part = part
         self._plan = prepared.plan
         self._interval = self.pipeline.schedule.weights_every
         self._files: dict[int, Path] = {}
@@ -377,9 +383,9 @@ def _turn_of(batch: Path) -> tuple[int, str]:
     return int(number), explorer
 
 
-def open_exchange(prepared: PreparedPipeline, folder: RunFolder, experience: Path) -> Exchange | None:
-    """The exchange of a part; None for a whole pipeline."""
+def open_exchange(prepared: PreparedPipeline, folder: RunFolder, experience: Path) -> Exchange:
+    """The exchange of a part, or that of a whole pipeline."""
     part = prepared.part
     if part is None:
-        return None
+        return Exchange(prepared, folder, experience)
     return (Explorer if part.explores else Trainer)(prepared, part, folder, experience)

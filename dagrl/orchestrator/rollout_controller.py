@@ -1,4 +1,4 @@
-"""Controls one rollout: sends chunks of prompts to the servers, collects responses, and stops when there are enough.
+"""Controls rollouts: sends chunks of prompts to the servers, collects responses, and stops when there are enough.
 
 load balancer --groups--> servers --blocks--> batch index --> complete shards
                              ^                     |
@@ -24,12 +24,15 @@ from dagrl.config.schema.rounds import over_sampled
 from dagrl.ops.work import Begun, Carried, PartialRollout, PausedGroup, PendingWeights, RolloutId
 from dagrl.orchestrator.groups.load_balancer import LoadBalancer, agent_limits, chunk_limits, gather_seconds
 from dagrl.orchestrator.groups.task_group import TaskGroup
+from dagrl.orchestrator.groups.weight_syncs import WeightSyncs
+from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.groups.worker_handle import WorkerHandle
+from dagrl.orchestrator.records.recorder import Recorder, Recording
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch_chunk
 from dagrl.orchestrator.steps.record import StepRecord
-from dagrl.scheduler.commands import Run
-from dagrl.scheduler.plan import PlannedTask, Rows, WorkerId
+from dagrl.scheduler.commands import Run, ShardDone
+from dagrl.scheduler.plan import Executor, PlannedTask, Rows, WorkerId
 from dagrl.tracking.base import Progress
 from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.messages import Block, Heartbeat
@@ -85,6 +88,7 @@ class RolloutController:
         """Server and groups of each call, in the order in which they were sent."""
         self.blocks: list[tuple[WorkerId, Block]] = []
         """Worker and block of all finished groups."""
+        self.recording: Recording | None = None
         self._calls = TaskGroup()
         self._balancer: LoadBalancer | None = None
         self._stopped = False
@@ -318,3 +322,75 @@ class RolloutController:
     def _report_progress(self) -> None:
         done, seconds = len(self._groups) - len(self._missing), time.time() - (self._start or time.time())
         self._reports.progress(Progress(self._task.name, self._run.step, done, self._needed, self._tokens, seconds))
+
+
+class Rollouts:
+    """Starts the rollouts of a run, and continues those that have lost servers."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        groups: WorkerGroups,
+        syncs: WeightSyncs,
+        recorder: Recorder,
+        progress: Callable[[Progress], None],
+        report: Callable[[ShardDone], None],
+    ) -> None:
+        """`report` is called for each complete shard but the last ones."""
+        self._pipeline, self._groups, self._syncs, self._recorder = pipeline, groups, syncs, recorder
+        self._progress, self._report = progress, report
+        self._interrupted: dict[tuple[int, str], RolloutController] = {}
+        """Step and task -> a rollout that has lost servers and will continue."""
+        self._on: dict[str, RolloutController] = {}
+        """Executor -> the rollout that it runs, or that is queued behind a weight sync."""
+        self._sampled: dict[WorkerId, int] = {}
+        """See `RolloutReports`."""
+        self._request_limits: dict[tuple[str, int], RequestLimits] = {}
+        """See `RolloutReports`."""
+
+    async def run(
+        self,
+        run: Run,
+        task: PlannedTask,
+        executor: Executor,
+        batch: BatchIndex,
+        record: StepRecord,
+        committed: int,
+        carried: Sequence[Carried],
+    ) -> RolloutController:
+        """Run a rollout, or continue one that has lost servers. Raises RunError; see `RolloutController`."""
+        servers, weights = self._groups.servers(executor), self._syncs.pending(executor.name)
+        if rollout := self._interrupted.pop((run.step, task.name), None):
+            rollout.retry(run, servers, weights)
+        else:
+            # Before over-sampling leaves open which groups are the batch.
+            recording = self._recorder.begin(run, task, executor, batch)
+
+            def shard_done(shard: int) -> None:
+                self._report(ShardDone(run.step, task.name, shard, run.round))
+
+            reports = RolloutReports(batch, record, shard_done, self._progress, self._sampled, self._request_limits)
+            rollout = RolloutController(
+                run, task, self._pipeline, servers, reports, committed=committed, carried=carried, weights=weights
+            )
+            rollout.recording = recording
+        self._on[task.executor] = rollout
+        try:
+            await rollout.run()
+        except WorkerLostError:
+            self._interrupted[run.step, task.name] = rollout
+            raise
+        finally:
+            del self._on[task.executor]
+        self._recorder.end(rollout.recording, rollout.blocks, rollout.chunks)
+        return rollout
+
+    def lose(self, executor: str, loss: WorkerLostError) -> None:
+        """A weight sync has lost workers of an executor: its rollout, which may wait for the weights, ends."""
+        if rollout := self._on.get(executor):
+            rollout.lose(loss)
+
+    def forget(self, workers: Sequence[WorkerId]) -> None:
+        """These workers were restarted: their engines count tokens from 0."""
+        for worker in workers:
+            self._sampled.pop(worker, None)

@@ -92,8 +92,7 @@ def _go_on(
         elif folder.resumed and folder.resumed.finishes(pipeline.run, rows):
             return RunOutcome(done, stopped=False, before=True, changed=folder.changed)
         exchange = open_exchange(prepared, folder, experience or run_dir / "experience")
-        if exchange is not None:
-            exchange.check()
+        exchange.check()
         with _opened(loaded, folder, verbosity) as trackers:
             changed = folder.changed and f"changed since the last start of the run: {folder.changed}"
             for note in filter(None, (failure, *folder.torn, changed)):
@@ -101,10 +100,9 @@ def _go_on(
             trackers.note(
                 f"run folder {folder.path}" + (f", {'with' if alone else 'going on after'} step {done}" if done else "")
             )
-            if exchange is not None:
-                exchange.note = trackers.note
-                prepared = exchange.prepare(prepared)
-                pipeline = prepared.loaded.pipeline
+            exchange.note = trackers.note
+            prepared = exchange.prepare(prepared)
+            pipeline = prepared.loaded.pipeline
             used = {name: group for name, group in pipeline.groups.items() if name in prepared.plan.groups}
             with cluster(
                 pipeline.model_copy(update={"groups": used}), folder.path / "logs", trackers.note, patient=bool(failure)
@@ -143,7 +141,7 @@ async def _train(
     trackers: Trackers,
     restarts: RestartPolicy,
     stop_at: float | None,
-    exchange: Exchange | None,
+    exchange: Exchange,
 ) -> RunOutcome:
     plan = prepared.plan
     groups = WorkerGroups(plan, prepared.loaded.pipeline)
@@ -153,8 +151,7 @@ async def _train(
             async with while_ray_lives():
                 await _start_workers(groups, prepared, folder, trackers)
                 restarts.has_run = True
-                if exchange is not None:
-                    await exchange.start(groups)
+                await exchange.start(groups)
                 if not plan.only_validates:  # a validation has nothing to save
                     interrupts.training = True
                     if stop_at is not None:
@@ -178,9 +175,9 @@ async def _train(
             await groups.close()
     scheduler = driver.scheduler
     stopped = scheduler.committed < scheduler.last_step
-    if exchange is not None:
+    if exchange.is_part:
         stopped = exchange.stop_requested and scheduler.committed < plan.steps
-        exchange.close(finished=not stopped)
+    exchange.close(finished=not stopped)
     return RunOutcome(
         scheduler.committed,
         stopped=stopped,

@@ -10,8 +10,7 @@ import pytest
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.folder.checkpoint import RunState
-from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
-from dagrl.orchestrator.steps.record import StepRecord
+from dagrl.orchestrator.steps.record import OpenSteps
 from dagrl.scheduler.commands import Commit
 
 
@@ -23,21 +22,18 @@ def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(l
         written.append("checkpoint")
         raise asyncio.CancelledError
 
+    pipeline = Pipeline.model_validate(lab.tiny_pipeline())
+    plan = SimpleNamespace(tasks=(), only_validates=False, validates=lambda step: False, samples_per_prompt=1)
     driver = object.__new__(Driver)
     vars(driver).update(
-        pipeline=Pipeline.model_validate(lab.tiny_pipeline()),
+        pipeline=pipeline,
+        plan=plan,
         trackers=SimpleNamespace(log=lambda step, metrics: written.append("metrics"), timeline=[]),
-        plan=SimpleNamespace(only_validates=False, validates=lambda step: False),
-        _overlong={},
-        _records={3: StepRecord(3)},
-        _batches={},
-        _feed=SimpleNamespace(metrics=lambda step: {}, learn_metrics=lambda *_, **__: None, after=lambda step: {}),
-        _exchange=None,
+        _steps=OpenSteps(pipeline, plan),  # type: ignore[arg-type]
+        _exchange=SimpleNamespace(is_part=False, policy_version=lambda step: step, used=lambda step: {}),
         _last_commit=None,
         _restarts=SimpleNamespace(count=0),
-        _partial_rollouts=PartialRolloutBuffer(()),
-        _kl=SimpleNamespace(after=lambda step: {}),
-        _baselines=SimpleNamespace(after=lambda step: {}),
+        _carried=SimpleNamespace(end_step=lambda *_, **__: {}, after=lambda *_: RunState(3, "model")),
         _scorer=SimpleNamespace(score=lambda record: None),
         _writer=SimpleNamespace(finish=finish),
     )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
-from dagrl.scheduler.commands import Command, Event, WorkerLost
-from dagrl.scheduler.plan import Plan, WorkerId
+from dagrl.scheduler.commands import Command, Event, Run, WorkerLost
+from dagrl.scheduler.plan import HOST, Plan, WorkerId
 from dagrl.workers.errors import RunError, WorkerHungError, WorkerLostError
 
 
@@ -112,3 +113,20 @@ class WorkerFailures:
         if others and (await asyncio.wait(others, timeout=self._timeout_s))[1]:
             what = ", ".join(str(self._running[task]) for task in others if not task.done())
             raise WorkerHungError(f"waited {self._timeout_s:g} s for {what} to end, as {executor} has lost workers")
+
+
+async def wait_for_earlier_runs(
+    executor: str, plan: Plan, running: Mapping[asyncio.Task[Event | None], Command]
+) -> None:
+    """Wait for the runs on an executor that began before the current task. Raises the failure of the first one.
+
+    If a run fails, so do those that are queued behind it, and it has the cause.
+    """
+    if executor == HOST:  # CPU workers run tasks concurrently
+        return
+    current = asyncio.current_task()
+    for task, command in takewhile(lambda entry: entry[0] is not current, list(running.items())):
+        if isinstance(command, Run) and plan.task(command.task).executor == executor:
+            await asyncio.wait([task])
+            if not task.cancelled() and (failure := task.exception()):
+                raise failure

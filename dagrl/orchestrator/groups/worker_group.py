@@ -102,6 +102,11 @@ class WorkerGroups:
     def __getitem__(self, executor: str) -> WorkerGroup:
         return self._groups[executor]
 
+    def servers(self, executor: Executor) -> list[WorkerHandle]:
+        """The workers of an executor that take requests: one of each replica."""
+        ranks = zip(self[executor.name].handles, executor.places, strict=True)
+        return [handle for handle, place in ranks if place.primary]
+
     def any_cpu_worker(self) -> WorkerHandle:
         """A worker for small calls. It may be busy."""
         return self[HOST].handles[-1]

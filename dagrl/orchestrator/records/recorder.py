@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import numpy as np
 import ray
@@ -35,6 +34,7 @@ from dagrl.orchestrator.records.files import (
 from dagrl.orchestrator.records.provenance import code_hash, versions
 from dagrl.orchestrator.records.ring import AlarmDetector, Ring
 from dagrl.orchestrator.steps.batch_index import BatchIndex
+from dagrl.orchestrator.steps.dispatch import NO_INPUTS, OpInputs
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows, WorkerId
 from dagrl.validation.prepare import PreparedPipeline
@@ -111,8 +111,7 @@ class Recorder:
         task: PlannedTask,
         executor: Executor,
         batch: BatchIndex,
-        kl_weight: float | None = None,
-        baselines: Mapping[str, float] = MappingProxyType({}),
+        inputs: OpInputs = NO_INPUTS,
     ) -> Recording | None:
         """A node is about to get its work. Queues the calls that record what it starts from; does not wait."""
         if self._stopped or task.name not in self._tasks:
@@ -126,14 +125,16 @@ class Recorder:
             step=run.step, node=task.node, executor=task.executor, trains=task.trains,
             group_size=batch.group_size, runs=[], pipeline=self._pipeline, versions=self._versions, code=self._code,
         )  # fmt: skip
-        inputs = RecordedInputs(
+        recorded = RecordedInputs(
             order=order, shards=run.shards, round=run.round,
             ends=not task.pieces or run.shards == task.pieces[-1],
             rows=[ShardRows(shard=s, rows=r.tolist(), tokens=batch.tokens(r).tolist()) for s, r in shards],
-            sources={}, kl_weight=kl_weight, baselines=dict(baselines),
+            sources={}, kl_weight=inputs.kl_weight, baselines=dict(inputs.baselines),
             returned=tuple(sorted(batch.returned)),
         )  # fmt: skip
-        self._open[run.step, task.node] = record.model_copy(update={"runs": [*record.runs, RecordedRun(inputs=inputs)]})
+        self._open[run.step, task.node] = record.model_copy(
+            update={"runs": [*record.runs, RecordedRun(inputs=recorded)]}
+        )
         recording = Recording(run, task, len(record.runs))
         wanted: dict[str, list[ColumnsToStore]] = {}
         for producer in task.needs:

@@ -48,9 +48,7 @@ class ClusterRanks:
 
     async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[Block]:
         """Sample chunks, each on the server of that number; chunks of a server one after the other."""
-        places = self._plan.executors[executor].places
-        ranks = zip(self._groups[executor].handles, places, strict=True)
-        servers = [handle for handle, place in ranks if place.primary]
+        servers = self._groups.servers(self._plan.executors[executor])
         by_server: dict[int, list[RolloutWork]] = {}
         for number, each in work:
             by_server.setdefault(number % len(servers), []).append(each)

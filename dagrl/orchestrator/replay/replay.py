@@ -25,7 +25,7 @@ from dagrl.orchestrator.replay.compare import Difference, compare_columns, compa
 from dagrl.orchestrator.replay.ranks import ClusterRanks, LocalRank, Ranks, columns_of
 from dagrl.orchestrator.replay.target import ReplayedRun, ReplayTarget
 from dagrl.orchestrator.steps.batch_index import BatchIndex
-from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk
+from dagrl.orchestrator.steps.dispatch import OpInputs, dispatch, dispatch_chunk
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import PlannedTask
 from dagrl.weight_sync.protocol import WeightDigests
@@ -191,10 +191,9 @@ class _Replay:
                 for server, groups in sent
             ]
             return _result(await self._ranks.sample(task.executor, work), {})
-        shares = dispatch(
-            run, task, plan.executors[task.executor], batch, pipeline,
-            committed=step - 1, kl_weight=inputs.kl_weight, baselines=inputs.baselines,
-        )  # fmt: skip
+        kept = OpInputs(kl_weight=inputs.kl_weight, baselines=inputs.baselines)
+        executor = plan.executors[task.executor]
+        shares = dispatch(run, task, executor, batch, pipeline, committed=step - 1, inputs=kept)
         blocks = await self._ranks.run(task.executor, shares)
         has_digests = recorded.outputs is not None and recorded.outputs.weights
         return _result(blocks, await self._ranks.digests(task.executor) if has_digests else {})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from dagrl.ops.work import (
     BufferWork,
     ExperienceWork,
     PartWork,
+    PendingWeights,
     RolloutWork,
     ScoreWork,
     SourceWork,
@@ -29,6 +30,27 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import Executor, PlannedTask, Rows
 
 
+@dataclass(frozen=True, slots=True)
+class OpInputs:
+    """Inputs of some ops besides columns."""
+
+    prompts: Sequence[int] = ()
+    """See `SourceWork`."""
+    ahead: Sequence[int] = ()
+    """See `SourceWork`."""
+    kl_weight: float | None = None
+    """See `AdvantageWork`."""
+    baselines: Mapping[str, float] = MappingProxyType({})
+    """See `AdvantageWork`."""
+    experience: tuple[Path, str] | None = None
+    """See `ExperienceWork`: the file, and its explorer."""
+    publish: str | None = None
+    """See `TrainWork`."""
+
+
+NO_INPUTS = OpInputs()
+
+
 def dispatch(
     run: Run,
     task: PlannedTask,
@@ -37,18 +59,9 @@ def dispatch(
     pipeline: Pipeline,
     *,
     committed: int,
-    prompts: Sequence[int] = (),
-    ahead: Sequence[int] = (),
-    kl_weight: float | None = None,
-    baselines: Mapping[str, float] = MappingProxyType({}),
-    experience: tuple[Path, str] | None = None,
-    publish: str | None = None,
+    inputs: OpInputs = NO_INPUTS,
 ) -> list[TaskWork]:
-    """The work of each rank of `executor`, or of the one CPU worker that takes the run.
-
-    See `SourceWork` for `prompts` and `ahead`, `AdvantageWork` for `kl_weight` and `baselines`, `ExperienceWork` for
-    `experience`, its file and explorer, `TrainWork` for `publish`.
-    """
+    """The work of each rank of `executor`, or of the one CPU worker that takes the run."""
     on_cpu = task.engine is None
     replicas = 1 if on_cpu else executor.replicas
     parts: list[list[PartWork]] = [[] for _ in range(replicas)]
@@ -57,29 +70,7 @@ def dispatch(
         for replica, places in enumerate(assign(batch.tokens(rows), groups, replicas)):
             mine = rows[places]
             parts[replica].append(PartWork(index, mine, batch.sources(task, mine)))
-    common = _common(run, task, pipeline, committed)
-    work: TaskWork
-    if experience is not None:
-        path, explorer = experience
-        written = batch.groups_in(batch.rows(run.shards)) if task.inputs else []
-        prompt_ids = np.array([batch.prompt(group) for group in written], dtype=np.int64)
-        work = ExperienceWork(
-            **common, path=str(path), explorer=explorer, group_size=batch.group_size, prompt_ids=prompt_ids
-        )
-    elif not task.inputs:
-        work = SourceWork(**common, prompts=tuple(prompts), ahead=tuple(ahead), first_group=batch.first_group)
-    elif task.replays:
-        work = BufferWork(**common, first_group=batch.next_group)
-    elif task.trains:
-        pieces = task.pieces or (run.shards,)
-        begins, ends = run.shards == pieces[0], run.shards == pieces[-1]
-        work = TrainWork(**common, begins=begins, ends=ends, publish=publish if ends else None)
-    elif not on_cpu:
-        work = ScoreWork(**common, frozen=task.frozen, averaged=task.averaged)
-    elif isinstance(pipeline.nodes.get(task.node), AdvantageNode):
-        work = AdvantageWork(**common, kl_weight=kl_weight, baselines=dict(baselines))
-    else:
-        work = TaskWork(**common)
+    work = _without_parts(run, task, batch, pipeline, _common(run, task, pipeline, committed), inputs)
     if on_cpu:
         return [replace(work, parts=tuple(parts[0]))]
     return [
@@ -92,6 +83,33 @@ def dispatch(
     ]
 
 
+def _without_parts(
+    run: Run, task: PlannedTask, batch: BatchIndex, pipeline: Pipeline, common: _Common, inputs: OpInputs
+) -> TaskWork:
+    """The work of a run, as the op of `task` needs it."""
+    if inputs.experience is not None:
+        path, explorer = inputs.experience
+        written = batch.groups_in(batch.rows(run.shards)) if task.inputs else []
+        prompt_ids = np.array([batch.prompt(group) for group in written], dtype=np.int64)
+        return ExperienceWork(
+            **common, path=str(path), explorer=explorer, group_size=batch.group_size, prompt_ids=prompt_ids
+        )
+    if not task.inputs:
+        prompts, ahead = tuple(inputs.prompts), tuple(inputs.ahead)
+        return SourceWork(**common, prompts=prompts, ahead=ahead, first_group=batch.first_group)
+    if task.replays:
+        return BufferWork(**common, first_group=batch.next_group)
+    if task.trains:
+        pieces = task.pieces or (run.shards,)
+        begins, ends = run.shards == pieces[0], run.shards == pieces[-1]
+        return TrainWork(**common, begins=begins, ends=ends, publish=inputs.publish if ends else None)
+    if task.engine is not None:
+        return ScoreWork(**common, frozen=task.frozen, averaged=task.averaged)
+    if isinstance(pipeline.nodes.get(task.node), AdvantageNode):
+        return AdvantageWork(**common, kl_weight=inputs.kl_weight, baselines=dict(inputs.baselines))
+    return TaskWork(**common)
+
+
 def dispatch_chunk(
     run: Run,
     task: PlannedTask,
@@ -101,21 +119,39 @@ def dispatch_chunk(
     *,
     committed: int,
     begun: Mapping[int, Begun],
-    **options: Any,
+    attempt: int = 0,
+    weights: PendingWeights | None = None,
+    gather_s: float = 0.0,
 ) -> RolloutWork:
-    """The work of a server that samples these groups. `options` are other fields of `RolloutWork`."""
+    """The work of a server that samples these groups. See `RolloutWork`."""
     rows = batch.rows_of(groups)
     return RolloutWork(
         **_common(run, task, pipeline, committed),
         parts=(PartWork(0, rows, batch.sources(task, rows)),),
         round=run.round,
         begun={group: begun[group] for group in groups if group in begun},
-        **options,
+        attempt=attempt,
+        weights=weights,
+        gather_s=gather_s,
     )
 
 
-def _common(run: Run, task: PlannedTask, pipeline: Pipeline, committed: int) -> dict[str, Any]:
+class _Common(TypedDict):
     """The fields of `TaskWork` that are the same on all ranks."""
+
+    step: int
+    task: str
+    op: str
+    node: str | None
+    validation: bool
+    committed: int
+    shards: int
+    outputs: dict[str, str]
+    sampled_by: str | None
+    metric_prefix: str
+
+
+def _common(run: Run, task: PlannedTask, pipeline: Pipeline, committed: int) -> _Common:
     return {
         "step": run.step,
         "task": task.name,

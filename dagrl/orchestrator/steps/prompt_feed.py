@@ -1,12 +1,14 @@
-"""The prompts of each round of a step: those that earlier steps have left, then the next ones of the order."""
+"""The prompts of each round of a step: those that earlier steps have not finished, then the next ones of the order."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from dagrl.config.errors import suggest
@@ -15,9 +17,9 @@ from dagrl.config.share import ALL
 from dagrl.data.order.ids import source_of
 from dagrl.data.order.make import make_order
 from dagrl.data.order.sampler import Outcome
-from dagrl.ops.work import Carried
+from dagrl.ops.work import Carried, PausedGroup
+from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.steps.batch_index import BatchIndex
-from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
 from dagrl.validation.prepare import PreparedPipeline
@@ -25,15 +27,65 @@ from dagrl.workers.errors import RunError
 from dagrl.workers.messages import Block
 
 
+@dataclass(slots=True)
+class _Prompt:
+    carried: Carried
+    left_by: int
+    """The step that has not finished it."""
+    taken_by: int | None = None
+    taken_in: int = 0
+    """The round of that step."""
+
+
+class PartialRolloutBuffer:
+    """Unfinished prompts, oldest first.
+
+    Steps may overlap: a later step may have taken prompts that the checkpoint of an earlier one must hold.
+    """
+
+    def __init__(self, carried: Iterable[Carried] = ()) -> None:
+        """The prompts of a checkpoint, whose tokens are lost."""
+        self._prompts = [_Prompt(each, left_by=0) for each in carried]
+
+    def take(self, step: int, most: int, round_: int = 0) -> tuple[int, ...]:
+        """Ids of the prompts with which a round of `step` begins."""
+        waiting = [prompt for prompt in self._prompts if prompt.taken_by is None][:most]
+        for prompt in waiting:
+            prompt.taken_by, prompt.taken_in = step, round_
+        return tuple(prompt.carried.prompt for prompt in waiting)
+
+    def taken(self, step: int, round_: int = 0) -> list[Carried]:
+        """The prompts that a round of `step` has taken, in order."""
+        return [each.carried for each in self._prompts if (each.taken_by, each.taken_in) == (step, round_)]
+
+    def drop_tokens(self) -> None:
+        """The objects with the tokens may be lost: all prompts start again, except those of agents that go on."""
+        for prompt in self._prompts:
+            if not isinstance(prompt.carried.begun, PausedGroup):
+                prompt.carried = prompt.carried._replace(begun=None)
+
+    def add(self, step: int, prompts: Iterable[Carried]) -> None:
+        """Add what `step` has not finished."""
+        self._prompts += [_Prompt(each, step) for each in prompts]
+
+    def after(self, step: int) -> list[Carried]:
+        """The prompts that are unfinished after `step`."""
+        return [
+            prompt.carried
+            for prompt in self._prompts
+            if prompt.left_by <= step and (prompt.taken_by is None or prompt.taken_by > step)
+        ]
+
+    def commit(self, step: int) -> None:
+        """Drop the prompts that `step` and earlier steps have taken."""
+        self._prompts = [prompt for prompt in self._prompts if prompt.taken_by is None or prompt.taken_by > step]
+
+
 class PromptFeed:
     """Gives prompts to the source, and outcomes to the order. Pure, but for the wait for metrics."""
 
-    def __init__(
-        self, prepared: PreparedPipeline, state: Mapping[str, Any], carried: Sequence[Carried], step: int
-    ) -> None:
-        """Continue from a checkpoint of `step`: the `state` of the order, empty at the start, and prompts that are
-        `carried`. Raises RunError.
-        """
+    def __init__(self, prepared: PreparedPipeline, start: RunState) -> None:
+        """Continue from a checkpoint. Raises RunError."""
         loaded = prepared.loaded
         pipeline = loaded.pipeline
         self._sources = list(pipeline.data.sources)
@@ -43,14 +95,16 @@ class PromptFeed:
         share = prepared.part.share if prepared.part else ALL
         with _failing("data.order"):
             self._order = make_order(pipeline, loaded.folder, share)
-            self.note = self._order.load(state) if state else ""
+            self.note = self._order.load(start.order) if start.order else ""
             """A note for the user about the order."""
-            ids = self._order.ids_of([each.prompt for each in carried], state) if carried else ()
+            ids = self._order.ids_of(start.carried, start.order) if start.carried else ()
+        # Checkpoints of earlier versions do not have the tokens.
+        tokens = chain(start.carried_tokens, repeat(()))
         self.partial_rollouts = PartialRolloutBuffer(
-            each._replace(prompt=prompt) for each, prompt in zip(carried, ids, strict=True) if prompt is not None
+            Carried(prompt, None, sampled) for prompt, sampled in zip(ids, tokens, strict=False) if prompt is not None
         )
         self._end = pipeline.run.end_position(self._order.rows)
-        self._known = step
+        self._known = start.step
         """The newest step whose metrics the order has."""
         self._metrics = asyncio.Event()
         self._read: dict[int, Counter[int]] = {}

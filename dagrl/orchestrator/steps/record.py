@@ -1,15 +1,19 @@
-"""The record of a running step: statistics, time spans and usage, which become metrics and a timeline."""
+"""The open steps: the batches and the record of each, whose statistics and spans become metrics and a timeline."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from dagrl.config.schema import Pipeline
+from dagrl.data.order.ids import source_of
 from dagrl.data.stats import Stat, merge
-from dagrl.orchestrator.steps.account import StepAccount
+from dagrl.orchestrator.steps.account import StepAccount, rollout_facts
+from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
-from dagrl.scheduler.plan import HOST, Executor, PlannedTask, WorkerId
+from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows, WorkerId
 from dagrl.workers.messages import Block, Usage
 
 _COUNTED = ("sum",)
@@ -107,9 +111,11 @@ class StepRecord:
             group = executor.group or HOST
             self.activities.append(Activity(task.name, task.op, start, end, self.step, shard, group, spans[0][1]))
 
-    def add(self, activity: Activity) -> None:
-        self._busy.setdefault(activity.name, []).append(Interval(activity.start, activity.end))
-        self.activities.append(activity)
+    def add_move(self, name: str, executor: Executor, start: float) -> None:
+        """Add a move of an executor, such as ``sync``, from `start`, in seconds since the epoch, until now."""
+        end, worker = time.time(), WorkerId(executor.name, 0)
+        self._busy.setdefault(name, []).append(Interval(start, end))
+        self.activities.append(Activity(name, name, start, end, self.step, None, executor.group or HOST, worker))
 
     def add_number(self, name: str, number: float) -> None:
         self._stats.append({name: Stat.of([number])})
@@ -151,3 +157,48 @@ class StepRecord:
             values = {"mean": stat.mean, "std": stat.std, "max": stat.high}
             metrics.update({f"{name}/{detail}": values[detail] for detail in details})
         return metrics
+
+
+class OpenSteps:
+    """The records and batches of the steps that are not committed."""
+
+    def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
+        self._plan, self._facts = plan, rollout_facts(pipeline, plan)
+        self._sources = [*pipeline.data.train_prefixes]
+        self._records: dict[int, StepRecord] = {}
+        self._batches: dict[tuple[int, Rows], BatchIndex] = {}
+
+    def record(self, step: int) -> StepRecord:
+        if step not in self._records:
+            self._records[step] = StepRecord(step, StepAccount(self._plan.samples_per_prompt, self._facts))
+        return self._records[step]
+
+    def batch(self, step: int, rows: Rows) -> BatchIndex:
+        if (step, rows) not in self._batches:
+            self._batches[step, rows] = BatchIndex(self._plan.group_size(rows), self._plan.shards)
+        return self._batches[step, rows]
+
+    def tokens(self, step: int) -> int:
+        """Tokens of the step's batches."""
+        return sum(batch.total_tokens for (number, _), batch in self._batches.items() if number == step)
+
+    def account(self, step: int) -> dict[str, float]:
+        """The ends of the samples of a step, whose training batch is complete; empty without one."""
+        batch = self._batches.get((step, Rows.TRAIN))
+        if batch is None:
+            return {}
+        return self.record(step).account.metrics(batch.groups_in(batch.all_rows), self._source_of(batch))
+
+    def lost(self, committed: int) -> Iterator[dict[str, float]]:
+        """The samples of each step after `committed`: the run ends without it."""
+        for step in [step for step in self._records if step > committed]:
+            yield self._records[step].account.metrics((), self._source_of(self.batch(step, Rows.TRAIN)))
+
+    def drop(self, step: int) -> None:
+        self._records.pop(step)
+        for rows in Rows:
+            self._batches.pop((step, rows), None)
+
+    def _source_of(self, batch: BatchIndex) -> Callable[[int], str] | None:
+        """From a group of the batch to the name of its source; None if there is a single one."""
+        return (lambda group: self._sources[source_of(batch.prompt(group))]) if self._sources else None

@@ -8,7 +8,7 @@ import pytest
 
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Scope
-from dagrl.orchestrator.driver import wait_for_earlier_runs
+from dagrl.orchestrator.groups.worker_failures import wait_for_earlier_runs
 from dagrl.scheduler.commands import Command, Run
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows
 from dagrl.workers.errors import RunError

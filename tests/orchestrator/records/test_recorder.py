@@ -73,7 +73,7 @@ class Recorded:
             names = [theirs for other, theirs in task.inputs.values() if other == producer]
             columns = {name: Column(np.arange(4.0)) for name in names}
             batch.promise(producer, rows, Ref(Batch(rows, columns)))  # type: ignore[arg-type]
-        recording = self.recorder.begin(RUN, task, self.plan.executors[task.executor], batch, None)
+        recording = self.recorder.begin(RUN, task, self.plan.executors[task.executor], batch)
         if fails:
             await self.recorder.drain()
             return

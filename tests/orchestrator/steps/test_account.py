@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dagrl.config.schema import Scope
 from dagrl.ops.work import Carried
 from dagrl.orchestrator.steps.account import RolloutFacts, StepAccount
-from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
+from dagrl.orchestrator.steps.prompt_feed import PartialRolloutBuffer
 from dagrl.scheduler.plan import PlannedTask, Rows
 from dagrl.tracking.account import ENDS
 from dagrl.workers.messages import Block

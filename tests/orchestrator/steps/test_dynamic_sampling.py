@@ -9,7 +9,7 @@ from plan_parts import ONE_RANK, task
 from dagrl.config.schema import Pipeline, Scope
 from dagrl.ops.work import SourceWork
 from dagrl.orchestrator.steps.batch_index import BatchIndex
-from dagrl.orchestrator.steps.dispatch import dispatch
+from dagrl.orchestrator.steps.dispatch import OpInputs, dispatch
 from dagrl.orchestrator.steps.dynamic_sampling import DynamicSampling
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import BatchShort, CommandDone, Run
@@ -48,7 +48,7 @@ class Step:
         (work,) = dispatch(
             *(run, self.source, HOST_EXECUTOR, self.batch_index, self.pipeline),
             committed=3,
-            prompts=range(self.rounds.prompts(run)),
+            inputs=OpInputs(prompts=range(self.rounds.prompts(run))),
         )
         assert isinstance(work, SourceWork)
         groups = list(range(work.first_group, work.first_group + len(work.prompts)))

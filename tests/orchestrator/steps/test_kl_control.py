@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dagrl.config.schema import Pipeline
 from dagrl.data.stats import Stat
-from dagrl.orchestrator.steps.kl_control import DIVERGENCE, KlControl
+from dagrl.orchestrator.steps.carried_state import DIVERGENCE, KlControl
 from dagrl.workers.messages import Block
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.ops.work import Carried, PartialRollout
-from dagrl.orchestrator.steps.partial_rollouts import PartialRolloutBuffer
+from dagrl.orchestrator.steps.prompt_feed import PartialRolloutBuffer
 
 
 def test_unfinished_prompts_come_first_oldest_first_with_their_tokens() -> None:

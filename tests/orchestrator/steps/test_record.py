@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,18 +96,19 @@ def test_a_run_without_work_leaves_no_trace() -> None:
     assert record.activities == []
 
 
-def test_a_nodes_time_is_that_in_which_any_of_its_shards_runs() -> None:
+def test_a_nodes_time_is_that_in_which_any_of_its_shards_runs(monkeypatch) -> None:
     record, run = StepRecord(3), Run(3, "rollout", (0, 1))
     record.add_block(run, block(1, 2, 0), WorkerId("host", 0))
     record.add_block(run, block(3, 5, 1), WorkerId("host", 0))
     record.add_block(run, block(4, 5.5, 1), WorkerId("host", 1))
     record.finish_run(run, ROLLOUT, ON_HOST)
-    validation = Activity("val/rollout", "rollout", 0, 4, 3, None, "rollout", WorkerId("generator", 0))
-    record.add(validation)
-    assert record.activities[-1] == validation
+    with monkeypatch.context() as patched:
+        patched.setattr("dagrl.orchestrator.steps.record.time", SimpleNamespace(time=lambda: 4))
+        record.add_move("sync", GENERATOR, 0)
+    assert record.activities[-1] == Activity("sync", "sync", 0, 4, 3, None, "rollout", WorkerId("generator", 0))
     found = record.metrics(tokens=100, policy_version=2, slots=4)
     assert found["time/rollout_s"] == 3.5
-    assert found["time/val/rollout_s"] == 4
+    assert found["time/sync_s"] == 4
 
 
 def test_statistics_of_the_contract_come_with_their_details() -> None:

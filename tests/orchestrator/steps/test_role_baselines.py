@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dagrl.config.schema import Pipeline, Scope
 from dagrl.data.stats import Stat
-from dagrl.orchestrator.steps.role_baselines import RoleBaselines
+from dagrl.orchestrator.steps.carried_state import RoleBaselines
 from dagrl.scheduler.plan import HOST, PlannedTask, Rows
 from dagrl.workers.messages import Block
 
