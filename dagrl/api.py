@@ -48,11 +48,12 @@ class RunResult:
         return f"RunResult(folder={str(self.folder)!r}, step={self.step}, stopped={self.stopped}, metrics=[{lines}])"
 
     def __str__(self) -> str:
-        from dagrl.reporting.run_record import RunRecord
+        from dagrl.reporting.run_data.run_reader import RunReader
         from dagrl.reporting.summary import main_metrics
         from dagrl.tables import render
 
-        run = RunRecord(self.folder, self.metrics)
+        run = RunReader(self.folder)
+        run.steps = self.metrics
         heading = f"{'stopped after' if self.stopped else 'finished'} step {self.step}, in {self.folder}"
         return render([heading, *main_metrics(run)]).rstrip()
 

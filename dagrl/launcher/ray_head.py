@@ -10,7 +10,7 @@ import json
 import select
 import sys
 
-from dagrl.orchestrator.cluster.quick_start import quick_start
+from dagrl.orchestrator.cluster.session import quick_start
 
 _PAUSE_S = 0.5
 _HEALTH = {"health_check_period_ms": 3000, "health_check_timeout_ms": 5000, "health_check_failure_threshold": 3}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from dagrl.orchestrator.cluster.quick_start import quick_start
+from dagrl.orchestrator.cluster.session import quick_start
 
 
 def main() -> None:

@@ -10,12 +10,10 @@ from typing import Any
 
 from dagrl.backends.planning.gpus import gpu_named
 from dagrl.reporting.page.assemble import blob, page
-from dagrl.reporting.run_data.metrics_table import metrics_table
 from dagrl.reporting.run_data.overview import overview
-from dagrl.reporting.run_data.plan_view import plan_view
 from dagrl.reporting.run_data.run_reader import RunReader, open_run
 from dagrl.reporting.run_data.sample_view import sample_steps, sample_view
-from dagrl.reporting.run_data.step_view import step_view
+from dagrl.reporting.run_data.views import metrics_table, plan_view, step_view
 from dagrl.tracking.base import naming
 from dagrl.version import __version__
 

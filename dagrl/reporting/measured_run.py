@@ -17,7 +17,6 @@ from dagrl.planner.cost.lengths import Assumed
 from dagrl.planner.cost.run_times import RunTimes, devices_of
 from dagrl.planner.simulation.measured import seconds_of_step
 from dagrl.reporting.run_data.run_reader import RunReader, open_run
-from dagrl.reporting.usual_steps import LEAST_STEPS, usual_steps
 from dagrl.scheduler.plan import Plan
 from dagrl.validation.summary import layout_in_words
 
@@ -78,3 +77,18 @@ def mean_of(run: RunReader, name: str, steps: Container[int]) -> float | None:
 def _layout(pipeline: Pipeline, plan: Plan) -> str:
     groups = ((name, executor.group) for name, executor in plan.executors.items())
     return "; ".join(f"{name} on {group}, {layout_in_words(pipeline, name)}" for name, group in groups if group)
+
+
+LEAST_STEPS = 2
+"""Least number of steps from which a usual one is found."""
+_MOST_STEPS = 200
+"""Number of the newest steps that are considered."""
+
+
+def usual_steps(run: RunReader, plan: Plan) -> list[int]:
+    """The newest steps that are not the first after a start, without those that validate or save if enough are left."""
+    after_pause = {step + 1 for step, _ in run.pauses()}
+    finished = {line["step"] for line in run.steps}
+    steps = [step for step in run.timed_steps if step > 1 and step in finished and step not in after_pause]
+    plain = [step for step in steps if not plan.validates(step) and not plan.saves(step)]
+    return (plain if len(plain) >= LEAST_STEPS else steps)[-_MOST_STEPS:]

@@ -13,7 +13,7 @@ from dagrl.backends.planning.gpus import gpu_of_driver
 from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import Graph
-from dagrl.orchestrator.folder.run_graph import graph_of_run
+from dagrl.orchestrator.folder.run_folder import graph_of_run
 from dagrl.scheduler.plan import Plan
 from dagrl.tracking.run_file import run_file, run_text
 

@@ -21,12 +21,10 @@ from starlette.routing import Route
 
 from dagrl.reporting.html_report import distinct_names
 from dagrl.reporting.page.assemble import content_security_policy, page, to_json
-from dagrl.reporting.run_data.metrics_table import metrics_table
 from dagrl.reporting.run_data.overview import overview
-from dagrl.reporting.run_data.plan_view import plan_view
 from dagrl.reporting.run_data.run_reader import RunReader, is_run, open_run
 from dagrl.reporting.run_data.sample_view import sample_steps, sample_view
-from dagrl.reporting.run_data.step_view import step_view
+from dagrl.reporting.run_data.views import metrics_table, plan_view, step_view
 from dagrl.version import __version__
 
 HOST = "127.0.0.1"

@@ -10,11 +10,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from dagrl.config.errors import counted
-from dagrl.reporting.run_record import RunRecord, config_of
+from dagrl.reporting.run_data.run_reader import RunReader, config_of
 from dagrl.tables import table
 from dagrl.tracking.account import accounts
-from dagrl.tracking.console import OF_A_SET
-from dagrl.tracking.other_policies import same_of_others
+from dagrl.tracking.console import OF_A_SET, same_of_others
 from dagrl.tracking.run_file import best_checkpoint
 from dagrl.tracking.run_notes import run_notes
 
@@ -51,7 +50,7 @@ _STALENESS = ("staleness/mean", "staleness/max")
 """Shown if any samples were older than the weights."""
 
 
-def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None) -> list[RenderableType]:
+def summary(run: RunReader, idle: Mapping[str, float], steps: int | None = None) -> list[RenderableType]:
     """Text and tables, a screenful. `idle`: share of the time for each group; `steps`: the number the run asked for."""
     taken = f"{run.last_step} of {counted(steps, 'step')}" if steps else counted(run.last_step, "step")
     parts: list[RenderableType] = [f"{run.folder}: {taken}"]
@@ -72,7 +71,7 @@ def summary(run: RunRecord, idle: Mapping[str, float], steps: int | None = None)
     return [*parts, *_troubles(run)]
 
 
-def summary_values(run: RunRecord, steps: int | None = None) -> dict[str, Any]:
+def summary_values(run: RunReader, steps: int | None = None) -> dict[str, Any]:
     """The summary as plain values; `steps`: the number the run asked for."""
     return {
         "run": str(run.folder),
@@ -94,7 +93,7 @@ def summary_values(run: RunRecord, steps: int | None = None) -> dict[str, Any]:
     }
 
 
-def main_metrics(run: RunRecord) -> list[RenderableType]:
+def main_metrics(run: RunReader) -> list[RenderableType]:
     """A table of the metrics that show a run's result; only the scores of a run that has trained nothing."""
     if any(line["step"] > 0 for line in run.steps):
         return [table(_progress_rows(run), headings=["", "first", "last", "best"])]
@@ -102,7 +101,7 @@ def main_metrics(run: RunRecord) -> list[RenderableType]:
     return ["  validation of the start weights", *(f"  {text}" for text in lines)] if lines else []
 
 
-def account_equations(run: RunRecord) -> list[str]:
+def account_equations(run: RunReader) -> list[str]:
     """The ends of the samples and tokens of each rollout and source: ``samples: 64 generated = 48 trained (75%)
     + 16 unused (25%)``.
     """
@@ -120,13 +119,13 @@ def account_equations(run: RunRecord) -> list[str]:
     return lines
 
 
-def in_a_line(run: RunRecord) -> str:
+def in_a_line(run: RunReader) -> str:
     """The first and last rewards of a run, or losses where it has no rewards. Empty without either."""
     texts = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress_rows(run) if best]
     return ", ".join(texts[:_MOST_IN_A_LINE])
 
 
-def scores(run: RunRecord, step: int) -> list[str]:
+def scores(run: RunReader, step: int) -> list[str]:
     """The metrics of a step's validation, one per line."""
     metrics = next((line for line in run.steps if line["step"] == step), {})
     names = [name for name in metrics if name.startswith("val/") and not name.startswith("val/data/")]
@@ -134,14 +133,14 @@ def scores(run: RunRecord, step: int) -> list[str]:
     return [f"{name.ljust(width)}  {_number(metrics[name])}" for name in names]
 
 
-def _progress_rows(run: RunRecord) -> list[list[str]]:
+def _progress_rows(run: RunReader) -> list[list[str]]:
     return [
         [name, _number(values[0]), _number(values[-1]), _number(best(values)) if best else ""]
         for name, best, values in _progress(run)
     ]
 
 
-def _progress(run: RunRecord) -> list[tuple[str, _Best, list[float]]]:
+def _progress(run: RunReader) -> list[tuple[str, _Best, list[float]]]:
     """Metrics that show a run's result: name, which value is best, values."""
     known = dict.fromkeys(name for line in run.steps for name in line)
     sets: list[tuple[str, _Best]] = [(name, max) for name in known if OF_A_SET.fullmatch(name)]
@@ -159,7 +158,7 @@ def _progress(run: RunRecord) -> list[tuple[str, _Best, list[float]]]:
     return [(name, best, values) for name, best in (*shown, *sets) if (values := run.of(name))]
 
 
-def _times(run: RunRecord) -> list[list[str]]:
+def _times(run: RunReader) -> list[list[str]]:
     """Seconds of steps and nodes, and tokens per second."""
     step_s = run.in_training("time/step_s")
     rows = []
@@ -176,7 +175,7 @@ def _times(run: RunRecord) -> list[list[str]]:
     return rows
 
 
-def _troubles(run: RunRecord) -> list[str]:
+def _troubles(run: RunReader) -> list[str]:
     """Restarts, dropped samples and the like."""
     lines = []
     if restarts := _restarts(run):
@@ -188,7 +187,7 @@ def _troubles(run: RunRecord) -> list[str]:
     return ["", *(f"  {line}" for line in lines)] if lines else []
 
 
-def _restarts(run: RunRecord) -> int:
+def _restarts(run: RunReader) -> int:
     # Counted from 0 by each `dagrl run`, and reported by every step after a restart.
     counts = run.of("run/restarts")
     return round(sum(max(0.0, later - before) for before, later in zip([0.0, *counts], counts, strict=False)))

@@ -14,13 +14,11 @@ from typing import Any, Self
 
 from dagrl.config.schema import TrackerSpec
 from dagrl.redact import hide_secrets, hiding, without_secrets
-from dagrl.tracking.background_tracker import BackgroundTracker
-from dagrl.tracking.base import Progress, SampleTracker, Tracker
+from dagrl.tracking.background_tracker import BackgroundTracker, OwnTracker
+from dagrl.tracking.base import Progress, SampleTable, SampleTracker, Tracker
 from dagrl.tracking.console import Console, Verbosity
 from dagrl.tracking.metrics_file import MetricsFile
 from dagrl.tracking.mlflow import Mlflow
-from dagrl.tracking.own import OwnTracker
-from dagrl.tracking.samples import read_samples
 from dagrl.tracking.swanlab import SwanLab
 from dagrl.tracking.tensorboard import TensorBoard
 from dagrl.tracking.timeline import Timeline
@@ -163,3 +161,34 @@ def _made(spec: TrackerSpec, run_name: str, note: Callable[[str], None], folder:
             return BackgroundTracker("swanlab", SwanLab(name, note, spec), note)
         case own:
             return BackgroundTracker(own, OwnTracker(own, spec.args, folder), note)
+
+
+_COLUMNS = ("data_set", "data_source", "prompt", "demonstration", "response", "answer", "reward")
+
+
+def read_samples(path: Path, limit: int) -> SampleTable | None:
+    """At most `limit` rows of a samples file, spread over its data sets and prompts; None if there is no file.
+
+    The same rows in each validation. Raises OSError or ValueError if the file cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    if not limit or not path.is_file():
+        return None
+    with pq.ParquetFile(path) as file:
+        columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
+        rows = [tuple(row[name] for name in columns) for row in file.read(columns=columns).to_pylist()]
+    by_set: dict[str, list[tuple]] = {}
+    for row in rows:
+        by_set.setdefault(row[0], []).append(row)
+    counts: dict[str, int] = {}
+    # Smallest sets first, so that others can use what they leave.
+    for left, name in zip(range(len(by_set), 0, -1), sorted(by_set, key=lambda name: len(by_set[name])), strict=True):
+        counts[name] = min(len(by_set[name]), (limit - sum(counts.values())) // left)
+    chosen = [row for name, of_set in by_set.items() for row in _spread(of_set, counts[name])]
+    return SampleTable(tuple(columns), tuple(chosen))
+
+
+def _spread(rows: list[tuple], count: int) -> list[tuple]:
+    """`count` of the rows, evenly spaced."""
+    return [rows[place * len(rows) // count] for place in range(count)]

@@ -16,6 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dagrl.plugins.calls import ending_children
+from dagrl.plugins.custom import load_function, raised_by
+from dagrl.plugins.tracker import check_tracker
 from dagrl.tracking.base import SampleTable, SampleTracker
 
 FINISH_TIMEOUT_S = 120.0
@@ -139,3 +142,40 @@ class BackgroundTracker:
                 self._tracker.close(ok=False)
         except Exception as error:  # noqa: BLE001 - a bug of ours: raised where the run can hear of it
             self._is_closed, self._bug = True, error
+
+
+class OwnTracker:
+    """Calls a user's tracker, and tells the line where it fails."""
+
+    def __init__(self, place: str, args: Mapping[str, Any], folder: Path | None) -> None:
+        """Import the class at `place`, for which `folder` is searched, and make an instance.
+
+        Raises ValueError if there is no such class, it is no tracker, or its constructor fails.
+        """
+        made = load_function(place, folder)
+        check_tracker(made, place, args)
+        try:
+            self._tracker: Any = made(**args)
+        except Exception as error:
+            raise ValueError(f"the tracker {place} {raised_by(made.__init__, error)}") from error
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+        self._call(self._tracker.start, run_dir, config, resumed_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._call(self._tracker.log, step, metrics)
+
+    def samples(self, step: int, table: SampleTable) -> None:
+        """Show a table, if the tracker has such a method."""
+        if (shows := getattr(self._tracker, "samples", None)) is not None:
+            self._call(shows, step, table)
+
+    def close(self, ok: bool) -> None:
+        self._call(self._tracker.close, ok)
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            with ending_children(method):
+                method(*arguments)
+        except Exception as error:
+            raise TrackerFailedError(raised_by(method, error)) from error

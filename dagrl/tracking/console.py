@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from dagrl.tracking.base import Progress
-from dagrl.tracking.other_policies import same_of_others
 from dagrl.tracking.run_notes import run_notes
 
 QUIET_S = 10.0
@@ -250,3 +249,30 @@ class Console:
 def _place(heading: str, order: list[str]) -> int:
     """Position of a heading, which may end with the name of another policy."""
     return next(place for place, head in enumerate(order) if heading == head or heading.startswith(f"{head} "))
+
+
+_REWARD = "reward/mean"
+_PARTS_OF_REWARD = frozenset(
+    ("mean", "std", "cosine", "length", "overlong", "failed_fraction", "cut_fraction", "cut_mean")
+)
+"""Names after ``reward/`` that belong to the first reward."""
+
+
+def same_of_others(name: str, metrics: Iterable[str]) -> list[tuple[str, str]]:
+    """The metric `name` of other policies in `metrics`: full name, and its node or reward."""
+    where = "val/" if name.startswith("val/") else ""
+    plain = name.removeprefix(where)
+    others = []
+    for metric in metrics:
+        if not metric.startswith(where):
+            continue
+        rest = metric.removeprefix(where)
+        if plain == _REWARD:
+            first, _, other = rest.partition("/")
+            is_other = first == "reward" and other not in _PARTS_OF_REWARD
+        else:
+            other = rest.removesuffix(f"/{plain}")
+            is_other = other != rest and other != "val"
+        if is_other and "/" not in other:
+            others.append((metric, other))
+    return others

@@ -146,7 +146,7 @@ Episode(EnvironmentClass("m:Forks", Forks, {}, ()), {}).step("x", last=False)
 """,
     "a tracker": """
 import sys, types
-from dagrl.tracking.own import OwnTracker
+from dagrl.tracking.background_tracker import OwnTracker
 class Forks:
     def start(self, run_dir, config, resumed_step): pass
     def log(self, step, metrics): os.fork()

@@ -11,7 +11,7 @@ from dagrl.config.errors import PipelineError
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import OpContract
 from dagrl.graph.inference import build_graph
-from dagrl.orchestrator.folder.run_graph import contracts_text
+from dagrl.orchestrator.folder.run_folder import contracts_text
 from dagrl.reporting.run_data.overview import overview
 from dagrl.reporting.run_data.run_reader import open_run
 from dagrl.reporting.run_report import report_run

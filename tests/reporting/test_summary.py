@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.reporting.run_data.run_reader import read_run
-from dagrl.reporting.run_record import RunRecord
+from dagrl.reporting.run_data.run_reader import RunReader, read_run
 from dagrl.reporting.summary import summary, summary_values
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import WorkerId
@@ -15,7 +14,7 @@ from dagrl.tables import render
 from dagrl.tracking.timeline import Timeline
 
 
-def said(run: RunRecord, idle: dict[str, float], steps: int | None = None) -> str:
+def said(run: RunReader, idle: dict[str, float], steps: int | None = None) -> str:
     return render(summary(run, idle, steps))
 
 

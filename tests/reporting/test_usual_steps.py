@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagrl.reporting.usual_steps import usual_steps
+from dagrl.reporting.measured_run import usual_steps
 
 
 def usual(steps: int, *, save_every: int, pause_after: int = 0) -> list[int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagrl.tracking.other_policies import same_of_others
+from dagrl.tracking.console import same_of_others
 
 METRICS = [
     "reward/mean",

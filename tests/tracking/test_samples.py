@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagrl.tracking.samples import read_samples
+from dagrl.tracking import read_samples
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from types import ModuleType
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.cluster import reaper
 from dagrl.orchestrator.cluster.interrupts import ignore_signals, keep_signals_from_ray
-from dagrl.orchestrator.cluster.quick_start import quick_start
 from dagrl.orchestrator.cluster.session import (
     RAY_VARIABLES,
     keep_worker_logs,
     object_store_bytes,
+    quick_start,
     session_folder,
     small_shared_memory,
     watched,

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic import TypeAdapter
+
+from dagrl.config.loading.loader import LoadedPipeline
 from dagrl.config.loading.yaml_source import dump_document
-from dagrl.config.schema import Pipeline
+from dagrl.config.schema import OpContract, Pipeline
 from dagrl.graph.dag import Graph
+from dagrl.graph.inference import build_graph
 from dagrl.log_ends import shortened
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState
 from dagrl.orchestrator.folder.examine import LOCK, MODULES, PIPELINE, examine
 from dagrl.orchestrator.folder.identity import changes
-from dagrl.orchestrator.folder.run_graph import CONTRACTS, contracts_text
 from dagrl.redact import hide_secrets, hiding
 from dagrl.tracking.base import replace_text
 from dagrl.workers.errors import RefusedFolderError, RunError
@@ -169,3 +172,23 @@ def _sign(lock: TextIO) -> None:
     """Write this process's id into the lock file, unbuffered: on a full disk the file stays unchanged."""
     text = f"{os.getpid()}\n".encode()
     os.ftruncate(lock.fileno(), os.pwrite(lock.fileno(), text, 0))
+
+
+CONTRACTS = ".contracts.json"
+"""The file with the contracts of nodes that name functions of the user."""
+_FORM = TypeAdapter(dict[str, OpContract])
+
+
+def contracts_text(graph: Graph) -> str:
+    """The content of the file for a run with this graph."""
+    own = {name: node.contract for name, node in graph.nodes.items() if node.spec and node.spec.user_function}
+    return _FORM.dump_json(own).decode()
+
+
+def graph_of_run(folder: Path, loaded: LoadedPipeline) -> Graph:
+    """The graph of the run in `folder`. PipelineError if it is wrong, or a contract is not recorded."""
+    try:
+        recorded = _FORM.validate_json((folder / CONTRACTS).read_bytes())
+    except (OSError, ValueError):  # of an earlier version, or changed by hand
+        recorded = {}
+    return build_graph(loaded.pipeline, None, loaded.positions, recorded)

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dagrl.backends.registry import backends
 from dagrl.data.column_store import ColumnStore, StoredBlock
 from dagrl.data.stats import Stat
 from dagrl.orchestrator.folder.checkpoint import numbered_steps
 from dagrl.tracking.base import replace_text
+from dagrl.version import __version__
 
 FOLDER = "records"
 _KEPT = "kept.json"
@@ -235,3 +239,30 @@ def ranges(steps: Sequence[int]) -> str:
         else:
             parts.append([step])
     return ("step " if len(steps) == 1 else "steps ") + ", ".join("-".join(map(str, part)) for part in parts)
+
+
+_PACKAGES = ("torch", "transformers", "numpy", "ray")
+_DAGRL = Path(__file__).parents[2]
+
+
+def versions() -> dict[str, str]:
+    """The versions that results may depend on."""
+    versions_of = {"dagrl": __version__, "python": platform.python_version()}
+    of_backends = {name for backend in backends().values() for name in (*backend.requires, *backend.gpu_requires)}
+    # A package such as megatron.core is distributed as megatron-core.
+    for package in (*_PACKAGES, *sorted(name.replace(".", "-") for name in of_backends)):
+        try:
+            versions_of[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions_of
+
+
+def code_hash(modules: Path | None) -> str:
+    """A hash of dagrl's sources, and of the Python files in the folder of the user's modules."""
+    digest = hashlib.blake2b(digest_size=8)
+    files = sorted(_DAGRL.rglob("*.py")) + (sorted(modules.glob("*.py")) if modules is not None else [])
+    for file in files:
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

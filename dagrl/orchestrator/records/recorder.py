@@ -30,8 +30,9 @@ from dagrl.orchestrator.records.files import (
     RecordedRun,
     Records,
     ShardRows,
+    code_hash,
+    versions,
 )
-from dagrl.orchestrator.records.provenance import code_hash, versions
 from dagrl.orchestrator.records.ring import AlarmDetector, Ring
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import NO_INPUTS, OpInputs

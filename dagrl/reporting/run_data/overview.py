@@ -10,12 +10,12 @@ import yaml
 
 from dagrl.config.errors import PipelineError, counted
 from dagrl.config.schema import Pipeline
+from dagrl.graph.dag import Graph
+from dagrl.graph.drawing.draw import arrows_of, executor_of, scene_of, subtitle_of
 from dagrl.redact import hide_secrets, without_secrets
-from dagrl.reporting.run_data.dag_view import dag_view
-from dagrl.reporting.run_data.run_reader import RunReader
+from dagrl.reporting.run_data.run_reader import RunReader, config_of
 from dagrl.reporting.run_data.sample_view import sample_steps
 from dagrl.reporting.run_pipeline import RunPipeline
-from dagrl.reporting.run_record import config_of
 from dagrl.tracking.account import accounts
 from dagrl.tracking.run_file import best_checkpoint, run_text
 from dagrl.tracking.run_notes import run_notes
@@ -94,4 +94,45 @@ def _groups(pipeline: Pipeline) -> dict[str, str]:
     return {
         name: counted(group.ranks, "CPU slot" if group.is_cpu else group.gpu or "GPU")
         for name, group in pipeline.groups.items()
+    }
+
+
+_MARGIN = 12.0
+_BOX_WIDTH, _BOX_HEIGHT = 172.0, 66.0
+"""Room for a line with time and memory below the node's name. Pixels."""
+
+
+def dag_view(graph: Graph) -> dict[str, Any]:
+    """``nodes`` and ``labels`` with their boxes [x, y, width, height], and ``edges`` as lists of points, in pixels."""
+    scene, bounds = scene_of(graph, box_height=_BOX_HEIGHT, least_width=_BOX_WIDTH)
+    left, top = (bounds["min"][axis] - _MARGIN for axis in "xy")
+
+    def place(rect: dict[str, float]) -> list[float]:
+        return [round(rect["x"] - left, 1), round(rect["y"] - top, 1), rect["w"], rect["h"]]
+
+    boxes, labels = scene["nodes"][: len(graph.nodes)], scene["nodes"][len(graph.nodes) :]
+    return {
+        "width": round(bounds["max"]["x"] + _MARGIN - left, 1),
+        "height": round(bounds["max"]["y"] + _MARGIN - top, 1),
+        "nodes": [
+            {
+                "name": name,
+                "subtitle": subtitle_of(graph, name),
+                "executor": executor_of(node) if node.spec is not None else "",
+                "skipped": graph.skipped.get(name, ""),
+                "box": place(box["rect"]),
+            }
+            for (name, node), box in zip(graph.nodes.items(), boxes, strict=True)
+        ],
+        "labels": [
+            {"columns": columns, "box": place(label["rect"])}
+            for columns, label in zip(arrows_of(graph).values(), labels, strict=True)
+        ],
+        "edges": [
+            {
+                "points": [[round(point["x"] - left, 1), round(point["y"] - top, 1)] for point in edge["points"]],
+                "arrow": edge["marker_end"]["kind"] != "none",
+            }
+            for edge in scene["edges"]
+        ],
     }

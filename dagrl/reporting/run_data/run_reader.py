@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import os
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from dagrl.reporting.run_data.tail import Tail
+import yaml
+
 from dagrl.reporting.run_pipeline import RunPipeline, pipeline_of_run
-from dagrl.reporting.run_record import RunRecord, parse_step
 from dagrl.scheduler.intervals import Activity, Interval
 from dagrl.scheduler.plan import HOST, Plan
+from dagrl.tracking.run_file import run_file, run_text
 from dagrl.tracking.timeline import parse_activities
 
 _PAUSE_S, _PAUSE_STEPS = 20.0, 5.0
 """A pause between two starts of a run is longer than this, and than so many median steps."""
 
 
-class RunReader(RunRecord):
-    """A run folder that may grow. `refresh` reads what was added."""
+class RunReader:
+    """Metrics and activities of a run, whose folder may grow. `refresh` reads the rest."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        self.folder = folder
+        self.steps: list[dict[str, Any]] = []
+        """Numeric metrics of each step in order, including ``step``."""
+        self.spans: list[Activity] = []
+        """In the order of their starts."""
+        self.torn = 0
+        """Number of unreadable lines in metrics.jsonl."""
         self._metrics = Tail(folder, "metrics.jsonl")
         self._timeline = Tail(folder, "timeline.json")
         self.groups: list[str] = []
@@ -36,6 +46,19 @@ class RunReader(RunRecord):
         """Step -> its ``time/step_s``."""
         self._pipeline: RunPipeline | None = None
         self._changed = 0
+
+    @property
+    def last_step(self) -> int:
+        """The newest finished step; 0 without any."""
+        return self.steps[-1]["step"] if self.steps else 0
+
+    def of(self, name: str) -> list[float]:
+        """Values of a metric in all steps that have it."""
+        return [line[name] for line in self.steps if isinstance(line.get(name), int | float)]
+
+    def in_training(self, name: str) -> list[float]:
+        """The same without the validation before the first step, which is step 0."""
+        return [line[name] for line in self.steps if line["step"] > 0 and isinstance(line.get(name), int | float)]
 
     @property
     def generation(self) -> int:
@@ -170,3 +193,80 @@ def read_run(folder: Path) -> RunReader:
         raise ValueError(f"{folder} holds no metrics.jsonl: its run has not finished a step")
     run.torn += run.is_writing
     return run
+
+
+_LARGEST = 1 << 1000
+
+
+def parse_step(line: str) -> dict[str, Any] | None:
+    """The numbers of a line of metrics.jsonl, including ``step``; None if it is torn."""
+    try:
+        step = json.loads(line)
+        number = int(step["step"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return {name: value for name, value in step.items() if _is_number(value)} | {"step": number}
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The pipeline of a run, as it is written; empty if it cannot be read."""
+    try:
+        tree = yaml.safe_load(run_text(folder, "pipeline.yaml") or "")
+    except yaml.YAMLError:
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that arithmetic in floating point takes. NaN and infinity are."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST)
+
+
+_CHUNK = 1 << 24
+"""Bytes in a read, so that a file of gigabytes is not in memory twice."""
+
+
+class Tail:
+    """Lines of a file, each once. It begins anew if the file is replaced, or is shorter than before."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._identity: tuple[int, int] | None = None
+        self._offset = 0
+        self.generation = 0
+        """Counts the times that earlier lines became invalid."""
+        self.unfinished = False
+        """Whether the file ended within a line when it was read."""
+
+    def new_lines(self) -> list[str]:
+        """Whole lines that were added since the last call; none if there is no file.
+
+        ValueError as in `run_file`, OSError if it cannot be read.
+        """
+        path = run_file(self._folder, self._name)
+        if path is None:
+            self._begin_anew(None)
+            return []
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            identity = (status.st_dev, status.st_ino)
+            if identity != self._identity or status.st_size < self._offset:
+                self._begin_anew(identity)
+            file.seek(self._offset)
+            lines: list[str] = []
+            rest = b""
+            while chunk := file.read(_CHUNK):
+                *whole, rest = (rest + chunk).split(b"\n")
+                lines += (line.decode(errors="replace") for line in whole)
+                self._offset += sum(len(line) + 1 for line in whole)
+        self.unfinished = bool(rest)
+        # The last line of a timeline is its closing bracket, which the next event replaces.
+        if lines and lines[-1] == "]":
+            lines.pop()
+            self._offset -= len("]\n")
+        return lines
+
+    def _begin_anew(self, identity: tuple[int, int] | None) -> None:
+        if self._identity is not None:
+            self.generation += 1
+        self._identity, self._offset = identity, 0

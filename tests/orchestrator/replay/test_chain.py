@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.orchestrator.records.files import RecordedInputs, RecordError
-from dagrl.orchestrator.replay.chain import RecordedUpdate, chain_to
+from dagrl.orchestrator.replay.target import RecordedUpdate, chain_to
 
 A, B = Path("a"), Path("b")
 

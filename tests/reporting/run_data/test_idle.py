@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.reporting.run_data.idle import DRIVER, idle_times
+from dagrl.reporting.run_data.views import DRIVER, idle_times
 from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
 from dagrl.scheduler.plan import WorkerId
 

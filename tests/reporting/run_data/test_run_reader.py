@@ -9,11 +9,9 @@ import pytest
 from finished_runs import write_run
 
 from dagrl.cli import main
-from dagrl.reporting.run_data.metrics_table import metrics_table
 from dagrl.reporting.run_data.overview import overview
-from dagrl.reporting.run_data.run_reader import RunReader, open_run
-from dagrl.reporting.run_data.step_view import step_view
-from dagrl.reporting.run_data.tail import Tail
+from dagrl.reporting.run_data.run_reader import RunReader, Tail, open_run
+from dagrl.reporting.run_data.views import metrics_table, step_view
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import WorkerId
 from dagrl.tracking.metrics_file import MetricsFile

@@ -11,8 +11,7 @@ from finished_runs import sample, write_run, write_samples
 from dagrl.cli import main
 from dagrl.planner.simulation.costs import CostTable
 from dagrl.reporting.why.critical_path import STRAGGLER, Part
-from dagrl.reporting.why.explain import Explanation, as_text, explain
-from dagrl.reporting.why.stragglers import straggler
+from dagrl.reporting.why.explain import Explanation, as_text, explain, straggler
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import WorkerId
 from dagrl.tracking.timeline import Timeline
