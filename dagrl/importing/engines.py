@@ -12,7 +12,7 @@ from dagrl.config.errors import Removal
 from dagrl.config.schema.backends import engine_sections
 from dagrl.config.schema.library_fields import LibraryFields
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.table import Rule, Translation
+from dagrl.importing.table import Rule, Translation, is_known, joint
 
 FSDP = "belongs to FSDP: trainers are Megatron-core here, split by `engines.NAME.parallel`; see `dagrl plan --search`"
 PARALLEL = (
@@ -26,7 +26,6 @@ PARALLEL = (
 """Megatron's sizes of a layout."""
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 """Megatron's fields that compute every layer anew."""
-NO_CRITIC = "there is no critic with this estimator"
 _SERVER = "engines.generator.server"
 _SERVER_NAMES = {
     "sglang": {
@@ -51,12 +50,6 @@ def server_key(t: Translation, name: str) -> str:
     return f"{_SERVER}.{_SERVER_NAMES[str(t.tree['engines.generator.backend'])][name]}"
 
 
-def generator(t: Translation, backend: str, *keys: str) -> None:
-    """Write the generator's backend."""
-    put_generator(t, backend)
-    t.write("engines.generator.backend", backend, *keys)
-
-
 def put_generator(t: Translation, backend: str) -> None:
     """Put the generator; vLLM runs in an environment of its own."""
     t.put("engines.generator.backend", backend)
@@ -71,10 +64,10 @@ def put_generator(t: Translation, backend: str) -> None:
 def generator_of(t: Translation, key: str) -> None:
     """Write the backend that a key names; SGLang stands in for a server that dagrl does not have."""
     name = t.get(key)
+    put_generator(t, name if name in ("vllm", "sglang") else "sglang")
     if name in ("vllm", "sglang"):
-        generator(t, name, key)
+        t.copy(key, "engines.generator.backend")
     else:
-        put_generator(t, "sglang")
         t.refuse("generators are SGLang, vLLM and, for small models, transformers; sglang stands in", key)
 
 
@@ -93,7 +86,7 @@ def library_field(t: Translation, key: str, engine: str, section: str, field: st
         reason = fields.refused[field]
         t.refuse(f"`{field}` {reason.why if isinstance(reason, Removal) else reason}", key)
     elif value is None:
-        t.imply("is null, as by default", key)
+        return
     elif field in fields.model_fields:
         _tested_field(t, key, fields, f"engines.{engine}.{section}.{field}")
     elif lack := lacking_field(fields, field, _environment_of(t, engine)):
@@ -120,12 +113,18 @@ def _tested_field(t: Translation, key: str, fields: type[LibraryFields], target:
         t.refuse(f"dagrl does not take this value: {fault[:1].lower()}{fault[1:]}", key)
 
 
+def write_layout(t: Translation, engine: str, section: str) -> None:
+    """Write Megatron's sizes of a section; sequence parallelism has no effect on one tensor-parallel rank."""
+    for size in PARALLEL:
+        if is_known(t.get(f"{section}.{size}")):
+            t.copy(f"{section}.{size}", f"engines.{engine}.parallel.{size}")
+    sequence_parallel(t, engine, f"{section}.sequence_parallel", f"{section}.{PARALLEL[0]}")
+
+
 def sequence_parallel(t: Translation, engine: str, key: str, tensor: str) -> None:
     """Write Megatron's sequence parallelism, which it ignores on one tensor-parallel rank."""
-    if t.number(tensor, 1) > 1 or t.get(key) is False or isinstance(t.get(tensor), Unresolved):
-        t.write(f"engines.{engine}.parallel.sequence_parallel", t.get(key), key)
-    else:
-        t.imply("has no effect without tensor parallelism", key)
+    if t.number(tensor, 1) > 1 or isinstance(t.get(tensor), Unresolved):
+        t.copy(key, f"engines.{engine}.parallel.sequence_parallel")
 
 
 def _environment_of(t: Translation, engine: str) -> Path | None:
@@ -136,14 +135,13 @@ def library_fields(pattern: str, engine: str, section: str) -> Rule:
     """Fields of a library's configuration that the source names after a prefix: ``prefix.*``."""
     prefix = pattern.removesuffix("*")
 
-    def apply(t: Translation) -> None:
+    @joint(pattern)
+    def rule(t: Translation) -> None:
         for key in t.current:
             if f"engines.{engine}.backend" in t.tree:
                 library_field(t, key, engine, section, key.removeprefix(prefix))
-            else:
-                t.imply(f"there is no engine `{engine}`", key)
 
-    return Rule((pattern,), apply)
+    return rule
 
 
 def write_betas(t: Translation, engine: str, key: str) -> None:
@@ -157,7 +155,7 @@ def write_betas(t: Translation, engine: str, key: str) -> None:
 def write_shape(t: Translation, engine: str, key: str, default: str | None = None) -> bool:
     """Write the shape of the learning rate, if Megatron has it; whether it does."""
     style = t.get(key, default)
-    if style not in ("constant", "linear", "cosine", "inverse-square-root"):
+    if not isinstance(style, Unresolved) and style not in ("constant", "linear", "cosine", "inverse-square-root"):
         t.refuse("shapes are constant, linear, cosine and inverse-square-root", key)
         return False
     t.write(f"engines.{engine}.lr_schedule.lr_decay_style", style, key)
@@ -182,14 +180,22 @@ def write_warmup_ratio(t: Translation, engine: str, key: str) -> None:
 
 
 def put_critic(t: Translation) -> None:
-    """Put the critic's engine: a model with a value head."""
+    """Put the critic: an engine with a value head, and the nodes that compute values and train it."""
     t.put("engines.critic.backend", "megatron")
     t.put("engines.critic.head", "value")
+    for node in ("values", "critic"):
+        t.put(f"nodes.{node}.op", node)
+        t.put(f"nodes.{node}.engine", "critic")
 
 
 def critic_model(t: Translation, key: str, policy: str) -> None:
     """Write the critic's model, unless it is the policy's."""
-    if t.given(key) and t.get(key) != t.get(policy):
-        t.write("engines.critic.model.path", t.get(key), key)
-    else:
-        t.imply("the critic starts from the policy's weights", key)
+    if t.get(key) not in ("", t.get(policy)):
+        t.copy(key, "engines.critic.model.path")
+
+
+def like_the_actor(t: Translation, engine: str) -> None:
+    """Give an engine the actor's layout and Megatron's fields."""
+    for target, value in list(t.tree.items()):
+        if target.startswith(("engines.actor.parallel.", "engines.actor.transformer.")):
+            t.put(target.replace("engines.actor.", f"engines.{engine}.", 1), value)

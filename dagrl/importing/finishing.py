@@ -14,7 +14,7 @@ from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.config.schema import GroupSpec
 from dagrl.config.schema.nodes.advantage import AdvantageNode
 from dagrl.config.schema.nodes.base import PackingNode
-from dagrl.importing.engines import NO_CRITIC, PARALLEL, server_key
+from dagrl.importing.engines import PARALLEL, server_key
 from dagrl.importing.table import Status, Translation, joint
 from dagrl.validation.advantages import OF_ESTIMATORS
 from dagrl.validation.training import OF_LOSSES
@@ -85,7 +85,7 @@ def _drop_without_effect(t: Translation) -> None:
     for target in [key for key in t.tree if key.endswith("sampling.top_k") and t.tree[key] == 0]:
         t.drop(target, "all tokens, as by default")
     if "nodes.critic.op" not in t.tree:
-        t.drop("nodes.update.critic_warmup", NO_CRITIC)
+        t.drop("nodes.update.critic_warmup", "there is no critic with this estimator")
     if t.tree.get("nodes.rollout.sampling.temperature") == 0 and not t.tree.get("run.val_only"):
         _list(t, "nodes.rollout.sampling.temperature", "at 0 all responses to a prompt are equal; choose more")
     if _number(t, "run.steps") < 1 and not t.tree.get("run.val_only"):
@@ -218,6 +218,7 @@ def _list(t: Translation, target: str, reason: str) -> None:
     t.note(keys[0] if keys else target, target, reason, t.tree.get(target))
 
 
+@joint(always=True)
 def _finish(t: Translation) -> None:
     _drop_foreign_options(t)
     _list_single_response(t)
@@ -233,4 +234,4 @@ def _finish(t: Translation) -> None:
         _fit_lengths(t)
 
 
-RULES = (joint(_finish, always=True),)
+RULES = (_finish,)

@@ -64,11 +64,8 @@ def write_files(
             t.note(key, place, f"some of the {len(paths)} files are not known; the first one stands in")
     else:
         t.write(place, paths, key, note=note)
-    for column, name in columns.items():
-        if column in named:
-            t.write(f"{target}.{name}", named[column], column)
-        else:
-            t.imply("is the column `prompt`, the default", column)
+    for column in named:
+        t.write(f"{target}.{columns[column]}", named[column], column)
 
 
 def write_epochs(t: Translation, key: str) -> None:
@@ -110,32 +107,35 @@ def trackers(t: Translation, values: Iterable[Any], keys: Iterable[str], setting
         track[tracker] = {"tracker": tracker, **section} if section else tracker
     note = f"no {', '.join(missing)}" if missing else ""
     t.write("track", list(track.values()), *dict.fromkeys(used), note=note)
-    t.imply("no tracker of this run has this setting, or it is the pipeline's name", *settings.values())
 
 
 def named(key: str) -> Rule:
     """Write the pipeline's name."""
-    return joint(lambda t: t.write("name", name_of(t.get(key)), key), key, always=True)
+    return joint(key, always=True)(lambda t: t.write("name", name_of(t.get(key)), key))
 
 
 def tracked(key: str, **settings: str) -> Rule:
     """Write ``track``: one tracker, or a list of them, with the keys of their settings."""
 
-    def apply(t: Translation) -> None:
+    @joint(key, *settings.values(), always=True)
+    def rule(t: Translation) -> None:
         value = t.get(key)
-        trackers(t, value if isinstance(value, list) else [value], [key], settings)
+        trackers(t, as_list(value), [key], settings)
 
-    return joint(apply, key, *settings.values(), always=True)
+    return rule
 
 
-def keep(t: Translation, key: str) -> None:
+def kept(key: str) -> Rule:
     """Write how many checkpoints are kept, if any are: all where the framework has no number."""
-    if "run.save_every" not in t.tree:
-        t.imply("there are no checkpoints", key)
-    elif isinstance(t.get(key), Unresolved):
-        t.write("run.keep", t.get(key), key)
-    else:
-        t.write("run.keep", t.number(key) or "all", key, note="" if t.number(key) else "there, all are kept")
+
+    @joint(key, always=True)
+    def rule(t: Translation) -> None:
+        if isinstance(t.get(key), Unresolved):
+            t.write("run.keep", t.get(key), key)
+        elif "run.save_every" in t.tree:
+            t.write("run.keep", t.number(key) or "all", key, note="" if t.number(key) else "there, all are kept")
+
+    return rule
 
 
 def has_val_data(t: Translation) -> bool:
@@ -152,9 +152,12 @@ def val_label(text: str, index: int) -> str:
 def write_val_n(t: Translation, key: str) -> None:
     """Write the number of responses to a validation prompt."""
     if t.number(key, 1) > 1:
-        t.write("nodes.rollout.val_n", t.get(key), key)
-    else:
-        t.imply("one response, as by default", key)
+        t.copy(key, "nodes.rollout.val_n")
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a value as a list: null as an empty one."""
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def padded_rows(t: Translation, target: str, rows: float, key: str) -> None:
@@ -169,12 +172,6 @@ def put_node(t: Translation, node: str, op: str, engine: str) -> None:
     """Put a node that runs an op on an engine."""
     t.put(f"nodes.{node}.op", op)
     t.put(f"nodes.{node}.engine", engine)
-
-
-def put_critic_nodes(t: Translation) -> None:
-    """Put the nodes that compute values and train the critic."""
-    put_node(t, "values", "values", "critic")
-    put_node(t, "critic", "critic", "critic")
 
 
 def kl_estimator(name: Any) -> str | None:
@@ -202,11 +199,6 @@ def put_reference(t: Translation) -> None:
         put_logprob(t, "ref", "reference", "ref_logprob")
 
 
-def is_known(value: Any) -> bool:
-    """Whether a value is known, and not null."""
-    return value is not None and not isinstance(value, Unresolved)
-
-
 def put_groups(t: Translation, groups: dict[str, tuple[int, int]]) -> None:
     """Write groups: name -> (nodes, GPUs on each)."""
     for name, (nodes, gpus) in groups.items():
@@ -217,10 +209,8 @@ def put_groups(t: Translation, groups: dict[str, tuple[int, int]]) -> None:
 
 def first_group(t: Translation, name: str, nodes: str, gpus: str) -> None:
     """Write the trainer's group, whose nodes and GPUs on each are settings, and put the actor into it."""
-    put_groups(t, {name: (1, 8)})
+    t.put(f"groups.{name}.gpus_per_node", 8)
     if t.get(nodes) != 1:
-        t.write(f"groups.{name}.nodes", t.get(nodes), nodes)
-    else:
-        t.imply("one machine, as by default", nodes)
-    t.write(f"groups.{name}.gpus_per_node", t.get(gpus), gpus)
+        t.copy(nodes, f"groups.{name}.nodes")
+    t.copy(gpus, f"groups.{name}.gpus_per_node")
     t.put("engines.actor.group", name)

@@ -101,6 +101,10 @@ class Settings:
         for each in [name for name in self.by_key if name == key or name.startswith(f"{key}.")]:
             del self.by_key[each]
 
+    def value(self, key: str) -> Any:
+        """The value of a key, or None."""
+        return self.by_key[key].value if key in self.by_key else None
+
     def __iter__(self) -> Iterator[Setting]:
         return iter(self.by_key.values())
 

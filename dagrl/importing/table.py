@@ -1,7 +1,8 @@
 """Applies a framework's table of rules to the settings of a source.
 
 A rule says what happens to some keys: `to` copies a value to a key of the pipeline, `joint` computes from several keys,
-`implied` and `refuse` give the reason why nothing is written. A key that no rule names is unknown.
+`implied` and `refused` give the reason why nothing is written. A key that no rule names is unknown; one whose rule
+writes nothing is implied.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ _REQUIRED = (
 """Keys that every pipeline of these frameworks has."""
 
 
-def _is_off(value: Any) -> bool:
-    return value is None or value is False or value in ("", {}, [])
+def is_known(value: Any) -> bool:
+    """Whether a value is known, and not null."""
+    return value is not None and not isinstance(value, Unresolved)
 
 
 Apply = Callable[["Translation"], None]
@@ -144,6 +146,14 @@ class Translation:
         """The keys of a section that the source sets."""
         return [setting.key for setting in self.settings if setting.key.startswith(f"{section}.")]
 
+    def rest(self) -> list[str]:
+        """The keys of the current rule that have no outcome yet."""
+        return [key for key in self.current if not self.is_recorded(key)]
+
+    def first(self, *keys: str) -> str | None:
+        """The first of some keys that the source sets to another value than null."""
+        return next((key for key in keys if self.settings.value(key) is not None), None)
+
     def put(self, target: str, value: Any) -> None:
         """Write a key of the pipeline that no setting stands behind."""
         self.tree[target] = value
@@ -185,10 +195,11 @@ class Translation:
                 if rest:
                     self.lines.append(replace(line, targets=rest))
 
-    def copy(self, key: str, target: str) -> None:
-        """Write a key's value, if the source sets the key."""
-        if self.given(key):
-            self.write(target, self.get(key), key)
+    def copy(self, key: str, target: str, default: Any = None, *, note: str = "") -> None:
+        """Write the value of a key: the source's, the framework's default or `default`. Null writes nothing."""
+        value = self.get(key, default)
+        if value is not None:
+            self.write(target, value, key, note=note)
 
     def refuse(self, reason: str, *keys: str) -> None:
         """Record settings as refused: they have no counterpart."""
@@ -197,10 +208,6 @@ class Translation:
     def imply(self, reason: str, *keys: str) -> None:
         """Record settings as implied, unless they have an outcome: the pipeline does the same without them."""
         self._record_all(Status.IMPLIED, reason, tuple(key for key in keys if not self.is_recorded(key)))
-
-    def imply_all(self, reason: str) -> None:
-        """Record all other settings of the current rule as implied."""
-        self.imply(reason, *self.current)
 
     def note(self, key: str, target: str, reason: str, value: Any = None) -> None:
         """Record something that the source leaves open, and that the user has to decide."""
@@ -290,7 +297,7 @@ def translate(framework: Framework, settings: Settings) -> Translation:
     for keys in concerned.values():
         for key in keys:
             if not translation.is_recorded(key):
-                translation.imply("has no effect with the other settings", key)
+                translation.imply("is off, as by default, or has no effect with the other settings", key)
     return translation
 
 
@@ -319,19 +326,15 @@ def to(
 ) -> Rule:
     """Copy a key's value; with `write_default`, also the framework's default where the source does not set the key."""
 
-    def apply(t: Translation) -> None:
+    @joint(key, always=write_default)
+    def rule(t: Translation) -> None:
         value = t.get(key)
-        if isinstance(value, Unresolved):
-            for target in targets:
-                t.write(target, value, key)
-            return
-        if value is None:
-            t.imply("is null, as by default", key)
-            return
-        for target in targets:
-            t.write(target, convert(value), key, note=note)
+        if is_known(value):
+            value = convert(value)
+        for target in targets if value is not None else ():
+            t.write(target, value, key, note=note)
 
-    return Rule((key,), apply, always=write_default)
+    return rule
 
 
 def under(section: str, names: str) -> str:
@@ -339,35 +342,27 @@ def under(section: str, names: str) -> str:
     return " ".join(f"{section}.{name}" for name in names.split())
 
 
-def joint(apply: Apply, *keys: str, always: bool = False) -> Rule:
-    """Compute keys of the pipeline from several keys of the source, which are divided by spaces."""
-    return Rule(tuple(" ".join(keys).split()), apply, always)
+def joint(*keys: str, always: bool = False) -> Callable[[Apply], Rule]:
+    """Make a function a rule that computes from several keys, which are divided by spaces."""
+    return lambda apply: Rule(tuple(" ".join(keys).split()), apply, always)
 
 
 def implied(reason: str, *keys: str) -> Rule:
     """Keys that need no counterpart, divided by spaces."""
-    return joint(lambda t: t.imply_all(reason), *keys)
+    return joint(*keys)(lambda t: t.imply(reason, *t.current))
 
 
 def refused(reason: str, *keys: str) -> Rule:
     """Keys without a counterpart; one that is null, false or empty changes nothing."""
-
-    def apply(t: Translation) -> None:
-        t.imply("is null or off", *(key for key in t.current if _is_off(t.get(key))))
-        t.refuse(reason, *(key for key in t.current if not _is_off(t.get(key))))
-
-    return joint(apply, *keys)
+    return refused_unless((False, "", {}, []), reason, *keys)
 
 
 def refused_unless(value: Any, reason: str, *keys: str) -> Rule:
     """Keys without a counterpart, except with one value (or one of a tuple of values), which is how dagrl works."""
     accepted = value if isinstance(value, tuple) else (value,)
 
-    def apply(t: Translation) -> None:
-        for key in t.current:
-            if t.get(key) in accepted or t.get(key) is None:
-                t.imply("as dagrl does", key)
-            else:
-                t.refuse(reason, key)
+    @joint(*keys)
+    def rule(t: Translation) -> None:
+        t.refuse(reason, *(key for key in t.current if t.get(key) is not None and t.get(key) not in accepted))
 
-    return joint(apply, *keys)
+    return rule

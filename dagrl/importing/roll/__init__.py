@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dagrl.importing import finishing
-from dagrl.importing.roll import distillation, engines, nodes
+from dagrl.importing.roll import algorithm, distillation, engines, nodes
 from dagrl.importing.table import Framework
 
 _DEFAULTS: dict[str, Any] = {
@@ -43,14 +43,14 @@ _RULES = (
     *engines.TRAINER,
     *engines.BATCHES,
     *engines.OPTIMIZER,
-    *nodes.ALGORITHM,
+    *algorithm.ALGORITHM,
     *engines.BATCHES_TOKENS,
-    *nodes.ALGORITHM_CORRECTION,
-    *nodes.REWARD,
+    algorithm.CORRECTION,
+    algorithm.REWARD,
     *distillation.RULES,
     *nodes.RUN,
     *engines.TRAINER_MODEL,
-    *nodes.REST,
+    *algorithm.REST,
     *finishing.RULES,
 )
 ROLL = Framework(

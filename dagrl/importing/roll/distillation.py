@@ -11,9 +11,9 @@ from dagrl.importing.teachers import ADVANTAGE, engine_name, put_teachers
 _RECOMPUTE = ("enable_old_logprobs_recompute", "force_disable_old_logprobs_recompute")
 
 
+@joint("use_opd is_pure_opd pure_opd_pipeline_type teacher.*")
 def _distillation(t: Translation) -> None:
     if not (t.flag("use_opd") or is_pure_opd(t)):
-        t.imply_all("there is no distillation")
         return
     several = not any(key.startswith("teacher.model_args.") for key in t.current)
     names = list(dict.fromkeys(key.split(".")[1] for key in t.current if key.startswith("teacher."))) if several else []
@@ -35,14 +35,12 @@ def _distillation(t: Translation) -> None:
         t.refuse("a row has one teacher: the first that reads it", *keys)
     if t.get("kl_penalty") not in ("kl", None):
         t.refuse("the advantage is the difference of the log-probs itself (kl)", "kl_penalty")
-    t.imply("a teacher switches it on", "use_opd", "is_pure_opd", "pure_opd_pipeline_type")
     t.imply("a teacher computes log-probs alone", *t.current)
 
 
 def _engine(t: Translation, engine: str, prefix: str) -> None:
     path = f"{prefix}.model_args.model_name_or_path"
-    if t.given(path):
-        t.write(f"engines.{engine}.model.path", t.get(path), path)
+    t.copy(path, f"engines.{engine}.model.path")
     for size in PARALLEL:
         key = f"{prefix}.{STRATEGY}.{size}"
         if t.number(key, 1) > 1:
@@ -52,7 +50,6 @@ def _engine(t: Translation, engine: str, prefix: str) -> None:
     if own and not own & (devices_of(t, TRAIN) | devices_of(t, INFER)):
         put_groups(t, {engine: (-(-len(own) // machine), min(len(own), machine))})
         t.put(f"engines.{engine}.group", engine)
-        t.imply("a group of its own", mapping)
     else:
         t.put(f"engines.{engine}.group", t.tree.get("engines.actor.group"))
         t.imply("is on the actor's GPUs here", mapping)
@@ -81,4 +78,4 @@ def _weights(t: Translation, prefixes: list[str]) -> None:
         t.refuse("teachers have one weight, `distillation.coef`; that of the first stands in", *keys)
 
 
-RULES = (joint(_distillation, "use_opd is_pure_opd pure_opd_pipeline_type teacher.*"),)
+RULES = (_distillation,)

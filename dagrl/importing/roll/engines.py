@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from dagrl.config.errors import counted
-from dagrl.importing.engines import (
-    NO_CRITIC,
-    PARALLEL,
-    critic_model,
-    library_field,
-    put_critic,
-    sequence_parallel,
-    write_shape,
-    write_steps,
-    write_warmup_ratio,
-)
-from dagrl.importing.parts import is_known, put_critic_nodes, put_groups
+from dagrl.importing import engines, parts
 from dagrl.importing.roll.common import (
     CRITIC,
     INFER,
@@ -25,9 +14,12 @@ from dagrl.importing.roll.common import (
     devices_of,
     uses_critic,
 )
-from dagrl.importing.table import Translation, joint, to, under
+from dagrl.importing.table import Translation, implied, joint, to, under
+
+_ROLES = {TRAIN: "actor", CRITIC: "critic"}
 
 
+@joint(*(f"{role}.device_mapping" for role in (TRAIN, INFER, REFERENCE, CRITIC)), always=True)
 def _groups(t: Translation) -> None:
     train, infer = devices_of(t, TRAIN), devices_of(t, INFER)
     machine = int(t.number("num_gpus_per_node", 8))
@@ -39,163 +31,125 @@ def _groups(t: Translation) -> None:
     keys = [f"{role}.device_mapping" for role in (TRAIN, INFER)]
     shared = bool(train & infer)
     groups = {"gpus": train | infer} if shared else {"train": train, "rollout": infer}
-    put_groups(t, {name: sizes(gpus) for name, gpus in groups.items()})
+    parts.put_groups(t, {name: sizes(gpus) for name, gpus in groups.items()})
     for (name, gpus), key in zip(groups.items(), keys, strict=False):
         note = counted(len(gpus), "GPU")
         t.write(f"groups.{name}.gpus_per_node", sizes(gpus)[1], *(keys if shared else (key,)), note=note)
     if shared and train != infer:
         t.refuse("lists that overlap in part have no counterpart: one group holds the GPUs of both", *keys)
-    home = next(iter(groups))
+    home, *others = groups
     t.put("engines.actor.group", home)
-    t.put("engines.generator.group", "gpus" if shared else "rollout")
+    t.put("engines.generator.group", others[0] if others else home)
     if uses_critic(t):
         t.put("engines.critic.group", home)
     for role in (REFERENCE, CRITIC):
-        key = f"{role}.device_mapping"
-        if devices_of(t, role) == train or (role == CRITIC and not uses_critic(t)):
-            t.imply("is on the actor's GPUs", key)
-        else:
-            t.refuse("is on the actor's GPUs here", key)
-    t.imply("machines of a group have the GPUs that it says", "num_gpus_per_node")
+        if devices_of(t, role) != train and (role == REFERENCE or uses_critic(t)):
+            t.refuse("is on the actor's GPUs here", f"{role}.device_mapping")
 
 
-CLUSTER = (
-    joint(
-        _groups,
-        "num_gpus_per_node",
-        *(f"{role}.device_mapping" for role in (TRAIN, INFER, REFERENCE, CRITIC)),
-        always=True,
-    ),
-)
+CLUSTER = (_groups, implied("machines of a group have the GPUs that it says", "num_gpus_per_node"))
 
 
-_OPTIMIZER = ("use_distributed_optimizer", "optimizer_cpu_offload", "use_precision_aware_optimizer")
-_DDP = ("overlap_grad_reduce", "overlap_param_gather")
-
-
+@joint(*(f"{role}.strategy_args.strategy_name" for role in _ROLES), always=True)
 def _trainer(t: Translation) -> None:
     t.put("engines.actor.backend", "megatron")
-    for role, engine in ((TRAIN, "actor"), (CRITIC, "critic")):
+    for role in _ROLES if uses_critic(t) else (TRAIN,):
         key = f"{role}.strategy_args.strategy_name"
-        if role == CRITIC and not uses_critic(t):
-            t.imply(NO_CRITIC, key)
-        elif t.get(key) == "megatron_train":
-            t.write(f"engines.{engine}.backend", "megatron", key)
+        if t.get(key) == "megatron_train":
+            t.write(f"engines.{_ROLES[role]}.backend", "megatron", key)
         else:
             t.refuse("trainers are Megatron-core, split by `engines.NAME.parallel`; see `dagrl plan --search`", key)
-    key = f"{REFERENCE}.strategy_args.strategy_name"
-    t.imply("the reference is a frozen copy of the actor", key)
 
 
+@joint("reward_pretrain value_clip critic_warmup", always=True)
 def _critic(t: Translation) -> None:
     if not uses_critic(t):
-        t.imply_all(NO_CRITIC)
         return
-    put_critic(t)
-    critic_model(t, "reward_pretrain", "pretrain")
-    put_critic_nodes(t)
-    clip = t.number("value_clip")
-    t.write("nodes.critic.cliprange_value", clip if clip else 0, "value_clip")
+    engines.put_critic(t)
+    engines.critic_model(t, "reward_pretrain", "pretrain")
+    t.write("nodes.critic.cliprange_value", t.number("value_clip") or 0, "value_clip")
     if t.number("critic_warmup", 0):
-        t.write("nodes.update.critic_warmup", t.get("critic_warmup"), "critic_warmup")
+        t.copy("critic_warmup", "nodes.update.critic_warmup")
 
 
+_TABLES = {
+    **dict.fromkeys(
+        ("use_distributed_optimizer", "optimizer_cpu_offload", "use_precision_aware_optimizer"), "optimizer"
+    ),
+    **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), "ddp"),
+}
+"""Megatron's fields that are none of the transformer."""
+
+
+@joint(*(f"{role}.{STRATEGY}{rest}" for role in _ROLES for rest in ("", ".*")))
 def _strategy(t: Translation) -> None:
     """Megatron's fields, by their own names: layout, transformer, optimizer and data parallelism."""
-    for key in t.current:
-        role = key.split(".", 1)[0]
-        engine = {TRAIN: "actor", CRITIC: "critic"}.get(role)
-        field = key.removeprefix(f"{role}.{STRATEGY}").lstrip(".")
-        megatron = t.get(f"{role}.strategy_args.strategy_name") in ("megatron_train", "megatron_infer")
+    for role, engine in _ROLES.items():
+        section = f"{role}.{STRATEGY}"
+        keys = t.below(section)
         if engine == "critic" and not uses_critic(t):
-            t.imply(NO_CRITIC, key)
-        elif engine is None:
-            t.imply("the reference is a frozen copy of the actor, in its layout", key)
-        elif not megatron:
-            t.refuse("belongs to another trainer than Megatron-core", key)
-        elif not is_known(t.get(key)):
-            t.imply("is null, as by default", key)
-        elif field == "sequence_parallel":
-            sequence_parallel(t, engine, key, f"{role}.{STRATEGY}.{PARALLEL[0]}")
-        elif field in PARALLEL:
-            if field.startswith("virtual") and t.get(key) == 1:
-                t.imply("one chunk of layers, as by default", key)
-            else:
-                t.write(f"engines.{engine}.parallel.{field}", t.get(key), key)
-        elif field in ("bf16", "use_flash_attn", "use_remove_padding"):
-            t.imply("follows from the devices", key)
-        else:
-            table = "optimizer" if field in _OPTIMIZER else "ddp" if field in _DDP else "transformer"
-            library_field(t, key, engine, table, field)
-    prefix = f"{TRAIN}.{STRATEGY}"
-    if t.get(f"{prefix}.recompute_granularity") == "full" and not t.given(f"{prefix}.recompute_method"):
+            continue
+        if t.get(f"{role}.strategy_args.strategy_name") not in ("megatron_train", "megatron_infer"):
+            t.refuse("belongs to another trainer than Megatron-core", *keys)
+            continue
+        engines.write_layout(t, engine, section)
+        for key in keys:
+            field = key.removeprefix(f"{section}.")
+            if field not in (*engines.PARALLEL, "sequence_parallel", "bf16", "use_flash_attn", "use_remove_padding"):
+                engines.library_field(t, key, engine, _TABLES.get(field, "transformer"), field)
+    section, target = f"{TRAIN}.{STRATEGY}", "engines.actor.transformer"
+    if t.get(f"{section}.recompute_granularity") == "full" and not t.given(f"{section}.recompute_method"):
         note = "Megatron's `full` needs it; ROLL's own recomputes every layer"
         for field, value in (("recompute_method", "uniform"), ("recompute_num_layers", 1)):
-            t.write(f"engines.actor.transformer.{field}", value, f"{prefix}.recompute_granularity", note=note)
+            t.write(f"{target}.{field}", value, f"{section}.recompute_granularity", note=note)
 
 
+@joint(under(TRAIN, "model_args.lora_*"))
 def _lora(t: Translation) -> None:
     prefix = f"{TRAIN}.model_args.lora_"
     if not t.number(f"{prefix}rank", 0):
-        t.imply_all("there are no adapters")
         return
     for name in ("rank", "alpha", "dropout"):
         t.copy(f"{prefix}{name}", f"engines.actor.lora.{name}")
-    target = f"{prefix}target"
-    if t.get(target) in (None, "all", "all-linear"):
-        t.imply("all linear layers, as by default", target)
-    else:
-        t.refuse("name layers in Megatron's names: `lora.target_modules`", target)
+    if t.get(f"{prefix}target") not in (None, "all", "all-linear"):
+        t.refuse("name layers in Megatron's names: `lora.target_modules`", f"{prefix}target")
 
 
 TRAINER = (
-    joint(_trainer, *(f"{role}.strategy_args.strategy_name" for role in (TRAIN, REFERENCE, CRITIC)), always=True),
-    joint(_critic, "reward_pretrain value_clip critic_warmup", always=True),
-    joint(_strategy, *(f"{role}.{STRATEGY}{rest}" for role in (TRAIN, REFERENCE, CRITIC) for rest in ("", ".*"))),
+    _trainer,
+    _critic,
+    _strategy,
+    implied(
+        "the reference is a frozen copy of the actor, in its layout",
+        under(f"{REFERENCE}.strategy_args", "strategy_name strategy_config strategy_config.*"),
+    ),
 )
-TRAINER_MODEL = (
-    to("pretrain", "model.path"),
-    joint(_lora, under(TRAIN, "model_args.lora_*")),
-)
+TRAINER_MODEL = (to("pretrain", "model.path"), _lora)
 
 
+_TRAINING = "learning_rate weight_decay warmup_steps warmup_ratio lr_scheduler_type"
 _DEFAULT_RATE = 5.0e-5
 """Learning rate of transformers' TrainingArguments, which ROLL's derive from."""
 
 
+@joint("max_grad_norm", *(under(f"{role}.training_args", _TRAINING) for role in _ROLES), always=True)
 def _learning_rate(t: Translation) -> None:
-    for role, engine in ((TRAIN, "actor"), (CRITIC, "critic")):
-        prefix = f"{role}.training_args"
-        if engine == "critic" and not uses_critic(t):
-            t.imply(NO_CRITIC, *(key for key in t.current if key.startswith(f"{CRITIC}.")))
-            continue
-        target = f"engines.{engine}.optimizer"
-        rate = f"{prefix}.learning_rate"
-        t.write(f"{target}.lr", _DEFAULT_RATE if t.get(rate) is None else t.get(rate), rate)
-        t.copy(f"{prefix}.weight_decay", f"{target}.weight_decay")
-        t.write(f"{target}.clip_grad", t.get("max_grad_norm"), "max_grad_norm")
-        write_shape(t, engine, f"{prefix}.lr_scheduler_type", "linear")
-        write_steps(t, engine, "lr_warmup_steps", f"{prefix}.warmup_steps", optimizer_steps(t))
-        if t.number(f"{prefix}.warmup_steps", 0):
-            t.imply("`warmup_steps` counts alone", f"{prefix}.warmup_ratio")
-        else:
-            write_warmup_ratio(t, engine, f"{prefix}.warmup_ratio")
+    for role in _ROLES if uses_critic(t) else (TRAIN,):
+        args, engine = f"{role}.training_args", _ROLES[role]
+        optimizer = f"engines.{engine}.optimizer"
+        t.copy(f"{args}.learning_rate", f"{optimizer}.lr", _DEFAULT_RATE)
+        t.copy(f"{args}.weight_decay", f"{optimizer}.weight_decay")
+        t.copy("max_grad_norm", f"{optimizer}.clip_grad")
+        engines.write_shape(t, engine, f"{args}.lr_scheduler_type", "linear")
+        engines.write_steps(t, engine, "lr_warmup_steps", f"{args}.warmup_steps", optimizer_steps(t))
+        if not t.number(f"{args}.warmup_steps", 0):
+            engines.write_warmup_ratio(t, engine, f"{args}.warmup_ratio")
 
 
-OPTIMIZER = (
-    joint(
-        _learning_rate,
-        "max_grad_norm",
-        *(
-            f"{role}.training_args.{name}"
-            for role in (TRAIN, CRITIC)
-            for name in ("learning_rate", "weight_decay", "warmup_steps", "warmup_ratio", "lr_scheduler_type")
-        ),
-        always=True,
-    ),
-)
+OPTIMIZER = (_learning_rate,)
 
 
+@joint(under(f"{TRAIN}.training_args", "per_device_train_batch_size gradient_accumulation_steps"))
 def _mini_batch(t: Translation) -> None:
     """Samples of an optimizer step: rows of a GPU x accumulation x data-parallel ranks; divided by ``n``, prompts."""
     rows, accumulation = (
@@ -204,8 +158,6 @@ def _mini_batch(t: Translation) -> None:
     n, prompts = t.number("num_return_sequences_in_group", 1), t.number("rollout_batch_size", 128)
     ranks = data_parallel_ranks(t)
     samples = t.number(rows, 1) * t.number(accumulation, 1) * ranks
-    if not t.given(rows) and not t.given(accumulation):
-        return
     if samples >= prompts * n:
         t.imply("one optimizer step a batch", rows, accumulation)
     elif samples % n:
@@ -221,50 +173,38 @@ def optimizer_steps(t: Translation) -> int:
     return -(-int(t.number("rollout_batch_size", 128)) // mini) if isinstance(mini, int) else 1
 
 
+_PACKED = "max_tokens_per_microbatch_in_{} sequence_packing_args.max_packed_sequence_length_{}"
+
+
+@joint(
+    *(
+        under(role, "max_tokens_per_microbatch_in_* sequence_packing_args.* use_dynamic_batching_in_*")
+        for role in (TRAIN, REFERENCE, CRITIC, INFER)
+    ),
+)
 def _tokens(t: Translation) -> None:
     """Micro-batches are packed; rows of a GPU bound them where ROLL pads."""
-    for role, node in ((TRAIN, "update"), (CRITIC, "critic")):
-        if f"nodes.{node}.op" not in t.tree:
-            continue
-        packed = [
-            f"{role}.max_tokens_per_microbatch_in_train",
-            f"{role}.sequence_packing_args.max_packed_sequence_length_train",
-        ]
-        key = next((option for option in packed if t.number(option)), None)
-        if key:
-            t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key), key)
-    for role, node in ((TRAIN, "old"), (REFERENCE, "ref")):
-        packed = [
-            f"{role}.max_tokens_per_microbatch_in_infer",
-            f"{role}.sequence_packing_args.max_packed_sequence_length_forward",
-        ]
-        key = next((option for option in packed if t.number(option)), None)
+    for role, node, kinds in (
+        (TRAIN, "update", ("train", "train")),
+        (CRITIC, "critic", ("train", "train")),
+        (TRAIN, "old", ("infer", "forward")),
+        (REFERENCE, "ref", ("infer", "forward")),
+    ):
+        keys = under(role, _PACKED.format(*kinds)).split()
+        key = next((key for key in keys if t.number(key)), None)
         if key and f"nodes.{node}.op" in t.tree:
-            t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key), key)
-    t.imply("rows are always packed by `tokens_per_micro_batch`", *(key for key in t.current if not t.is_recorded(key)))
+            t.copy(key, f"nodes.{node}.tokens_per_micro_batch")
+    t.imply("rows are always packed by `tokens_per_micro_batch`", *t.rest())
 
 
-BATCHES = (
-    joint(
-        _mini_batch, under(TRAIN, "training_args.per_device_train_batch_size training_args.gradient_accumulation_steps")
-    ),
-    to("ppo_epochs", "nodes.update.epochs"),
-)
+BATCHES = (_mini_batch, to("ppo_epochs", "nodes.update.epochs"))
 BATCHES_TOKENS = (
-    joint(
-        _tokens,
+    _tokens,
+    implied(
+        "rows are always packed by `tokens_per_micro_batch`",
         *(
-            f"{role}.{name}"
+            under(role, "use_sequence_packing sequence_length_round_in_* infer_batch_size")
             for role in (TRAIN, REFERENCE, CRITIC, INFER)
-            for name in (
-                *(
-                    "max_tokens_per_microbatch_in_train",
-                    "max_tokens_per_microbatch_in_infer",
-                    "sequence_packing_args.*",
-                ),
-                *("use_dynamic_batching_in_train", "use_dynamic_batching_in_infer", "use_sequence_packing"),
-                *("sequence_length_round_in_train", "sequence_length_round_in_infer", "infer_batch_size"),
-            )
         ),
     ),
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagrl.importing.parts import is_known
-from dagrl.importing.table import Translation
+from dagrl.importing.table import Translation, is_known
 
 
 def uses_critic(t: Translation) -> bool:

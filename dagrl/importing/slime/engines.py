@@ -2,135 +2,113 @@
 
 from __future__ import annotations
 
-from dagrl.importing.engines import library_field, sequence_parallel, write_shape, write_steps, write_warmup_ratio
-from dagrl.importing.parts import first_group, padded_rows
+from dagrl.importing import engines, parts
 from dagrl.importing.slime.common import steps_per_rollout, uses_critic
-from dagrl.importing.table import Translation, implied, joint, to
+from dagrl.importing.table import Translation, implied, joint, refused, to
 
 
+@joint(
+    "--actor-num-nodes --actor-num-gpus-per-node --rollout-num-gpus --num-gpus-per-node --colocate",
+    always=True,
+)
 def _groups(t: Translation) -> None:
-    nodes, gpus, rollout = "--actor-num-nodes", "--actor-num-gpus-per-node", "--rollout-num-gpus"
-    shared = t.flag("--colocate")
-    home = "gpus" if shared else "train"
-    first_group(t, home, nodes, gpus)
-    t.put("engines.generator.group", home if shared else "rollout")
-    if shared:
+    home = "gpus" if t.flag("--colocate") else "train"
+    parts.first_group(t, home, "--actor-num-nodes", "--actor-num-gpus-per-node")
+    if t.flag("--colocate"):
         t.imply("one group for both engines", "--colocate")
-        t.imply("generators share the trainer's GPUs", rollout)
+        t.put("engines.generator.group", home)
     else:
-        size, machine = t.number(rollout, 8), t.number("--num-gpus-per-node", 8)
+        t.put("engines.generator.group", "rollout")
+        size, machine = t.number("--rollout-num-gpus", 8), t.number("--num-gpus-per-node", 8)
         if size > machine:
             t.put("groups.rollout.nodes", -(-size // machine))
-        t.write("groups.rollout.gpus_per_node", min(size, machine), rollout)
-    t.imply("machines of a group have the GPUs that it says", "--num-gpus-per-node")
+        t.write("groups.rollout.gpus_per_node", min(size, machine), "--rollout-num-gpus")
     if uses_critic(t):
         t.put("engines.critic.group", home)
-    keys = ("--critic-num-nodes", "--critic-num-gpus-per-node")
-    t.refuse("the critic shares the actor's group; `engines.critic.group` names another", *keys)
 
 
 CLUSTER = (
-    joint(
-        _groups,
-        "--actor-num-nodes --actor-num-gpus-per-node --critic-num-nodes --critic-num-gpus-per-node "
-        "--rollout-num-gpus --num-gpus-per-node --colocate",
-        always=True,
+    _groups,
+    refused(
+        "the critic shares the actor's group; `engines.critic.group` names another",
+        "--critic-num-nodes --critic-num-gpus-per-node",
     ),
 )
 
 
-_PARALLEL = {
-    "--tensor-model-parallel-size": "tensor_model_parallel_size",
-    "--pipeline-model-parallel-size": "pipeline_model_parallel_size",
-    "--context-parallel-size": "context_parallel_size",
-    "--expert-model-parallel-size": "expert_model_parallel_size",
-    "--expert-tensor-parallel-size": "expert_tensor_parallel_size",
-    "--sequence-parallel": "sequence_parallel",
+_VIRTUAL = "--num-virtual-stages-per-pipeline-rank"
+_LAYOUT = {f"--{name.replace('_', '-')}": name for name in engines.PARALLEL if not name.startswith("virtual")}
+_TRANSFORMER = """
+    recompute_granularity recompute_method recompute_num_layers recompute_modules attention_backend moe_grouped_gemm
+    moe_permute_fusion moe_token_dispatcher_type moe_router_dtype moe_aux_loss_coeff moe_z_loss_coeff
+    moe_router_bias_update_rate moe_layer_recompute moe_enable_deepep moe_flex_dispatcher_backend
+    cross_entropy_loss_fusion account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+    pipeline_model_parallel_layout microbatch_group_size_per_virtual_pipeline_stage
+""".split()  # noqa: SIM905 (a list would take a line for each)
+_OPTIMIZER = """
+    adam_beta1 adam_beta2 adam_eps clip_grad optimizer_cpu_offload optimizer_offload_fraction
+    use_precision_aware_optimizer overlap_cpu_optimizer_d2h_h2d main_grads_dtype main_params_dtype exp_avg_dtype
+    exp_avg_sq_dtype use_distributed_optimizer
+""".split()  # noqa: SIM905
+_FIELDS = {
+    **{f"--{name.replace('_', '-')}": ("transformer", name) for name in _TRANSFORMER},
+    **{f"--{name.replace('_', '-')}": ("optimizer", name) for name in _OPTIMIZER},
+    "--decoder-first-pipeline-num-layers": ("transformer", "num_layers_in_first_pipeline_stage"),
+    "--decoder-last-pipeline-num-layers": ("transformer", "num_layers_in_last_pipeline_stage"),
+    "--overlap-grad-reduce": ("ddp", "overlap_grad_reduce"),
+    "--overlap-param-gather": ("ddp", "overlap_param_gather"),
+    "--ddp-bucket-size": ("ddp", "bucket_size"),
 }
-_TRANSFORMER = {
-    "--decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
-    "--decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
-    **{
-        f"--{name.replace('_', '-')}": name
-        for name in (
-            *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-            *("attention_backend", "moe_grouped_gemm", "moe_permute_fusion", "moe_token_dispatcher_type"),
-            *("moe_router_dtype", "moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_bias_update_rate"),
-            *("moe_layer_recompute", "moe_enable_deepep", "moe_flex_dispatcher_backend", "cross_entropy_loss_fusion"),
-            *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-            *("pipeline_model_parallel_layout", "microbatch_group_size_per_virtual_pipeline_stage"),
-        )
-    },
-}
-_OPTIMIZER = {
-    f"--{name.replace('_', '-')}": name
-    for name in (
-        *("adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "optimizer_cpu_offload", "optimizer_offload_fraction"),
-        *("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d", "main_grads_dtype", "main_params_dtype"),
-        *("exp_avg_dtype", "exp_avg_sq_dtype", "use_distributed_optimizer"),
-    )
-}
-_DDP = {
-    "--overlap-grad-reduce": "overlap_grad_reduce",
-    "--overlap-param-gather": "overlap_param_gather",
-    "--ddp-bucket-size": "bucket_size",
-}
+"""Megatron's arguments -> table and field of an engine."""
 
 
+@joint(_VIRTUAL, "--sequence-parallel", *_LAYOUT, *_FIELDS)
 def _megatron(t: Translation) -> None:
     for key in t.current:
         if key == "--sequence-parallel":
-            sequence_parallel(t, "actor", key, "--tensor-model-parallel-size")
-        elif key in _PARALLEL:
-            t.write(f"engines.actor.parallel.{_PARALLEL[key]}", t.get(key), key)
-        for table, names in (("transformer", _TRANSFORMER), ("optimizer", _OPTIMIZER), ("ddp", _DDP)):
-            if key in names:
-                library_field(t, key, "actor", table, names[key])
-    layers, virtual = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
-    if t.number(virtual):
-        t.write("engines.actor.parallel.virtual_pipeline_model_parallel_size", t.get(virtual), virtual)
-    t.refuse("is `parallel.virtual_pipeline_model_parallel_size`: layers / stages / this", layers)
+            engines.sequence_parallel(t, "actor", key, "--tensor-model-parallel-size")
+        elif key in _LAYOUT:
+            t.copy(key, f"engines.actor.parallel.{_LAYOUT[key]}")
+        elif key in _FIELDS:
+            engines.library_field(t, key, "actor", *_FIELDS[key])
+    if t.number(_VIRTUAL):
+        t.copy(_VIRTUAL, "engines.actor.parallel.virtual_pipeline_model_parallel_size")
 
 
+@joint("--moe-router-load-balancing-type")
 def _balancing(t: Translation) -> None:
     key = "--moe-router-load-balancing-type"
     if t.get(key) in ("aux_loss", "global_aux_loss", "none"):
-        t.write("engines.actor.transformer.moe_router_load_balancing_type", t.get(key), key)
+        t.copy(key, "engines.actor.transformer.moe_router_load_balancing_type")
     else:
         t.refuse("routes a token by its neighbours in the pack; see `moe_router_load_balancing_type`", key)
 
 
+@joint(
+    "--lr --weight-decay --optimizer --lr-decay-style --min-lr --lr-warmup-iters --lr-decay-iters --lr-warmup-fraction",
+    always=True,
+)
 def _learning_rate(t: Translation) -> None:
-    t.write("engines.actor.optimizer.lr", t.get("--lr"), "--lr")
-    t.write("engines.actor.optimizer.weight_decay", t.get("--weight-decay"), "--weight-decay")
-    if t.get("--optimizer", "adam") == "adam":
-        t.imply("as by default", "--optimizer")
-    else:
-        t.write("engines.actor.optimizer.optimizer", t.get("--optimizer"), "--optimizer")
-    write_shape(t, "actor", "--lr-decay-style")
+    t.copy("--lr", "engines.actor.optimizer.lr")
+    t.copy("--weight-decay", "engines.actor.optimizer.weight_decay")
+    if t.get("--optimizer") != "adam":
+        t.copy("--optimizer", "engines.actor.optimizer.optimizer")
+    engines.write_shape(t, "actor", "--lr-decay-style")
     if t.number("--min-lr"):
-        t.write("engines.actor.lr_schedule.min_lr", t.get("--min-lr"), "--min-lr")
-    write_steps(t, "actor", "lr_warmup_steps", "--lr-warmup-iters", steps_per_rollout(t))
-    write_steps(t, "actor", "lr_decay_steps", "--lr-decay-iters", steps_per_rollout(t))
-    write_warmup_ratio(t, "actor", "--lr-warmup-fraction")
+        t.copy("--min-lr", "engines.actor.lr_schedule.min_lr")
+    engines.write_steps(t, "actor", "lr_warmup_steps", "--lr-warmup-iters", steps_per_rollout(t))
+    engines.write_steps(t, "actor", "lr_decay_steps", "--lr-decay-iters", steps_per_rollout(t))
+    engines.write_warmup_ratio(t, "actor", "--lr-warmup-fraction")
 
 
 MEGATRON = (
-    joint(
-        _megatron,
-        "--num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank",
-        *_PARALLEL,
-        *_TRANSFORMER,
-        *_OPTIMIZER,
-        *_DDP,
+    _megatron,
+    refused(
+        "is `parallel.virtual_pipeline_model_parallel_size`: layers / stages / this",
+        "--num-layers-per-virtual-pipeline-stage",
     ),
-    joint(_balancing, "--moe-router-load-balancing-type"),
-    joint(
-        _learning_rate,
-        "--lr --weight-decay --optimizer --lr-decay-style --min-lr --lr-warmup-iters --lr-decay-iters "
-        "--lr-warmup-fraction",
-        always=True,
-    ),
+    _balancing,
+    _learning_rate,
     to("--use-rollout-routing-replay", "engines.actor.router_replay"),
 )
 
@@ -163,6 +141,7 @@ MODEL = (
 )
 
 
+@joint("--global-batch-size --num-steps-per-rollout")
 def _mini_batch(t: Translation) -> None:
     """Slime counts samples: ``global_batch_size = rollout_batch_size x n / num_steps_per_rollout``."""
     size, steps = "--global-batch-size", "--num-steps-per-rollout"
@@ -173,33 +152,29 @@ def _mini_batch(t: Translation) -> None:
     if samples is None and t.number(steps):
         samples = prompts * n // t.number(steps)
     if samples is None:
-        t.imply("one optimizer step a rollout", size, steps)
-    elif samples % n:
+        return
+    if samples % n:
         t.refuse(f"a mini-batch has whole groups: {samples} samples are no multiple of {n}", key)
     else:
         t.write("nodes.update.mini_batch", samples // n, key, note=f"{samples} samples / {n} of each prompt")
-    t.imply("`--global-batch-size` takes its place", steps)
 
 
+@joint("--use-dynamic-batch-size --max-tokens-per-gpu --log-probs-max-tokens-per-gpu --micro-batch-size")
 def _tokens(t: Translation) -> None:
-    parallel = t.number("--context-parallel-size", 1)
     train, score = "--max-tokens-per-gpu", "--log-probs-max-tokens-per-gpu"
     if not t.flag("--use-dynamic-batch-size"):
         rows = t.number("--micro-batch-size", 1)
         t.imply("rows are always packed by `tokens_per_micro_batch`", "--micro-batch-size", train, score)
-        padded_rows(t, "nodes.update.tokens_per_micro_batch", rows, "--micro-batch-size")
+        parts.padded_rows(t, "nodes.update.tokens_per_micro_batch", rows, "--micro-batch-size")
         return
     t.imply("rows are always packed by `tokens_per_micro_batch`", "--use-dynamic-batch-size", "--micro-batch-size")
+    parallel = t.number("--context-parallel-size", 1)
+    note = f"x {parallel} that share each sequence" if parallel > 1 else ""
     for key, nodes in ((train, ("update", "old", "ref")), (score, ("old", "ref"))):
-        if t.number(key):
-            tokens = t.get(key) * parallel
-            note = f"x {parallel} that share each sequence" if parallel > 1 else ""
-            for node in nodes:
-                if node == "update" or f"nodes.{node}.op" in t.tree:
-                    t.write(f"nodes.{node}.tokens_per_micro_batch", tokens, key, note=note)
+        for node in nodes:
+            if t.number(key) and f"nodes.{node}.op" in t.tree:
+                t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key) * parallel, key, note=note)
 
 
-BATCHES = (joint(_mini_batch, "--global-batch-size --num-steps-per-rollout"),)
-BATCHES_TOKENS = (
-    joint(_tokens, "--use-dynamic-batch-size --max-tokens-per-gpu --log-probs-max-tokens-per-gpu --micro-batch-size"),
-)
+BATCHES = (_mini_batch,)
+BATCHES_TOKENS = (_tokens,)

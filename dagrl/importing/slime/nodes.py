@@ -4,118 +4,83 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from dagrl.importing.engines import NO_CRITIC, library_field, put_critic, put_generator
-from dagrl.importing.parts import (
-    DAPO,
-    is_known,
-    name_of,
-    put_critic_nodes,
-    put_logprob,
-    put_node,
-    put_reference,
-    trackers,
-    write_epochs,
-    write_files,
-    write_val_n,
-)
+from dagrl.importing import engines, parts
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.slime.common import function_name, uses_critic, validates
-from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to
+from dagrl.importing.table import Translation, implied, is_known, joint, refused, refused_unless, to
 from dagrl.importing.teachers import ADVANTAGE, put_teachers
 
 _MOST_PROMPT = 2048
 _COLUMNS = {"--input-key": "prompt_key", "--label-key": "answer_key"}
+_LOSS = "nodes.update.loss"
 
 
+@joint("--prompt-data --input-key --label-key", always=True)
 def _data(t: Translation) -> None:
     t.put("engines.actor.backend", "megatron")
-    write_files(t, "data.train", [t.get("--prompt-data")], "--prompt-data", _COLUMNS)
+    parts.write_files(t, "data.train", [t.get("--prompt-data")], "--prompt-data", _COLUMNS)
 
 
+@joint("--rollout-max-prompt-len --rollout-max-context-len", always=True)
 def _prompt_length(t: Translation) -> None:
-    key, context = "--rollout-max-prompt-len", "--rollout-max-context-len"
+    key, context, target = "--rollout-max-prompt-len", "--rollout-max-context-len", "data.max_prompt_tokens"
     response = t.number("--rollout-max-response-len")
     if t.number(key):
-        t.write("data.max_prompt_tokens", t.get(key), key)
-        t.imply("follows from prompt and response", context)
+        t.copy(key, target)
     elif t.number(context) and response and t.number(context) > response:
-        t.write("data.max_prompt_tokens", t.get(context) - response, context, note="less the response")
+        t.write(target, t.get(context) - response, context, note="less the response")
     else:
         packed = t.number("--max-tokens-per-gpu", 0) * t.number("--context-parallel-size", 1)
-        room = packed - response if response and packed > response else _MOST_PROMPT
-        bound = min(_MOST_PROMPT, room)
-        t.put("data.max_prompt_tokens", bound)
-        t.note(key, "data.max_prompt_tokens", f"prompts have no bound there; {bound} stands in")
+        bound = min(_MOST_PROMPT, packed - response if response and packed > response else _MOST_PROMPT)
+        t.put(target, bound)
+        t.note(key, target, f"prompts have no bound there; {bound} stands in")
 
 
 DATA = (
-    joint(_data, "--prompt-data --input-key --label-key", always=True),
-    to(
-        "--rollout-shuffle",
-        "data.order",
-        convert=lambda shuffled: "shuffled" if shuffled else "file",
-        write_default=True,
-    ),
+    _data,
+    to("--rollout-shuffle", "data.order", convert=lambda on: "shuffled" if on else "file", write_default=True),
     to("--rollout-batch-size", "data.prompts_per_step"),
-    joint(_prompt_length, "--rollout-max-prompt-len --rollout-max-context-len", always=True),
+    _prompt_length,
 )
 
 
-_SERVER = {"cuda_graph_bs": "cuda_graph_bs_decode", "cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
-
-
-def _sampling(t: Translation) -> None:
-    for name in ("temperature", "top_p", "top_k"):
-        key = f"--rollout-{name.replace('_', '-')}"
-        t.copy(key, f"nodes.rollout.sampling.{name}")
-    stops = "--rollout-stop-token-ids"
-    if t.given(stops):
-        value = t.get(stops)
-        value = value if isinstance(value, list | Unresolved) else [value]
-        t.write("nodes.rollout.sampling.stop_token_ids", value, stops)
-    texts = "--rollout-stop"
-    if t.given(texts):
-        value = t.get(texts)
-        t.write("nodes.rollout.sampling.stop", value if isinstance(value, list | Unresolved) else [value], texts)
-    put_node(t, "rollout", "rollout", "generator")
-
-
+@joint(
+    "--eval-interval --eval-prompt-data --skip-eval-before-train --eval-temperature --eval-top-p "
+    "--eval-top-k --eval-max-response-len --n-samples-per-eval-prompt"
+)
 def _validation(t: Translation) -> None:
     """Slime validates with the rollout's sampling where it sets no other, and before the first step."""
-    interval, files = "--eval-interval", "--eval-prompt-data"
-    value = t.get(files)
+    files, sampling = "--eval-prompt-data", "nodes.rollout.val_sampling"
     if not validates(t):
-        t.imply_all("there is no validation without `--eval-interval` and `--eval-prompt-data`")
         return
-    t.write("run.validate_every", t.get(interval), interval)
+    t.copy("--eval-interval", "run.validate_every")
     if not t.flag("--skip-eval-before-train"):
         t.write("run.validate_first", True, "--skip-eval-before-train", note="unless --skip-eval-before-train is set")
-    names = value if isinstance(value, list) else ["val", value]
-    for name, path in zip(names[::2], names[1::2], strict=False):
-        label = "".join(c if c.isalnum() else "_" for c in str(name).lower())
-        target = f"data.val.{label if label[:1].isalpha() else f'set_{label}'}"
-        write_files(t, target, [path], files, _COLUMNS)
-    for name in ("temperature", "top_p", "top_k"):
-        own, rollout = (f"--{kind}-{name.replace('_', '-')}" for kind in ("eval", "rollout"))
-        key = own if t.given(own) else rollout
-        t.copy(key, f"nodes.rollout.val_sampling.{name}")
+    names = t.get(files) if isinstance(t.get(files), list) else ["val", t.get(files)]
+    for index, (name, path) in enumerate(zip(names[::2], names[1::2], strict=False)):
+        parts.write_files(t, f"data.val.{parts.val_label(str(name), index)}", [path], files, _COLUMNS)
+    for name in ("temperature", "top-p", "top-k"):
+        key = f"--eval-{name}" if t.given(f"--eval-{name}") else f"--rollout-{name}"
+        t.copy(key, f"{sampling}.{name.replace('-', '_')}")
     for name in ("stop", "stop_token_ids"):
         if stops := t.tree.get(f"nodes.rollout.sampling.{name}"):
-            t.put(f"nodes.rollout.val_sampling.{name}", stops)
+            t.put(f"{sampling}.{name}", stops)
     longest = "--eval-max-response-len"
-    key = longest if t.given(longest) else "--rollout-max-response-len"
-    t.write("nodes.rollout.val_sampling.max_new_tokens", t.get(key), key)
-    write_val_n(t, "--n-samples-per-eval-prompt")
+    t.copy(longest if t.given(longest) else "--rollout-max-response-len", f"{sampling}.max_new_tokens")
+    parts.write_val_n(t, "--n-samples-per-eval-prompt")
 
 
+@joint("--rollout-num-gpus-per-engine", always=True)
 def _server(t: Translation) -> None:
-    put_generator(t, "sglang")
+    parts.put_node(t, "rollout", "rollout", "generator")
+    engines.put_generator(t, "sglang")
     key = "--rollout-num-gpus-per-engine"
-    stages = t.number("--sglang-pp-size", 1)
-    t.write("engines.generator.server.tp_size", t.number(key, 1) // stages, key)
+    t.write("engines.generator.server.tp_size", t.number(key, 1) // t.number("--sglang-pp-size", 1), key)
 
 
+@joint("--sglang-*")
 def _server_fields(t: Translation) -> None:
+    renamed = {"cuda_graph_bs": "cuda_graph_bs_decode", "cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
     for key in t.current:
         field = key.removeprefix("--sglang-").replace("-", "_")
         if field == "server_concurrency":
@@ -123,29 +88,30 @@ def _server_fields(t: Translation) -> None:
         elif field.startswith("speculative"):
             t.refuse("draft models are not served", key)
         else:
-            library_field(t, key, "generator", "server", _SERVER.get(field, field))
+            engines.library_field(t, key, "generator", "server", renamed.get(field, field))
 
 
+@joint(
+    "--dynamic-sampling-filter-path --over-sampling-batch-size --partial-rollout --mask-offpolicy-in-partial-rollout"
+)
 def _dynamic(t: Translation) -> None:
     key, over = "--dynamic-sampling-filter-path", "--over-sampling-batch-size"
-    path = t.get(key)
-    if is_known(path) or isinstance(path, Unresolved):
+    path, size = t.get(key), "nodes.rollout.over_sampling_batch_size"
+    if path is not None:
         if str(path).endswith("check_reward_nonzero_std"):
             t.write("nodes.keep.op", "filter", key)
         else:
             t.put("nodes.keep.op", "filter")
             t.write("nodes.keep.fn", function_name(path), key, note="it takes columns of a group (docs/filter.md)")
-        if t.number(over) and not t.flag("--partial-rollout"):
-            t.write("nodes.keep.prompts_per_round", t.get(over), over)
-        elif t.number(over):
-            t.write("nodes.rollout.over_sampling_batch_size", t.get(over), over)
-    elif t.number(over) and t.get(over) != t.tree.get("data.prompts_per_step"):
-        t.write("nodes.rollout.over_sampling_batch_size", t.get(over), over)
+        size = size if t.flag("--partial-rollout") else "nodes.keep.prompts_per_round"
+    if t.number(over):
+        t.copy(over, size)
     for name in ("partial_rollout", "mask_offpolicy_in_partial_rollout"):
         if t.flag(f"--{name.replace('_', '-')}"):
             t.write(f"nodes.rollout.{name}", True, f"--{name.replace('_', '-')}")
 
 
+@joint("train_async.py")
 def _asynchronous(t: Translation) -> None:
     t.write("schedule.max_staleness", 1, "train_async.py", note="the next rollout runs while a step trains")
     t.put("engines.generator.weight_sync.pause", "in_place")
@@ -154,24 +120,16 @@ def _asynchronous(t: Translation) -> None:
 ROLLOUT = (
     to("--n-samples-per-prompt", "nodes.rollout.n", write_default=True),
     to("--rollout-max-response-len", "nodes.rollout.sampling.max_new_tokens"),
-    joint(
-        _sampling,
-        "--rollout-temperature --rollout-top-p --rollout-top-k --rollout-stop --rollout-stop-token-ids",
-        always=True,
-    ),
-    joint(
-        _validation,
-        "--eval-interval --eval-prompt-data --skip-eval-before-train --eval-temperature --eval-top-p "
-        "--eval-top-k --eval-max-response-len --n-samples-per-eval-prompt",
-    ),
-    joint(_server, "--rollout-num-gpus-per-engine", always=True),
-    joint(_server_fields, "--sglang-*"),
-    joint(
-        _dynamic,
-        "--dynamic-sampling-filter-path --over-sampling-batch-size --partial-rollout "
-        "--mask-offpolicy-in-partial-rollout",
-    ),
-    joint(_asynchronous, "train_async.py"),
+    to("--rollout-temperature", "nodes.rollout.sampling.temperature"),
+    to("--rollout-top-p", "nodes.rollout.sampling.top_p"),
+    to("--rollout-top-k", "nodes.rollout.sampling.top_k"),
+    to("--rollout-stop-token-ids", "nodes.rollout.sampling.stop_token_ids", convert=parts.as_list),
+    to("--rollout-stop", "nodes.rollout.sampling.stop", convert=parts.as_list),
+    _validation,
+    _server,
+    _server_fields,
+    _dynamic,
+    _asynchronous,
     to(
         "--update-weight-buffer-size",
         "engines.generator.weight_sync.bucket_mib",
@@ -190,238 +148,194 @@ _ESTIMATORS = {
 }
 
 
+@joint("--advantage-estimator --disable-grpo-std-normalization --normalize-advantages --gamma --lambd", always=True)
 def _estimator(t: Translation) -> None:
-    key = "--advantage-estimator"
+    key, whiten, deviation = "--advantage-estimator", "--normalize-advantages", "--disable-grpo-std-normalization"
     name = t.get(key)
     t.put("nodes.advantage.op", "advantage")
     if name not in _ESTIMATORS:
         t.put("nodes.advantage.estimator", "grpo")
         t.refuse("has no counterpart; grpo stands in", key)
         return
-    t.write("nodes.advantage.estimator", _ESTIMATORS[name], key)
+    is_grpo = _ESTIMATORS[name] == "grpo"
+    note = "" if is_grpo or t.flag(whiten) else "always whitened here"
+    t.write("nodes.advantage.estimator", _ESTIMATORS[name], key, note=note)
     if name == "gspo":
-        t.write("nodes.update.loss.policy", "gspo", key)
-    if t.flag("--disable-grpo-std-normalization") and name in ("grpo", "gspo"):
-        t.write("nodes.advantage.normalize_by_std", False, "--disable-grpo-std-normalization")
-    if t.flag("--normalize-advantages"):
-        if name in ("grpo", "gspo"):
-            t.refuse("advantages of grpo are not whitened: see reinforce_plus_plus_baseline", "--normalize-advantages")
-        else:
-            t.imply("advantages of this estimator are whitened", "--normalize-advantages")
-    elif name not in ("grpo", "gspo"):
-        t.write("nodes.advantage.estimator", _ESTIMATORS[name], key, note="always whitened here")
+        t.write(f"{_LOSS}.policy", "gspo", key)
+    if t.flag(deviation) and is_grpo:
+        t.write("nodes.advantage.normalize_by_std", False, deviation)
+    if t.flag(whiten) and is_grpo:
+        t.refuse("advantages of grpo are not whitened: see reinforce_plus_plus_baseline", whiten)
     for option, target in (("--gamma", "gamma"), ("--lambd", "lam")):
-        if t.given(option) and name == "ppo":
-            t.write(f"nodes.advantage.{target}", t.get(option), option)
-        elif t.get(option) in (None, 1, 1.0):
-            t.imply("is 1, as by default", option)
-        else:
+        if name == "ppo":
+            t.copy(option, f"nodes.advantage.{target}")
+        elif t.get(option) not in (None, 1):
             t.refuse("discounts alone with gae", option)
 
 
+@joint("--calculate-per-token-loss --use-opsm --opsm-delta", always=True)
 def _loss(t: Translation) -> None:
-    put_node(t, "update", "update", "actor")
-    t.write("nodes.update.loss.clip_ratio", t.get("--eps-clip"), "--eps-clip")
-    t.copy("--eps-clip-high", "nodes.update.loss.clip_ratio_high")
-    if t.number("--eps-clip-c"):
-        t.write("nodes.update.loss.dual_clip", t.get("--eps-clip-c"), "--eps-clip-c")
-    t.write("nodes.update.loss.entropy_coef", t.get("--entropy-coef"), "--entropy-coef")
+    parts.put_node(t, "update", "update", "actor")
     mode = "token-mean" if t.flag("--calculate-per-token-loss") else "seq-mean-token-mean"
-    t.write("nodes.update.loss.aggregation", mode, "--calculate-per-token-loss")
-    masks, delta = "--use-opsm", "--opsm-delta"
-    if t.flag(masks):
-        t.write("nodes.update.loss.off_policy_delta", t.get(delta, 1e-4), masks, delta)
-    else:
-        t.imply("there is no mask without `--use-opsm`", masks, delta)
+    t.write(f"{_LOSS}.aggregation", mode, "--calculate-per-token-loss")
+    if t.flag("--use-opsm"):
+        t.write(f"{_LOSS}.off_policy_delta", t.get("--opsm-delta", 1e-4), "--use-opsm", "--opsm-delta")
 
 
+@joint("--critic-lr --critic-load --critic-save --value-clip --num-critic-only-steps", always=True)
 def _critic(t: Translation) -> None:
     if not uses_critic(t):
-        t.imply_all(NO_CRITIC)
         return
-    put_critic(t)
-    for name in ("parallel", "transformer"):
-        for target, value in list(t.tree.items()):
-            if target.startswith(f"engines.actor.{name}."):
-                t.put(target.replace("engines.actor.", "engines.critic.", 1), value)
-    lr = "--critic-lr" if t.given("--critic-lr") else "--lr"
-    t.write("engines.critic.optimizer.lr", t.get(lr), lr)
-    put_critic_nodes(t)
+    engines.put_critic(t)
+    engines.like_the_actor(t, "critic")
+    t.copy("--critic-lr" if t.given("--critic-lr") else "--lr", "engines.critic.optimizer.lr")
     if mini := t.tree.get("nodes.update.mini_batch"):
         t.put("nodes.critic.mini_batch", mini)
-    t.write("nodes.critic.cliprange_value", t.get("--value-clip"), "--value-clip")
+    t.copy("--value-clip", "nodes.critic.cliprange_value")
     if t.number("--num-critic-only-steps"):
-        t.write("nodes.update.critic_warmup", t.get("--num-critic-only-steps"), "--num-critic-only-steps")
-    t.imply("weights come from the model's folder", "--critic-load", "--critic-save")
+        t.copy("--num-critic-only-steps", "nodes.update.critic_warmup")
 
 
+@joint("--use-kl-loss --kl-loss-coef --kl-loss-type --kl-coef --use-unbiased-kl --use-rollout-logprobs", always=True)
 def _divergence(t: Translation) -> None:
-    use, coef, kind, reward = "--use-kl-loss", "--kl-loss-coef", "--kl-loss-type", "--kl-coef"
-    unbiased = "--use-unbiased-kl"
-    if t.flag(use):
-        t.write("nodes.update.loss.kl_coef", t.get(coef), coef)
-        t.imply("`kl_coef` above 0 switches it on", use)
+    kind, unbiased = "--kl-loss-type", "--use-unbiased-kl"
+    if t.flag("--use-kl-loss"):
+        t.copy("--kl-loss-coef", f"{_LOSS}.kl_coef")
         estimator = "k3" if t.get(kind) == "low_var_kl" else t.get(kind)
         note = "bounded by 10 here, without a bound there" if t.get(kind) == "k3" else ""
         if t.flag(unbiased):
-            t.write("nodes.update.loss.kl_estimator", f"{estimator}*", kind, unbiased, note=note)
+            t.write(f"{_LOSS}.kl_estimator", f"{estimator}*", kind, unbiased, note=note)
         else:
-            t.write("nodes.update.loss.kl_estimator", estimator, kind, note=note)
-    else:
-        t.imply("there is no divergence in the loss", coef, kind)
-    t.imply("is off, or there is no divergence in the loss", unbiased)
-    if t.number(reward, 0):
-        t.write("nodes.advantage.kl_in_reward.coef", t.get(reward), reward)
-    else:
-        t.imply("there is no divergence in the reward", reward)
+            t.write(f"{_LOSS}.kl_estimator", estimator, kind, note=note)
+    if t.number("--kl-coef", 0):
+        t.copy("--kl-coef", "nodes.advantage.kl_in_reward.coef")
     if t.flag("--use-rollout-logprobs"):
         t.write("nodes.update.read", {"old_logprob": "rollout_logprob"}, "--use-rollout-logprobs")
     else:
-        put_logprob(t, "old", "actor", "old_logprob")
-    put_reference(t)
+        parts.put_logprob(t, "old", "actor", "old_logprob")
+    parts.put_reference(t)
 
 
+@joint("--use-tis --tis-clip --tis-clip-low --tis-level --custom-tis-function-path")
 def _correction(t: Translation) -> None:
     if not t.flag("--use-tis"):
-        t.imply_all("there is no correction without `--use-tis`")
         return
     if t.flag("--use-rollout-logprobs"):
         t.refuse("the loss has the ratio to the generator already, with `--use-rollout-logprobs`", *t.current)
         return
-    target = "nodes.update.rollout_correction"
+    target = "nodes.update.rollout_correction.rollout_is"
     level = t.get("--tis-level", "token")
     if level in ("token", "sequence"):
-        t.write(f"{target}.rollout_is", level, "--use-tis", "--tis-level")
+        t.write(target, level, "--use-tis", "--tis-level")
     else:
-        t.write(f"{target}.rollout_is", "token", "--use-tis")
+        t.write(target, "token", "--use-tis")
         t.refuse("weights are of tokens or of sequences; token stands in", "--tis-level")
-    t.write(f"{target}.rollout_is_threshold", t.get("--tis-clip"), "--tis-clip")
+    t.copy("--tis-clip", f"{target}_threshold")
     if t.number("--tis-clip-low", 0):
         t.refuse("weights below a bound become 0 here, and the bound there", "--tis-clip-low")
     t.refuse("is a loss of your own (docs/your_own.md)", "--custom-tis-function-path")
 
 
 ALGORITHM = (
-    joint(
-        _estimator,
-        "--advantage-estimator --disable-grpo-std-normalization --normalize-advantages --gamma --lambd",
-        always=True,
-    ),
-    joint(
-        _loss,
-        "--eps-clip --eps-clip-high --eps-clip-c --entropy-coef --calculate-per-token-loss --use-opsm --opsm-delta",
-        always=True,
-    ),
-    joint(_critic, "--critic-lr --critic-load --critic-save --value-clip --num-critic-only-steps", always=True),
-    joint(
-        _divergence,
-        "--use-kl-loss --kl-loss-coef --kl-loss-type --kl-coef --use-unbiased-kl --use-rollout-logprobs",
-        always=True,
-    ),
+    _estimator,
+    to("--eps-clip", f"{_LOSS}.clip_ratio", write_default=True),
+    to("--eps-clip-high", f"{_LOSS}.clip_ratio_high"),
+    to("--eps-clip-c", f"{_LOSS}.dual_clip", convert=lambda bound: bound or None),
+    to("--entropy-coef", f"{_LOSS}.entropy_coef", write_default=True),
+    _loss,
+    _critic,
+    _divergence,
 )
-CORRECTION = joint(_correction, "--use-tis --tis-clip --tis-clip-low --tis-level --custom-tis-function-path")
+CORRECTION = _correction
 
 
 _OWN_TEACHER = "slime.rollout.on_policy_distillation.reward_func"
-_STEP = "names the folder of one step, iter_..., in Megatron's distributed format"
 
 
+@joint("--use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step")
 def _distillation(t: Translation) -> None:
     """Slime's teacher is a model of the policy's shape in Megatron, or a server whose answers are rewards."""
-    kind, load = "--opd-type", "--opd-teacher-load"
     if not t.flag("--use-opd"):
-        t.imply_all("there is no distillation without `--use-opd`")
         return
     t.write(f"{ADVANTAGE}.coef", t.get("--opd-kl-coef"), "--opd-kl-coef", "--use-opd")
     put_teachers(t, {"teacher": None}, "data_source")
     t.put("engines.teacher.group", t.tree.get("engines.actor.group"))
-    if t.get(kind) == "megatron":
-        for target, value in list(t.tree.items()):
-            if target.startswith(("engines.actor.parallel.", "engines.actor.transformer.")):
-                t.put(target.replace("engines.actor.", "engines.teacher.", 1), value)
-        t.write("engines.teacher.dist_checkpointing_path", t.get(load), load, note=_STEP)
-        t.imply("is part of `dist_checkpointing_path`", "--opd-teacher-ckpt-step")
+    if t.get("--opd-type") == "megatron":
+        engines.like_the_actor(t, "teacher")
+        note = "names the folder of one step, iter_..., in Megatron's distributed format"
+        t.copy("--opd-teacher-load", "engines.teacher.dist_checkpointing_path", note=note)
     else:
-        t.note(kind, "engines.teacher.model.path", "name the folder of the model that the server at --rm-url has")
+        reason = "name the folder of the model that the server at --rm-url has"
+        t.note("--opd-type", "engines.teacher.model.path", reason)
         t.put("engines.teacher.model.path", "TEACHER")
-    t.imply("an engine computes the teacher's log-probs", kind)
     if t.get("--custom-rm-path") == _OWN_TEACHER:
         t.write("nodes.advantage.estimator", "none", "--custom-rm-path", note="the rewards there are 0")
 
 
-_MATH = ("deepscaler", "math", "dapo", "boxed_deepscaler", "boxed_math", "boxed_dapo")
-
-
+@joint("--rm-type --custom-rm-path", always=True)
 def _reward(t: Translation) -> None:
     kind, own = "--rm-type", "--custom-rm-path"
     if t.get(own) == _OWN_TEACHER:
-        t.imply("nothing is learned from rewards", kind)
         return
     t.put("nodes.reward.op", "reward")
     if is_known(t.get(own)):
         note = "parameters are response, answer, data_source, extra_info (docs/migration.md)"
         t.write("nodes.reward.fn", function_name(t.get(own)), own, note=note)
-        t.imply("`--custom-rm-path` takes its place", kind)
-    elif t.get(kind) in _MATH:
-        t.write("nodes.reward.fn", "math", kind, note=DAPO.lstrip("; ") if "dapo" in t.get(kind) else "")
+    elif t.get(kind) in ("deepscaler", "math", "dapo", "boxed_deepscaler", "boxed_math", "boxed_dapo"):
+        t.write("nodes.reward.fn", "math", kind, note=parts.DAPO.lstrip("; ") if "dapo" in t.get(kind) else "")
     else:
         t.put("nodes.reward.fn", "math")
         t.note(kind, "nodes.reward.fn", "set `fn`: math, code, exact, or your own; math stands in", None)
 
 
-REWARD = (
-    joint(_distillation, "--use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step"),
-    joint(_reward, "--rm-type --custom-rm-path", always=True),
-)
+REWARD = (_distillation, _reward)
 
 
 _WANDB = {"project": "--wandb-project", "group": "--wandb-group", "entity": "--wandb-team"}
 
 
+@joint("--wandb-group --tb-experiment-name", always=True)
 def _name(t: Translation) -> None:
-    keys = ("--wandb-group", "--tb-experiment-name", "--save", "--hf-checkpoint")
-    key = next((key for key in keys if is_known(t.get(key)) and t.get(key) is not True), keys[-1])
-    value = PurePosixPath(str(t.get(key))).name if key in keys[2:] else t.get(key)
-    if key in keys[:2]:
-        t.write("name", name_of(value), key)
+    named, folders = ("--wandb-group", "--tb-experiment-name"), ("--save", "--hf-checkpoint")
+    key = next((key for key in (*named, *folders) if is_known(t.get(key)) and t.get(key) is not True), folders[-1])
+    if key in named:
+        t.write("name", parts.name_of(t.get(key)), key)
     else:
-        t.put("name", name_of(value))
-        t.origins.pop("name", None)
+        t.put("name", parts.name_of(PurePosixPath(str(t.get(key))).name))
 
 
+@joint("--num-rollout --num-epoch", always=True)
 def _steps(t: Translation) -> None:
-    key, epochs = "--num-rollout", "--num-epoch"
+    key = "--num-rollout"
     if t.number(key) is None and not isinstance(t.get(key), Unresolved):
-        write_epochs(t, epochs)
+        parts.write_epochs(t, "--num-epoch")
         return
-    t.write("run.steps", t.get(key), key)
+    t.copy(key, "run.steps")
     if t.get(key) == 0 and validates(t):
         t.write("run.val_only", True, key, note="slime only validates then")
     elif t.get(key) == 0:
         t.note(key, "run.steps", "nothing is trained, and there is no validation", 0)
-    t.imply("`--num-rollout` takes its place", epochs)
 
 
+@joint("--use-wandb --use-tensorboard --use-mlflow", *_WANDB.values())
 def _track(t: Translation) -> None:
-    used = {"wandb": "--use-wandb", "tensorboard": "--use-tensorboard", "mlflow": "--use-mlflow"}
-    names = [name for name, key in used.items() if t.flag(key)]
+    names = [name for name in ("wandb", "tensorboard", "mlflow") if t.flag(f"--use-{name}")]
     if names:
-        settings = _WANDB if "wandb" in names else {}
-        trackers(t, names, [used[name] for name in names], settings)
-    t.imply("has no effect without `--use-wandb`", *_WANDB.values())
+        parts.trackers(t, names, [f"--use-{name}" for name in names], _WANDB if "wandb" in names else {})
 
 
+@joint(always=True)
 def _keep(t: Translation) -> None:
     if "run.save_every" in t.tree:
         t.write("run.keep", "all", "--save-interval", note="there, all checkpoints are kept")
 
 
-RUN_STEPS = (joint(_steps, "--num-rollout --num-epoch", always=True),)
+RUN_STEPS = (_steps,)
 RUN = (
-    joint(_name, "--wandb-group --tb-experiment-name", always=True),
-    joint(_track, "--use-wandb --use-tensorboard --use-mlflow", *_WANDB.values()),
+    _name,
+    _track,
     to("--save-interval", "run.save_every"),
-    joint(_keep, always=True),
+    _keep,
     to("--async-save", "run.async_save"),
     to("--rollout-seed", "run.seed"),
 )
@@ -432,9 +346,7 @@ REST = (
     implied("`sleep: auto` frees the memory while the other engine works", "--offload*"),
     implied("chats go through the tokenizer's chat template", "--apply-chat-template"),
     implied("gradients are reduced in float32, as by default", "--accumulate-allreduce-grads-in-fp32"),
-    refused_unless(
-        (0, 0.0), "is 0: log-probs in training must not depend on chance", "--attention-dropout --hidden-dropout"
-    ),
+    refused_unless(0, "is 0: log-probs in training must not depend on chance", "--attention-dropout --hidden-dropout"),
     implied(
         "is done by itself",
         "--balance-data --balance-by-flops --log-* --metadata-key --data-pad-size-multiplier --seed --num-workers "

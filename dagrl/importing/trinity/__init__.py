@@ -6,7 +6,7 @@ from typing import Any
 
 from dagrl.importing import finishing
 from dagrl.importing.table import Framework
-from dagrl.importing.trinity import engines, nodes
+from dagrl.importing.trinity import algorithm, engines, nodes
 
 _DEFAULTS: dict[str, Any] = {
     "mode": "both",
@@ -38,11 +38,11 @@ _RULES = (
     *nodes.RUN,
     *nodes.EXPLORER,
     *engines.OPTIMIZER,
-    *nodes.ALGORITHM,
+    *algorithm.ALGORITHM,
     *engines.TRAINER,
-    *nodes.REWARD,
+    *algorithm.REWARD,
     *nodes.REPLAY,
-    *nodes.REST,
+    *algorithm.REST,
     *finishing.RULES,
 )
 TRINITY = Framework("trinity", "Trinity-RFT 0.6", _RULES, _DEFAULTS, sections=("explorer", "synchronizer", "buffer"))

@@ -5,35 +5,25 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dagrl.importing.parts import kl_estimator
-from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
+from dagrl.importing import parts
+from dagrl.importing.table import Translation, implied, joint, refused, to, under
 from dagrl.importing.verl.common import ACTOR, CORRECTION, has_turns
 
 _ESTIMATORS = {
     **{name: name for name in ("gae", "grpo", "rloo", "remax", "opo", "gpg", "gigpo", "reinforce_plus_plus")},
-    "grpo_passk": "grpo_passk",
-    "optimal_token_baseline": "optimal_token_baseline",
+    **{name: name for name in ("grpo_passk", "optimal_token_baseline", "reinforce_plus_plus_baseline")},
     "tir_optimal_token_baseline": "optimal_token_baseline",
-    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "grpo_vectorized": "grpo",
     "rloo_vectorized": "rloo",
     "cpgd": "grpo",
 }
 _CRITERIA = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
-_DIVERGENCES = (
-    "token_k2",
-    "token_k3",
-    "seq_sum_k2",
-    "seq_sum_k3",
-    "seq_mean_k2",
-    "seq_mean_k3",
-    "seq_max_k2",
-    "seq_max_k3",
-)
+_DIVERGENCES = [f"{over}_{k}" for over in ("token", "seq_sum", "seq_mean", "seq_max") for k in ("k2", "k3")]
 
 
+@joint(under("algorithm", "adv_estimator norm_adv_by_std_in_grpo gamma lam gigpo.*"), always=True)
 def _estimator(t: Translation) -> None:
-    key = "algorithm.adv_estimator"
+    key, std, mode = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo", "algorithm.gigpo.mode"
     name = str(t.get(key)).rpartition(".")[2].casefold()
     t.put("nodes.advantage.op", "advantage")
     if name not in _ESTIMATORS:
@@ -45,28 +35,20 @@ def _estimator(t: Translation) -> None:
         t.refuse(f"{reason}; grpo stands in", key)
         return
     t.write("nodes.advantage.estimator", _ESTIMATORS[name], key, note=_difference(t, name))
-    std = "algorithm.norm_adv_by_std_in_grpo"
-    mode, weight = "algorithm.gigpo.mode", "algorithm.gigpo.step_advantage_w"
     if name == "gigpo":
         # The estimator of verl-agent, which has a row for each turn.
         t.put("nodes.advantage.mean_over", "turns")
-        t.copy(weight, "nodes.advantage.step_coef")
-        if t.given(mode):
-            t.write("nodes.advantage.normalize_by_std", t.get(mode) == "mean_std_norm", mode)
-            t.imply("`gigpo.mode` takes its place", std)
-    t.imply("has no effect on this estimator", mode, weight)
-    if name not in ("grpo", "gigpo", "grpo_vectorized", "grpo_passk"):
-        t.imply("has no effect on this estimator", std)
-    elif t.given(std) and not t.is_recorded(std):
-        t.write("nodes.advantage.normalize_by_std", t.get(std), std)
+        t.copy("algorithm.gigpo.step_advantage_w", "nodes.advantage.step_coef")
+        t.copy("algorithm.gamma", "nodes.advantage.gamma")
+    if name == "gigpo" and t.given(mode):
+        t.write("nodes.advantage.normalize_by_std", t.get(mode) == "mean_std_norm", mode)
+    elif name in ("grpo", "gigpo", "grpo_vectorized", "grpo_passk"):
+        t.copy(std, "nodes.advantage.normalize_by_std")
     for option in ("gamma", "lam"):
-        option_key = f"algorithm.{option}"
-        if t.given(option_key) and (name == "gae" or (name, option) == ("gigpo", "gamma")):
-            t.write(f"nodes.advantage.{option}", t.get(option_key), option_key)
-        elif t.get(option_key) in (None, 1, 1.0) or name not in ("reinforce_plus_plus",):
-            t.imply("has no effect on this estimator", option_key)
-        else:
-            t.refuse("returns of reinforce_plus_plus are not discounted", option_key)
+        if name == "gae":
+            t.copy(f"algorithm.{option}", f"nodes.advantage.{option}")
+        elif name == "reinforce_plus_plus" and t.get(f"algorithm.{option}") not in (None, 1):
+            t.refuse("returns of reinforce_plus_plus are not discounted", f"algorithm.{option}")
     if name == "remax":
         _greedy(t)
     if _ESTIMATORS[name] == "optimal_token_baseline" and "nodes.old.op" in t.tree:
@@ -87,8 +69,7 @@ def _difference(t: Translation, name: str) -> str:
 
 def _greedy(t: Translation) -> None:
     """ReMax compares with the reward of the likeliest response: a second rollout and a second reward."""
-    t.put("nodes.greedy.op", "rollout")
-    t.put("nodes.greedy.engine", "generator")
+    parts.put_node(t, "greedy", "rollout", "generator")
     t.put("nodes.greedy.n", t.tree["nodes.rollout.n"])
     t.put("nodes.greedy.sampling.temperature", 0)
     t.put("nodes.greedy.sampling.max_new_tokens", t.tree["nodes.rollout.sampling.max_new_tokens"])
@@ -97,45 +78,38 @@ def _greedy(t: Translation) -> None:
     t.put("nodes.baseline.write", "baseline_reward")
 
 
+@joint("algorithm.use_kl_in_reward algorithm.kl_penalty algorithm.kl_ctrl.* algorithm.kl_ctrl")
 def _kl_in_reward(t: Translation) -> None:
-    prefix = "algorithm.kl_ctrl"
+    control, kind, target = "algorithm.kl_ctrl", "algorithm.kl_penalty", "nodes.advantage.kl_in_reward"
     if not t.flag("algorithm.use_kl_in_reward"):
-        t.imply_all("there is no divergence in the reward")
         return
-    target = "nodes.advantage.kl_in_reward"
-    t.write(f"{target}.coef", t.get(f"{prefix}.kl_coef"), f"{prefix}.kl_coef")
-    t.imply("`kl_in_reward` switches it on", "algorithm.use_kl_in_reward")
-    estimator = kl_estimator(t.get("algorithm.kl_penalty"))
+    t.copy(f"{control}.kl_coef", f"{target}.coef")
+    estimator = parts.kl_estimator(t.get(kind))
     if estimator in ("k1", "k2", "k3", "abs"):
-        t.write(f"{target}.estimator", estimator, "algorithm.kl_penalty")
+        t.write(f"{target}.estimator", estimator, kind)
     else:
-        t.refuse("estimators in the reward are k1, k2, k3 and abs", "algorithm.kl_penalty")
-    if t.get(f"{prefix}.type") == "adaptive":
-        t.write(f"{target}.target_kl", t.get(f"{prefix}.target_kl"), f"{prefix}.target_kl", f"{prefix}.type")
-        t.write(f"{target}.horizon", t.get(f"{prefix}.horizon"), f"{prefix}.horizon")
-    else:
-        t.imply("the weight is fixed", *(f"{prefix}.{name}" for name in ("type", "target_kl", "horizon")))
+        t.refuse("estimators in the reward are k1, k2, k3 and abs", kind)
+    if t.get(f"{control}.type") == "adaptive":
+        t.write(f"{target}.target_kl", t.get(f"{control}.target_kl"), f"{control}.target_kl", f"{control}.type")
+        t.copy(f"{control}.horizon", f"{target}.horizon")
 
 
+@joint("algorithm.filter_groups.* data.gen_batch_size")
 def _filter(t: Translation) -> None:
     prefix = "algorithm.filter_groups"
+    metric, rounds = f"{prefix}.metric", f"{prefix}.max_num_gen_batches"
     if not t.flag(f"{prefix}.enable"):
-        t.imply_all("there is no dynamic sampling")
         return
     t.write("nodes.keep.op", "filter", f"{prefix}.enable")
-    metric = f"{prefix}.metric"
     if t.get(metric) in ("reward", "acc", "score", "seq_reward", None):
         t.imply("rewards of 0 and 1 are the accuracy; `nodes.keep` looks at the reward", metric)
     else:
         t.refuse("`nodes.keep` looks at the reward before penalties", metric)
-    rounds = t.number(f"{prefix}.max_num_gen_batches", 0)
-    if rounds > 0:
-        t.write("nodes.keep.max_rounds", rounds, f"{prefix}.max_num_gen_batches")
+    if t.number(rounds, 0) > 0:
+        t.copy(rounds, "nodes.keep.max_rounds")
     else:
-        t.write("nodes.keep.max_rounds", 1000, f"{prefix}.max_num_gen_batches", note="0 is no bound there")
-    batch = "data.gen_batch_size"
-    if t.get(batch) is not None and t.given(batch):
-        t.write("nodes.keep.prompts_per_round", t.get(batch), batch)
+        t.write("nodes.keep.max_rounds", 1000, rounds, note="0 is no bound there")
+    t.copy("data.gen_batch_size", "nodes.keep.prompts_per_round")
 
 
 def _reciprocal(value: float) -> float:
@@ -150,6 +124,7 @@ def _bounds(text: Any) -> tuple[float | None, float | None]:
     return (None, float(text)) if isinstance(text, int | float) else (None, None)
 
 
+@joint(f"{CORRECTION}.*", CORRECTION)
 def _correction(t: Translation) -> None:
     names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
     is_key, is_bound, normalize, rs_key, rs_bound = (f"{CORRECTION}.{name}" for name in names)
@@ -173,9 +148,7 @@ def _correction(t: Translation) -> None:
         t.write("nodes.update.read", {"old_logprob": "rollout_logprob"}, f"{CORRECTION}.bypass_mode")
     veto = f"{CORRECTION}.rollout_token_veto_threshold"
     if t.number(veto):
-        t.write(f"{target}.rollout_token_veto_threshold", t.get(veto), veto)
-    rest = [key for key in t.current if not t.is_recorded(key)]
-    t.imply("is off, or has no effect without `rollout_is` or `rollout_rs`", *rest)
+        t.copy(veto, f"{target}.rollout_token_veto_threshold")
 
 
 def _rejection(t: Translation, key: str, bound: str, target: str) -> None:
@@ -213,20 +186,16 @@ def _limits(name: str, text: str) -> tuple[str, float, float | None] | None:
 
 
 RULES = (
-    joint(
-        _estimator,
-        "algorithm.adv_estimator algorithm.norm_adv_by_std_in_grpo algorithm.gamma algorithm.lam algorithm.gigpo.*",
-        always=True,
-    ),
-    joint(_kl_in_reward, "algorithm.use_kl_in_reward algorithm.kl_penalty algorithm.kl_ctrl.* algorithm.kl_ctrl"),
-    joint(_filter, "algorithm.filter_groups.* data.gen_batch_size"),
-    joint(_correction, under(CORRECTION, "*"), f"{CORRECTION}"),
+    _estimator,
+    _kl_in_reward,
+    _filter,
+    _correction,
     to("algorithm.step_advantage_w", "nodes.advantage.step_coef"),
     refused(
         "each reward is a node with `write: NAME`; `nodes.advantage.rewards` has their weights",
         "algorithm.gdpo_reward_keys algorithm.gdpo_reward_weights",
     ),
-    refused_unless((False, None), "samples are not drawn again by reward", "algorithm.use_pf_ppo"),
+    refused("samples are not drawn again by reward", "algorithm.use_pf_ppo"),
     implied(
         "follows from the estimator",
         "algorithm.pf_ppo* algorithm._target_",

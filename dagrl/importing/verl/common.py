@@ -47,29 +47,20 @@ def packed_tokens(
     With dynamic batches verl packs ``max_token_len_per_gpu x sequence-parallel size`` tokens into a micro-batch of a
     model replica; without, it holds ``micro_batch_size_per_gpu`` rows, each padded to the longest prompt and response.
     """
-    names = [f"{section}.{prefix}max_token_len_per_gpu", f"{section}.{prefix}micro_batch_size_per_gpu"]
+    longest, rows = f"{section}.{prefix}max_token_len_per_gpu", f"{section}.{prefix}micro_batch_size_per_gpu"
     dynamic = dynamic_key or f"{section}.{prefix}use_dynamic_bsz"
-    others = (dynamic, f"{section}.{prefix}micro_batch_size")
     is_dynamic = t.get(dynamic)
-    if is_dynamic is None:
-        is_dynamic = t.get(f"{ACTOR}.use_dynamic_bsz")
-    if is_dynamic:
-        tokens = t.number(names[0])
-        key = names[0]
-        if tokens is None:
-            key = f"{ACTOR}.ppo_max_token_len_per_gpu"
-            tokens = t.number(key, 16384)
-        note = f"{tokens} a GPU x {parallel} that share each sequence" if parallel > 1 else ""
-        t.write(target, int(tokens) * parallel, *((names[0],) if t.given(names[0]) else (key,)), note=note)
-        t.imply("tokens are packed by `tokens_per_micro_batch`", dynamic)
-        t.imply("has no effect with dynamic batches", names[1], others[1])
-        return
-    rows = t.number(names[1])
-    if rows:
-        padded_rows(t, target, rows, names[1])
     t.imply("tokens are packed by `tokens_per_micro_batch`", dynamic)
-    t.imply("has no effect without dynamic batches", names[0])
-    t.refuse("rows of all GPUs together, of older versions; `tokens_per_micro_batch` is for a model replica", others[1])
+    if t.get(f"{ACTOR}.use_dynamic_bsz") if is_dynamic is None else is_dynamic:
+        key = longest if t.number(longest) is not None else f"{ACTOR}.ppo_max_token_len_per_gpu"
+        tokens = t.number(key, 16384)
+        note = f"{tokens} a GPU x {parallel} that share each sequence" if parallel > 1 else ""
+        t.write(target, int(tokens) * parallel, longest if t.given(longest) else key, note=note)
+        return
+    if t.number(rows):
+        padded_rows(t, target, t.number(rows), rows)
+    reason = "rows of all GPUs together, of older versions; `tokens_per_micro_batch` is for a model replica"
+    t.refuse(reason, f"{section}.{prefix}micro_batch_size")
 
 
 def has_turns(t: Translation) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.importing.engines import PARALLEL
-from dagrl.importing.parts import is_known, kl_estimator, put_groups
+from dagrl.importing.parts import kl_estimator, put_groups
 from dagrl.importing.table import Translation, joint
 from dagrl.importing.teachers import ADVANTAGE, LOSS, SAMPLED, SERVED, engine_name, put_teachers, without_policy
 from dagrl.importing.verl.common import ACTOR, CORRECTION
@@ -15,11 +15,10 @@ _WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _DEFAULT_SIZES = {"tensor_model_parallel_size": 2}
 
 
+@joint("distillation.*")
 def _distillation(t: Translation) -> None:
     if not t.flag("distillation.enabled"):
-        t.imply_all("there is no distillation")
         return
-    t.imply("a teacher switches it on", "distillation.enabled")
     _loss(t, _teachers(t))
     t.imply(SERVED, *(key for key in t.current if ".inference." in key))
 
@@ -50,11 +49,8 @@ def _teachers(t: Translation) -> list[str]:
             t.put(f"engines.{engine}.group", engine)
         else:
             t.put(f"engines.{engine}.group", "gpus")
-    t.imply("a group of its own", pool, machines, *(key for key in t.current if key.endswith(".num_replicas")))
     nodes = put_teachers(t, rows, str(t.get("distillation.teacher_key")), candidates=_over_candidates(t))
     t.imply("is `rows` of each teacher", "distillation.teacher_key", *(f"{_MODELS}.{name}.key" for name in names))
-    if several:
-        t.imply("other teachers take its place", *t.below(f"{_MODELS}.teacher_model"))
     return nodes
 
 
@@ -72,9 +68,7 @@ def _loss(t: Translation, nodes: list[str]) -> None:
     elif form not in (("k1",) if by_advantage else SAMPLED):
         known = "k1, whose gradient is that of the divergence" if by_advantage else ", ".join(SAMPLED)
         t.refuse(f"losses with a counterpart are {known}; the default of dagrl stands in", mode, gradient)
-    elif by_advantage:
-        t.imply("is the difference that the advantage has", mode)
-    else:
+    elif not by_advantage:
         t.write(f"{LOSS}.divergence", form, mode)
     if not t.flag(rewards):
         reason = "no reward is learned from: `use_task_rewards` is false"
@@ -83,15 +77,10 @@ def _loss(t: Translation, nodes: list[str]) -> None:
             t.write("nodes.advantage.estimator", "none", rewards)
         else:
             without_policy(t, reason)
-        t.imply(reason, rewards, coef)
     t.write(f"{target}.coef", t.get(coef) if t.flag(rewards) else 1.0, coef)
-    t.imply("rewards are learned from too", rewards)
-    t.imply("is a term of the advantage" if by_advantage else "is a term of the loss", gradient)
-    if is_known(t.get(clamp)):
-        t.write(f"{target}.clamp", t.get(clamp), clamp)
+    t.copy(clamp, f"{target}.clamp")
     if by_advantage:
         _policy(t, gradient, alone=not t.flag(rewards))
-    t.imply("has no effect on this loss", *(key for key in t.current if key.startswith(f"{_LOSS}.")))
 
 
 def _without_terms(t: Translation, reason: str) -> None:
@@ -148,9 +137,8 @@ def _candidates(t: Translation, nodes: list[str], mode: str) -> None:
     t.write(f"{LOSS}.divergence", "forward_kl", mode)
     t.put(f"{LOSS}.outside", "ignore")
     for node in nodes:
-        t.write(f"nodes.{node}.top_k", t.get(count), count)
-    if is_known(t.get(least)):
-        t.write(f"{LOSS}.min_logprob", t.get(least), least)
+        t.copy(count, f"nodes.{node}.top_k")
+    t.copy(least, f"{LOSS}.min_logprob")
 
 
-RULES = (joint(_distillation, "distillation.*"),)
+RULES = (_distillation,)
