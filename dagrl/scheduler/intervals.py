@@ -51,7 +51,7 @@ class _Span(Protocol):
 def busy_seconds(spans: Iterable[_Span]) -> float:
     """Length of the time that at least one of the spans covers."""
     total, covered = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda each: each.start):
+    for span in sorted(spans, key=lambda span: span.start):
         total += max(0.0, span.end - max(span.start, covered))
         covered = max(covered, span.end)
     return total

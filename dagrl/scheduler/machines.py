@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from dagrl.config.errors import counted
 from dagrl.config.schema import GroupSpec
 
 _MOST_NAMED = 16
@@ -27,9 +28,6 @@ class Machine:
     def slots(self, cpu: bool) -> int:
         return self.cpus if cpu else self.gpus
 
-    def holding(self, cpu: bool) -> str:
-        return f"{self.name} with {_counted(self.slots(cpu), cpu)}"
-
 
 class MisfitError(ValueError):
     """The groups do not fit on the machines."""
@@ -44,16 +42,12 @@ def assign_machines(groups: Mapping[str, GroupSpec], machines: Sequence[Machine]
     for cpu in (False, True):
         alike = {name: group for name, group in groups.items() if group.is_cpu == cpu}
         # Large groups first: small ones fit in between.
-        order = sorted(alike.items(), key=lambda item: (-_each(item[1]), -item[1].nodes))
+        order = sorted(alike.items(), key=lambda item: (-item[1].slots_per_node, -item[1].nodes))
         placed = _place(order, [machine.slots(cpu) for machine in machines])
         if placed is None:
             raise MisfitError(_misfit(alike, machines, cpu))
         assigned |= placed
     return {name: assigned[name] for name in groups}
-
-
-def _each(group: GroupSpec) -> int:
-    return group.gpus_per_node or group.cpus_per_node
 
 
 def _place(order: Sequence[tuple[str, GroupSpec]], free: list[int]) -> dict[str, tuple[int, ...]] | None:
@@ -62,18 +56,20 @@ def _place(order: Sequence[tuple[str, GroupSpec]], free: list[int]) -> dict[str,
     if sum(group.ranks for _, group in order) > sum(free):
         return None
     (name, group), *others = order
-    for chosen in _choices(free, _each(group), group.nodes):
-        left = [room - _each(group) * (index in chosen) for index, room in enumerate(free)]
+    for chosen in _choices(free, group.slots_per_node, group.nodes):
+        left = [room - group.slots_per_node * (index in chosen) for index, room in enumerate(free)]
         placed = _place(others, left)
         if placed is not None:
             return {name: tuple(sorted(chosen)), **placed}
     return None
 
 
-def _choices(free: Sequence[int], each: int, nodes: int) -> Iterator[frozenset[int]]:
-    """Sets of `nodes` machines with `each` free slots, fullest first. Equivalent sets are listed once."""
-    fitting = sorted((index for index, room in enumerate(free) if room >= each), key=lambda index: (free[index], index))
-    alike = [list(members) for _, members in groupby(fitting, key=lambda index: free[index])]
+def _choices(free: Sequence[int], slots: int, nodes: int) -> Iterator[frozenset[int]]:
+    """Sets of `nodes` machines with `slots` free slots each, fullest first. Equivalent sets are listed once."""
+    fitting = sorted(
+        (index for index, room in enumerate(free) if room >= slots), key=lambda index: (free[index], index)
+    )
+    alike = [list(members) for _, members in groupby(fitting, key=free.__getitem__)]
 
     def take(levels: Sequence[list[int]], wanted: int) -> Iterator[frozenset[int]]:
         if wanted == 0:
@@ -87,28 +83,16 @@ def _choices(free: Sequence[int], each: int, nodes: int) -> Iterator[frozenset[i
 
 
 def _misfit(groups: Mapping[str, GroupSpec], machines: Sequence[Machine], cpu: bool) -> str:
-    asked = ", ".join(f"{name} {_wish(group)}" for name, group in groups.items())
-    verb = "asks" if len(groups) == 1 else "ask"
-    groups_of = "group" if len(groups) == 1 else "groups"
-    return f"the {groups_of} {verb} for {asked}; there {_inventory(machines, cpu)}"
-
-
-def _wish(group: GroupSpec) -> str:
-    slots = _counted(_each(group), group.is_cpu)
-    return f"{slots} on one machine" if group.nodes == 1 else f"{slots} on each of {group.nodes} machines"
-
-
-def _inventory(machines: Sequence[Machine], cpu: bool) -> str:
-    """The machines; in a large cluster, how many there are of each kind."""
-    if not machines:
-        return "is no machine"
+    noun = "CPU slot" if cpu else "GPU"
+    wishes = []
+    for name, group in groups.items():
+        where = "on one machine" if group.nodes == 1 else f"on each of {group.nodes} machines"
+        wishes.append(f"{name} {counted(group.slots_per_node, noun)} {where}")
+    asks = "group asks" if len(groups) == 1 else "groups ask"
     if len(machines) <= _MOST_NAMED:
-        words = [machine.holding(cpu) for machine in machines]
+        there = [f"{machine.name} with {counted(machine.slots(cpu), noun)}" for machine in machines]
     else:
         sizes = Counter(machine.slots(cpu) for machine in machines)
-        words = [f"{count} machines with {_counted(size, cpu)}" for size, count in sorted(sizes.items(), reverse=True)]
-    return f"{'is' if len(machines) == 1 else 'are'} {', '.join(words)}"
-
-
-def _counted(slots: int, cpu: bool) -> str:
-    return f"{slots} {'CPU slot' if cpu else 'GPU'}{'' if slots == 1 else 's'}"
+        there = [f"{count} machines with {counted(size, noun)}" for size, count in sorted(sizes.items(), reverse=True)]
+    inventory = ", ".join(there) or "no machine"
+    return f"the {asks} for {', '.join(wishes)}; there {'are' if len(machines) > 1 else 'is'} {inventory}"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dagrl.scheduler.commands import Commit, Run, Save
 from dagrl.scheduler.plan import Plan
 from dagrl.scheduler.resources import DirtySet
+from dagrl.scheduler.syncs import WeightVersions
 from dagrl.scheduler.task_state import OpenStep, TaskState, make_task_states
-from dagrl.scheduler.versions import WeightVersions
 
 
 class OpenSteps:
@@ -19,7 +19,6 @@ class OpenSteps:
         self.stopping = False
         """Whether no further step opens."""
         self.last = plan.steps
-        """The last step of the run."""
         self._plan, self._dirty = plan, dirty
         self._next = self._unfinished = first
         """The step to open, and the oldest one with something left to begin."""
@@ -34,24 +33,21 @@ class OpenSteps:
 
     @property
     def next(self) -> int | None:
-        """The step to open. None after the last one."""
         return None if self.stopping or self._next > self.last else self._next
 
     @property
     def finished(self) -> bool:
-        """Whether no step is open, and none will open."""
         return not self._open and self.next is None
 
     def is_done(self, step: int) -> bool:
-        """Whether `step` is open, and all its tasks are done."""
         opened = self._open.get(step)
         return opened is not None and not opened.left
 
     def is_all_for(self, executor: str, state: TaskState, step: int) -> bool:
         """Whether this task of this step is all that is left for an executor in the open steps."""
         return not any(
-            each.has_left(other) and (each, other) != (state, step)
-            for each in self.tasks_on[executor]
+            own.has_left(other) and (own, other) != (state, step)
+            for own in self.tasks_on[executor]
             for other in self._open
         )
 
@@ -83,7 +79,7 @@ class OpenSteps:
         self._drop_after(step)
 
     def _drop_after(self, step: int) -> None:
-        for later in [each for each in self._open if each > step]:
+        for later in [later for later in self._open if later > step]:
             del self._open[later]
 
     def begin_run(self, run: Run) -> None:
@@ -177,7 +173,6 @@ class CommitPolicy:
         self._saved.add(save)
 
     def due(self) -> Iterator[Commit]:
-        """Commits of the steps whose tasks and saves are done."""
         while self._steps.is_done(self.next):
             saves = self._is_saved(self.next)
             if saves and not self._saved.issuperset(Save(self.next, name) for name in self._trained):

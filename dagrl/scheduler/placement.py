@@ -60,11 +60,12 @@ def _executors(pipeline: Pipeline, graph: Graph, only: Set[str] | None) -> dict[
         if engine.group is None or (only is not None and name not in only):
             continue
         group = pipeline.groups[engine.group]
+        copies = (copy for copy, spec in pipeline.engines.items() if spec.frozen_copy_of == name)
         executors[name] = Executor(
             name,
             engine.group,
             tuple(engine.layout(group)),
-            (name, *(copy for copy in frozen_copies_of(name, pipeline) if only is None or copy in only)),
+            (name, *(copy for copy in copies if only is None or copy in only)),
             weights_from=engine.weights_from,
             trained=name in trained and only is None,
             restored=name in trained,
@@ -79,13 +80,6 @@ def _used(tasks: Iterable[PlannedTask], pipeline: Pipeline) -> Set[str]:
     """The engines of some tasks, those whose ranks they are on, and those that they take weights from."""
     used = {name for task in tasks for name in (task.engine, task.executor) if name in pipeline.engines}
     return used | {source for name in used if (source := pipeline.engines[name].weights_from)}
-
-
-def frozen_copies_of(name: str, pipeline: Pipeline) -> Iterable[str]:
-    """Engines that live on another one's ranks."""
-    for guest, spec in pipeline.engines.items():
-        if spec.frozen_copy_of == name:
-            yield guest
 
 
 def _tasks(graph: Graph, pipeline: Pipeline, rows: Rows) -> Iterable[PlannedTask]:

@@ -67,7 +67,6 @@ class Executor:
 
     @property
     def replicas(self) -> int:
-        """Number of data-parallel ranks."""
         return 1 + max(place.dp for place in self.places)
 
     def ranks_lost_with(self, rank: int) -> list[int]:
@@ -156,7 +155,6 @@ class Plan:
         return {executor.group for executor in self.executors.values() if executor.group is not None}
 
     def group_size(self, rows: Rows) -> int:
-        """Rows per group in this batch."""
         return self.samples_per_prompt if rows is Rows.TRAIN else self.val_samples_per_prompt
 
     def waits_for(self, task: PlannedTask) -> tuple[str, ...]:
@@ -166,12 +164,12 @@ class Plan:
         """
         needs = task.needs
         if task.trains:
-            averaged = (each.name for each in self.tasks if each.averaged and each.executor == task.executor)
+            averaged = (other.name for other in self.tasks if other.averaged and other.executor == task.executor)
             needs = tuple(dict.fromkeys((*needs, *averaged)))
-        in_rounds = {each.name for each in self.tasks if each.in_rounds}
+        in_rounds = {other.name for other in self.tasks if other.in_rounds}
         if task.in_rounds or in_rounds.isdisjoint(needs):
             return needs
-        (chooser,) = (each.name for each in self.tasks if each.selects)
+        (chooser,) = (other.name for other in self.tasks if other.selects)
         return (chooser, *(need for need in needs if need not in in_rounds))
 
     def rounds_of(self, task: PlannedTask) -> int:
@@ -179,7 +177,6 @@ class Plan:
         return self.expected_rounds if task.in_rounds else 1
 
     def generates(self, executor: str) -> bool:
-        """Whether a task samples on an executor."""
         return any(task.generates for task in self.tasks if task.executor == executor)
 
     def restarts(self, executor: str) -> bool:
@@ -217,11 +214,9 @@ class Plan:
         return self.validate_every is not None and step % self.validate_every == 0
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is due after `step`."""
         if self.only_validates:
             return False
         return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
 
     def tasks_of(self, step: int) -> tuple[PlannedTask, ...]:
-        """The tasks of `step`, in topological order."""
         return tuple(task for task in self.tasks if (step > 0 if task.rows is Rows.TRAIN else self.validates(step)))

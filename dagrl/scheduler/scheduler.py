@@ -48,10 +48,9 @@ from dagrl.scheduler.commands import (
 from dagrl.scheduler.open_steps import CommitPolicy, OpenSteps
 from dagrl.scheduler.plan import HOST, Plan
 from dagrl.scheduler.resources import DirtySet, ResourceTracker
-from dagrl.scheduler.syncs import SyncPolicy
+from dagrl.scheduler.syncs import SyncPolicy, WeightVersions
 from dagrl.scheduler.task_state import TaskState
 from dagrl.scheduler.time_sharing import TimeSharing
-from dagrl.scheduler.versions import WeightVersions
 
 
 class Scheduler:
@@ -102,7 +101,6 @@ class Scheduler:
         return self._sharing.residency(executor)
 
     def workers_of(self, command: Command) -> tuple[str, ...]:
-        """The executors that `command` occupies."""
         return self._resources.workers_of(command)
 
     def start(self) -> list[Command]:
@@ -344,4 +342,4 @@ class Scheduler:
 
     def _has_older_work(self, executor: str, step: int) -> bool:
         oldest = (state.oldest_ready() for state in self._steps.tasks_on[executor])
-        return any(each is not None and each < step for each in oldest)
+        return any(ready is not None and ready < step for ready in oldest)

@@ -41,7 +41,6 @@ class TimeSharing:
         return self._residency[executor]
 
     def is_shared(self, executor: str) -> bool:
-        """Whether an executor of its group sleeps."""
         return self._executors[executor].group in self._sleepers
 
     def set_residency(self, executor: str, residency: Residency) -> None:

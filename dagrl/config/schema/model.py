@@ -69,4 +69,9 @@ class GroupSpec(Section):
     @property
     def ranks(self) -> int:
         """Engine ranks that the group holds."""
-        return self.nodes * (self.gpus_per_node or self.cpus_per_node)
+        return self.nodes * self.slots_per_node
+
+    @property
+    def slots_per_node(self) -> int:
+        """Engine ranks on each machine."""
+        return self.gpus_per_node or self.cpus_per_node
