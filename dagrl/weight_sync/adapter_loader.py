@@ -14,10 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dagrl.weight_sync.copy_tracer import TracedCopy
+from dagrl.weight_sync.copies import Replay, TracedCopy
 from dagrl.weight_sync.manifest import BucketLayout, Manifest
 from dagrl.weight_sync.protocol import shortened
-from dagrl.weight_sync.replay import Replay
 
 _log = logging.getLogger(__name__)
 
@@ -193,7 +192,6 @@ class AdapterLoader:
 
 
 def _copies(layout: BucketLayout, places: Mapping[str, list[Place]]) -> Iterable[TracedCopy]:
-    """The copies of a bucket's tensors to their places."""
     empty = torch.empty(layout.nbytes, dtype=torch.uint8, device="meta")
     for name, tensor in layout.views(empty):
         for place in places[name]:

@@ -17,6 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+type Message = dict[str, Any]
+"""A JSON object."""
+
 _LONGEST_SOCKET_PATH = 100
 _RETRY_S = 0.02
 _POLL_S = 0.5
@@ -58,14 +61,14 @@ class Channel:
         """File descriptor, for ``multiprocessing.connection.wait``."""
         return self._connection.fileno()
 
-    def send(self, **message: Any) -> None:
+    def send(self, **message: object) -> None:
         """Send a message. Raises PeerError if the peer has exited."""
         try:
             self._connection.send_bytes(json.dumps(message).encode())
         except OSError as error:
             raise PeerError(f"{self.peer} has ended during a weight sync") from error
 
-    def receive(self, timeout_s: float, what: str, max_bytes: int | None = None) -> dict[str, Any]:
+    def receive(self, timeout_s: float, what: str, max_bytes: int | None = None) -> Message:
         """The peer's next message. Raises PeerError if the peer has exited, on timeout, or above `max_bytes`."""
         try:
             if not self._connection.poll(timeout_s):
@@ -110,13 +113,13 @@ class Listener:
             self._socket = socket.create_server((host, 0), backlog=64)
             self.address = Address("", host, self._socket.getsockname()[1], token)
 
-    def accept(self, count: int, timeout_s: float, what: str, **expected: Any) -> list[tuple[Channel, dict[str, Any]]]:
+    def accept(self, count: int, timeout_s: float, what: str, **expected: object) -> list[tuple[Channel, Message]]:
         """Accept `count` clients, each with its first message; clients whose message lacks `expected` are rejected.
 
         Raises PeerError with the number of accepted clients on timeout.
         """
         deadline = time.monotonic() + timeout_s
-        accepted: list[tuple[Channel, dict[str, Any]]] = []
+        accepted: list[tuple[Channel, Message]] = []
         try:
             while len(accepted) < count:
                 channel = self._next(min(_POLL_S, deadline - time.monotonic()))
@@ -157,7 +160,7 @@ class Listener:
             raise
         return Channel(connection, "a client")
 
-    def _hello(self, channel: Channel) -> dict[str, Any] | None:
+    def _hello(self, channel: Channel) -> Message | None:
         try:
             hello = channel.receive(_HELLO_S, "its first message", _LONGEST_HELLO)
         except (PeerError, ValueError):
@@ -167,7 +170,7 @@ class Listener:
         return hello if secrets.compare_digest(str(token).encode(), self.address.token.encode()) else None
 
 
-def connect(address: Address, timeout_s: float, peer: str, **hello: Any) -> Channel:
+def connect(address: Address, timeout_s: float, peer: str, **hello: object) -> Channel:
     """Connect to the listener at `address` and send the first message; `peer` names its process.
 
     Raises PeerError on timeout.

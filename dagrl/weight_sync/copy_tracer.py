@@ -1,12 +1,13 @@
 """Traces the copies that a model's loader makes from a bucket into the model's parameters.
 
 A model's own loader joins and slices Hugging Face's tensors, with Python work for each of them, but in the end it only
-copies views. A torch dispatch mode observes it: `CopyRecorder` records the copies, so that `replay` can repeat them
-without the loader, and `WeightComparer` compares instead of copying, to verify a model's weights.
+copies views. A torch dispatch mode observes it: `CopyRecorder` records the copies, so that a `Replay` can
+repeat them without the loader, and `WeightComparer` compares instead of copying, to verify a model's weights.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,26 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from dagrl.weight_sync.copies import first_byte, storage_of
+from dagrl.weight_sync.copies import TracedCopy, first_byte, storage_of
 
 _DIMS_OF_EXPERTS = 3
 _aten = torch.ops.aten
 _CONSTANTS = {_aten.fill_.Scalar, _aten.zero_.default}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(frozen=True, slots=True)
-class TracedCopy:
-    """A copy from a bucket into a parameter. `dtype`, `shape` and `stride` are the source's."""
-
-    target: Tensor
-    dtype: torch.dtype
-    offset: int
-    """Offset of the source in the bucket, in elements of `dtype`."""
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -74,6 +65,9 @@ class _Writes:
 class _CopyTracer(TorchDispatchMode):
     """Observes every operation on a model's parameters and on one bucket."""
 
+    _writes_through = True
+    """Whether copies and fills are executed."""
+
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._parameters = parameters
@@ -105,7 +99,9 @@ class _CopyTracer(TorchDispatchMode):
         """Parameters whose memory was replaced instead of written."""
         return [name for name, tensor in self._parameters.items() if storage_of(tensor) != self._memories[name]]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         touched = [(tensor, storage_of(tensor)) for tensor in _tensors((args, kwargs))]
         if func.is_view:
@@ -117,24 +113,25 @@ class _CopyTracer(TorchDispatchMode):
         if func.is_view:
             return result
         parameter = self._names.get(touched[0][1]) if touched else None
-        if parameter is not None and func is _aten.copy_.default:
-            target, source = args[:2]
-            self._writes.add(target, copied=True)
-            if storage_of(source) != self._bucket:
-                self._record_obstacle(f"{parameter} is computed from the weights, not copied")
-            return self._copy(func, target, source, args, kwargs)
-        if parameter is not None and func in _CONSTANTS:
-            self._writes.add(args[0], copied=False)
-            return self._fill(func, args[0], args[1] if len(args) > 1 else 0.0, args, kwargs)
+        if parameter is not None and (func is _aten.copy_.default or func in _CONSTANTS):
+            target, copies = args[0], func is _aten.copy_.default
+            self._writes.add(target, copied=copies)
+            if not copies:
+                self._observe_fill(target, args[1] if len(args) > 1 else 0.0)
+            else:
+                if storage_of(args[1]) != self._bucket:
+                    self._record_obstacle(f"{parameter} is computed from the weights, not copied")
+                self._observe_copy(target, args[1])
+            return func(*args, **kwargs) if self._writes_through else target
         if any(memory == self._bucket or memory in self._names for _, memory in touched):
             self._record_obstacle(f"{func} changes weights")
         return func(*args, **kwargs)
 
-    def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _observe_copy(self, target: Tensor, source: Tensor) -> None: ...
 
-    def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _observe_fill(self, target: Tensor, value: float) -> None: ...
 
     def _record_obstacle(self, obstacle: str) -> None:
         self.obstacle = self.obstacle or obstacle
@@ -167,51 +164,50 @@ class CopyRecorder(_CopyTracer):
         self._copied, self._read = [], set()
         return copies
 
-    def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
+    def _observe_copy(self, target: Tensor, source: Tensor) -> None:
         if storage_of(source) == self._bucket:
             # copy_ broadcasts the source.
             wide = source.expand(target.shape)
             where = int(wide.storage_offset()), tuple(wide.shape), tuple(wide.stride())
             self._copied.append(TracedCopy(target.detach(), source.dtype, *where))
-        return func(*args, **kwargs)
 
-    def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
+    def _observe_fill(self, target: Tensor, value: float) -> None:
         if target.numel():
             self._filled.append((target.detach(), value))
-        return func(*args, **kwargs)
 
 
 class WeightComparer(_CopyTracer):
     """Runs a model's loader without writing, and counts the elements that differ bitwise."""
+
+    _writes_through = False
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__(parameters)
         self._differing: dict[str, list[Tensor]] = {}
 
     def differing(self) -> dict[str, int]:
-        counts = {name: int(torch.stack(each).sum()) for name, each in self._differing.items()}
+        counts = {name: int(torch.stack(parts).sum()) for name, parts in self._differing.items()}
         return {name: count for name, count in counts.items() if count}
 
-    def _copy(self, func: Any, target: Tensor, source: Tensor, args: Any, kwargs: Any) -> Any:
-        return self._compare(target, source.to(device=target.device, dtype=target.dtype).expand(target.shape))
+    def _observe_copy(self, target: Tensor, source: Tensor) -> None:
+        self._compare(target, source.to(device=target.device, dtype=target.dtype).expand(target.shape))
 
-    def _fill(self, func: Any, target: Tensor, value: float, args: Any, kwargs: Any) -> Any:
-        return self._compare(target, torch.full_like(target, value))
+    def _observe_fill(self, target: Tensor, value: float) -> None:
+        self._compare(target, torch.full_like(target, value))
 
-    def _compare(self, target: Tensor, sent: Tensor) -> Tensor:
+    def _compare(self, target: Tensor, sent: Tensor) -> None:
         bits = _BITS[target.element_size()]
         differs = target.view(bits) != sent.contiguous().view(bits)
         self._differing.setdefault(self._names[storage_of(target)], []).append(differs.sum())
-        return target
 
 
 def _is_overwritten(writes: Sequence[tuple[np.ndarray, int, bool]]) -> bool:
     counts = [len(starts) for starts, _, _ in writes]
     begins = np.concatenate([starts for starts, _, _ in writes])
     ends = np.concatenate([starts + length for starts, length, _ in writes])
-    turns, copied = np.repeat(np.arange(len(counts)), counts), np.repeat([each for _, _, each in writes], counts)
+    turns, copied = np.repeat(np.arange(len(counts)), counts), np.repeat([copied for _, _, copied in writes], counts)
     order = np.argsort(begins[copied], kind="stable")
-    copy_begins, copy_ends, copy_turns = (each[copied][order] for each in (begins, ends, turns))
+    copy_begins, copy_ends, copy_turns = (column[copied][order] for column in (begins, ends, turns))
     if (copy_begins[1:] < copy_ends[:-1]).any():
         return True
     # The copies that a fill overlaps are contiguous in this order; compare it with the earliest of them.
@@ -246,11 +242,5 @@ def _runs(view: Tensor) -> tuple[np.ndarray, int]:
     return starts, length
 
 
-def _tensors(thing: Any) -> Iterable[Tensor]:
-    if isinstance(thing, Tensor):
-        yield thing
-    elif isinstance(thing, tuple | list):
-        for each in thing:
-            yield from _tensors(each)
-    elif isinstance(thing, dict):
-        yield from _tensors(tuple(thing.values()))
+def _tensors(values: object) -> Iterable[Tensor]:
+    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))

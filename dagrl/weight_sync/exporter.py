@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -97,3 +99,33 @@ class IteratedExporter:
             assert name == placed.name, f"expected {placed.name}, got {name}"
             if buffer is not None:
                 placed.view(buffer).copy_(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBucket:
+    """A bucket for Ray's object store: one array of bytes, with its layout.
+
+    Bit patterns are kept, including those of bfloat16 and float8, which numpy lacks.
+    """
+
+    layout: BucketLayout
+    data: np.ndarray
+    """uint8, flat; the part to put into an object store."""
+
+    def unpack(self) -> Bucket:
+        """The tensors, as read-only views of `data`."""
+        # Memory of an object store is read-only; from_dlpack accepts it, from_numpy warns.
+        return self.layout.views(torch.from_dlpack(self.data))
+
+
+def packed(exporter: WeightExporter, rank: int) -> Iterator[tuple[int, PackedBucket]]:
+    """The buckets that a rank owns, with their indices; each is valid until the next is requested. Collective."""
+    buckets = exporter.manifest.buckets
+    largest = max((layout.nbytes for layout in buckets if layout.owner == rank), default=0)
+    with exporter.exporting():
+        buffer = torch.empty(largest, dtype=torch.uint8, device=exporter.device)
+        for index, layout in enumerate(buckets):
+            is_own = layout.owner == rank
+            exporter.fill(index, buffer if is_own else None)
+            if is_own:
+                yield index, PackedBucket(layout, buffer[: layout.nbytes].cpu().numpy())

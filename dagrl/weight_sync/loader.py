@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dagrl.weight_sync.copies import as_bytes
+from dagrl.weight_sync.copies import Replay, as_bytes
 from dagrl.weight_sync.copy_tracer import CopyRecorder, WeightComparer
 from dagrl.weight_sync.manifest import BucketLayout, Manifest
 from dagrl.weight_sync.protocol import shortened
-from dagrl.weight_sync.replay import Replay
 
 Load = Callable[[Iterable[tuple[str, Tensor]]], object]
 """A model's loader: takes full tensors by their Hugging Face names."""
@@ -166,6 +165,5 @@ class WeightLoader:
 
 
 def _names_at(offsets: Iterable[int], layout: BucketLayout) -> set[str]:
-    """Names of the tensors at these byte offsets."""
     begins = [tensor.offset for tensor in layout.tensors]
     return {layout.tensors[bisect.bisect_right(begins, offset) - 1].name for offset in offsets}

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dagrl.weight_sync.adapter_loader import AdapterLoader
-from dagrl.weight_sync.channel import Address, Channel, PeerError, connect
+from dagrl.weight_sync.channel import Address, Channel, Message, PeerError, connect
 from dagrl.weight_sync.loader import WeightLoader
 from dagrl.weight_sync.manifest import Manifest
 from dagrl.weight_sync.protocol import first_line
@@ -118,13 +117,13 @@ class WeightReceiver:
         raise PeerError(f"{self._who} {error}")
 
     def _buckets(
-        self, greeting: Mapping[str, Any], channel: Channel, passes: _Passes, timeout_s: float
+        self, greeting: Message, channel: Channel, passes: _Passes, timeout_s: float
     ) -> Iterator[tuple[int, Tensor]]:
         """Each bucket in a buffer that is valid until the next one is requested."""
         if "buffers" not in greeting:
             yield from self._broadcast_buckets(greeting["group"], channel, passes, timeout_s)
             return
-        shared = [attach(each, self._device) for each in greeting["buffers"]]
+        shared = [attach(buffer, self._device) for buffer in greeting["buffers"]]
         copies = self._loader.prefers_own_buffer or shared[0].device != self._device
         own = self._allocate([passes.manifest.largest])[0] if copies else None
         try:
@@ -144,7 +143,7 @@ class WeightReceiver:
                 self._loader.release_buffers()
 
     def _broadcast_buckets(
-        self, invitation: Mapping[str, Any], channel: Channel, passes: _Passes, timeout_s: float
+        self, invitation: Message, channel: Channel, passes: _Passes, timeout_s: float
     ) -> Iterator[tuple[int, Tensor]]:
         buffers = self._allocate(passes.manifest.buffer_sizes(BUFFERS))
         group = self._join(invitation, channel, timeout_s)
@@ -177,7 +176,7 @@ class WeightReceiver:
             buffer.allocate()
         return [buffer.bytes for buffer in self._buffers]
 
-    def _join(self, invitation: Mapping[str, Any], channel: Channel, timeout_s: float) -> UpdateGroup:
+    def _join(self, invitation: Message, channel: Channel, timeout_s: float) -> UpdateGroup:
         if self._group is None or self._group.name != invitation["name"]:
             self._leave_group()
 
@@ -243,13 +242,12 @@ class _Passes:
             self._loader.begin_comparing()
 
 
-def _manifest(greeting: Mapping[str, Any], loader: Loader) -> Manifest:
+def _manifest(greeting: Message, loader: Loader) -> Manifest:
     manifest = Manifest.from_json(greeting["manifest"]) if "manifest" in greeting else loader.manifest
     assert manifest is not None, "the sender sends the manifest to receivers that do not have it"
     return manifest
 
 
 def _check_sender(channel: Channel) -> None:
-    """Raise PeerError if the sender has exited."""
     if channel.has_ended:
         raise PeerError(f"{_SENDER} has ended during a broadcast")

@@ -6,17 +6,22 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Literal
 
 import torch.distributed as dist
 
-from dagrl.weight_sync.channel import Listener
+from dagrl.weight_sync.channel import Listener, Message
 from dagrl.weight_sync.exporter import WeightExporter
 from dagrl.weight_sync.protocol import Offer, SendReport
 from dagrl.weight_sync.staging import BUFFERS, ReleasableBuffer, Staging, gpu_name, staging_on
-from dagrl.weight_sync.transports.base import ErrorDeferringTransport, SyncSession, Transport
-from dagrl.weight_sync.transports.cuda_ipc import IpcTransport
-from dagrl.weight_sync.transports.nccl import GroupSetup, NcclTransport
+from dagrl.weight_sync.transports import (
+    ErrorDeferringTransport,
+    GroupSetup,
+    IpcTransport,
+    NcclTransport,
+    SyncSession,
+    Transport,
+)
 from dagrl.weight_sync.update_group import UpdateGroup, join_group
 
 TransportName = Literal["cuda_ipc", "broadcast"]
@@ -58,7 +63,7 @@ class WeightSender:
         holds nothing on the device but communicators.
         """
         session = SyncSession(number, self._exporter.manifest, passes, self._timeout_s)
-        reports: list[dict[str, Any]] = []
+        reports: list[Message] = []
         with self._exporter.exporting():
             for wave, receivers in enumerate(waves):
                 with self._open(session, wave, receivers, is_last=wave + 1 == len(waves)) as transport:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from dagrl.weight_sync.channel import Message
 from dagrl.weight_sync.manifest import Manifest
 from dagrl.weight_sync.protocol import first_line
 
@@ -63,7 +63,7 @@ class DeviceStaging:
             for buffer in self._buffers:
                 buffer.allocate()
 
-    def share(self) -> list[dict[str, Any]]:
+    def share(self) -> list[Message]:
         """Handles with which another process can `attach` the buffers, exactly once per call."""
         return [_shared(buffer.bytes.untyped_storage()) for buffer in self._buffers]
 
@@ -95,7 +95,7 @@ class HostStaging:
                 os.truncate(self._files[-1], nbytes)
                 self._buffers.append(_mapped(self._files[-1], nbytes))
 
-    def share(self) -> list[dict[str, Any]]:
+    def share(self) -> list[Message]:
         named = [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
         return [{"file": file, "nbytes": nbytes} for file, nbytes in zip(named, self._sizes, strict=True)]
 
@@ -116,7 +116,7 @@ def staging_on(device: torch.device, manifest: Manifest) -> Staging:
     return DeviceStaging(sizes, device) if device.type == "cuda" else HostStaging(sizes)
 
 
-def attach(shared: Mapping[str, Any], device: torch.device) -> Tensor:
+def attach(shared: Message, device: torch.device) -> Tensor:
     """Another process's buffer, uint8 [bytes]; drop it before that process frees the memory.
 
     `device` is this process's GPU. Raises ValueError if the buffer cannot be opened from this process.
@@ -145,7 +145,7 @@ def gpu_name(device: torch.device) -> str:
     return "" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
-def _shared(storage: torch.UntypedStorage) -> dict[str, Any]:
+def _shared(storage: torch.UntypedStorage) -> Message:
     _, handle, nbytes, offset, counter, count, event, waits = storage._share_cuda_()
     return {
         "handle": handle.hex(),

@@ -13,12 +13,12 @@ import ray
 
 from dagrl.backends.base import GenerateEngine, ReceivesWeights, TrainEngine
 from dagrl.scheduler.weight_route import WeightRoute
+from dagrl.weight_sync.exporter import PackedBucket, packed
 from dagrl.weight_sync.fp8 import Fp8Exporter
 from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.protocol import Offer
 from dagrl.weight_sync.receiver import Route
 from dagrl.weight_sync.sender import WeightSender
-from dagrl.weight_sync.transports.object_store import PackedBucket, packed
 from dagrl.workers.messages import SendResult, UpdateWeightsRequest
 from dagrl.workers.object_cache import get_objects
 

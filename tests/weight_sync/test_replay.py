@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dagrl.weight_sync.copy_tracer import TracedCopy
-from dagrl.weight_sync.replay import Replay
+from dagrl.weight_sync.copies import Replay, TracedCopy
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 3), (2, 3), (3, 2), (2, 1), (2, 2), (8, 4)])

@@ -19,6 +19,7 @@ import torch
 from fused_model import HEAD_DIM, HIDDEN, Model, weights
 
 from dagrl.weight_sync import receiver as receiver_module
+from dagrl.weight_sync import transports as transports_module
 from dagrl.weight_sync.channel import Address, Listener, PeerError, connect
 from dagrl.weight_sync.exporter import BucketExporter, IteratedExporter
 from dagrl.weight_sync.loader import WeightLoader
@@ -27,7 +28,6 @@ from dagrl.weight_sync.protocol import SendReport, refuse_unknown_names
 from dagrl.weight_sync.receiver import Route, WeightReceiver
 from dagrl.weight_sync.sender import TransportName, WeightSender
 from dagrl.weight_sync.staging import ReleasableBuffer
-from dagrl.weight_sync.transports import cuda_ipc as ipc_module
 
 TIMEOUT_S = 30.0
 REACHES = ["cuda_ipc", "broadcast"]
@@ -329,7 +329,7 @@ def test_a_rank_of_several_goes_through_all_buckets_though_its_generator_is_gone
 
     exporter.fill = note
     exporter.process_group = OneOfSeveral()
-    monkeypatch.setattr(ipc_module.dist, "broadcast", lambda buffer, source, group: told.append(len(buffer)))
+    monkeypatch.setattr(transports_module.dist, "broadcast", lambda buffer, source, group: told.append(len(buffer)))
     generator.take(route := source.route())
     timer = threading.Timer(0.4, os.kill, (generator.process.pid, signal.SIGKILL))
     timer.start()

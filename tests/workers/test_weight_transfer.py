@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from dagrl.weight_sync.channel import Address
-from dagrl.weight_sync.exporter import BucketExporter
+from dagrl.weight_sync.exporter import BucketExporter, packed
 from dagrl.weight_sync.protocol import Offer
-from dagrl.weight_sync.transports.object_store import packed
 from dagrl.workers import weight_transfer
 from dagrl.workers.messages import SendResult, UpdateWeightsRequest
 from dagrl.workers.weight_transfer import update_weights

@@ -384,7 +384,7 @@ def test_a_sync_of_adapters_alone_leaves_the_base_on_the_host(run_engine: Any, s
 @pytest.mark.parametrize(("layout", "merge"), [({"ep": 2}, True), ({"pp": 2}, False)], ids=["merged", "alone"])
 def test_owners_send_what_one_rank_would(run_engine: Any, mixture: Path, layout: dict[str, int], merge: bool) -> None:
     def on_rank(engine: Any) -> Any:
-        from dagrl.weight_sync.transports.object_store import packed
+        from dagrl.weight_sync.exporter import packed
 
         _filled(engine)
         whole = {name: tensor.numpy() for bucket in engine.export_weights(1 << 12) for name, tensor in bucket}

@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from dagrl.weight_sync.exporter import BucketExporter, IteratedExporter
+from dagrl.weight_sync.exporter import BucketExporter, IteratedExporter, PackedBucket, packed
 from dagrl.weight_sync.manifest import BucketLayout
-from dagrl.weight_sync.transports.object_store import PackedBucket, packed
 
 DTYPES = [
     torch.float32,

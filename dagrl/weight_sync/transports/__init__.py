@@ -1,1 +1,0 @@
-"""Ways of bringing buckets of weights from a sender to its receivers."""
