@@ -74,7 +74,6 @@ def plan(
     """
     from dagrl.backends.planning.gpus import DEFAULT_GPU
     from dagrl.planner.cost.lengths import Assumed
-    from dagrl.planner.hardware import why_unread
     from dagrl.planner.published import with_published_models
     from dagrl.planner.showing import report, show, show_steps
     from dagrl.reporting.measured_run import run_times
@@ -96,7 +95,7 @@ def plan(
             sections = show_steps.search_sections(planned, gpu=gpu, assumed=assumed, times=times, **cluster)
         else:
             sections = show_steps.plan_sections(planned, assumed, times)
-    if gpu is not None and not search and (why := why_unread(planned.pipeline)):
+    if gpu is not None and not search and (why := show.why_gpu_is_unused(planned.pipeline)):
         notes.append(f"--gpu {gpu} has no effect, as {why}")
     for note in notes:
         print(f"dagrl plan: {note}", file=sys.stderr)

@@ -10,12 +10,12 @@ from typing import Any
 
 from dagrl.backends.fit import Fit, group_fit
 from dagrl.backends.planning.changes import Edit, Ladder, Room, doubled
+from dagrl.backends.planning.gpus import GPUS_OF_MACHINE
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Place
-from dagrl.config.schema import Pipeline
+from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.graph.dag import Graph
-from dagrl.planner.hardware import GPUS_OF_MACHINE
 from dagrl.scheduler.placement import make_plan
 
 _MOST_TOGETHER = 2
@@ -36,7 +36,7 @@ def nearest_change(
     if not fit.problems:
         return None
     nearest = Edit({})
-    # Groups have no GPU in common, so each is helped by itself.
+    # Groups have no GPU in common, so each is changed separately.
     for group in sorted({problem.group for problem in fit.problems}):
         attempts = itertools.islice(_attempts(graph, fit, group, gpu), _MOST_CHECKED)
         valid = (both for change in attempts if is_valid(both := nearest | change))
@@ -48,14 +48,18 @@ def nearest_change(
 
 def _attempts(graph: Graph, fit: Fit, name: str, gpu: str) -> Iterator[Edit]:
     """Yield changes with which the engines of a group fit, the nearest first."""
-    group, pipeline = next(each for each in fit.groups if each.name == name), fit.pipeline
+    group, pipeline = next(group for group in fit.groups if group.name == name), fit.pipeline
     spec = pipeline.groups[name]
     here = Room(spec.gpus_per_node, spec.ranks)
     anywhere = Room(max(spec.gpus_per_node, GPUS_OF_MACHINE), GPUS_OF_MACHINE * _MOST_MACHINES)
 
     def ladders(room: Room) -> list[Ladder]:
-        engines = (PlannedEngine[Any](pipeline, fit.plan, each.name, fit.shape, group.gpu) for each in group.tenants)
-        ladders = [each for engine in engines for each in backend_of(engine.spec).changes(engine, room) if each.rungs]
+        engines = (
+            PlannedEngine[EngineSpec](pipeline, fit.plan, tenant.name, fit.shape, group.gpu) for tenant in group.tenants
+        )
+        ladders = [
+            ladder for engine in engines for ladder in backend_of(engine.spec).changes(engine, room) if ladder.rungs
+        ]
         return sorted(ladders, key=lambda ladder: ladder.last_resort)
 
     def over(change: Edit) -> int | None:
@@ -81,7 +85,7 @@ def changed(pipeline: Pipeline, change: Edit) -> Pipeline:
     """Return the pipeline with the change. ValueError (pydantic's) if it takes no such value."""
     tree = pipeline.model_dump(exclude_unset=True)
     for place, value in change.values.items():
-        inner: dict[Any, Any] = tree
+        inner: Any = tree
         for key in place[:-1]:
             inner = inner.setdefault(key, {})
         inner[place[-1]] = value
@@ -124,7 +128,7 @@ def _in_a_row(first: Edit, ladders: list[Ladder], over: Callable[[Edit], int | N
 def _less(
     steps: list[tuple[int, Edit]], ladders: list[Ladder], fits: Callable[[list[tuple[int, Edit]]], bool]
 ) -> list[tuple[int, Edit]]:
-    """Drop the steps that the fit does not need, and lower the others to their cheapest rung, dearest ladder first."""
+    """Drop the steps that the fit does not need, and lower the others to their cheapest rung, the last ladder first."""
     for step in sorted(steps, key=lambda step: -step[0]):
         at = steps.index(step)
         rungs = ladders[step[0]].rungs

@@ -12,8 +12,7 @@ from dagrl.backends.families.registry import model_shape
 from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_named
 from dagrl.config.schema import Pipeline
 from dagrl.planner.cost.costs import PipelineCosts
-from dagrl.planner.simulation.costs import Costs
-from dagrl.planner.simulation.measured import measured_costs
+from dagrl.planner.simulation.costs import Costs, measured_costs
 from dagrl.planner.simulation.simulate import Simulated, simulate
 from dagrl.reporting.measured_run import lengths_of_run
 from dagrl.reporting.run_data.run_reader import RunReader

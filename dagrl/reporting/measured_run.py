@@ -10,12 +10,11 @@ from statistics import fmean, median
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.planning.gpus import DEFAULT_GPU
 from dagrl.config.schema import Pipeline
-from dagrl.planner.cost.calibration import calibrate
+from dagrl.planner.cost.calibration import RunTimes, calibrate, devices_of
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step, steady_activities
 from dagrl.planner.cost.lengths import Assumed
-from dagrl.planner.cost.run_times import RunTimes, devices_of
-from dagrl.planner.simulation.measured import seconds_of_step
+from dagrl.planner.simulation.costs import seconds_of_step
 from dagrl.reporting.run_data.run_reader import RunReader, open_run
 from dagrl.scheduler.plan import Plan
 from dagrl.validation.summary import layout_in_words

@@ -1,14 +1,21 @@
-"""Corrects the cost model by the times of a run: measured seconds over estimated ones, by node and engine."""
+"""Corrects the cost model by the times of a run: measured seconds over estimated ones, by node and engine.
+
+For the plan of another pipeline, `applied` keeps the factors that hold there and says what is extrapolated.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dagrl.planner.simulation.measured import Work
-from dagrl.scheduler.commands import Command, Commit, Run, Sync
-from dagrl.scheduler.plan import Plan
+from dagrl.backends.planning.gpus import gpu_of_group
+from dagrl.config.schema import Pipeline
+from dagrl.planner.cost.lengths import Assumed
+from dagrl.planner.simulation.costs import Work, move_of
+from dagrl.scheduler.commands import Command, Commit, Run
+from dagrl.scheduler.plan import HOST, Plan, Rows
 
+CPU = "CPU slots"
 _LEAST_S = 1e-5
 """Estimates below this are no measure."""
 
@@ -24,28 +31,15 @@ class Calibration:
     driver_s: float = 0.0
     """Seconds of a step in which the driver commits, schedules and dispatches, which are no command's."""
 
-    def factor(self, command: Command, executor: str) -> float:
-        """Return the factor to a command's seconds; a run's task is on `executor`."""
+    def factor(self, command: Command, plan: Plan) -> float:
         match command:
             case Run(_, task):
+                executor = plan.task(task).executor
                 return self.work.get(Work(task, executor), self.engines.get(executor, 1.0))
             case Commit():
                 return 1.0
             case _:
-                return self.work.get(Work(type(command).__name__.lower(), executor), 1.0)
-
-
-def executor_of(command: Command, plan: Plan) -> str:
-    """The executor whose time a command takes: the receiver of a sync; none of a commit."""
-    match command:
-        case Run(_, task):
-            return plan.task(task).executor
-        case Sync(_, follower, _, _):
-            return follower
-        case Commit():
-            return ""
-        case _:
-            return command.executor
+                return self.work.get(move_of(command), 1.0)
 
 
 def calibrate(plan: Plan, estimated: Mapping[Work, float], measured: Mapping[Work, float]) -> Calibration:
@@ -57,3 +51,87 @@ def calibrate(plan: Plan, estimated: Mapping[Work, float], measured: Mapping[Wor
         own = [work for work in both if work in tasks and work.executor == executor]
         engines[executor] = sum(measured[work] for work in own) / sum(estimated[work] for work in own)
     return Calibration({work: measured[work] / estimated[work] for work in both}, engines)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """A run's measured times beside the cost model's."""
+
+    folder: str
+    steps: int
+    """Number of steps that were measured."""
+    last: int
+    """The newest of them."""
+    step_s: float
+    """Median seconds of a step."""
+    estimated: Mapping[Work, float]
+    measured: Mapping[Work, float]
+    """Seconds of a step."""
+    calibration: Calibration
+    lengths: Assumed
+    """Mean tokens of its prompts and responses."""
+    devices: Mapping[str, str]
+    """Executor -> what its ranks ran on."""
+    layout: str
+    """The run's layout in words."""
+    pipeline: Pipeline
+
+    def lengths_for(self, pipeline: Pipeline, known: Assumed) -> Assumed:
+        """Return the lengths to assume for a pipeline: those `known`, then the run's if model and data are the same."""
+        if (pipeline.model, pipeline.data.sources) != (self.pipeline.model, self.pipeline.data.sources):
+            return known
+        return self.lengths.unless(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A calibration for the plan of a pipeline."""
+
+    times: RunTimes
+    calibration: Calibration
+    notes: tuple[str, ...]
+    """Sentences about what is extrapolated, or not calibrated at all."""
+
+
+def devices_of(pipeline: Pipeline, plan: Plan, gpu: str) -> dict[str, str]:
+    """Executor -> the name of its GPUs, `gpu` where the file names none, or `CPU`; not of the host."""
+    devices = {}
+    for name, executor in plan.executors.items():
+        if executor.group is not None:
+            device = gpu_of_group(pipeline, executor.group, gpu)
+            devices[name] = device.name if device else CPU
+    return devices
+
+
+def applied(times: RunTimes, pipeline: Pipeline, plan: Plan, devices: Mapping[str, str]) -> Applied:
+    """Keep the factors that hold for executors on `devices`: those of executors that ran on the same ones."""
+    another = {
+        task.name
+        for task in plan.tasks
+        if task.executor == HOST and pipeline.nodes.get(task.node) != times.pipeline.nodes.get(task.node)
+    }
+    other = {name: there for name, there in times.devices.items() if devices.get(name, there) != there}
+    calibration = Calibration(
+        {
+            work: factor
+            for work, factor in times.calibration.work.items()
+            if work.executor not in other and work.name not in another
+        },
+        {name: factor for name, factor in times.calibration.engines.items() if name not in other | {HOST: ""}},
+        times.calibration.driver_s,
+    )
+    notes = [f"{name} is not calibrated: it ran on {there}, not on {devices[name]}" for name, there in other.items()]
+    notes += [f"{name} is not calibrated: the run had another {name}" for name in sorted(another)]
+    if pipeline.model != times.pipeline.model:
+        notes.append("the run had another model: its factors are extrapolated to this one, its lengths are not taken")
+    works = [
+        Work(task.name, task.executor) for task in plan.tasks if task.rows is Rows.TRAIN and task.executor not in other
+    ]
+    unseen = [work for work in works if work not in calibration.work and work.executor != HOST]
+    by_engine = [work.name for work in unseen if work.executor in calibration.engines]
+    if by_engine:
+        notes.append(f"the run did not have {', '.join(by_engine)}: extrapolated by the factor of the whole engine")
+    lacking = [work.name for work in unseen if work.executor not in calibration.engines]
+    if lacking:
+        notes.append(f"the run did not have {', '.join(lacking)}: as the cost model estimates")
+    return Applied(times, calibration, tuple(notes))

@@ -9,16 +9,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.costs import WEIGHT_BYTES, EngineCosts, PlannedBatch
 from dagrl.backends.planning.decoding import Generation, Lengths, shard_ends
 from dagrl.backends.planning.device_rates import DeviceRates
-from dagrl.backends.planning.gpus import DEFAULT_GPU, gpu_of_group
+from dagrl.backends.planning.gpus import DEFAULT_GPU, GPUS_OF_MACHINE, gpu_of_group
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import (
+    EngineSpec,
     JudgeNode,
     LogprobNode,
     Pipeline,
@@ -30,10 +30,9 @@ from dagrl.config.schema import (
 )
 from dagrl.config.schema.engine import Transport
 from dagrl.config.schema.rounds import groups_returned, prompts_per_round
-from dagrl.planner.cost.calibration import Calibration, executor_of
+from dagrl.planner.cost.calibration import Calibration
 from dagrl.planner.cost.host import node_seconds
 from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations, lengths_of_judgements
-from dagrl.planner.hardware import GPUS_OF_MACHINE
 from dagrl.scheduler.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.plan import Plan, PlannedTask, Rows
 from dagrl.scheduler.weight_route import weight_route
@@ -70,10 +69,7 @@ class PipelineCosts:
     """Factors from a run's own times."""
 
     def seconds(self, command: Command) -> float:
-        return self._uncalibrated(command) * self._factor(command)
-
-    def _factor(self, command: Command) -> float:
-        return self.calibration.factor(command, executor_of(command, self.plan))
+        return self._uncalibrated(command) * self.calibration.factor(command, self.plan)
 
     def _uncalibrated(self, command: Command) -> float:
         match command:
@@ -95,7 +91,7 @@ class PipelineCosts:
 
     def shard_offsets(self, run: Run) -> Sequence[float]:
         """Return the ends of the shards of a run that streams, in seconds after its start, ascending."""
-        factor = self._factor(run)
+        factor = self.calibration.factor(run, self.plan)
         return [end * factor for end in self._ends(run.task, len(run.shards))]
 
     @cached_property
@@ -105,7 +101,7 @@ class PipelineCosts:
         for name, executor in self.plan.executors.items():
             if executor.group is not None:
                 device = gpu_of_group(self.pipeline, executor.group, self.gpu)
-                engine: PlannedEngine[Any] = PlannedEngine(self.pipeline, self.plan, name, self.shape, device)
+                engine = PlannedEngine[EngineSpec](self.pipeline, self.plan, name, self.shape, device)
                 costs[name] = backend_of(engine.spec).costs(engine)
         return costs
 
@@ -158,7 +154,7 @@ class PipelineCosts:
         return {}
 
     def _ends(self, name: str, shards: int) -> Sequence[float]:
-        """Return the ends of so many shards of a task; a task that does not stream ends them all at once."""
+        """Return the ends of `shards` shards of a task; one that does not stream ends all at once."""
         if (name, shards) not in self._known:
             task = self.plan.task(name)
             node = self.pipeline.nodes.get(task.node)
@@ -264,7 +260,6 @@ class PipelineCosts:
 
     @staticmethod
     def _on_one_machine(*costs: EngineCosts) -> bool:
-        """Whether the groups of both engines fit on one machine."""
         groups = {side.engine.executor.group: side.engine.group for side in costs}.values()
         machine = max(GPUS_OF_MACHINE, *(group.gpus_per_node for group in groups))
         return all(group.nodes == 1 for group in groups) and sum(group.ranks for group in groups) <= machine

@@ -30,8 +30,8 @@ _TURNS = 6
 take some time to repeat."""
 _OF_ENGINES = ("sleep", "wake")
 _OFFSET_BYTES = 8
-_COLOURS = 3
 """The offset of each row of a ragged column."""
+_COLOURS = 3
 _TEXT_BYTES = 64
 """A text, such as a reference answer."""
 _UNKNOWN_BYTES = 4
@@ -43,7 +43,7 @@ class StepEstimate:
     """A step in the steady state, without validation and checkpoints."""
 
     step_s: float
-    """From one step's end to the next one's; with the driver's time if a run has told it."""
+    """From one step's end to the next one's; with the driver's time if a run calibrates the costs."""
     node_s: Mapping[str, float]
     """Task -> seconds in which at least one of its shards is in work."""
     move_s: Mapping[str, float]
@@ -118,7 +118,6 @@ def _alike(seconds: Sequence[float], least: int) -> int:
 
 
 def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
-    """(writer, reader) -> bytes of a step."""
     tasks = {task.name: task for task in costs.plan.tasks}
     # At most: that of any node.
     nodes = costs.pipeline.nodes.values()

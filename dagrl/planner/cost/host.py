@@ -38,7 +38,7 @@ def node_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeli
         seconds = {"math": _MATH_ROW_S, "code": _CODE_ROW_S}
         shares = {name: spec.weight * pipeline.ns[name] for name, spec in pipeline.data.sources.items()}
         functions = {name: node.function_of(name) for name in shares}
-        taken = {name: seconds.get(each.fn, _ROW_S) if each else 0.0 for name, each in functions.items()}
+        taken = {name: seconds.get(function.fn, _ROW_S) if function else 0.0 for name, function in functions.items()}
         row_s = sum(shares[name] * taken[name] for name in shares) / sum(shares.values())
     elif isinstance(node, JudgeNode):
         answer = node.sampling.max_new_tokens * MEAN_RESPONSE * _REMOTE_TOKEN_S

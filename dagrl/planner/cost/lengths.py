@@ -41,13 +41,15 @@ def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed, *, va
     sampling = (rollout.val_sampling if validation else None) or rollout.sampling
     rows = {} if validation else _rows_by_sampling(pipeline, rollout)
     rows = rows or {sampling: 1.0}
-    longest, longest_prompt = max(each.max_new_tokens for each in rows), _longest_prompt(pipeline, rollout)
+    longest, longest_prompt = max(sampling.max_new_tokens for sampling in rows), _longest_prompt(pipeline, rollout)
     response_limit = max(longest, *(node.sampling.max_new_tokens for node in rollouts))
     prompt_limit = max(_longest_prompt(pipeline, node) for node in rollouts)
     response = _checked("responses", assumed.response_tokens, response_limit, "sampling.max_new_tokens")
     if response is None:
-        means = {each: each.max_new_tokens * (1.0 if each.ignore_eos else MEAN_RESPONSE) for each in rows}
-        response = sum(means[each] * count for each, count in rows.items()) / sum(rows.values())
+        means = {
+            sampling: sampling.max_new_tokens * (1.0 if sampling.ignore_eos else MEAN_RESPONSE) for sampling in rows
+        }
+        response = sum(means[sampling] * count for sampling, count in rows.items()) / sum(rows.values())
     prompt = _checked("prompts", assumed.prompt_tokens, prompt_limit, "max_prompt_tokens")
     prompt = longest_prompt * MEAN_PROMPT if prompt is None else prompt
     return Lengths(min(prompt, longest_prompt), min(response, longest), longest)

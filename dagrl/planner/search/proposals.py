@@ -236,7 +236,6 @@ class _Seeker:
         return None
 
     def _peaks(self, pipeline: Pipeline, plan: Plan, gpu: Gpu | None, *, generates: bool) -> list[int]:
-        """Return the bytes of a GPU that each engine takes at its peak."""
         names = [name for name in plan.executors if name != HOST and pipeline.engines[name].generates == generates]
         return [engine_memory(pipeline, plan, name, self.shape, gpu).peak for name in names]
 
@@ -248,7 +247,7 @@ class _Seeker:
             seconds = self._seconds(pipeline, make_plan(pipeline, self.checked.graph), generates=True)
             timed.setdefault(choice.layout, []).append((seconds, choice))
         kept: list[LayoutChoice] = []
-        for timings in heapq.nsmallest(_KEPT_SERVERS, timed.values(), key=lambda each: each[0][0]):
+        for timings in heapq.nsmallest(_KEPT_SERVERS, timed.values(), key=lambda timings: timings[0][0]):
             enough = [choice for seconds, choice in timings if seconds <= timings[0][0] * _ABOUT_AS_FAST]
             kept += dict.fromkeys((enough[0], enough[-1]) if placing.together else enough[:1])
         return kept

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dagrl.backends.planning.changes import flow
+from dagrl.backends.planning.gpus import GPUS_OF_MACHINE
 from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
-from dagrl.planner.hardware import GPUS_OF_MACHINE
 
 _MOST_GPUS = 16384
 """Plans name every rank."""
@@ -26,7 +26,6 @@ class Placing:
 
     @property
     def together(self) -> bool:
-        """Whether trainers and generators share their GPUs."""
         return self.trainers == self.generators
 
     def overrides(self, pipeline: Pipeline) -> Iterator[str]:

@@ -6,9 +6,8 @@ list of them: `memory_sections` first, then those of `show_steps`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import RenderableType
 
@@ -32,12 +31,11 @@ class ReportSection:
     content: Sequence[RenderableType]
     """Lines of text and tables."""
     key: str
-    value: Any
+    value: object
     """An item of the JSON list with that key; None adds none."""
 
 
 def as_text(report: Report, sections: Iterable[ReportSection]) -> str:
-    """All sections, with an empty line between them."""
     shape = report.fit.shape
     size = f"{_count(shape.parameters)} parameters"
     if shape.experts is not None:
@@ -49,10 +47,10 @@ def as_text(report: Report, sections: Iterable[ReportSection]) -> str:
     return render(parts)
 
 
-def as_values(report: Report, sections: Iterable[ReportSection]) -> dict[str, Any]:
+def as_values(report: Report, sections: Iterable[ReportSection]) -> dict[str, object]:
     """Plain values, which docs/plan.md describes."""
     shape = report.fit.shape
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "pipeline": report.pipeline.name,
         "fits": report.fits,
         "model": {"parameters": shape.parameters, "active_parameters": shape.active_parameters},
@@ -62,11 +60,21 @@ def as_values(report: Report, sections: Iterable[ReportSection]) -> dict[str, An
         ],
         "change": report.change and report.change.overrides(),
     }
+    lists: dict[str, list[object]] = {}
     for section in sections:
-        items = values.setdefault(section.key, [])
+        items = lists.setdefault(section.key, [])
         if section.value is not None:
             items.append(section.value)
-    return values
+    return values | lists
+
+
+def why_gpu_is_unused(pipeline: Pipeline) -> str | None:
+    """Why ``--gpu`` has no effect on a pipeline; None if it has one."""
+    if all(group.is_cpu for group in pipeline.groups.values()):
+        return "all groups have CPU slots"
+    if all(group.is_cpu or group.gpu for group in pipeline.groups.values()):
+        return "all groups of GPUs name theirs in the file (`gpu:`)"
+    return None
 
 
 def problems_in_words(report: Report) -> list[str]:
@@ -109,9 +117,12 @@ def _group_content(pipeline: Pipeline, group: GroupFit) -> Iterator[RenderableTy
 
 
 def _memory_table(pipeline: Pipeline, group: GroupFit) -> RenderableType:
-    """A column for each engine, a row for each kind of memory that one of them uses."""
     tenants = group.tenants
-    unit, size_of = _unit(max(tenant.memory.peak for tenant in tenants))
+    unit, unit_bytes = ("GiB", GIB) if max(tenant.memory.peak for tenant in tenants) >= GIB else ("MiB", 2**20)
+
+    def size_of(nbytes: float) -> str:
+        return f"{nbytes / unit_bytes:.1f}"
+
     rows = [
         ["layout", *(layout_in_words(pipeline, tenant.name) for tenant in tenants)],
         ["fullest in", *(tenant.memory.moment for tenant in tenants)],
@@ -124,28 +135,23 @@ def _memory_table(pipeline: Pipeline, group: GroupFit) -> RenderableType:
     if any(tenant.executor.sleeps for tenant in tenants):
         sleepers = [(tenant.memory, tenant.executor.sleeps) for tenant in tenants]
         rows.append(
-            ["weights alone", *(size_of(each.weights_alone) if sleeps else _STAYS for each, sleeps in sleepers)]
+            ["weights alone", *(size_of(tenant.weights_alone) if sleeps else _STAYS for tenant, sleeps in sleepers)]
         )
-        rows.append(["asleep", *(size_of(each.asleep) if sleeps else _STAYS for each, sleeps in sleepers)])
+        rows.append(["asleep", *(size_of(tenant.asleep) if sleeps else _STAYS for tenant, sleeps in sleepers)])
         if not all(sleeps for _, sleeps in sleepers):
-            resting = (_NOTHING if each.executor.sleeps else size_of(group.at_rest[each.name]) for each in tenants)
+            resting = (
+                _NOTHING if tenant.executor.sleeps else size_of(group.at_rest[tenant.name]) for tenant in tenants
+            )
             rows.append(["at rest", *resting])
     if group.gpu is not None and any(tenant.memory.host for tenant in tenants):
-        rows.append(["on the host", *(size_of(size) if (size := each.memory.host) else _NOTHING for each in tenants)])
-    return table(rows, headings=[f"{unit} on the fullest {'GPU' if group.gpu else 'slot'}", *map(_names, tenants)])
-
-
-def _names(tenant: Tenant) -> str:
-    return " + ".join(tenant.executor.engines)
-
-
-def _unit(largest: int) -> tuple[str, Callable[[float], str]]:
-    """GiB, or MiB if no engine needs a GiB."""
-    return ("GiB", gib) if largest >= GIB else ("MiB", lambda nbytes: f"{nbytes / 2**20:.1f}")
+        rows.append(
+            ["on the host", *(size_of(size) if (size := tenant.memory.host) else _NOTHING for tenant in tenants)]
+        )
+    names = (" + ".join(tenant.executor.engines) for tenant in tenants)
+    return table(rows, headings=[f"{unit} on the fullest {'GPU' if group.gpu else 'slot'}", *names])
 
 
 def _moments_table(group: GroupFit, gpu: Gpu) -> RenderableType:
-    """How full a GPU is at each moment, the fullest first."""
     rows = []
     for moment in sorted(group.moments, key=lambda moment: -moment.total):
         share = moment.total / gpu.memory_bytes
@@ -155,7 +161,7 @@ def _moments_table(group: GroupFit, gpu: Gpu) -> RenderableType:
     return table(rows, headings=[f"of {gpu.memory_gib:g} GiB are taken", "GiB", "", ""], left=(0, 3))
 
 
-def _group_value(group: GroupFit) -> dict[str, Any]:
+def _group_value(group: GroupFit) -> dict[str, object]:
     return {
         "name": group.name,
         "gpu": group.gpu and group.gpu.name,
@@ -171,7 +177,7 @@ def _group_value(group: GroupFit) -> dict[str, Any]:
     }
 
 
-def _tenant_value(tenant: Tenant) -> dict[str, Any]:
+def _tenant_value(tenant: Tenant) -> dict[str, object]:
     memory = tenant.memory
     return {
         "name": tenant.name,

@@ -1,38 +1,43 @@
-"""Formats estimated times: seconds of a step and its nodes, idle GPUs, bytes along edges, and proposed layouts."""
+"""Formats estimated times: seconds of a step and its nodes, idle GPUs, bytes along edges, and proposed layouts; and
+the times of the run that calibrates them.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import RenderableType
 
 from dagrl.backends.planning.gpus import Gpu, gpu_named
+from dagrl.config.errors import counted
 from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
 from dagrl.config.schema.rounds import groups_returned
-from dagrl.planner.cost.bound import step_bound
-from dagrl.planner.cost.calibration import Calibration
+from dagrl.planner.cost.bound import StepBound, step_bound
+from dagrl.planner.cost.calibration import Applied, Calibration, RunTimes, applied, devices_of
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import StepEstimate, estimate_step
 from dagrl.planner.cost.lengths import Assumed
-from dagrl.planner.cost.run_times import Applied, RunTimes, applied, devices_of
 from dagrl.planner.search.proposals import Proposal, search
 from dagrl.planner.search.space import Cluster, cluster_of
 from dagrl.planner.showing.report import Report
 from dagrl.planner.showing.show import ReportSection, memory_sections
-from dagrl.planner.showing.show_times import bound_line, seconds_text, times_section
 from dagrl.scheduler.plan import PlannedTask
 from dagrl.tables import table
 
 _MIB = 2**20
+_BY = {
+    "chain": "sampling, then training, at the data sheet's rates of {machine}",
+    "overlap": "all work at once, at the data sheet's rates of {machine}",
+    "host": "the nodes of the host, divided by run.host_workers",
+}
 
 
 def plan_sections(report: Report, assumed: Assumed | None = None, times: RunTimes | None = None) -> list[ReportSection]:
     """A plan's memory, a step in the steady state, and the times of the run that calibrate it."""
     sections = [*memory_sections(report), step_section(report, assumed or Assumed(), times)]
-    return [*sections, times_section(_applied(report, times))] if times else sections
+    return [*sections, _times_section(_applied(report, times))] if times else sections
 
 
 def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None) -> ReportSection:
@@ -57,7 +62,7 @@ def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None
     if chooser := next((task.node for task in report.fit.plan.tasks if task.selects), None):
         content.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
     if buffer := next((task.node for task in report.fit.plan.tasks if task.replays), None):
-        content.append(f"  with {groups_returned(pipeline)} groups that `{buffer}` returns, once it has so many")
+        content.append(f"  with {groups_returned(pipeline)} groups that `{buffer}` returns once it holds that many")
     content += [f"  {_answers(name, node)}" for name, node in pipeline.rollouts.items() if node.multi_turn]
     on_cpu = any(group.is_cpu for group in pipeline.groups.values())
     if on_cpu and times is None:
@@ -65,7 +70,7 @@ def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None
     gpus = [gpu_named(group.gpu or report.gpu) for group in pipeline.groups.values() for _ in range(group.ranks)]
     bound = None if on_cpu else step_bound(costs, gpus)
     if bound is not None:
-        content.append(f"  {bound_line(bound, estimate.step_s, _machine(gpus))}")
+        content.append(f"  {_bound_line(bound, estimate.step_s, _machine(gpus))}")
     content += ["", _stages(costs, estimate), "", _idle(estimate), "", _edges(estimate)]
     value = _value(estimate) | {
         "lower_bound_s": bound and bound.seconds,
@@ -110,7 +115,7 @@ def search_sections(
     if times is not None:
         there = dict.fromkeys(report.fit.plan.executors, cluster.gpu or report.gpu)
         by_run = applied(times, report.pipeline, report.fit.plan, there)
-        sections, calibration = [times_section(by_run, searched=True)], by_run.calibration
+        sections, calibration = [_times_section(by_run, searched=True)], by_run.calibration
     proposals = search(report.checked, cluster, gpu=report.gpu, assumed=assumed, calibration=calibration, top=top)
     return [*sections, *proposal_sections(proposals, cluster, report.gpu)]
 
@@ -130,7 +135,7 @@ def proposal_sections(proposals: Sequence[Proposal], cluster: Cluster, gpu: str)
     content.append(table(rows, headings=["", "s a step", "groups", "trainer", "servers", "idle"]))
     best = proposals[0]
     machine = f"{cluster.gpus} x {cluster.gpu or gpu}"
-    content += ["", f"  {bound_line(best.bound, best.estimate.step_s, machine)}"]
+    content += ["", f"  {_bound_line(best.bound, best.estimate.step_s, machine)}"]
     content += ["", "the first is this pipeline with", ""]
     content.append("  " + " \\\n  ".join(shlex.quote(override) for override in proposals[0].overrides))
     values = [
@@ -154,7 +159,6 @@ def _servers(proposal: Proposal) -> str | None:
 
 
 def _stages(costs: PipelineCosts, estimate: StepEstimate) -> RenderableType:
-    """A row for each node and each move, with the share of the step that it takes."""
     rows = []
     for name, seconds in (*estimate.node_s.items(), *estimate.move_s.items()):
         executor = next((task.executor for task in costs.plan.tasks if task.name == name), "")
@@ -163,7 +167,6 @@ def _stages(costs: PipelineCosts, estimate: StepEstimate) -> RenderableType:
 
 
 def _rounds(node: NodeBase, name: str, rounds: int) -> str:
-    """The number of rounds that fill a step, and the reason."""
     assert isinstance(node, FilterNode)
     often = "in one round" if rounds == 1 else f"in {rounds} rounds"
     if node.expected_kept_fraction is None:
@@ -172,7 +175,6 @@ def _rounds(node: NodeBase, name: str, rounds: int) -> str:
 
 
 def _answers(name: str, node: RolloutNode) -> str:
-    """The time that the plan assumes for a rollout's tools or environment."""
     if node.expected_call_s is None:
         return f"tool calls of `{name}` take no time here, as it does not set expected_call_s"
     return f"`{name}` waits for {node.expected_answers:g} answers of {node.expected_call_s:g} s in each response"
@@ -193,7 +195,7 @@ def _machine(gpus: Sequence[Gpu]) -> str:
     return " + ".join(f"{count} x {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
 
 
-def _value(estimate: StepEstimate) -> dict[str, Any]:
+def _value(estimate: StepEstimate) -> dict[str, object]:
     return {
         "step_s": estimate.step_s,
         "node_s": dict(estimate.node_s),
@@ -204,3 +206,73 @@ def _value(estimate: StepEstimate) -> dict[str, Any]:
             for (writer, reader), nbytes in estimate.edge_bytes.items()
         ],
     }
+
+
+def _times_section(applied: Applied, *, searched: bool = False) -> ReportSection:
+    """The cost model's seconds of each node of the run beside the measured ones, and where they are extrapolated.
+
+    With `searched` they are extrapolated to other layouts.
+    """
+    times, factors = applied.times, applied.calibration.work
+    rows = []
+    for work, measured in sorted(times.measured.items(), key=lambda item: -item[1]):
+        planned, factor = times.estimated.get(work), factors.get(work)
+        rows.append(
+            [
+                work.name,
+                work.executor,
+                "-" if planned is None else seconds_text(planned),
+                seconds_text(measured),
+                "-" if factor is None else f"{factor:.2f}",
+            ]
+        )
+    known = times.lengths
+    sizes = [
+        f"{what} of {tokens:,.1f} tokens"
+        for what, tokens in (("prompts", known.prompt_tokens), ("responses", known.response_tokens))
+        if tokens is not None
+    ]
+    content: list[RenderableType] = [
+        f"calibrated by {times.folder}: medians of {counted(times.steps, 'step')} up to {times.last}, each "
+        f"{seconds_text(times.step_s)} s" + (f", with {' and '.join(sizes)} on average" if sizes else ""),
+        "",
+        table(rows, headings=["the run's own step", "on", "planned s", "measured s", "factor"], left=(0, 1)),
+        "",
+        f"  {seconds_text(times.calibration.driver_s)} s of a step are the driver's, which are added to each step",
+    ]
+    notes = list(applied.notes)
+    if searched:
+        notes.append(f"factors are extrapolated from the run's layout to all others: {times.layout}")
+    content += [f"  {note}" for note in notes]
+    nodes = [
+        {
+            "name": work.name,
+            "executor": work.executor,
+            "planned_s": times.estimated.get(work),
+            "measured_s": measured,
+            "factor": factors.get(work),
+        }
+        for work, measured in times.measured.items()
+    ]
+    value = {
+        "run": times.folder,
+        "steps": times.steps,
+        "last_step": times.last,
+        "step_s": times.step_s,
+        "driver_s": times.calibration.driver_s,
+        "prompt_tokens": known.prompt_tokens,
+        "response_tokens": known.response_tokens,
+        "nodes": nodes,
+        "extrapolated": notes,
+    }
+    return ReportSection(content, "calibrated_by", value)
+
+
+def _bound_line(bound: StepBound, step_s: float, machine: str) -> str:
+    share = bound.seconds / step_s
+    by = _BY[bound.by].format(machine=machine)
+    return f"lower bound: {seconds_text(bound.seconds)} s a step, {share:.0%} of this: {by}, never idle"
+
+
+def seconds_text(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds >= 10 else f"{seconds:.2f}" if seconds >= 0.1 else f"{seconds:.3f}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from dagrl.planner.simulation.costs import Costs
+from dagrl.planner.simulation.costs import Costs, move_of
 from dagrl.scheduler.commands import (
     BatchShort,
     Command,
@@ -58,7 +58,7 @@ class _Simulation:
         self._scheduler = Scheduler(plan)
         self._now = 0.0
         self._task_of = {task.name: task for task in plan.tasks}
-        self._places = {name: (each.group or HOST, WorkerId(name, 0)) for name, each in plan.executors.items()}
+        self._places = {name: (executor.group or HOST, WorkerId(name, 0)) for name, executor in plan.executors.items()}
         """Executor -> group and first worker."""
         self._through = dict.fromkeys(plan.executors, 0.0)
         """When each executor has finished the runs and syncs that it got; not for the host, where runs overlap."""
@@ -140,11 +140,6 @@ class _Simulation:
                 last = shards[-1] if shards and (task.streams or len(shards) == 1) else None
                 shard = event.shard if isinstance(event, ShardDone) else last
                 yield Activity(name, task.op, start, end, step, shard, *self._places[task.executor])
-            case Sync(step, executor, _, _) | Sleep(step, executor, _) | Wake(step, executor, _):
-                yield self._other(command, start, end, step, executor)
-            case Restart(step, executor) | Save(step, executor):
-                yield self._other(command, start, end, step, executor)
-
-    def _other(self, command: Command, start: float, end: float, step: int, executor: str) -> Activity:
-        name = type(command).__name__.lower()
-        return Activity(name, name, start, end, step, None, *self._places[executor])
+            case Sync() | Sleep() | Wake() | Restart() | Save():
+                move = move_of(command)
+                yield Activity(move.name, move.name, start, end, command.step, None, *self._places[move.executor])

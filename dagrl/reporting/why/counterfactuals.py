@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from dagrl.planner.simulation.measured import MeasuredCosts, measured_costs
+from dagrl.planner.simulation.costs import MeasuredCosts, measured_costs
 from dagrl.planner.simulation.simulate import simulate
 from dagrl.reporting.run_pipeline import RunPipeline, pipeline_of_run
 from dagrl.reporting.why.changes import Change

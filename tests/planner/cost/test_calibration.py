@@ -12,10 +12,9 @@ from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.residency import Residency
 from dagrl.config.schema import Scope
 from dagrl.graph.inference import build_graph
-from dagrl.planner.cost.calibration import Calibration, calibrate, executor_of
+from dagrl.planner.cost.calibration import CPU, Calibration, RunTimes, applied, calibrate, devices_of
 from dagrl.planner.cost.lengths import Assumed
-from dagrl.planner.cost.run_times import CPU, RunTimes, applied, devices_of
-from dagrl.planner.simulation.measured import Work, seconds_of_step
+from dagrl.planner.simulation.costs import Work, seconds_of_step
 from dagrl.scheduler.commands import Command, Commit, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.placement import make_plan
@@ -58,11 +57,11 @@ FOUND = replace(calibrate(PLAN, ESTIMATED, MEASURED), driver_s=0.5)
     ],
 )
 def test_a_commands_factor_is_measured_over_estimated(command: Command, factor: float) -> None:
-    assert FOUND.factor(command, executor_of(command, PLAN)) == pytest.approx(factor)
+    assert FOUND.factor(command, PLAN) == pytest.approx(factor)
 
 
 def test_no_run_changes_nothing() -> None:
-    assert Calibration().factor(Run(1, "rollout", (0,)), "generator") == 1.0
+    assert Calibration().factor(Run(1, "rollout", (0,)), PLAN) == 1.0
 
 
 def test_seconds_of_a_step_are_medians_of_what_each_node_was_busy() -> None:

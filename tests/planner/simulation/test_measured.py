@@ -9,8 +9,7 @@ from plan_parts import ONE_RANK, executor, task
 
 from dagrl.config.residency import Residency
 from dagrl.config.schema import Scope
-from dagrl.planner.simulation.costs import CostTable
-from dagrl.planner.simulation.measured import measured_costs
+from dagrl.planner.simulation.costs import CostTable, measured_costs
 from dagrl.planner.simulation.simulate import simulate
 from dagrl.scheduler.commands import Restart, Run, Sleep, Sync
 from dagrl.scheduler.intervals import Activity
