@@ -105,7 +105,7 @@ class Backend[Spec: EngineSpec](ABC):
     requires: tuple[str, ...] = ()
     """Packages that it imports, by their import names."""
     release: str | None = None
-    """Version of the first of `requires` that it is written for, whatever a build of it is called; None for any."""
+    """Version of the first of `requires` that it is written for; builds may have other names. None for any."""
     gpu_requires: tuple[str, ...] = ()
     """Further packages on a machine with GPUs."""
     builds_families: bool = False

@@ -386,7 +386,7 @@ type AnyEngine = TrainEngine | GenerateEngine | ScoreEngine
 
 @runtime_checkable
 class StartsGenerating(Protocol):
-    """A `GenerateEngine` that passes completions on by itself, so that no thread has to wait for them."""
+    """A `GenerateEngine` that delivers completions from its own thread, so that no other thread waits for them."""
 
     def start_generating(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSpec, deliver: Callable[[Completion], None]

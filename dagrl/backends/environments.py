@@ -24,8 +24,8 @@ def python_in(environment: Path) -> Path:
 def made_environments() -> dict[str, Path]:
     """Name -> folder of each environment that was made for the driver's: ``.venv-NAME`` beside ``.venv``."""
     own = Path(sys.prefix)
-    found = sorted(own.parent.glob(f"{own.name}-*/bin/python"))
-    return {path.parents[1].name.removeprefix(f"{own.name}-"): path.parents[1] for path in found}
+    pythons = sorted(own.parent.glob(f"{own.name}-*/bin/python"))
+    return {path.parents[1].name.removeprefix(f"{own.name}-"): path.parents[1] for path in pythons}
 
 
 def faults(environment: Path, backend: Backend[Any]) -> Iterator[tuple[str, str]]:
@@ -67,4 +67,4 @@ def faults(environment: Path, backend: Backend[Any]) -> Iterator[tuple[str, str]
 
 @cache
 def _versions(sites: tuple[str, ...]) -> dict[str, str]:
-    return {each.name.lower(): each.version for each in metadata.distributions(path=list(sites))}
+    return {package.name.lower(): package.version for package in metadata.distributions(path=list(sites))}

@@ -133,17 +133,17 @@ class GroupFit:
             return 0
         missing = [moment.total - self.gpu.memory_bytes for moment in self.moments]
         needs = [(tenant.memory.needs or 0) - tenant.memory.peak for tenant in self.tenants]
-        return sum(each for each in (*missing, *needs) if each > 0)
+        return sum(size for size in (*missing, *needs) if size > 0)
 
     def _moments(self) -> Iterator[Moment]:
         rest = self.at_rest
         for tenant in self.tenants:
             yield Moment(tenant.name, tenant.memory.moment, {**rest, tenant.name: tenant.memory.peak})
-            source = next((each for each in self.tenants if each.name == tenant.executor.weights_from), None)
+            source = next((end for end in self.tenants if end.name == tenant.executor.weights_from), None)
             if source is not None:
                 both = {
-                    each.name: each.memory.weights_alone if each.executor.sleeps else rest[each.name]
-                    for each in (tenant, source)
+                    end.name: end.memory.weights_alone if end.executor.sleeps else rest[end.name]
+                    for end in (tenant, source)
                 }
                 yield Moment(tenant.name, f"sync from {source.name}", {**rest, **both})
 
@@ -212,8 +212,10 @@ def with_sleep_decided(estimate: Fit) -> Fit:
             if estimate.pipeline.engines[tenant.name].sleep == "auto" and estimate.pipeline.neighbours(tenant.name)
         ]
         copied = [executor for executor in undecided if executor.weights_from is None]
-        awake = (_awake(estimate, group, [each.name for each in chosen]) for chosen in (undecided, copied) if chosen)
-        estimate = next((each for each in awake if _is_roomy(each, estimate, group.name)), estimate)
+        awake = (
+            _awake(estimate, group, [executor.name for executor in chosen]) for chosen in (undecided, copied) if chosen
+        )
+        estimate = next((candidate for candidate in awake if _is_roomy(candidate, estimate, group.name)), estimate)
     return estimate
 
 
@@ -230,7 +232,7 @@ def group_fit(pipeline: Pipeline, plan: Plan, name: str, gpu: str, shape: ModelS
         for executor in plan.executors.values()
         if executor.group == name
     )
-    return GroupFit(name, device, group.nodes, group.gpus_per_node or group.cpus_per_node, tenants)
+    return GroupFit(name, device, group.nodes, group.slots_per_node, tenants)
 
 
 def _at_rest(tenant: Tenant, *, beside_sleepers: bool) -> int:
@@ -248,13 +250,13 @@ def _awake(estimate: Fit, group: GroupFit, engines: list[str]) -> Fit:
     plan = replace(estimate.plan, executors={**estimate.plan.executors, **executors})
     assert group.gpu is not None, "engines stay awake only on GPUs that are known"
     fitted = group_fit(pipeline, plan, group.name, group.gpu.name, estimate.shape)
-    groups = tuple(fitted if each.name == group.name else each for each in estimate.groups)
+    groups = tuple(fitted if other.name == group.name else other for other in estimate.groups)
     return Fit(pipeline, estimate.shape, plan, groups)
 
 
 def _is_roomy(estimate: Fit, before: Fit, name: str) -> bool:
     """Whether a group fits at each moment with a margin, or is no fuller then than it was."""
-    group, earlier = (next(each for each in fit.groups if each.name == name) for fit in (estimate, before))
+    group, earlier = (next(group for group in fit.groups if group.name == name) for fit in (estimate, before))
     assert group.gpu is not None
     margin, was = ROOM * group.gpu.memory_bytes, {moment.what: moment.total for moment in earlier.moments}
     return not list(group.problems()) and all(

@@ -24,7 +24,7 @@ def backend_of[Spec: EngineSpec](engine: Spec) -> Backend[Spec]:
 
 
 def _descriptor(package: str) -> Backend[Any]:
-    found = getattr(import_module(f"{package}.descriptor"), "BACKEND", None)
-    if not isinstance(found, Backend):
+    descriptor = getattr(import_module(f"{package}.descriptor"), "BACKEND", None)
+    if not isinstance(descriptor, Backend):
         raise ImportError(f"{package}.descriptor has no BACKEND that is a dagrl.backends.backend.Backend")
-    return found
+    return descriptor

@@ -59,7 +59,7 @@ def outside_reasoning(text: str, *, thinks: bool) -> str:
 def begins_reasoning(tokenizer: PreTrainedTokenizerBase, context: np.ndarray) -> bool:
     """Whether tokens before a turn end with the mark that begins reasoning, as some templates write it."""
     end = tokenizer.decode(context[-_MARK_TOKENS:]).rstrip()
-    return any(found.end() == len(end) for found in _BEGIN.finditer(end))
+    return any(mark.end() == len(end) for mark in _BEGIN.finditer(end))
 
 
 def parsed_call(name: str, arguments: Any) -> Call | MalformedCall:

@@ -37,26 +37,26 @@ def lead_through_buffer(
     if name is None:
         return readings
     first = {source, *(node for node, spec in specs.items() if isinstance(spec, _ON_OWN_GROUPS))}
-    before = _with_ancestors({*first, *(each.writer for each in readings if each.reader == name)}, readings)
+    before = _with_ancestors({*first, *(reading.writer for reading in readings if reading.reader == name)}, readings)
     if name in before:
         return readings
-    own = {each.op_column: (each.writer, each.column) for each in readings if each.reader == name}
+    own = {reading.op_column: (reading.writer, reading.column) for reading in readings if reading.reader == name}
     passed: dict[tuple[str, str], str] = {}
     led = []
-    for each in readings:
-        origin = (each.writer, each.column)
-        if each.reader != name and each.reader not in before and each.writer in before:
+    for reading in readings:
+        origin = (reading.writer, reading.column)
+        if reading.reader != name and reading.reader not in before and reading.writer in before:
             if origin not in passed:
-                taken = each.column in passed.values() or own.get(each.column, origin) != origin
-                passed[origin] = f"{each.writer}.{each.column}" if taken else each.column
-            each = Reading(each.reader, each.op_column, name, passed[origin])
-        led.append(each)
+                taken = reading.column in passed.values() or own.get(reading.column, origin) != origin
+                passed[origin] = f"{reading.writer}.{reading.column}" if taken else reading.column
+            reading = Reading(reading.reader, reading.op_column, name, passed[origin])
+        led.append(reading)
     led += [Reading(name, column, *origin) for origin, column in passed.items() if column not in own]
     # Others join the step's own groups when all nodes that work on those alone are done.
     for node in sorted(before - _with_ancestors({name}, led)):
         led += [Reading(name, f"{node}.{column}", node, column) for column in list(outputs[node].values())[:1]]
     columns = tuple(passed.values())
-    reads = tuple(dict.fromkeys(each.op_column for each in led if each.reader == name))
+    reads = tuple(dict.fromkeys(reading.op_column for reading in led if reading.reader == name))
     contract = contracts[name]
     contracts[name] = replace(
         contract, reads=reads, reads_if_written=(), writes=(*contract.writes, *columns), replaces=columns
@@ -66,7 +66,7 @@ def lead_through_buffer(
 
 
 def _with_ancestors(nodes: Iterable[str], readings: Sequence[Reading]) -> set[str]:
-    found = set(nodes)
-    while more := {each.writer for each in readings if each.reader in found} - found:
-        found |= more
-    return found
+    closed = set(nodes)
+    while more := {reading.writer for reading in readings if reading.reader in closed} - closed:
+        closed |= more
+    return closed

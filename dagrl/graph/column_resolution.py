@@ -94,7 +94,7 @@ class ColumnResolver:
         """All readings, by reader in the order of the file."""
         # The columns of a wrong node are unknown, so a column without a writer may not be missing.
         complete = self._findings.trusted(_ALL_NODES)
-        found: list[Reading] = []
+        resolved: list[Reading] = []
         bare: dict[str, list[str]] = {}
         named: set[str] = set()
         missing: dict[str, list[tuple[str, str]]] = {}
@@ -102,48 +102,48 @@ class ColumnResolver:
             sources = self._sources(reader)
             self._check_options(reader, sources)
             for op_column, source in sources.items():
+                replaces_its_own = op_column in contract.replaces and self._writers.get(source) == [reader]
                 if "." in source:
-                    readings = self._from_named_node(reader, op_column, source)
-                    found += readings
-                    named.update(reading.column for reading in readings)
+                    from_node = self._from_named_node(reader, op_column, source)
+                    resolved += from_node
+                    named.update(reading.column for reading in from_node)
                 elif (writer := self._meant(reader, source)) is not None:
-                    found.append(Reading(reader, op_column, writer, source))
+                    resolved.append(Reading(reader, op_column, writer, source))
                     named.add(source)
                 elif op_column == "finish_reason" and op_column not in contract.reads:
                     # It belongs to the responses that the node reads, and is not worth a question.
-                    read = (each for each in found if (each.reader, each.op_column) == (reader, "response_tokens"))
-                    if (response := next(read, None)) and response.writer in self._writers.get(source, ()):
-                        found.append(Reading(reader, op_column, response.writer, source))
-                elif source in self._writers and not self._replaces_its_own(reader, op_column, source):
+                    responses = (reading.writer for reading in resolved if reading[:2] == (reader, "response_tokens"))
+                    if (response := next(responses, None)) and response in self._writers.get(source, ()):
+                        resolved.append(Reading(reader, op_column, response, source))
+                elif source in self._writers and not replaces_its_own:
                     bare.setdefault(source, []).append(reader)
-                    found.append(Reading(reader, op_column, self._writers[source][0], source))
+                    resolved.append(Reading(reader, op_column, self._writers[source][0], source))
                 elif op_column in contract.reads or source != op_column:
                     missing.setdefault(source, []).append((reader, op_column))
         if complete:
             for column, readers in missing.items():
                 self._report_missing(column, readers)
             self._report_doubles(bare, named)
-        # Optional columns about turns, and images in them, belong to the responses that a node reads.
-        responses = {each.reader: each.writer for each in found if each.op_column == "response_tokens"}
-        found = [
-            each
-            for each in found
-            if each.op_column not in (*TURN_COLUMNS, *RESPONSE_IMAGE_COLUMNS)
-            or each.op_column in self._contracts[each.reader].reads
-            or each.writer == responses.get(each.reader, each.writer)
-        ]
-        # Images belong to the prompts of the data set, which other nodes may replace.
-        prompts = {each.reader: each.writer for each in found if each.op_column == "prompt_tokens"}
-        found = [
-            each
-            for each in found
-            if each.op_column not in IMAGE_COLUMNS
-            or each.op_column in self._contracts[each.reader].reads
-            or each.writer == prompts.get(each.reader, self._source)
-        ]
-        for reading in found:
+        # Columns about turns, and images in them, belong to the responses that a node reads, and images to the prompts
+        # of the data set, which other nodes may replace.
+        resolved = self._kept_beside("response_tokens", (*TURN_COLUMNS, *RESPONSE_IMAGE_COLUMNS), resolved)
+        resolved = self._kept_beside("prompt_tokens", IMAGE_COLUMNS, resolved, otherwise=self._source)
+        for reading in resolved:
             self._check_reading(reading)
-        return found
+        return resolved
+
+    def _kept_beside(
+        self, column: str, optional: Sequence[str], readings: list[Reading], otherwise: str | None = None
+    ) -> list[Reading]:
+        """Drop `optional` columns of other nodes than the reader's `column`; `otherwise`: of readers without it."""
+        writers = {reading.reader: reading.writer for reading in readings if reading.op_column == column}
+        return [
+            reading
+            for reading in readings
+            if reading.op_column not in optional
+            or reading.op_column in self._contracts[reading.reader].reads
+            or reading.writer == writers.get(reading.reader, otherwise or reading.writer)
+        ]
 
     def warn_of_unread(self, readings: list[Reading]) -> None:
         """Warn of nodes without readers: their work is wasted."""
@@ -238,10 +238,6 @@ class ColumnResolver:
         return [
             node for node in writers if any(self.outputs[node][own] == column for own in self._contracts[node].replaces)
         ]
-
-    def _replaces_its_own(self, reader: str, op_column: str, column: str) -> bool:
-        """Whether a node that replaces a column finds no other writer of it."""
-        return op_column in self._contracts[reader].replaces and self._writers[column] == [reader]
 
     def _check_options(self, reader: str, sources: Mapping[str, str]) -> None:
         """Report columns of ``read`` that the op does not read, and nodes of ``read_from`` that write none of them."""

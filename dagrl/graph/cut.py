@@ -90,7 +90,7 @@ def _explores(graph: Graph, kept: Set[str], left_out: Sequence[str]) -> bool:
     gives = [name for name in left_out if kept & {*graph.producers(name)}]
     takes = [name for name in kept if set(left_out).intersection(graph.producers(name))]
     if gives and takes:
-        given = {each for name in takes for each in graph.producers(name)}
+        given = {writer for name in takes for writer in graph.producers(name)}
         before = listed(name for name in left_out if name in given)
         raise PartError(
             f"--only: nodes are left out before ({before}) and after ({listed(gives)}) those that are named, and a "
@@ -115,7 +115,7 @@ def _check(graph: Graph, pipeline: Pipeline, kept: Collection[str], left_out: Se
         return
     for name in graph.order:
         if name in kept and _trains(graph, name):
-            readers = listed(each for each in left_out if set(kept).intersection(graph.producers(each)))
+            readers = listed(node for node in left_out if set(kept).intersection(graph.producers(node)))
             raise PartError(f"--only: `{name}` trains, and {readers} read what this part writes; name these too")
     trained = {_home(graph, pipeline, name): name for name in left_out if _trains(graph, name)}
     for name in graph.order:

@@ -71,7 +71,6 @@ class Graph:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Names of the nodes, in topological order."""
         return tuple(self.nodes)
 
     @cached_property
@@ -103,8 +102,8 @@ class Graph:
     @cached_property
     def edges(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
         """(writer, reader) -> names of the columns that go from one to the other."""
-        found = self.digraph.edges
-        return {edge: found[edge]["columns"] for name in self.nodes for edge in self.digraph.in_edges(name)}
+        edges = self.digraph.edges
+        return {edge: edges[edge]["columns"] for name in self.nodes for edge in self.digraph.in_edges(name)}
 
     def producers(self, name: str) -> tuple[str, ...]:
         """Nodes that `name` reads from, in topological order."""
@@ -121,8 +120,8 @@ class Graph:
         return frozenset(networkx.ancestors(self.digraph, name))
 
     def _in_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        found = set(names)
-        return tuple(name for name in self.nodes if name in found)
+        wanted = set(names)
+        return tuple(name for name in self.nodes if name in wanted)
 
     def sampled_by(self, name: str) -> str | None:
         """The rollout whose responses a node processes: itself, the writer of its inputs, or the last one before it."""
@@ -208,7 +207,10 @@ class Graph:
             if scores or (learns and offline):
                 reported.add(name)
         needed = reported.union(*map(graph.ancestors, reported), {PROMPTS_NODE})
-        kept = {name: _validating(node) for name, node in graph.nodes.items() if name in needed}
+        kept = {name: node for name, node in graph.nodes.items() if name in needed}
+        for name, node in kept.items():
+            if node.contract.needs is Capability.TRAIN:
+                kept[name] = replace(node, contract=replace(node.contract, needs=Capability.SCORE))
         # Without a loss on them, validation sets need no responses.
         with_loss = any(isinstance(node.spec, DemonstrationNode) for node in kept.values())
         seen = {
@@ -225,7 +227,6 @@ class Graph:
         return read == {"baseline_reward"}
 
     def _without(self, left_out: Collection[str]) -> Graph:
-        """The graph without some nodes and their columns."""
         return self._rewired(lambda wire: None if wire.node in left_out else wire, left_out)
 
     def _without_replacing(self) -> Graph:
@@ -255,10 +256,3 @@ class Graph:
                 kept = {column: wire for column, wire in wires.items() if wire is not None}
                 nodes[name] = replace(node, inputs=kept)
         return Graph(nodes, sampled=self.sampled)
-
-
-def _validating(node: GraphNode) -> GraphNode:
-    """The node as it runs in validation."""
-    if node.contract.needs is not Capability.TRAIN:
-        return node
-    return replace(node, contract=replace(node.contract, needs=Capability.SCORE))

@@ -133,12 +133,12 @@ def _needs_source(node: NodeBase, pipeline: Pipeline) -> bool:
     data = pipeline.data
     if isinstance(node, UpdateNode | FilterNode) and data.train_prefixes:
         return True
-    has_own = any(each.sampling for each in data.by_key.values())
+    has_own = any(source.sampling for source in data.by_key.values())
     return has_own and isinstance(node, RolloutNode | LogprobNode | UpdateNode | AdvantageNode)
 
 
 def _with_images(contract: OpContract, node: NodeBase) -> OpContract:
-    """An engine that reads prompts, or responses, as tokens reads their images too, and a judge if it is told to."""
+    """Add images: of the tokens that an engine reads, and of a judge's prompts if it asks for them."""
     if isinstance(node, JudgeNode):
         return replace(contract, reads_if_written=(*contract.reads_if_written, *(IMAGE_COLUMNS if node.images else ())))
     if contract.needs is None or "prompt_tokens" not in contract.reads:
@@ -214,12 +214,12 @@ def _report_cycle(readings: list[Reading], findings: Findings) -> None:
     import networkx
 
     graph: networkx.DiGraph[str] = networkx.DiGraph()
-    graph.add_edges_from((each.writer, each.reader, {"column": each.column}) for each in readings)
+    graph.add_edges_from((reading.writer, reading.reader, {"column": reading.column}) for reading in readings)
     graph.remove_edges_from([*networkx.selfloop_edges(graph)])
     if networkx.is_directed_acyclic_graph(graph):
         return
     cycle = networkx.find_cycle(graph)
-    first = next(place for each in readings for place, (writer, _) in enumerate(cycle) if writer == each.reader)
+    first = next(place for reading in readings for place, (writer, _) in enumerate(cycle) if writer == reading.reader)
     cycle = [*cycle[first:], *cycle[:first]]
     path = "".join(f" -> {reader} (`{graph.edges[writer, reader]['column']}`)" for writer, reader in cycle)
     message = f"nodes wait for each other in a cycle: {cycle[0][0]}{path}; let one of them read another column"

@@ -62,8 +62,8 @@ def update_pieces(pipeline: Pipeline, node: UpdateNode) -> tuple[tuple[int, ...]
     count = node.optimizer_steps(pipeline.data.prompts_per_step)
     if not pipeline.schedule.stream_update or count == 1:
         return ()
-    each = pipeline.schedule.shards_per_step // count
-    return tuple(tuple(range(each * piece, each * (piece + 1))) for piece in range(count))
+    size = pipeline.schedule.shards_per_step // count
+    return tuple(tuple(range(size * piece, size * (piece + 1))) for piece in range(count))
 
 
 def hindrance(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | None) -> str:
@@ -94,9 +94,9 @@ def hindrance(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | No
         if isinstance(before.spec, LogprobNode) and _moves_with(pipeline, before.spec.engine or "") == node.engine:
             read_as = {
                 column
-                for each in graph.nodes.values()
-                for column, wire in each.inputs.items()
-                if wire.node == other and each.spec is not None
+                for reader in graph.nodes.values()
+                for column, wire in reader.inputs.items()
+                if wire.node == other and reader.spec is not None
             }
             remedy = "let an engine or frozen copy that does not move compute them, or drop `stream_update`"
             if read_as == {"old_logprob"}:

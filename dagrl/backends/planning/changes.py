@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.errors import Place, dotted
@@ -16,7 +16,7 @@ from dagrl.config.schema import DpoNode, EngineSpec, NodeBase, Pipeline, UpdateN
 class Edit:
     """Values to set in a pipeline."""
 
-    values: Mapping[Place, Any]
+    values: Mapping[Place, object]
 
     def overrides(self) -> list[str]:
         """Return them for the command line: ``engines.actor.offload.optimizer=true``."""
@@ -67,7 +67,7 @@ class LayoutChoice(ABC):
         yield self
 
 
-def general_ladders(engine: PlannedEngine[Any]) -> Iterator[Ladder]:
+def general_ladders(engine: PlannedEngine[EngineSpec]) -> Iterator[Ladder]:
     """Yield remedies for any engine: to sleep, and smaller micro-batches."""
     if engine.spec.sleep is False:
         yield Ladder([Edit({("engines", engine.name, "sleep"): "auto"})])
@@ -91,14 +91,14 @@ def replaced(pipeline: Pipeline, engines: Mapping[str, EngineSpec]) -> Pipeline:
     return pipeline.model_copy(update={"engines": {**pipeline.engines, **engines}})
 
 
-def flow(value: Any) -> str:
+def flow(value: object) -> str:
     """Return a value as YAML in one line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {flow(each)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {flow(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(flow, value))}]"
     return str(value)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import ClassVar
 
 from dagrl.backends.planning.decoding import Lengths, Server
 from dagrl.backends.planning.device_rates import DeviceRates
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.config.residency import Residency
+from dagrl.config.schema import EngineSpec
 
 WEIGHT_BYTES = 2
 _SERVER_SLEEP_S = 0.05
@@ -46,7 +47,7 @@ class PlannedBatch:
 class EngineCosts:
     """Seconds of one engine. The defaults are those of a backend whose ranks hold whole models."""
 
-    def __init__(self, engine: PlannedEngine[Any]) -> None:
+    def __init__(self, engine: PlannedEngine[EngineSpec]) -> None:
         self.engine = engine
         self.device: DeviceRates = engine.device
 
@@ -62,7 +63,6 @@ class EngineCosts:
 
     @property
     def state_bytes(self) -> float:
-        """Optimizer states on one GPU."""
         return 0.0
 
     @property
@@ -107,7 +107,6 @@ class EngineCosts:
 
     @property
     def sent_parameters(self) -> float:
-        """Parameters that a weight sync sends."""
         return self.parameters
 
     @property
@@ -138,7 +137,6 @@ class EngineCosts:
 
     @property
     def gather_rate(self) -> float:
-        """Bytes a second at which it gathers them."""
         return self.device.peers
 
     @property
@@ -164,6 +162,20 @@ class EngineCosts:
         if background:
             return _SAVE_S + nbytes / self.device.to_host
         return _SAVE_S + (nbytes + self.state_bytes_on_host) * self.engine.per_node / _DISK_BYTES_PER_S
+
+
+class ServerCosts(EngineCosts):
+    """Seconds of one engine of servers."""
+
+    scores_share_prompts: ClassVar[bool] = True
+    """Whether rows to score use the cache of a common prompt."""
+
+    def forward(self, batch: PlannedBatch) -> float:
+        """Return the seconds of the log-probs of given tokens: a prefill, and the head at the tokens of responses."""
+        rows, lengths = batch.rows / self.engine.executor.replicas, batch.lengths
+        shared = batch.per_prompt if self.scores_share_prompts and self.server.shares_prompts else 1
+        tokens = rows * (lengths.prompt / shared + lengths.response)
+        return self.server.prefill(tokens, lengths.row) + self.server.predictions(rows * lengths.response)
 
 
 def server_sleep_seconds(kept: float, device: DeviceRates, *, ranks: int) -> float:

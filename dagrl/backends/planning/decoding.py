@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dagrl.backends.families.flops import ModelFlops, model_flops
+from dagrl.backends.families.flops import model_flops
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.device_rates import DeviceRates
 from dagrl.config.fp8_weights import Granularity
@@ -173,17 +173,15 @@ class Server:
     def _bytes_read(self, running: float) -> float:
         """Return the bytes of weights that a step reads: in a mixture, of the experts that some token is sent to."""
         always, routed = _parameters(self.shape)
-        head, each = self.shape.embedding * _BYTES, 1 if self.fp8 else _BYTES
-        layers = (always - self.shape.embedding) * each
+        head, weight = self.shape.embedding * _BYTES, 1 if self.fp8 else _BYTES
+        layers = (always - self.shape.embedding) * weight
         if self.shape.experts is None:
             return head + layers
         share = self.shape.experts.chosen / self.shape.experts.count
-        return head + layers + routed * each * (1 - (1 - share) ** running)
+        return head + layers + routed * weight * (1 - (1 - share) ** running)
 
 
-@lru_cache(maxsize=64)
-def _flops(shape: ModelShape) -> ModelFlops:
-    return model_flops(shape)
+_flops = lru_cache(maxsize=64)(model_flops)
 
 
 @lru_cache(maxsize=64)
@@ -212,17 +210,17 @@ def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
     """Return the ends of the shards, in seconds after the start, ascending; the last is the end of the generation."""
     responses = work.prompts * work.per_prompt
     bundles = max(1, min(max(_BUNDLES, work.shards), round(responses)))
-    each = responses / bundles
+    size = responses / bundles
     lengths = [work.lengths.quantile(_spread(index, bundles)) for index in range(bundles)]
     if work.lengths.varied:
-        # The longest of many responses comes near the limit, whatever the bundles.
+        # The longest of many responses comes near the limit, with any number of bundles.
         longest = max(range(bundles), key=lengths.__getitem__)
         lengths[longest] = work.lengths.quantile(1 - 0.5 / max(1.0, responses))
     prefix = work.lengths.prompt
     unique = work.prompts if server.shares_prompts else responses
     shared = server.shares_prompts and work.per_prompt > 1
     read = prefix * (_SHARED_PROMPT_SHARE if shared else 1.0)
-    ends = _follow(server, lengths, each, prefix, read, prefill=server.prefill(unique * prefix, prefix))
+    ends = _follow(server, lengths, size, prefix, read, prefill=server.prefill(unique * prefix, prefix))
     needed = sorted(ends)[: max(1, round(work.enough * bundles))][-1]
     shards = [0.0] * work.shards
     for index, end in enumerate(ends):
@@ -232,21 +230,21 @@ def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
 
 
 def _follow(
-    server: Server, lengths: list[float], each: float, prompt: float, read: float, *, prefill: float
+    server: Server, lengths: list[float], size: float, prompt: float, read: float, *, prefill: float
 ) -> list[float]:
-    """Return the ends of bundles of `each` responses of these lengths; a step reads `read` tokens of a prompt.
+    """Return the ends of bundles of `size` responses of these lengths; a step reads `read` tokens of a prompt.
 
     Bundles start in order, when the batch and the cache have room; prefill is spread over their starts.
     """
     mean = sum(lengths) / len(lengths)
-    places = max(each, min(server.running, server.cache_tokens / (prompt + mean)))
-    most = max(1, int(places / each + 1e-9))
+    places = max(size, min(server.running, server.cache_tokens / (prompt + mean)))
+    most = max(1, int(places / size + 1e-9))
     ends = [0.0] * len(lengths)
     running: list[tuple[float, int]] = []
     """Steps at which bundles end, and their indices."""
     waiting, now, step, begun_at = 0, 0.0, 0.0, 0.0
     if server.in_process:
-        return _batch_after_batch(server, lengths, each, prompt, most, prefill=prefill)
+        return _batch_after_batch(server, lengths, size, prompt, most, prefill=prefill)
     while running or waiting < len(lengths):
         while len(running) < most and waiting < len(lengths):
             heapq.heappush(running, (step + lengths[waiting], waiting))
@@ -256,7 +254,7 @@ def _follow(
         until, _ = running[0]
         count = len(running)
         context = read + (step + until) / 2 - begun_at / count
-        now += (until - step) * server.step(count * each, context)
+        now += (until - step) * server.step(count * size, context)
         step = until
         while running and running[0][0] <= step:
             _, index = heapq.heappop(running)
@@ -266,7 +264,7 @@ def _follow(
 
 
 def _batch_after_batch(
-    server: Server, lengths: list[float], each: float, prompt: float, most: int, *, prefill: float
+    server: Server, lengths: list[float], size: float, prompt: float, most: int, *, prefill: float
 ) -> list[float]:
     ends: list[float] = []
     now = 0.0
@@ -274,7 +272,7 @@ def _batch_after_batch(
         batch = lengths[first : first + most]
         longest = max(batch)
         now += prefill * len(batch) / len(lengths)
-        now += longest * server.step(len(batch) * each, prompt + longest / 2)
+        now += longest * server.step(len(batch) * size, prompt + longest / 2)
         ends += [now] * len(batch)
     return ends
 

@@ -38,7 +38,6 @@ class Gpu:
     driver_name: str
     """The driver's name for it, without the maker: a regular expression."""
     generation: Generation
-    """The architecture."""
 
     @property
     def memory_bytes(self) -> int:
@@ -84,6 +83,8 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("L40", 44.4, 181.05, memory_gb_per_s=864, driver_name=r"L40", **_ADA),
     Gpu("L4", 22.0, 121.0, memory_gb_per_s=300, driver_name=r"L4", **_ADA),
 )
+GPUS_OF_MACHINE = 8
+"""Assumed of machines that the file does not describe."""
 DEFAULT_GPU = "H100"
 """The GPU of a group that names none: the most common one, and the smaller of those that models of size train on."""
 

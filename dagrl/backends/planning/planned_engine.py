@@ -19,7 +19,7 @@ from dagrl.scheduler.weight_route import weight_route
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The most that is asked of an engine."""
+    """The largest work of an engine."""
 
     update_tokens: int = 0
     """Tokens of an update's micro-batch; 0 if the engine is not trained."""
@@ -87,7 +87,6 @@ class PlannedEngine[Spec: EngineSpec]:
 
     @cached_property
     def device(self) -> DeviceRates:
-        """Rates that a rank reaches."""
         return rates_of(self.gpu)
 
     @cached_property
@@ -108,7 +107,7 @@ class PlannedEngine[Spec: EngineSpec]:
             for node in nodes
             if isinstance(node, PackingNode) and not isinstance(node, TrainingNode)
         ]
-        receivers = [name for name, each in plan.executors.items() if each.weights_from == self.name]
+        receivers = [name for name, executor in plan.executors.items() if executor.weights_from == self.name]
         if ours.weights_from is not None:
             receivers.append(self.name)
         return Workload(

@@ -167,8 +167,9 @@ class OffloadableStorages:
         storages = list(self._storages().values())
         if self._keep:
             self._host.put(storages)
-        # Before the memory is reused.
-        _synchronize()
+        if torch.cuda.is_available():
+            # Before the memory is reused.
+            torch.cuda.synchronize()
         self._away = [(storage, storage.nbytes()) for storage in storages]
         for storage in storages:
             storage.resize_(0)
@@ -215,8 +216,3 @@ def device_gib_used() -> float:
 def _stream_of_copies() -> torch.cuda.Stream:
     """The stream for all copies of this process's GPU, in order of request."""
     return torch.cuda.Stream()
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

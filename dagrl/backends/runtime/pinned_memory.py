@@ -22,7 +22,7 @@ _GIB = 2**30
 _COPY_BYTES = 2**28
 _PIECE_BYTES = 2**25
 """Bytes that are copied before the next begin. Other processes' copies from the same GPU, such as the tokens that a
-server has sampled, wait for whatever is queued before them: 0.6 ms in place of seconds."""
+server has sampled, wait for all copies queued before them: 0.6 ms in place of seconds."""
 _ALIGNMENT = 256
 _MOST_THREADS = 16
 """Threads wait for memory rather than for cores; each GPU of a machine has a process that allocates."""
@@ -109,9 +109,9 @@ def _copy_in_pieces(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tens
     queued = 0
     with torch.cuda.stream(stream):
         for copy, tensor in zip(copies, tensors, strict=True):
-            each = max(1, _PIECE_BYTES // tensor.element_size())
+            length = max(1, _PIECE_BYTES // tensor.element_size())
             # A copy of a tensor that is not contiguous makes one that is on the GPU first.
-            for into, piece in zip(copy.view(-1).split(each), tensor.reshape(-1).split(each), strict=True):
+            for into, piece in zip(copy.view(-1).split(length), tensor.reshape(-1).split(length), strict=True):
                 into.copy_(piece, non_blocking=True)
                 queued += piece.nbytes
                 if queued >= _PIECE_BYTES:

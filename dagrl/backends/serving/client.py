@@ -33,7 +33,6 @@ class ServerResponse:
     finish_reason: str
     """``stop``, ``length`` or ``abort``."""
     message: str
-    """Reason of an abort."""
     tokens: np.ndarray
     """Int64 [tokens]."""
     logprobs: np.ndarray

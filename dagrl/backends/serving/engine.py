@@ -96,7 +96,9 @@ class ServerEngine[Spec: ServerSpec](ABC):
     ) -> Future[None]:
         """See `StartsGenerating`. Raises ValueError as `generate` does."""
         self._check(requests, sampling)
-        return self._server.submit(self._sample(requests, sampling, self._responses.born, deliver))
+        return self._server.submit(
+            self._watched(self._responses.sample(requests, sampling, self._responses.born, deliver))
+        )
 
     def abort(self) -> None:
         self._server.run(_called(self._responses.abort), "abort", self._timeout_s)
@@ -106,22 +108,14 @@ class ServerEngine[Spec: ServerSpec](ABC):
     ) -> Iterator[Completion]:
         finished: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
         begun = time.time()
-        sampled = self._server.submit(self._sample(requests, sampling, born, finished.put))
+        sampled = self._server.submit(self._watched(self._responses.sample(requests, sampling, born, finished.put)))
         sampled.add_done_callback(lambda _: finished.put(None))
         try:
-            while (completion := self._next(finished, begun)) is not None:
+            while (completion := self._wait(finished.get, begun)) is not None:
                 yield completion
             sampled.result()
         finally:
             sampled.cancel()
-
-    def _next(self, finished: queue.SimpleQueue[Completion | None], begun: float) -> Completion | None:
-        while True:
-            try:
-                return finished.get(timeout=_POLL_S)
-            except queue.Empty:
-                # The server's loop checks this too, unless it is blocked itself.
-                self._check_silence(begun)
 
     # -- log-probs of given tokens
 
@@ -130,18 +124,19 @@ class ServerEngine[Spec: ServerSpec](ABC):
 
         Raises ValueError for rows that the server would reject, and as `generate` does.
         """
-        how: Any = {"temperature": temperature, "tokens_per_micro_batch": tokens_per_micro_batch}
-        return self.token_outputs(batch, TokenOutputs(), **how)["logprob"]
+        outputs = self.token_outputs(
+            batch, TokenOutputs(), temperature=temperature, tokens_per_micro_batch=tokens_per_micro_batch
+        )
+        return outputs["logprob"]
 
     def token_outputs(
         self, batch: Batch, outputs: TokenOutputs, *, temperature: float, tokens_per_micro_batch: int
     ) -> dict[str, Column]:
-        """See `ScoresTokens.token_outputs`."""
         assert temperature == 1.0 and "temperature" not in batch, "validation refuses other temperatures"
         assert outputs == TokenOutputs(top_k=outputs.top_k), "validation refuses other outputs"
         rows = [(batch["prompt_tokens"][row], batch["response_tokens"][row]) for row in range(len(batch))]
         scored = self._scored(rows, min(outputs.top_k, self._capacity.vocabulary))
-        columns = {"logprob": Column.ragged([each.logprobs for each in scored], "float32")}
+        columns = {"logprob": Column.ragged([scores.logprobs for scores in scored], "float32")}
         return columns | (topk_columns(scored, outputs.top_k) if outputs.top_k else {})
 
     def _scored(self, rows: Sequence[Row], top_k: int = 0) -> list[ResponseScores]:
@@ -154,31 +149,13 @@ class ServerEngine[Spec: ServerSpec](ABC):
                 ", choose a teacher with a longer context, or lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
         begun = time.time()
-        scoring = self._server.submit(self._score(rows, top_k))
+        scoring = self._server.submit(self._watched(self._scorer.score(rows, top_k)))
         try:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    return scoring.result(_POLL_S)
-                # The server's loop checks this too, unless it is blocked itself.
-                self._check_silence(begun)
+            return self._wait(scoring.result, begun)
         finally:
             scoring.cancel()
 
-    async def _score(self, rows: Sequence[Row], top_k: int) -> list[ResponseScores]:
-        """Score rows. ServerLostError if the server is silent for the timeout."""
-        return await self._watched(self._scorer.score(rows, top_k))
-
-    # -- what all of them wait for
-
-    async def _sample(
-        self,
-        requests: Sequence[GenerationRequest],
-        sampling: SamplingSpec,
-        born: int,
-        deliver: Callable[[Completion], None],
-    ) -> None:
-        """Sample responses. ServerLostError if the server is silent for the timeout."""
-        await self._watched(self._responses.sample(requests, sampling, born, deliver))
+    # -- waits and checks
 
     async def _watched[Result](self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run requests. ServerLostError if the server is silent for the timeout."""
@@ -190,6 +167,14 @@ class ServerEngine[Spec: ServerSpec](ABC):
             return await running
         finally:
             running.cancel()
+
+    def _wait[Result](self, get: Callable[..., Result], begun: float) -> Result:
+        """Return ``get(timeout=...)``, which raises an error when time is up, as soon as there is a result."""
+        while True:
+            with contextlib.suppress(TimeoutError, queue.Empty):
+                return get(timeout=_POLL_S)
+            # The server's loop checks this too, unless it is blocked itself.
+            self._check_silence(begun)
 
     def _check_silence(self, begun: float) -> None:
         """Raise ServerLostError if requests that `begun` then have got nothing for the timeout."""

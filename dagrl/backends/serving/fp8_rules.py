@@ -1,4 +1,4 @@
-"""Rules of servers with ``quantization``, whatever their backend: GPUs, model, and the parts of a split model."""
+"""Rules of servers with ``quantization``, of all backends: GPUs, model, and the parts of a split model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagrl.backends.families.registry import find_family, model_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.gpus import Generation, gpu_given
 from dagrl.backends.serving.section import ServerSpec
-from dagrl.config.errors import removal
+from dagrl.config.errors import Place, removal
 from dagrl.config.fp8_weights import BLOCK
 
 _TILE = 16
@@ -42,14 +42,29 @@ def check_fp8(check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_block
             message = removal("nothing is quantised", "add `quantization: fp8`")
             check.findings.error((*check.place, "modules_to_not_convert"), message, code="nothing-quantised")
         return
+    if problem := next(_problems(check, split, packs_blocks=packs_blocks), None):
+        code, message, *depends_on = problem
+        check.findings.error(place, message, code=code, depends_on=[place, *depends_on])
+
+
+def _problems(
+    check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_blocks: bool
+) -> Iterator[tuple[str, str, Place] | tuple[str, str, Place, Place]]:
+    """Code and message of each problem, and what it depends on."""
+    engine, groups, model = check.engine, ("groups",), ("model",)
     by_block = engine.quantization == "fp8"
-    generations: Sequence[Generation] = (
-        ("Ada", "Hopper") if packs_blocks and by_block else ("Ada", "Hopper", "Blackwell")
-    )
-    problem = _of_engine(check) or _of_gpus(check, generations)
-    if problem:
-        check.findings.error(place, problem[1], code=problem[0], depends_on=[("groups",), place])
-        return
+    if engine.weights_from is None:
+        message = "is for weights that a trainer sends; remove it: a quantised folder is read as it is"
+        yield "fp8-without-trainer", message, groups
+    trainer = check.pipeline.engines.get(engine.weights_from or "")
+    if trainer is not None and trainer.sent_adapter is not None:
+        message = f"quantises whole weights, and `{engine.weights_from}` sends low-rank adapters; "
+        yield "fp8-adapters", f"{message}set its `lora.merge: true`, or remove this", groups
+    dtype = engine.server.get("dtype")
+    if dtype not in (None, "auto", "bfloat16"):
+        yield "fp8-dtype", f"multiplies with activations of bfloat16; remove `server.dtype: {dtype}`", groups
+    if problem := _of_gpus(check, ("Ada", "Hopper") if packs_blocks and by_block else ("Ada", "Hopper", "Blackwell")):
+        yield *problem, groups
     try:
         shape = model_shape(check.pipeline.model_of(check.name))
     except ValueError:
@@ -57,38 +72,16 @@ def check_fp8(check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_block
         return
     family = find_family(shape.family)
     if family is not None and not _has_plain_layers(family, shape):
-        message = removal(f"layers of {shape.family} are not served in fp8")
-        check.findings.error(place, message, code="fp8-family", depends_on=[("model",), place])
-        return
+        yield "fp8-family", removal(f"layers of {shape.family} are not served in fp8"), model
     if shape.experts is not None and not by_block:
-        message = "is for models without experts; choose `fp8`"
-        check.findings.error(place, message, code="fp8-experts", depends_on=[("model",), place])
-        return
+        yield "fp8-experts", "is for models without experts; choose `fp8`", model
     unit, has = (BLOCK, f"has blocks of {BLOCK}") if by_block else (_TILE, f"multiplies tiles of {_TILE}")
     for what, size, ways in _divided(shape, split):
         if size % (unit * ways):
             parts = f" in {ways} parts of {size / ways:g}" if ways > 1 else ""
             lower = f"lower {split.field}" if ways > 1 and size % unit == 0 else ""
             message = removal(f"{has}, and the model's {what}, {size}, is divided{parts} otherwise", lower)
-            sizes = (*check.place, "server", split.field)
-            check.findings.error(place, message, code="fp8-blocks", depends_on=[("model",), place, sizes])
-            return
-
-
-def _of_engine(check: EngineCheck[ServerSpec]) -> tuple[str, str] | None:
-    """Return code and message about the engine's other options."""
-    engine = check.engine
-    if engine.weights_from is None:
-        message = "is for weights that a trainer sends; remove it: a quantised folder is read as it is"
-        return "fp8-without-trainer", message
-    trainer = check.pipeline.engines.get(engine.weights_from)
-    if trainer is not None and trainer.sent_adapter is not None:
-        message = f"quantises whole weights, and `{engine.weights_from}` sends low-rank adapters; "
-        return "fp8-adapters", f"{message}set its `lora.merge: true`, or remove this"
-    dtype = engine.server.get("dtype")
-    if dtype not in (None, "auto", "bfloat16"):
-        return "fp8-dtype", f"multiplies with activations of bfloat16; remove `server.dtype: {dtype}`"
-    return None
+            yield "fp8-blocks", message, model, (*check.place, "server", split.field)
 
 
 def _of_gpus(check: EngineCheck[ServerSpec], generations: Sequence[Generation]) -> tuple[str, str] | None:

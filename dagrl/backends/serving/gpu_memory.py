@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 _GIB = 2**30
 
@@ -29,20 +29,20 @@ class GpuMemory:
 def gpu_memory(gpus: Sequence[str]) -> list[GpuMemory]:
     """Free and total memory of `gpus`, named as in CUDA_VISIBLE_DEVICES; empty if the driver does not report it."""
 
-    def memory(library: Any, gpu: str, handle: Any) -> GpuMemory:
-        found = library.nvmlDeviceGetMemoryInfo(handle)
-        return GpuMemory(gpu, found.free / _GIB, found.total / _GIB)
+    def memory(library: ModuleType, gpu: str, handle: object) -> GpuMemory:
+        reading = library.nvmlDeviceGetMemoryInfo(handle)
+        return GpuMemory(gpu, reading.free / _GIB, reading.total / _GIB)
 
-    return _asked(gpus, memory)
+    return _readings(gpus, memory)
 
 
 def gpu_names(gpus: Sequence[str]) -> list[str]:
-    """The driver's names of `gpus`, such as "NVIDIA H200"; empty if it does not tell."""
-    return _asked(gpus, lambda library, _, handle: str(library.nvmlDeviceGetName(handle)))
+    """The driver's names of `gpus`, such as "NVIDIA H200"; empty if it does not report them."""
+    return _readings(gpus, lambda library, _, handle: str(library.nvmlDeviceGetName(handle)))
 
 
-def _asked[Told](gpus: Sequence[str], ask: Callable[[Any, str, Any], Told]) -> list[Told]:
-    """Call `ask` with the driver's library, a GPU and its handle for each GPU; returns nothing without a driver."""
+def _readings[Reading](gpus: Sequence[str], read: Callable[[ModuleType, str, object], Reading]) -> list[Reading]:
+    """Call `read` with the driver's library, a GPU and its handle for each GPU; returns nothing without a driver."""
     if not gpus or importlib.util.find_spec("pynvml") is None:
         return []
     import pynvml
@@ -50,14 +50,14 @@ def _asked[Told](gpus: Sequence[str], ask: Callable[[Any, str, Any], Told]) -> l
     try:
         pynvml.nvmlInit()
         try:
-            return [ask(pynvml, gpu, _handle(pynvml, gpu)) for gpu in gpus]
+            return [read(pynvml, gpu, _handle(pynvml, gpu)) for gpu in gpus]
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return []
 
 
-def _handle(library: Any, gpu: str) -> Any:
+def _handle(library: ModuleType, gpu: str) -> object:
     if gpu.isdecimal():
         return library.nvmlDeviceGetHandleByIndex(int(gpu))
     return library.nvmlDeviceGetHandleByUUID(gpu.encode())

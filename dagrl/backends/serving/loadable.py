@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 
 @contextmanager
-def substituted(parameters: Iterable[tuple[torch.nn.Module, str, Any]]) -> Iterator[None]:
+def substituted(parameters: Iterable[tuple[torch.nn.Module, str, torch.nn.Parameter]]) -> Iterator[None]:
     """Context in which modules have these parameters, by their names, instead of their own."""
     chosen = list(parameters)
     own = [(module, name, module._parameters[name]) for module, name, _ in chosen]
@@ -19,5 +18,5 @@ def substituted(parameters: Iterable[tuple[torch.nn.Module, str, Any]]) -> Itera
             module._parameters[name] = parameter
         yield
     finally:
-        for module, name, parameter in own:
-            module._parameters[name] = parameter
+        for module, name, replaced in own:
+            module._parameters[name] = replaced

@@ -36,7 +36,7 @@ class ServerRules[Spec: ServerSpec]:
                 yield from self.pipeline.samplings(name).items()
 
     def longest(self) -> Iterator[tuple[int, str, list[Place]]]:
-        """The tokens that each node's longest sample has, what they consist of, and where that is said."""
+        """Tokens of each node's longest sample, the options that they consist of, and the places of these."""
         for name, node in self.nodes():
             if isinstance(node, JudgeNode):
                 longest, own = node.max_prompt_tokens + node.sampling.max_new_tokens, f"nodes.{name}"
@@ -71,11 +71,11 @@ class ServerRules[Spec: ServerSpec]:
             self.error(field, f"{message}; {remedy}", ("model",), code="heads-do-not-divide")
 
     def check_sync(self, *sizes: str) -> None:
-        """Whether new weights can take the way that is asked for. `sizes`: fields that give a server its GPUs."""
+        """Check that new weights can take the route of ``weight_sync``. `sizes`: fields that give a server its GPUs."""
         engine, place = self.engine, ("engines", self.name, "weight_sync")
         if engine.weights_from is None:
             if "weight_sync" in engine.model_fields_set:
-                message = "has no effect, as the engine follows none; remove it, or say `weights_from:`"
+                message = "has no effect, as the engine follows none; remove it, or set `weights_from:`"
                 self.findings.warning(place, message)
             return
         trainer = self.pipeline.engines.get(engine.weights_from)
@@ -96,7 +96,7 @@ class ServerRules[Spec: ServerSpec]:
         ) > 1:
             message = "goes through one machine's memory, and a server spans several machines; choose broadcast"
         if message:
-            groups = [("engines", each, "group") for each in (engine.weights_from, self.name)]
+            groups = [("engines", engine_name, "group") for engine_name in (engine.weights_from, self.name)]
             depends = [("groups",), *groups, *((*self.place, size) for size in sizes)]
             self.findings.error((*place, "route"), message, code="route-apart", depends_on=depends)
 

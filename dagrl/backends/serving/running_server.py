@@ -78,7 +78,7 @@ class RunningServer(ABC):
         done, _ = concurrent.futures.wait([future], timeout=timeout_s)
         if not done:
             future.cancel()
-            raise ServerLostError(f"waited {timeout_s:g} s for {self._title} to {what}{self._logs.last_words()}")
+            raise ServerLostError(f"waited {timeout_s:g} s for {self._title} to {what}{self._logs.failure_text()}")
         return future.result()
 
     def submit[Result](self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
@@ -108,7 +108,7 @@ class RunningServer(ABC):
         """Return the failure of a server that has lost a process."""
         if self._failure is None:
             how = how and f" ({how})"
-            self._failure = ServerLostError(f"a process of {self._title} has died{how}{self._logs.last_words()}")
+            self._failure = ServerLostError(f"a process of {self._title} has died{how}{self._logs.failure_text()}")
         return self._failure
 
     async def _watch(self) -> None:
@@ -127,7 +127,7 @@ class RunningServer(ABC):
         self._thread.start()
         why = self._await_start(timeout_s)
         if why is not None:
-            message = f"{self._title} {why}{circumstances}{self._logs.last_words()}"
+            message = f"{self._title} {why}{circumstances}{self._logs.failure_text()}"
             self._end_processes()
             raise ServerError(message) from self._start_failure()
         asyncio.run_coroutine_threadsafe(self._watch(), self._loop)

@@ -24,7 +24,6 @@ class ServerSlot:
     """Position of one slot of a group among its servers."""
 
     server: int
-    """Number of its server."""
     place: int
     """Index among the server's slots. The worker of the first one runs the engine."""
     node: int
@@ -79,14 +78,14 @@ class ServerSpec(EngineSpec):
 
     def slots(self, group: GroupSpec) -> list[ServerSlot]:
         """The slots of a group in order, machine by machine; servers divide them."""
-        each, per_node = self.gpus_per_server, group.gpus_per_node or group.cpus_per_node
-        assert group.ranks % each == 0, f"servers of {each} slots do not divide {group.ranks}"
-        places = [divmod(rank, each) for rank in range(group.ranks)]
+        size, per_node = self.gpus_per_server, group.slots_per_node
+        assert group.ranks % size == 0, f"servers of {size} slots do not divide {group.ranks}"
+        places = [divmod(rank, size) for rank in range(group.ranks)]
         return [ServerSlot(server, place, place // per_node, place % per_node == 0) for server, place in places]
 
     def nodes_per_server(self, group: GroupSpec) -> int:
         """Machines that one server spans."""
-        return -(-self.gpus_per_server // (group.gpus_per_node or group.cpus_per_node))
+        return -(-self.gpus_per_server // group.slots_per_node)
 
     def layout(self, group: GroupSpec) -> list[Coordinates]:
         """One replica for each server, which itself splits the model over its slots, stage by stage."""
@@ -96,9 +95,9 @@ class ServerSpec(EngineSpec):
 
     def layout_text(self, group: GroupSpec) -> str:
         """For example ``4 servers of 2 GPUs``."""
-        each = self.gpus_per_server
-        servers = f"{group.ranks // each} server{'s' if group.ranks > each else ''}"
-        return servers + (f" of {each} GPUs" if each > 1 else "")
+        size = self.gpus_per_server
+        servers = f"{group.ranks // size} server{'s' if group.ranks > size else ''}"
+        return servers + (f" of {size} GPUs" if size > 1 else "")
 
     @property
     def taken_fp8(self) -> Fp8Weights | None:

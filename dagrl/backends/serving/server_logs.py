@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SHOWN = 4
-"""Lines in a message."""
 _PREFIX = re.compile(
     r"(?:\((?P<process>\S+ pid=\d+)\) )?"
     r"(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]+\] ?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^]]*\] )?"
@@ -33,7 +32,7 @@ class Line:
     """Whether it ends a traceback."""
 
 
-def telling_lines(log: str) -> Iterator[Line]:
+def relevant_lines(log: str) -> Iterator[Line]:
     """Lines that may explain how a process ended: exceptions without frames of their tracebacks, no progress bars."""
     in_traceback: set[str] = set()
     for line in log.splitlines():
@@ -57,12 +56,12 @@ class ServerLogs:
         self._folder, self._pattern = folder, pattern
         self._earlier = {path: path.stat().st_size for path in folder.glob(pattern)}
 
-    def last_words(self) -> str:
+    def failure_text(self) -> str:
         """The exception of the process that failed first, or else the last output, for the end of a message."""
         what, texts, newest = "", [], None
         # The process that failed first wrote its last line first.
         for path in sorted(self._folder.glob(self._pattern), key=lambda path: path.stat().st_mtime):
-            lines = list(telling_lines(path.read_bytes()[self._earlier.get(path, 0) :].decode(errors="replace")))
+            lines = list(relevant_lines(path.read_bytes()[self._earlier.get(path, 0) :].decode(errors="replace")))
             first = next((index for index, line in enumerate(lines) if line.is_exception), None)
             if first is not None:
                 of_process = [line for line in lines[first:] if line.process == lines[first].process and line.is_error]
@@ -77,5 +76,4 @@ class ServerLogs:
 
 
 def _texts(lines: list[Line]) -> list[str]:
-    """Each text once."""
     return list(dict.fromkeys(line.text for line in lines))

@@ -17,7 +17,6 @@ class ServerShare:
     name: str
     """``engine/server``, for messages and log names."""
     server: int
-    """Number of the server in its engine."""
     node: int
     """Index among the server's machines; the first one serves requests."""
     nodes: int
@@ -26,7 +25,6 @@ class ServerShare:
     ranks: RankContext
     """The server's processes meet at its address, on the first machine."""
     logs: Path
-    """Folder for logs."""
     start_timeout_s: float
     sleeps: bool
     adapter: SentAdapter | None = None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dagrl.backends.planning.costs import WEIGHT_BYTES
+from dagrl.backends.planning.costs import WEIGHT_BYTES, ServerCosts
 from dagrl.backends.planning.decoding import TORCH_PASSES, Server, cache_delay
 from dagrl.backends.planning.planned_engine import PlannedEngine, Workload
-from dagrl.backends.serving.costs import ServerCosts
 from dagrl.backends.sglang.layout import FUSED
 from dagrl.backends.sglang.memory import cache_tokens, cache_value_bytes, largest_graph, server_memory
 from dagrl.backends.sglang.section import SglangEngineSpec

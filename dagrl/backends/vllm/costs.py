@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from dagrl.backends.planning.costs import ServerCosts
 from dagrl.backends.planning.decoding import Server, cache_delay
 from dagrl.backends.planning.planned_engine import PlannedEngine
-from dagrl.backends.serving.costs import ServerCosts
 from dagrl.backends.vllm.memory import cache_bytes_per_token, cache_value_bytes, server_memory, weights_on_a_gpu
 from dagrl.backends.vllm.section import VllmEngineSpec
 

@@ -17,6 +17,8 @@ _LAYOUT = {
     "direction": "topbottom",
     "spacing": {"node_gap": 22.0, "dummy_gap": 16.0, "layer_gap": 30.0, "port_gap": 14.0},
 }
+type Scene = dict[str, Any]
+"""Values as graphlay's renderer takes them."""
 _BOX_WIDTH, _BOX_HEIGHT, _LINE_HEIGHT, _MARGIN = 90.0, 46.0, 13.0, 20.0
 """Pixels."""
 
@@ -59,7 +61,7 @@ def draw_text(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_values(graph: Graph) -> dict[str, Any]:
+def as_values(graph: Graph) -> dict[str, object]:
     """The nodes in topological order, and the columns between them, as plain values."""
     stages = stages_of(graph)
     return {
@@ -81,7 +83,6 @@ def as_values(graph: Graph) -> dict[str, Any]:
 
 
 def draw_mermaid(graph: Graph) -> str:
-    """A Mermaid flowchart."""
     lines = ["flowchart TD"]
     for name, node in graph.nodes.items():
         left, right = ("([", "])") if node.spec is None else ("[", "]")
@@ -160,9 +161,7 @@ def stages_of(graph: Graph) -> dict[str, int]:
     return {**stages, SAMPLES_NODE: len(generations) - 1}
 
 
-def scene_of(
-    graph: Graph, *, box_height: float = _BOX_HEIGHT, least_width: float = _BOX_WIDTH
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def scene_of(graph: Graph, *, box_height: float = _BOX_HEIGHT, least_width: float = _BOX_WIDTH) -> tuple[Scene, Scene]:
     """Lay the graph out: the drawing as graphlay's SVG renderer takes it, and its bounds. Sizes are in pixels."""
     import graphlay
 
@@ -198,7 +197,7 @@ def scene_of(
     return scene, layout.bounds
 
 
-def _text(text: str, dy: float, size: float, color: str, weight: float = 400.0) -> dict[str, Any]:
+def _text(text: str, dy: float, size: float, color: str, weight: float = 400.0) -> dict[str, object]:
     """One line of text, `dy` below the middle of its box."""
     line = {"kind": "text", "text": text, "dx": 0.0, "dy": dy, "size": size, "weight": weight, "color": color}
     return line | {"anchor": "middle", "baseline": "central"}

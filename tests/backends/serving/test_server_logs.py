@@ -94,7 +94,7 @@ BARS = (
 def test_the_first_cause_is_reported_without_frames_and_prefixes(text, told, tmp_path) -> None:
     logs = ServerLogs(tmp_path, "generator-0.log")
     (tmp_path / "generator-0.log").write_text(text)
-    assert logs.last_words() == f"; its {told}; the whole log is {tmp_path}/generator-0.log"
+    assert logs.failure_text() == f"; its {told}; the whole log is {tmp_path}/generator-0.log"
 
 
 def write(log: Path, text: str, age: int) -> None:
@@ -104,20 +104,20 @@ def write(log: Path, text: str, age: int) -> None:
 
 def test_the_log_of_the_process_that_failed_first_is_read_and_else_the_newest(tmp_path) -> None:
     logs = ServerLogs(tmp_path, "generator-1-*tp*.log")
-    assert logs.last_words() == ""
+    assert logs.failure_text() == ""
     for age, name in enumerate(["generator-10-tp0", "generator-1-stacks", "generator-1-tp1", "generator-1-tp0"]):
         write(tmp_path / f"{name}.log", f"{name} has died\n", age)
-    assert "its last output: generator-1-tp1 has died; the whole log" in logs.last_words()
+    assert "its last output: generator-1-tp1 has died; the whole log" in logs.failure_text()
     write(tmp_path / "generator-1-tp1.log", CHAINED, 1)
     write(tmp_path / "generator-1-tp2.log", NO_ROOM, 2)
-    assert "its first error: RuntimeError: Not enough memory." in logs.last_words()
+    assert "its first error: RuntimeError: Not enough memory." in logs.failure_text()
 
 
 def test_the_output_of_an_earlier_server_is_left_out(tmp_path) -> None:
     log = tmp_path / "generator-0.log"
     log.write_text(VLLM)
     logs = ServerLogs(tmp_path, "generator-0.log")
-    assert logs.last_words() == f"; the whole log is {log}"
+    assert logs.failure_text() == f"; the whole log is {log}"
     with log.open("a") as file:
         file.write(CHAINED)
-    assert "its first error: KeyError: 'name'" in logs.last_words()
+    assert "its first error: KeyError: 'name'" in logs.failure_text()
