@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,16 +25,15 @@ NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 @pytest.fixture(scope="module")
 def running_ray(tmp_path_factory):
     """A Ray with two CPUs that somebody else has started; yields its address."""
-    with started_ray(tmp_path_factory.mktemp("r", numbered=False), 26379, NO_TOKEN) as address:
+    with started_ray(tmp_path_factory.mktemp("r", numbered=False), NO_TOKEN) as address:
         yield address
 
 
 @contextmanager
-def started_ray(folder: Path, port: int, settings: dict[str, str]) -> Iterator[str]:
-    """Start Ray with two CPUs and these variables."""
-    address = f"127.0.0.1:{port}"
+def started_ray(folder: Path, settings: dict[str, str]) -> Iterator[str]:
+    """Start Ray with two CPUs and these variables, on a port that it chooses and says."""
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **settings}
-    start = ["start", "--head", f"--port={port}", "--num-cpus=2", f"--temp-dir={folder}", "--include-dashboard=false"]
+    start = ["start", "--head", "--port=0", "--num-cpus=2", f"--temp-dir={folder}", "--include-dashboard=false"]
     start += ["--object-store-memory=134217728", "--node-ip-address=127.0.0.1", "--block"]
     # In the foreground, so that it can be ended alone: `ray stop` would end every Ray of the machine.
     with (folder / "printed").open("w") as printed:
@@ -41,12 +41,12 @@ def started_ray(folder: Path, port: int, settings: dict[str, str]) -> Iterator[s
     try:
         deadline = time.monotonic() + 120
         # Asking takes a second of the processor, and reading what it prints does not.
-        while "Ray runtime started" not in (told := (folder / "printed").read_text()) or (
-            "2.0 CPU" not in status(address, settings)
+        while not (port := re.search(r"--address='[^']*:(\d+)'", told := (folder / "printed").read_text())) or (
+            "2.0 CPU" not in status(f"127.0.0.1:{port[1]}", settings)
         ):
             assert process.poll() is None and time.monotonic() < deadline, told
             time.sleep(0.5)
-        yield address
+        yield f"127.0.0.1:{port[1]}"
     finally:
         process.terminate()
         process.wait(timeout=240)
@@ -139,7 +139,7 @@ def test_a_ray_that_asks_for_a_token_gets_it_if_it_was_found_here(lab, tmp_path,
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
 
-    with started_ray(tmp_path_factory.mktemp("t", numbered=False), 26380, theirs) as address:
+    with started_ray(tmp_path_factory.mktemp("t", numbered=False), theirs) as address:
         noted.write_text(address)
         assert join().endswith("it works\n")
         assert join(RAY_ADDRESS=address) == f"the Ray cluster at {address} asks for a token\n"
