@@ -95,25 +95,3 @@ def test_a_stage_ends_when_its_metric_is_reached_in_a_step_that_is_known(lab, tm
     assert run.wait() == 0, run.output
     # Step 1 has reached it, and with a staleness of 1 step 3 is the first that knows.
     assert [line["data/many/prompts"] > 0 for line in run.metrics()] == [False, False, True, True]
-
-
-def test_a_sampler_that_fails_ends_the_run_with_its_name(lab, tmp_path) -> None:
-    pipeline = sampling_only(lab, {"sampler": "mine:Doubles", "args": {"after": 2}})
-    path = lab.write_pipeline(tmp_path, pipeline)
-    (tmp_path / "mine.py").write_text(
-        """
-class Doubles:
-    def __init__(self, sources, seed, after):
-        self.names, self.after = list(sources), after
-    def take(self, count, step):
-        return [(self.names[0], 0 if step > self.after else row) for row in range(count)]
-    def state(self):
-        return None
-    def load(self, state):
-        pass
-"""
-    )
-    run = lab.start(path, tmp_path / "run")
-    assert run.wait() == 1
-    assert "mine:Doubles.take returns row 0 of many twice for step 3; return different prompts" in run.output
-    assert "Traceback" not in run.output
