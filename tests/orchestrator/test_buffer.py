@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -85,16 +84,3 @@ def test_a_killed_run_goes_on_with_the_same_groups(lab, unbroken, tmp_path) -> N
         assert samples(finished, step) == samples(unbroken, step)
     index = [pq.read_table(run.folder / "buffer/replay/index_6.parquet").to_pylist() for run in (finished, unbroken)]
     assert index[0] == index[1]
-
-
-@pytest.mark.slow
-def test_a_damaged_buffer_ends_a_run_with_one_sentence(lab, unbroken, tmp_path) -> None:
-    shutil.copytree(unbroken.folder, tmp_path / "run", symlinks=True)
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_6")
-    for file in (tmp_path / "run" / "buffer" / "replay").glob("index_4.parquet"):
-        file.write_bytes(file.read_bytes()[:-9])
-    again = lab.start(lab.write_pipeline(tmp_path, pipeline_of(lab)), tmp_path / "run")
-    assert again.wait() == 1, again.output
-    assert "index_4.parquet is damaged" in again.output
-    assert "to begin with an empty buffer" in again.output
-    assert "Traceback" not in again.output
