@@ -51,7 +51,8 @@ RUNS := tests/orchestrator tests/workers tests/launcher tests/doctor
 MORE_RUNS := $(wildcard tests/orchestrator/test_recipes.py tests/orchestrator/test_[s-z]*.py)
 
 # Whole runs wait for their processes some of the time: the other tests run beside them. Three jobs keep two cores busy.
-test: setup vllm lint
+test: setup
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target vllm lint
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-runs test-more-runs test-parts test-backends
 
 test-runs: setup
