@@ -173,7 +173,12 @@ class ScoresTokens(Engine, Protocol):
     """A rank that computes log-probs of given tokens, and may do no more. Ranks of servers do so on their own."""
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
-        """See `TrainEngine.logprobs`. A server forms batches itself, and computes at temperature 1 alone."""
+        """Log-probs of the response tokens of this data-parallel rank's rows, float32, ragged as response_tokens.
+
+        `batch` holds prompt_tokens and response_tokens; it may be empty on some ranks. Logits are divided by
+        `temperature`, or where the batch has a column ``temperature`` by that of each row. A server forms batches
+        itself, and computes at temperature 1 alone.
+        """
 
     def token_outputs(
         self, batch: Batch, outputs: TokenOutputs, *, temperature: float, tokens_per_micro_batch: int
@@ -186,13 +191,6 @@ class ScoresTokens(Engine, Protocol):
 
 class TrainEngine(ScoresTokens, Protocol):
     """A rank that trains and computes log-probs. Every method is collective, unless it says otherwise."""
-
-    def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
-        """Log-probs of the response tokens of this data-parallel rank's rows, float32, ragged as response_tokens.
-
-        `batch` holds prompt_tokens and response_tokens; it may be empty on some ranks. Logits are divided by
-        `temperature`, or where the batch has a column ``temperature`` by that of each row.
-        """
 
     def update(
         self,

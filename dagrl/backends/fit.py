@@ -78,11 +78,6 @@ class GroupFit:
     slots_per_node: int
     tenants: tuple[Tenant, ...]
 
-    @cached_property
-    def moments(self) -> tuple[Moment, ...]:
-        """Each engine at work, and each weight sync between two engines of the group."""
-        return tuple(self._moments())
-
     @property
     def fullest(self) -> Moment | None:
         """The moment with the least memory left; None in a group without engines."""
@@ -95,7 +90,12 @@ class GroupFit:
         Little if it sleeps. If it stays while others sleep and wake, it has released what only its tasks need.
         """
         some_sleep = any(tenant.executor.sleeps for tenant in self.tenants)
-        return {tenant.name: _at_rest(tenant, beside_sleepers=some_sleep) for tenant in self.tenants}
+        held = {}
+        for tenant in self.tenants:
+            memory = tenant.memory
+            awake = memory.peak if memory.at_rest is None or not some_sleep else memory.at_rest
+            held[tenant.name] = memory.asleep if tenant.executor.sleeps else awake
+        return held
 
     @property
     def host_per_node(self) -> int:
@@ -135,17 +135,20 @@ class GroupFit:
         needs = [(tenant.memory.needs or 0) - tenant.memory.peak for tenant in self.tenants]
         return sum(size for size in (*missing, *needs) if size > 0)
 
-    def _moments(self) -> Iterator[Moment]:
-        rest = self.at_rest
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """Each engine at work, and each weight sync between two engines of the group."""
+        rest, moments = self.at_rest, []
         for tenant in self.tenants:
-            yield Moment(tenant.name, tenant.memory.moment, {**rest, tenant.name: tenant.memory.peak})
+            moments.append(Moment(tenant.name, tenant.memory.moment, {**rest, tenant.name: tenant.memory.peak}))
             source = next((end for end in self.tenants if end.name == tenant.executor.weights_from), None)
             if source is not None:
                 both = {
                     end.name: end.memory.weights_alone if end.executor.sleeps else rest[end.name]
                     for end in (tenant, source)
                 }
-                yield Moment(tenant.name, f"sync from {source.name}", {**rest, **both})
+                moments.append(Moment(tenant.name, f"sync from {source.name}", {**rest, **both}))
+        return tuple(moments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +236,6 @@ def group_fit(pipeline: Pipeline, plan: Plan, name: str, gpu: str, shape: ModelS
         if executor.group == name
     )
     return GroupFit(name, device, group.nodes, group.slots_per_node, tenants)
-
-
-def _at_rest(tenant: Tenant, *, beside_sleepers: bool) -> int:
-    memory = tenant.memory
-    if tenant.executor.sleeps:
-        return memory.asleep
-    return memory.at_rest if beside_sleepers and memory.at_rest is not None else memory.peak
 
 
 def _awake(estimate: Fit, group: GroupFit, engines: list[str]) -> Fit:

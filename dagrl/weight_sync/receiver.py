@@ -125,7 +125,7 @@ class WeightReceiver:
             return
         shared = [attach(buffer, self._device) for buffer in greeting["buffers"]]
         copies = self._loader.prefers_own_buffer or shared[0].device != self._device
-        own = self._allocate([passes.manifest.largest])[0] if copies else None
+        own = self._allocate(passes.manifest.buffer_sizes(1))[0] if copies else None
         try:
             for _ in passes.order:
                 index = channel.receive(timeout_s, "the next bucket of weights")["bucket"]

@@ -14,7 +14,7 @@ that one token meets, for each token of the longest response, and keys and value
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,13 +45,10 @@ class _Work(NamedTuple):
     """Bytes."""
 
 
-def step_bound(costs: PipelineCosts, gpus: Iterable[Gpu]) -> StepBound | None:
-    """Bound a step of the costs' plan on `gpus`, one entry for each; None without any."""
-    machine = list(gpus)
-    if not machine:
-        return None
+def step_bound(costs: PipelineCosts, gpus: Sequence[Gpu]) -> StepBound:
+    """Bound a step of the costs' plan on `gpus`, one entry for each."""
     plan = costs.plan
-    peak, memory = sum(gpu.tflops * 1e12 for gpu in machine), sum(gpu.memory_gb_per_s * 1e9 for gpu in machine)
+    peak, memory = sum(gpu.tflops * 1e12 for gpu in gpus), sum(gpu.memory_gb_per_s * 1e9 for gpu in gpus)
     tasks = [task for task in plan.tasks if task.rows is Rows.TRAIN]
     work = {task.name: _work(costs, task) for task in tasks if task.executor != HOST}
     operations, read = (sum(own_work[kind] for own_work in work.values()) for kind in (0, 1))

@@ -18,11 +18,14 @@ from dagrl.backends.planning.gpus import DEFAULT_GPU, GPUS_OF_MACHINE, gpu_of_gr
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import (
+    AdvantageNode,
     EngineSpec,
     JudgeNode,
     LogprobNode,
+    NodeBase,
     Pipeline,
     RewardModelNode,
+    RewardNode,
     RolloutNode,
     Scope,
     TrainingNode,
@@ -30,9 +33,15 @@ from dagrl.config.schema import (
 )
 from dagrl.config.schema.engine import Transport
 from dagrl.config.schema.rounds import groups_returned, prompts_per_round
+from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE
 from dagrl.planner.cost.calibration import Calibration
-from dagrl.planner.cost.host import node_seconds
-from dagrl.planner.cost.lengths import Assumed, lengths_of, lengths_of_demonstrations, lengths_of_judgements
+from dagrl.planner.cost.lengths import (
+    MEAN_RESPONSE,
+    Assumed,
+    lengths_of,
+    lengths_of_demonstrations,
+    lengths_of_judgements,
+)
 from dagrl.scheduler.commands import Command, Commit, Restart, Run, Save, Sleep, Sync, Wake
 from dagrl.scheduler.plan import Plan, PlannedTask, Rows
 from dagrl.scheduler.weight_route import weight_route
@@ -52,6 +61,23 @@ _COMMIT_S = 5e-3
 """The metrics of a step are written."""
 _RESTART_S = 60.0
 """Worker, libraries and a server without prefill graphs; 1.7B takes about 30 s."""
+# Nodes on CPUs: prompts, rewards, advantages, samples, and users' own.
+_NODE_S = 5e-3
+_ROW_S = 50e-6
+"""A row is unpacked, read and packed: an order of magnitude, as the others, on one core of a server."""
+_MATH_ROW_S = 1.2e-3
+"""A short answer compared by math-verify: measured on one core."""
+_CODE_ROW_S = 0.3
+"""A program runs some tests in processes of 60 ms, measured on one core, while other programs run too."""
+_REMOTE_TOKEN_S = 0.015
+"""A token of a judge's reply, at an unknown server."""
+_REMOTE_ROW_S = 0.2
+"""Log-probs of a row, at an unknown server."""
+_ADVANTAGE_ROW_S = 20e-6
+_PROMPT_S = 150e-6
+"""To read and tokenize a prompt."""
+_SAMPLE_S = 0.5e-3
+"""To decode and write a row."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +199,7 @@ class PipelineCosts:
                     # The loss of a validation set.
                     ends = [self._pass(task, node.tokens_per_micro_batch, share)] * shards
                 case _:
-                    ends = [node_seconds(node, task.node, self.rows(task) * share, self.pipeline)] * shards
+                    ends = [_host_seconds(node, task.node, self.rows(task) * share, self.pipeline)] * shards
             self._known[name, shards] = [_CALL_S + end for end in ends]
         return self._known[name, shards]
 
@@ -298,3 +324,28 @@ def answered_ends(ends: Sequence[float], work: Generation, node: RolloutNode) ->
     waits = node.expected_answers * node.expected_call_s
     in_all = work.prompts * work.per_prompt * waits / node.tool_concurrency
     return [max(end + waits, in_all * (index + 1) / len(ends)) for index, end in enumerate(ends)]
+
+
+def _host_seconds(node: NodeBase | None, name: str, rows: float, pipeline: Pipeline) -> float:
+    """Return the seconds of a node on `rows` rows; nodes without an entry in the file are known by `name`."""
+    if name == PROMPTS_NODE:
+        return _NODE_S + prompts_per_round(pipeline) * _PROMPT_S
+    if name == SAMPLES_NODE:
+        return _NODE_S + min(rows, pipeline.run.samples_per_step) * _SAMPLE_S
+    row_s = _ROW_S
+    if isinstance(node, RewardNode) and node.expected_s is not None:
+        row_s = _ROW_S + node.expected_s / (node.concurrency or 1)
+    elif isinstance(node, RewardNode):
+        seconds = {"math": _MATH_ROW_S, "code": _CODE_ROW_S}
+        shares = {name: spec.weight * pipeline.ns[name] for name, spec in pipeline.data.sources.items()}
+        functions = {name: node.function_of(name) for name in shares}
+        taken = {name: seconds.get(function.fn, _ROW_S) if function else 0.0 for name, function in functions.items()}
+        row_s = sum(shares[name] * taken[name] for name in shares) / sum(shares.values())
+    elif isinstance(node, JudgeNode):
+        answer = node.sampling.max_new_tokens * MEAN_RESPONSE * _REMOTE_TOKEN_S
+        row_s = (answer if node.expected_s is None else node.expected_s) / node.concurrency
+    elif isinstance(node, LogprobNode):
+        row_s = _REMOTE_ROW_S / node.concurrency
+    elif isinstance(node, AdvantageNode):
+        row_s = _ADVANTAGE_ROW_S
+    return _NODE_S + rows * row_s

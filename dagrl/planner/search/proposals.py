@@ -172,7 +172,6 @@ class _Seeker:
                     overrides = (*placing.overrides(given), *trainer.overrides(given), *of_server)
                     costs = self._costs(fitted.pipeline, fitted.plan)
                     bound = step_bound(costs, [gpu_named(cluster.gpu or self.gpu)] * cluster.gpus)
-                    assert bound is not None, "a cluster has GPUs"
                     yield Proposal(placing, trainer, server, estimate_step(costs), bound, overrides)
 
     @cached_property

@@ -68,7 +68,7 @@ def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None
     if on_cpu and times is None:
         content.append("  on CPU slots these are orders of magnitude")
     gpus = [gpu_named(group.gpu or report.gpu) for group in pipeline.groups.values() for _ in range(group.ranks)]
-    bound = None if on_cpu else step_bound(costs, gpus)
+    bound = step_bound(costs, gpus) if gpus and not on_cpu else None
     if bound is not None:
         content.append(f"  {_bound_line(bound, estimate.step_s, _machine(gpus))}")
     content += ["", _stages(costs, estimate), "", _idle(estimate), "", _edges(estimate)]

@@ -73,7 +73,9 @@ class _Simulation:
         while step not in self._commits:
             assert self._coming, "nothing is under way and nothing may start"
             self._now, _, since, command, event = heappop(self._coming)
-            self._note(since, command, event)
+            if isinstance(command, Commit):
+                self._commits[command.step] = self._now
+            self._activities += self._activity(since, self._now, command, event)
             self._begin(self._scheduler.handle(event))
 
     def seen(self) -> Simulated:
@@ -126,11 +128,6 @@ class _Simulation:
 
     def _expect(self, since: float, when: float, command: Command, event: Event) -> None:
         heappush(self._coming, (when, next(self._order), since, command, event))
-
-    def _note(self, since: float, command: Command, event: Event) -> None:
-        if isinstance(command, Commit):
-            self._commits[command.step] = self._now
-        self._activities += self._activity(since, self._now, command, event)
 
     def _activity(self, start: float, end: float, command: Command, event: Event) -> Iterator[Activity]:
         """Yield what ends with `event`; nothing for a commit."""

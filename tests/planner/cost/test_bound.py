@@ -84,9 +84,4 @@ def test_no_simulated_step_is_shorter(name: str, overrides: tuple[str, ...]) -> 
     costs = costs_of(name, *overrides)
     gpus = [H200] * sum(group.ranks for group in costs.pipeline.groups.values())
     bound = step_bound(costs, gpus)
-    assert bound is not None
     assert 0.05 < bound.seconds / estimate_step(costs).step_s < 1
-
-
-def test_cpu_slots_have_no_data_sheet() -> None:
-    assert step_bound(costs_of("tiny_grpo"), []) is None
