@@ -45,10 +45,8 @@ class EngineStart:
 
     pipeline: Pipeline
     name: str
-    """The engine's name in the pipeline."""
     ranks: RankContext
     trained: bool = False
-    """Whether a node trains it."""
     keeps_start_weights: bool = False
     """Whether another engine is a ``frozen_copy_of`` it."""
     gpus: tuple[str, ...] = ()

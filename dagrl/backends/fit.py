@@ -39,7 +39,6 @@ class Moment:
     """Contents of a GPU at one time."""
 
     engine: str
-    """The engine that works."""
     work: str
     """``update``."""
     parts: dict[str, int]
@@ -157,7 +156,6 @@ class Fit:
 
     pipeline: Pipeline
     shape: ModelShape
-    """The shape of the pipeline's model."""
     plan: Plan
     groups: tuple[GroupFit, ...]
 
@@ -223,12 +221,10 @@ def with_sleep_decided(estimate: Fit) -> Fit:
 
 
 def engine_memory(pipeline: Pipeline, plan: Plan, name: str, shape: ModelShape, gpu: Gpu | None) -> EngineMemory:
-    """Estimate one engine of a plan; `shape` is that of the pipeline's model."""
     return backend_of(pipeline.engines[name]).memory(PlannedEngine(pipeline, plan, name, shape, gpu))
 
 
 def group_fit(pipeline: Pipeline, plan: Plan, name: str, gpu: str, shape: ModelShape) -> GroupFit:
-    """Estimate what the engines of one group take; see `fit`."""
     group, device = pipeline.groups[name], gpu_of_group(pipeline, name, gpu)
     tenants = tuple(
         Tenant(executor, engine_memory(pipeline, plan, executor.name, shape, device))

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     import networkx
 
 PROMPTS_NODE = "prompts"
-"""Name of the implicit source."""
 SAMPLES_NODE = "samples"
-"""Name of the implicit sink."""
 EXPERIENCE_NODE = "experience"
 """Name of the implicit node that stands for nodes that are left out: a sink, or, in place of `prompts`, the source."""
 
@@ -188,7 +186,6 @@ class Graph:
 
     @cached_property
     def training(self) -> Graph:
-        """The nodes that run in each step."""
         return self._without(self.validates_only)
 
     @cached_property

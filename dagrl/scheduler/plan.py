@@ -49,11 +49,9 @@ class Executor:
     weights_from: str | None = None
     """The executor whose weights it takes."""
     trained: bool = False
-    """Whether some task trains it."""
     restored: bool = False
     """Whether it takes its weights from a checkpoint: it is trained, or was."""
     on_gpus: bool = False
-    """Whether its ranks have GPUs, not CPU slots."""
     sleeps: bool = False
     """Whether it is offloaded while another executor of its group works."""
     are_servers: bool = False
@@ -96,7 +94,6 @@ class PlannedTask:
     trains: bool = False
     generates: bool = False
     frozen: bool = False
-    """Whether it uses frozen start weights."""
     averaged: bool = False
     """Whether it uses the moving average of the weights, which changes with them."""
     pieces: tuple[tuple[int, ...], ...] = ()

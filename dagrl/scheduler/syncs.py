@@ -48,7 +48,6 @@ class WeightVersions:
             self._promised[task.executor] = step
 
     def finish_training(self, step: int, task: PlannedTask) -> None:
-        """The last piece of an update has ended."""
         self._held[task.executor] = step
         del self._training[task.executor], self._promised[task.executor]
 

@@ -119,7 +119,6 @@ class PieceByPiece(_Progress):
         self._running = True
 
     def supply(self, shards: Iterable[int]) -> None:
-        """One of the tasks that this one needs has finished `shards`."""
         for shard in shards:
             self._lacking[self._piece_of[shard]] -= 1
 
@@ -127,7 +126,6 @@ class PieceByPiece(_Progress):
         self._running = False
 
     def finish(self, shards: Iterable[int]) -> list[int]:
-        """Mark `shards` as done; returns those that were not before."""
         new = super().finish(shards)
         self._left_of_piece -= len(new)
         if new and not self._left_of_piece:
@@ -218,7 +216,6 @@ class TaskState:
 
     @property
     def oldest_undone(self) -> int:
-        """The oldest step in which this task, which runs in order, is not done."""
         return self._undone[0]
 
     def ends_training(self, run: Run) -> bool:
@@ -235,7 +232,6 @@ class TaskState:
             heappush(self._ready, step)
 
     def progress(self, step: int) -> TaskProgress:
-        """The task's progress in `step`, which is open and has the task."""
         return self._open[step].tasks[self.task.name]
 
     def has_left(self, step: int) -> bool:

@@ -85,7 +85,6 @@ class AdapterLoader:
         return bool(self._replays)
 
     def knows(self, manifest: Manifest) -> bool:
-        """Whether adapters with this manifest were loaded last."""
         return self.manifest is not None and self.manifest.digest == manifest.digest
 
     def begin(self, manifest: Manifest) -> None:

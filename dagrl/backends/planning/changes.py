@@ -87,7 +87,6 @@ def powers_of_two(most: int) -> list[int]:
 
 
 def replaced(pipeline: Pipeline, engines: Mapping[str, EngineSpec]) -> Pipeline:
-    """Return the pipeline with other sections of these engines."""
     return pipeline.model_copy(update={"engines": {**pipeline.engines, **engines}})
 
 

@@ -111,7 +111,6 @@ class EngineCosts:
 
     @property
     def load_to_send_s(self) -> float:
-        """Seconds of `load_s` in a weight sync."""
         return self.load_s
 
     @property

@@ -58,7 +58,6 @@ class Lengths:
     response: float
     """Mean."""
     longest: int
-    """Longest response."""
 
     @property
     def row(self) -> float:
@@ -108,7 +107,6 @@ class Server:
     """GPUs that share each layer."""
     stages: int = 1
     per_node: int = 1
-    """GPUs on a machine."""
     running: int = 512
     """Responses decoded together, at most."""
     cache_tokens: float = float("inf")

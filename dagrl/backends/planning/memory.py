@@ -39,7 +39,6 @@ class EngineMemory:
     filled_by: str = ""
     """The field that says how much such an engine fills."""
     notes: tuple[str, ...] = ()
-    """Assumptions that are worth knowing."""
 
     @property
     def peak(self) -> int:

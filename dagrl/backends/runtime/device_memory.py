@@ -33,7 +33,6 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated on the host so far."""
         return len(self._chunks) * self._chunk_bytes
 
     def put(self, storages: Sequence[torch.UntypedStorage]) -> None:
@@ -138,7 +137,6 @@ class OffloadableStorages:
                 self._leave()
 
     def sleep(self) -> None:
-        """Offload until `wake`."""
         assert self._users == 0, "the storages are in use"
         if self._away is None:
             self._leave()

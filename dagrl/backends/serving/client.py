@@ -60,7 +60,6 @@ class Capacity:
     """Capacity of a server."""
 
     requests: int
-    """Requests that run at the same time."""
     tokens: int
     """Tokens in its cache, or in all of its caches: with data-parallel attention each replica has one."""
     longest: int

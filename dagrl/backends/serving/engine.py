@@ -243,7 +243,6 @@ class ServerEngine[Spec: ServerSpec](ABC):
             update.result(self._timeout_s)
 
     async def _update(self, route: Route, version: int) -> None:
-        """Update weights while generation is paused, on the server's event loop."""
         how = self.pause
         await self._responses.stand_still(how)
         try:

@@ -28,7 +28,6 @@ class ServerRules[Spec: ServerSpec]:
                 yield name, node
 
     def samplings(self) -> Iterator[tuple[Place, SamplingSpec]]:
-        """The sampling options of these nodes, with their places."""
         for name, node in self.nodes():
             if isinstance(node, JudgeNode):
                 yield ("nodes", name, "sampling"), node.sampling
@@ -105,7 +104,6 @@ class ServerRules[Spec: ServerSpec]:
         return max((field for field in fields if field in self.given), key=lambda each: self.given[each], default="")
 
     def error(self, field: str, message: str, *depends_on: Place, code: str = "") -> None:
-        """Report a problem of a field of ``server``."""
         own: Place = ("extra", "server") if field in self.engine.extra.get("server", {}) else ("server",)
         place = ("engines", self.name, *own, *([field] if field else []))
         # One mistake in a field is enough.

@@ -35,7 +35,6 @@ class RunningServer(ABC):
     """One server, or its processes on one machine. A subclass calls `_start` at the end of its constructor."""
 
     def __init__(self, title: str, logs: ServerLogs) -> None:
-        """`title` names the server in messages."""
         self._title, self._logs = title, logs
         self.engine: Any
         """The library's engine object; use it only on its own loop."""
@@ -105,7 +104,6 @@ class RunningServer(ABC):
             self._tasks.discard(task)
 
     def _lost(self, how: str = "") -> ServerError:
-        """Return the failure of a server that has lost a process."""
         if self._failure is None:
             how = how and f" ({how})"
             self._failure = ServerLostError(f"a process of {self._title} has died{how}{self._logs.failure_text()}")

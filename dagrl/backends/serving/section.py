@@ -84,7 +84,6 @@ class ServerSpec(EngineSpec):
         return [ServerSlot(server, place, place // per_node, place % per_node == 0) for server, place in places]
 
     def nodes_per_server(self, group: GroupSpec) -> int:
-        """Machines that one server spans."""
         return -(-self.gpus_per_server // group.slots_per_node)
 
     def layout(self, group: GroupSpec) -> list[Coordinates]:
@@ -101,13 +100,11 @@ class ServerSpec(EngineSpec):
 
     @property
     def taken_fp8(self) -> Fp8Weights | None:
-        """The weights of ``quantization``."""
         granularity = self.fp8_granularity
         return None if granularity is None else Fp8Weights(granularity, self.modules_to_not_convert)
 
     @property
     def fp8_granularity(self) -> Granularity | None:
-        """The granularity of their scales."""
         if self.quantization is None:
             return None
         return "block" if self.quantization == "fp8" else "channel"

@@ -18,7 +18,6 @@ _CODE = " " * 4
 """Indentation of the lines below a frame of a traceback."""
 _AROUND_TRACEBACKS = ("Traceback (most recent", "During handling of the above", "The above exception was the direct")
 _PROGRESS_BAR = re.compile(r"\d+%(?: Completed )?\|")
-"""A progress bar of tqdm or of a loader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,6 @@ class RunTimes:
 
     folder: str
     steps: int
-    """Number of steps that were measured."""
     last: int
     """The newest of them."""
     step_s: float

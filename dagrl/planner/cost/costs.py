@@ -90,7 +90,6 @@ class PipelineCosts:
     gpu: str = DEFAULT_GPU
     """The GPUs of groups that name none."""
     assumed: Assumed = field(default_factory=Assumed)
-    """Known lengths."""
     calibration: Calibration = field(default_factory=Calibration)
     """Factors from a run's own times."""
 

@@ -90,7 +90,6 @@ def _longest_prompt(pipeline: Pipeline, rollout: RolloutNode) -> int:
 
 
 def _checked(what: str, mean: float | None, limit: int, field: str) -> float | None:
-    """The mean. ValueError if it is above the limit."""
     if mean is not None and not 0 < mean <= limit:
         raise ValueError(
             f"{what} of {mean:g} tokens on average do not fit the pipeline's {field}, {limit}; "

@@ -29,7 +29,6 @@ class ReportSection:
     """A part of the plan."""
 
     content: Sequence[RenderableType]
-    """Lines of text and tables."""
     key: str
     value: object
     """An item of the JSON list with that key; None adds none."""
