@@ -235,14 +235,11 @@ class Graph:
             if node.contract.replaces and not isinstance(node.spec, RolloutNode)
         }
 
-        def origin(wire: Wire | None) -> Wire | None:
-            while wire is not None and wire.node in replacing:
-                node = self.nodes[wire.node]
-                names = {there: own for own, there in node.outputs.items()}
-                wire = node.inputs[names[wire.column]] if names[wire.column] in node.contract.replaces else None
-            return wire
+        def source(wire: Wire) -> Wire | None:
+            origin = self.origin(wire)
+            return None if origin.node in replacing else origin
 
-        return self._rewired(origin, replacing)
+        return self._rewired(source, replacing)
 
     def _rewired(self, source: Callable[[Wire], Wire | None], left_out: Collection[str]) -> Graph:
         """The remaining nodes, with each input replaced by its `source` or dropped."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.registry import find_family, model_shape
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.planning.gpus import Generation, gpu_given
+from dagrl.backends.planning.gpus import gpu_given
 from dagrl.backends.serving.section import ServerSpec
 from dagrl.config.errors import Place, removal
 from dagrl.config.fp8_weights import BLOCK
@@ -63,8 +63,13 @@ def _problems(
     dtype = engine.server.get("dtype")
     if dtype not in (None, "auto", "bfloat16"):
         yield "fp8-dtype", f"multiplies with activations of bfloat16; remove `server.dtype: {dtype}`", groups
-    if problem := _of_gpus(check, ("Ada", "Hopper") if packs_blocks and by_block else ("Ada", "Hopper", "Blackwell")):
-        yield *problem, groups
+    generations = ("Ada", "Hopper") if packs_blocks and by_block else ("Ada", "Hopper", "Blackwell")
+    group, gpu = check.pipeline.groups.get(engine.group or ""), gpu_given(check.pipeline, engine.group)
+    if group is not None and group.ranks and group.is_cpu:
+        yield "fp8-on-cpus", removal(f"works on GPUs only, and group `{engine.group}` has CPU slots"), groups
+    if gpu is not None and gpu.generation not in generations:
+        known = f"needs GPUs of the {' or '.join(generations)} generation"
+        yield "fp8-gpu", removal(f"{known}, and {gpu.name} of group `{engine.group}` is of {gpu.generation}"), groups
     try:
         shape = model_shape(check.pipeline.model_of(check.name))
     except ValueError:
@@ -82,19 +87,6 @@ def _problems(
             lower = f"lower {split.field}" if ways > 1 and size % unit == 0 else ""
             message = removal(f"{has}, and the model's {what}, {size}, is divided{parts} otherwise", lower)
             yield "fp8-blocks", message, model, (*check.place, "server", split.field)
-
-
-def _of_gpus(check: EngineCheck[ServerSpec], generations: Sequence[Generation]) -> tuple[str, str] | None:
-    group = check.pipeline.groups.get(check.engine.group or "")
-    if group is None or not group.ranks:
-        return None
-    if group.is_cpu:
-        return "fp8-on-cpus", removal(f"works on GPUs only, and group `{check.engine.group}` has CPU slots")
-    gpu = gpu_given(check.pipeline, check.engine.group)
-    if gpu is None or gpu.generation in generations:
-        return None
-    known = f"needs GPUs of the {' or '.join(generations)} generation"
-    return "fp8-gpu", removal(f"{known}, and {gpu.name} of group `{check.engine.group}` is of {gpu.generation}")
 
 
 def _has_plain_layers(family: Family, shape: ModelShape) -> bool:

@@ -23,13 +23,12 @@ from dagrl.config.schema import (
     JudgeNode,
     LogprobNode,
     NodeBase,
+    PackingNode,
     Pipeline,
-    RewardModelNode,
     RewardNode,
     RolloutNode,
     Scope,
     TrainingNode,
-    ValuesNode,
 )
 from dagrl.config.schema.engine import Transport
 from dagrl.config.schema.rounds import groups_returned, prompts_per_round
@@ -190,12 +189,9 @@ class PipelineCosts:
                     ends = self._rollout(task, node, shards)
                 case JudgeNode() if node.engine:
                     ends = [self._judgements(task, node, share)] * shards
-                case LogprobNode() | ValuesNode() | RewardModelNode() if node.engine:
-                    ends = [self._pass(task, node.tokens_per_micro_batch, share)] * shards
                 case TrainingNode() if task.trains:
                     ends = [self._update(task, node, share)] * shards
-                case TrainingNode():
-                    # The loss of a validation set.
+                case PackingNode() if task.engine:
                     ends = [self._pass(task, node.tokens_per_micro_batch, share)] * shards
                 case _:
                     ends = [_host_seconds(node, task.node, self.rows(task) * share, self.pipeline)] * shards

@@ -44,14 +44,11 @@ def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed, *, va
     longest, longest_prompt = max(sampling.max_new_tokens for sampling in rows), _longest_prompt(pipeline, rollout)
     response_limit = max(longest, *(node.sampling.max_new_tokens for node in rollouts))
     prompt_limit = max(_longest_prompt(pipeline, node) for node in rollouts)
-    response = _checked("responses", assumed.response_tokens, response_limit, "sampling.max_new_tokens")
-    if response is None:
-        means = {
-            sampling: sampling.max_new_tokens * (1.0 if sampling.ignore_eos else MEAN_RESPONSE) for sampling in rows
-        }
-        response = sum(means[sampling] * count for sampling, count in rows.items()) / sum(rows.values())
-    prompt = _checked("prompts", assumed.prompt_tokens, prompt_limit, "max_prompt_tokens")
-    prompt = longest_prompt * MEAN_PROMPT if prompt is None else prompt
+    means = {sampling: sampling.max_new_tokens * (1.0 if sampling.ignore_eos else MEAN_RESPONSE) for sampling in rows}
+    usual = sum(means[sampling] * count for sampling, count in rows.items()) / sum(rows.values())
+    response = _mean("responses", assumed.response_tokens, response_limit, "sampling.max_new_tokens", usual)
+    usual = longest_prompt * MEAN_PROMPT
+    prompt = _mean("prompts", assumed.prompt_tokens, prompt_limit, "max_prompt_tokens", usual)
     return Lengths(min(prompt, longest_prompt), min(response, longest), longest)
 
 
@@ -69,13 +66,10 @@ def _rows_by_sampling(pipeline: Pipeline, rollout: RolloutNode) -> dict[Sampling
 def lengths_of_demonstrations(pipeline: Pipeline, assumed: Assumed) -> Lengths:
     """The lengths of the data set's responses, spread like those of a rollout. ValueError as `lengths_of`."""
     longest, longest_prompt = pipeline.data.max_response_tokens or 1, pipeline.data.max_prompt_tokens
-    response = _checked("responses", assumed.response_tokens, longest, "data.max_response_tokens")
-    prompt = _checked("prompts", assumed.prompt_tokens, longest_prompt, "max_prompt_tokens")
-    return Lengths(
-        longest_prompt * MEAN_PROMPT if prompt is None else prompt,
-        longest * MEAN_RESPONSE if response is None else response,
-        longest,
-    )
+    means = longest_prompt * MEAN_PROMPT, longest * MEAN_RESPONSE
+    response = _mean("responses", assumed.response_tokens, longest, "data.max_response_tokens", means[1])
+    prompt = _mean("prompts", assumed.prompt_tokens, longest_prompt, "max_prompt_tokens", means[0])
+    return Lengths(prompt, response, longest)
 
 
 def lengths_of_judgements(node: JudgeNode, judged: Lengths) -> Lengths:
@@ -89,10 +83,11 @@ def _longest_prompt(pipeline: Pipeline, rollout: RolloutNode) -> int:
     return rollout.max_prompt_tokens or pipeline.data.max_prompt_tokens
 
 
-def _checked(what: str, mean: float | None, limit: int, field: str) -> float | None:
-    if mean is not None and not 0 < mean <= limit:
+def _mean(what: str, known: float | None, limit: int, field: str, usual: float) -> float:
+    """The known mean, or else the usual one. ValueError for one above the limit."""
+    if known is not None and not 0 < known <= limit:
         raise ValueError(
-            f"{what} of {mean:g} tokens on average do not fit the pipeline's {field}, {limit}; "
+            f"{what} of {known:g} tokens on average do not fit the pipeline's {field}, {limit}; "
             f"choose a number between 1 and {limit}"
         )
-    return mean
+    return usual if known is None else known
