@@ -169,16 +169,6 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
     sampled: tuple[str, ...] = ("response_tokens",) if pipeline.rollouts else ()
     if sampled and not any(_reads_no_reward(node) for node in pipeline.nodes.values()):
         sampled += ("reward",)
-    given = ("demonstration",) if pipeline.is_offline else ()
-    logprobs = LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()
-    further = (
-        *logprobs,
-        *(("reward",) if pipeline.rollouts else ()),
-        "excluded",
-        "agent_output",
-        "trajectory_share",
-        *SHOWN_IMAGE_COLUMNS,
-    )
     optional = (
         "advantage",
         "policy_version",
@@ -188,8 +178,13 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
         "is_expert",
         "is_replayed",
         *TURN_COLUMNS,
-        *given,
-        *further,
+        *(("demonstration",) if pipeline.is_offline else ()),
+        *(LOGPROB_COLUMNS if sampled and pipeline.run.sample_logprobs else ()),
+        *(("reward",) if pipeline.rollouts else ()),
+        "excluded",
+        "agent_output",
+        "trajectory_share",
+        *SHOWN_IMAGE_COLUMNS,
     )
     return OpContract(
         reads=("group_id", "prompt_tokens", *sampled, "answer", "data_source", "data_set"),

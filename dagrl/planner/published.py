@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dagrl.config.errors import Place, dotted
 from dagrl.config.loading.hub import known_model
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.loading.published_configs import published_name
-from dagrl.config.schema import ModelSpec, Pipeline
+from dagrl.config.schema import ModelSpec
 
 
 def with_published_models(path: Path | str, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -20,16 +20,13 @@ def with_published_models(path: Path | str, overrides: Sequence[str]) -> tuple[l
     """
     pipeline = load_pipeline(path, overrides).pipeline
     published, notes = list(overrides), []
-    for place, model in _models(pipeline):
-        name = published_name(model.path.name) if model.path is not None and not model.path.exists() else None
-        if name is not None:
-            published.append(f"{dotted((*place, 'path'))}={known_model(name)}")
-            notes.append(f"{model.path} does not exist, so the plan is that of {name}")
-    return published, notes
-
-
-def _models(pipeline: Pipeline) -> Iterator[tuple[Place, ModelSpec]]:
-    yield ("model",), pipeline.model
+    models: dict[Place, ModelSpec | None] = {("model",): pipeline.model}
     for name, engine in pipeline.engines.items():
-        if engine.model is not None:
-            yield ("engines", name, "model"), engine.model
+        models["engines", name, "model"] = engine.model
+    for place, model in models.items():
+        if model is None or model.path is None or model.path.exists():
+            continue
+        if known := published_name(model.path.name):
+            published.append(f"{dotted((*place, 'path'))}={known_model(known)}")
+            notes.append(f"{model.path} does not exist, so the plan is that of {known}")
+    return published, notes

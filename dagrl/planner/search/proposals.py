@@ -205,8 +205,12 @@ class _Seeker:
         """
         # A trainer's seconds and memory are the same wherever its ranks are: one plan does for all layouts.
         plan = make_plan(placed, self.checked.graph)
+        gpu = gpu_of_group(placed, placing.trainers, self.gpu)
         open_choices: list[tuple[float, int, bool, LayoutChoice]] = []
         numbers = count()
+
+        def fits_room(choice: LayoutChoice) -> bool:
+            return max(self._peaks(choice.applied(placed), plan, gpu, generates=False)) <= room
 
         def consider(choice: LayoutChoice, *, fits: bool) -> None:
             seconds = self._seconds(choice.applied(placed), plan, generates=False)
@@ -221,18 +225,9 @@ class _Seeker:
                 continue
             if fits:
                 best[choice.layout] = choice
-            elif fitting := self._first_that_fits(placed, placing, plan, choice, room):
-                consider(fitting, fits=True)
+            elif smaller := next(filter(fits_room, choice.smaller()), None):
+                consider(smaller, fits=True)
         return list(best.values())
-
-    def _first_that_fits(
-        self, placed: Pipeline, placing: Placing, plan: Plan, choice: LayoutChoice, room: float
-    ) -> LayoutChoice | None:
-        gpu = gpu_of_group(placed, placing.trainers, self.gpu)
-        for smaller in choice.smaller():
-            if max(self._peaks(smaller.applied(placed), plan, gpu, generates=False)) <= room:
-                return smaller
-        return None
 
     def _peaks(self, pipeline: Pipeline, plan: Plan, gpu: Gpu | None, *, generates: bool) -> list[int]:
         names = [name for name in plan.executors if name != HOST and pipeline.engines[name].generates == generates]

@@ -82,12 +82,11 @@ class _Simulation:
         ends = sorted(self._commits.items(), key=lambda commit: commit[1])
         begins = [0.0, *(end for _, end in ends)]
         step_seconds = {step: end - begin for (step, end), begin in zip(ends, begins, strict=False)}
-        return Simulated(tuple(self._activities), tuple(self._under_way()), step_seconds, self._now)
-
-    def _under_way(self) -> Iterator[Activity]:
+        under_way: list[Activity] = []
         for end, _, since, command, event in sorted(self._coming, key=lambda coming: coming[:2]):
             if since < self._now:
-                yield from self._activity(since, end, command, event)
+                under_way += self._activity(since, end, command, event)
+        return Simulated(tuple(self._activities), tuple(under_way), step_seconds, self._now)
 
     def _begin(self, commands: Iterable[Command]) -> None:
         for command in commands:
