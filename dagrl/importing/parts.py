@@ -151,8 +151,7 @@ def val_label(text: str, index: int) -> str:
 
 def write_val_n(t: Translation, key: str) -> None:
     """Write the number of responses to a validation prompt."""
-    if t.number(key, 1) > 1:
-        t.copy(key, "nodes.rollout.val_n")
+    t.copy(key, "nodes.rollout.val_n", above=1)
 
 
 def as_list(value: Any) -> list[Any]:

@@ -195,11 +195,24 @@ class Translation:
                 if rest:
                     self.lines.append(replace(line, targets=rest))
 
-    def copy(self, key: str, target: str, default: Any = None, *, note: str = "") -> None:
-        """Write the value of a key: the source's, the framework's default or `default`. Null writes nothing."""
-        value = self.get(key, default)
-        if value is not None:
+    def copy(self, key: str, target: str, default: Any = None, *, above: float | None = None, note: str = "") -> None:
+        """Write the value of a key, or its default: the framework's, or `default`. Without either, nothing is written.
+
+        With `above`, only a number above it is written.
+        """
+        value = default if self.get(key) is None else self.get(key)
+        if value is not None and (above is None or self.number(key, above) > above):
             self.write(target, value, key, note=note)
+
+    def choose(self, key: str, target: str, names: Mapping[Any, Any], reason: str) -> None:
+        """Write dagrl's name of a key's value, or refuse the key with `reason` if there is none."""
+        value = self.get(key)
+        if isinstance(value, Unresolved):
+            self.write(target, value, key)
+        elif isinstance(value, str) and names.get(value):
+            self.write(target, names[value], key)
+        else:
+            self.refuse(reason, key)
 
     def refuse(self, reason: str, *keys: str) -> None:
         """Record settings as refused: they have no counterpart."""
@@ -335,6 +348,11 @@ def to(
             t.write(target, value, key, note=note)
 
     return rule
+
+
+def switch(key: str, target: str) -> Rule:
+    """Write true for a key that is on."""
+    return to(key, target, convert=lambda value: value is True or None)
 
 
 def under(section: str, names: str) -> str:

@@ -66,10 +66,7 @@ def _clip(t: Translation) -> None:
 def _variant(t: Translation) -> None:
     variant, tau = f"{TRAIN}.pg_variant", f"{TRAIN}.kimi15_tau"
     policies = {"ppo": "ppo_clip", "vanilla": "reinforce", "topr": "topr", "cispo": "cispo", "kimi15": "dro"}
-    if t.get(variant) in policies:
-        t.write(f"{_LOSS}.policy", policies[t.get(variant)], variant)
-    else:
-        t.refuse("losses with a counterpart are ppo, vanilla, topr, cispo and kimi15", variant)
+    t.choose(variant, f"{_LOSS}.policy", policies, "losses with a counterpart are ppo, vanilla, topr, cispo and kimi15")
     if t.get(variant) == "kimi15":
         t.copy(tau, f"{_LOSS}.tau", 0.1)
 
@@ -85,10 +82,7 @@ def _divergence(t: Translation) -> None:
     if t.flag("add_token_level_kl"):
         target = "nodes.advantage.kl_in_reward"
         t.write(f"{target}.coef", t.get("init_kl_coef"), "init_kl_coef", "add_token_level_kl")
-        if t.get("kl_penalty") in _KL:
-            t.write(f"{target}.estimator", _KL[t.get("kl_penalty")], "kl_penalty")
-        else:
-            t.refuse("estimators in the reward are k1, k2, k3 and abs", "kl_penalty")
+        t.choose("kl_penalty", f"{target}.estimator", _KL, "estimators in the reward are k1, k2, k3 and abs")
         if t.number("target_kl"):
             t.copy("target_kl", f"{target}.target_kl")
             t.copy("kl_horizon", f"{target}.horizon")

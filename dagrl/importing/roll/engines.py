@@ -68,8 +68,7 @@ def _critic(t: Translation) -> None:
     engines.put_critic(t)
     engines.critic_model(t, "reward_pretrain", "pretrain")
     t.write("nodes.critic.cliprange_value", t.number("value_clip") or 0, "value_clip")
-    if t.number("critic_warmup", 0):
-        t.copy("critic_warmup", "nodes.update.critic_warmup")
+    t.copy("critic_warmup", "nodes.update.critic_warmup", above=0)
 
 
 _TABLES = {

@@ -113,8 +113,7 @@ def _validation(t: Translation) -> None:
 def _server(t: Translation) -> None:
     engines.generator_of(t, f"{INFER}.strategy_args.strategy_name")
     workers = f"{INFER}.num_gpus_per_worker"
-    if t.number(workers, 1) > 1:
-        t.copy(workers, engines.server_key(t, "tensor_parallel"))
+    t.copy(workers, engines.server_key(t, "tensor_parallel"), above=1)
     for key in t.below(f"{INFER}.{STRATEGY}"):
         field = key.removeprefix(f"{INFER}.{STRATEGY}.")
         if field == "load_format":

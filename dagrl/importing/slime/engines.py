@@ -71,17 +71,14 @@ def _megatron(t: Translation) -> None:
             t.copy(key, f"engines.actor.parallel.{_LAYOUT[key]}")
         elif key in _FIELDS:
             engines.library_field(t, key, "actor", *_FIELDS[key])
-    if t.number(_VIRTUAL):
-        t.copy(_VIRTUAL, "engines.actor.parallel.virtual_pipeline_model_parallel_size")
+    t.copy(_VIRTUAL, "engines.actor.parallel.virtual_pipeline_model_parallel_size", above=0)
 
 
 @joint("--moe-router-load-balancing-type")
 def _balancing(t: Translation) -> None:
-    key = "--moe-router-load-balancing-type"
-    if t.get(key) in ("aux_loss", "global_aux_loss", "none"):
-        t.copy(key, "engines.actor.transformer.moe_router_load_balancing_type")
-    else:
-        t.refuse("routes a token by its neighbours in the pack; see `moe_router_load_balancing_type`", key)
+    names = {name: name for name in ("aux_loss", "global_aux_loss", "none")}
+    reason = "routes a token by its neighbours in the pack; see `moe_router_load_balancing_type`"
+    t.choose(*t.current, "engines.actor.transformer.moe_router_load_balancing_type", names, reason)
 
 
 @joint(
@@ -94,8 +91,7 @@ def _learning_rate(t: Translation) -> None:
     if t.get("--optimizer") != "adam":
         t.copy("--optimizer", "engines.actor.optimizer.optimizer")
     engines.write_shape(t, "actor", "--lr-decay-style")
-    if t.number("--min-lr"):
-        t.copy("--min-lr", "engines.actor.lr_schedule.min_lr")
+    t.copy("--min-lr", "engines.actor.lr_schedule.min_lr", above=0)
     engines.write_steps(t, "actor", "lr_warmup_steps", "--lr-warmup-iters", steps_per_rollout(t))
     engines.write_steps(t, "actor", "lr_decay_steps", "--lr-decay-iters", steps_per_rollout(t))
     engines.write_warmup_ratio(t, "actor", "--lr-warmup-fraction")

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from dagrl.importing import engines, parts
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.slime.common import function_name, uses_critic, validates
-from dagrl.importing.table import Translation, implied, is_known, joint, refused, refused_unless, to
+from dagrl.importing.table import Translation, implied, is_known, joint, refused, refused_unless, switch, to
 from dagrl.importing.teachers import ADVANTAGE, put_teachers
 
 _MOST_PROMPT = 2048
@@ -91,9 +91,7 @@ def _server_fields(t: Translation) -> None:
             engines.library_field(t, key, "generator", "server", renamed.get(field, field))
 
 
-@joint(
-    "--dynamic-sampling-filter-path --over-sampling-batch-size --partial-rollout --mask-offpolicy-in-partial-rollout"
-)
+@joint("--dynamic-sampling-filter-path --over-sampling-batch-size")
 def _dynamic(t: Translation) -> None:
     key, over = "--dynamic-sampling-filter-path", "--over-sampling-batch-size"
     path, size = t.get(key), "nodes.rollout.over_sampling_batch_size"
@@ -104,11 +102,7 @@ def _dynamic(t: Translation) -> None:
             t.put("nodes.keep.op", "filter")
             t.write("nodes.keep.fn", function_name(path), key, note="it takes columns of a group (docs/filter.md)")
         size = size if t.flag("--partial-rollout") else "nodes.keep.prompts_per_round"
-    if t.number(over):
-        t.copy(over, size)
-    for name in ("partial_rollout", "mask_offpolicy_in_partial_rollout"):
-        if t.flag(f"--{name.replace('_', '-')}"):
-            t.write(f"nodes.rollout.{name}", True, f"--{name.replace('_', '-')}")
+    t.copy(over, size, above=0)
 
 
 @joint("train_async.py")
@@ -129,6 +123,8 @@ ROLLOUT = (
     _server,
     _server_fields,
     _dynamic,
+    switch("--partial-rollout", "nodes.rollout.partial_rollout"),
+    switch("--mask-offpolicy-in-partial-rollout", "nodes.rollout.mask_offpolicy_in_partial_rollout"),
     _asynchronous,
     to(
         "--update-weight-buffer-size",
@@ -192,8 +188,7 @@ def _critic(t: Translation) -> None:
     if mini := t.tree.get("nodes.update.mini_batch"):
         t.put("nodes.critic.mini_batch", mini)
     t.copy("--value-clip", "nodes.critic.cliprange_value")
-    if t.number("--num-critic-only-steps"):
-        t.copy("--num-critic-only-steps", "nodes.update.critic_warmup")
+    t.copy("--num-critic-only-steps", "nodes.update.critic_warmup", above=0)
 
 
 @joint("--use-kl-loss --kl-loss-coef --kl-loss-type --kl-coef --use-unbiased-kl --use-rollout-logprobs", always=True)
@@ -207,8 +202,7 @@ def _divergence(t: Translation) -> None:
             t.write(f"{_LOSS}.kl_estimator", f"{estimator}*", kind, unbiased, note=note)
         else:
             t.write(f"{_LOSS}.kl_estimator", estimator, kind, note=note)
-    if t.number("--kl-coef", 0):
-        t.copy("--kl-coef", "nodes.advantage.kl_in_reward.coef")
+    t.copy("--kl-coef", "nodes.advantage.kl_in_reward.coef", above=0)
     if t.flag("--use-rollout-logprobs"):
         t.write("nodes.update.read", {"old_logprob": "rollout_logprob"}, "--use-rollout-logprobs")
     else:

@@ -176,8 +176,7 @@ def _operators(t: Translation) -> None:
             continue
         if t.get(key) in ("dapo_dynamic_sampling", "reward_std_filter", "reward_filter"):
             t.write("nodes.keep.op", "filter", key)
-            if t.number(threshold):
-                t.copy(threshold, "nodes.keep.min_std")
+            t.copy(threshold, "nodes.keep.min_std", above=0)
         elif t.get(key) == "mask_response_truncated":
             t.refuse("a mask of your own leaves them out (docs/migration.md)", key)
         else:

@@ -72,8 +72,7 @@ def _trainer(t: Translation) -> None:
         return
     t.refuse(engines.FSDP, key)
     for engine in trained:
-        if t.number(sequence, 1) > 1:
-            t.copy(sequence, f"engines.{engine}.parallel.context_parallel_size")
+        t.copy(sequence, f"engines.{engine}.parallel.context_parallel_size", above=1)
         for name, value in engines.RECOMPUTE.items():
             t.put(f"engines.{engine}.transformer.{name}", value)
 

@@ -179,8 +179,7 @@ def _server(t: Translation) -> None:
     backend, server = "sglang" if "sglang" in str(t.get(f"{MODEL}.engine_type")) else "vllm", "engines.generator.server"
     engines.put_generator(t, backend)
     t.write("engines.generator.backend", backend, f"{MODEL}.engine_type")
-    if t.number(f"{MODEL}.tensor_parallel_size", 1) > 1:
-        t.copy(f"{MODEL}.tensor_parallel_size", engines.server_key(t, "tensor_parallel"))
+    t.copy(f"{MODEL}.tensor_parallel_size", engines.server_key(t, "tensor_parallel"), above=1)
     t.copy(f"{MODEL}.gpu_memory_utilization", engines.server_key(t, "memory"))
     t.copy(f"{MODEL}.enforce_eager", engines.server_key(t, "eager"))
     caching = f"{MODEL}.enable_prefix_caching"

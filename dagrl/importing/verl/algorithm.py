@@ -105,9 +105,8 @@ def _filter(t: Translation) -> None:
         t.imply("rewards of 0 and 1 are the accuracy; `nodes.keep` looks at the reward", metric)
     else:
         t.refuse("`nodes.keep` looks at the reward before penalties", metric)
-    if t.number(rounds, 0) > 0:
-        t.copy(rounds, "nodes.keep.max_rounds")
-    else:
+    t.copy(rounds, "nodes.keep.max_rounds", above=0)
+    if "nodes.keep.max_rounds" not in t.tree:
         t.write("nodes.keep.max_rounds", 1000, rounds, note="0 is no bound there")
     t.copy("data.gen_batch_size", "nodes.keep.prompts_per_round")
 
@@ -147,8 +146,7 @@ def _correction(t: Translation) -> None:
     if bypass:
         t.write("nodes.update.read", {"old_logprob": "rollout_logprob"}, f"{CORRECTION}.bypass_mode")
     veto = f"{CORRECTION}.rollout_token_veto_threshold"
-    if t.number(veto):
-        t.copy(veto, f"{target}.rollout_token_veto_threshold")
+    t.copy(veto, f"{target}.rollout_token_veto_threshold", above=0)
 
 
 def _rejection(t: Translation, key: str, bound: str, target: str) -> None:

@@ -47,21 +47,15 @@ def _overlong(t: Translation) -> None:
             t.refuse("prompts are cut at their beginning alone; `error` stands in", keys[1])
 
 
-@joint("data.max_response_length", under(ROLLOUT, "response_length"), always=True)
-def _response(t: Translation) -> None:
-    usual, own = "data.max_response_length", f"{ROLLOUT}.response_length"
-    same = t.given(own) and t.get(own) == t.get(usual)
-    key = own if t.given(own) else usual
-    t.write("nodes.rollout.sampling.max_new_tokens", t.get(key), *((usual, own) if same else (key,)))
-
-
-@joint("data.max_prompt_length", under(ROLLOUT, "prompt_length"), always=True)
-def _prompt(t: Translation) -> None:
-    usual, own = "data.max_prompt_length", f"{ROLLOUT}.prompt_length"
-    same = t.given(own) and t.get(own) == t.get(usual)
-    t.write("data.max_prompt_tokens", t.get(usual), *((usual, own) if same else (usual,)))
-    if not same:
-        t.refuse("prompts have one bound, data.max_prompt_length's", own)
+@joint("data.max_prompt_length data.max_response_length", under(ROLLOUT, "prompt_length response_length"), always=True)
+def _lengths(t: Translation) -> None:
+    for name, target in (("prompt", "data.max_prompt_tokens"), ("response", "nodes.rollout.sampling.max_new_tokens")):
+        usual, own = f"data.max_{name}_length", f"{ROLLOUT}.{name}_length"
+        same = t.given(own) and t.get(own) == t.get(usual)
+        key = own if name == "response" and t.given(own) else usual
+        t.write(target, t.get(key), *((usual, own) if same else (key,)))
+        if not same and key != own:
+            t.refuse("prompts have one bound, data.max_prompt_length's", own)
 
 
 @joint("data.image_key", always=True)
@@ -76,8 +70,7 @@ DATA = (
     _train,
     _val,
     to("data.train_batch_size", "data.prompts_per_step", write_default=True),
-    _prompt,
-    _response,
+    _lengths,
     _overlong,
     to("data.shuffle", "data.order", convert=lambda shuffled: "shuffled" if shuffled else "file"),
     to("data.seed", "run.seed"),

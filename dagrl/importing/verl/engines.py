@@ -200,18 +200,16 @@ def schedule(section: str, engine: str) -> Rule:
             return
         target, rate = f"engines.{engine}.lr_schedule", t.tree.get(f"engines.{engine}.optimizer.lr")
         t.copy(f"{optim}.lr_decay_steps", f"{target}.lr_decay_steps")
-        if t.number(f"{optim}.lr_warmup_steps", -1) > 0:
-            t.copy(f"{optim}.lr_warmup_steps", f"{target}.lr_warmup_steps")
-        else:
+        t.copy(f"{optim}.lr_warmup_steps", f"{target}.lr_warmup_steps", above=0)
+        if f"{target}.lr_warmup_steps" not in t.tree:
             engines.write_warmup_ratio(t, engine, f"{optim}.lr_warmup_steps_ratio")
         style = t.first(*under(optim, _STYLES).split())
         if style:
             engines.write_shape(t, engine, style)
         if style and t.get(style) in ("linear", "cosine"):
             part = t.number(f"{optim}.min_lr_ratio", 0)
-            if t.number(f"{optim}.min_lr"):
-                t.copy(f"{optim}.min_lr", f"{target}.min_lr")
-            elif part and isinstance(rate, int | float):
+            t.copy(f"{optim}.min_lr", f"{target}.min_lr", above=0)
+            if f"{target}.min_lr" not in t.tree and part and isinstance(rate, int | float):
                 t.write(f"{target}.min_lr", part * rate, f"{optim}.min_lr_ratio", note=f"{part} of {rate}")
 
     return rule

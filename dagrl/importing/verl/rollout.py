@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagrl.importing import engines, parts
-from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, to, under
+from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, switch, to, under
 from dagrl.importing.verl.common import ACTOR, ROLLOUT, context_parallel, has_turns, packed_tokens
 
 _SERVER = "engines.generator.server"
@@ -152,12 +152,6 @@ def _agent(t: Translation) -> None:
             t.imply("the rollout's worker plays all conversations", key)
 
 
-@joint(under(ROLLOUT, "enable_rollout_routing_replay"))
-def _replay(t: Translation) -> None:
-    if t.flag(f"{ROLLOUT}.enable_rollout_routing_replay"):
-        t.copy(f"{ROLLOUT}.enable_rollout_routing_replay", "engines.actor.router_replay")
-
-
 RULES = (
     _server,
     _server_rest,
@@ -169,7 +163,7 @@ RULES = (
     _old,
     _turns,
     _agent,
-    _replay,
+    switch(f"{ROLLOUT}.enable_rollout_routing_replay", "engines.actor.router_replay"),
     to(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", "engines.generator.weight_sync.bucket_mib"),
     to(f"{ROLLOUT}.update_weights_bucket_megabytes", "engines.generator.weight_sync.bucket_mib"),
     refused_unless(

@@ -27,11 +27,10 @@ def _steps(t: Translation) -> None:
 
 @joint("trainer.save_freq trainer.test_freq trainer.val_before_train", always=True)
 def _every(t: Translation) -> None:
-    if t.number("trainer.save_freq", -1) > 0:
-        t.copy("trainer.save_freq", "run.save_every")
-    if t.number("trainer.test_freq", -1) > 0 and parts.has_val_data(t):
-        t.copy("trainer.test_freq", "run.validate_every")
-    if t.flag("trainer.val_before_train") and parts.has_val_data(t):
+    t.copy("trainer.save_freq", "run.save_every", above=0)
+    if parts.has_val_data(t):
+        t.copy("trainer.test_freq", "run.validate_every", above=0)
+    if parts.has_val_data(t) and t.flag("trainer.val_before_train"):
         t.copy("trainer.val_before_train", "run.validate_first")
 
 
