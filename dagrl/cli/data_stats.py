@@ -59,26 +59,19 @@ def stats(
     with exit_on("data stats", ValueError):
         unit, length = ("characters", _characters) if tokenizer is None else ("tokens", _tokens_of(tokenizer))
         scores = Scorable()
-        read = [
-            [
-                file_stats(
-                    open_source(str(path), spec(path=path)),
-                    length,
-                    scores,
-                    prompt_key=prompt_key,
-                    answer_key=answer_key,
-                )
-                for path in paths
-            ]
-            for spec, paths in ((SourceSpec, files), (ValSetSpec, val or []))
-        ]
-        training, validation = read
-        shared = [overlap(training, each) for each in validation]
+
+        def measured(path: Path, spec: type[SourceSpec] | type[ValSetSpec]) -> FileStats:
+            source = open_source(str(path), spec(path=path))
+            return file_stats(source, length, scores, prompt_key=prompt_key, answer_key=answer_key)
+
+        training = [measured(path, SourceSpec) for path in files]
+        validation = [measured(path, ValSetSpec) for path in val or []]
+        shared = [overlap(training, stats) for stats in validation]
     values = {
         "unit": unit,
-        "train": [_values(each) for each in training],
+        "train": [_values(stats) for stats in training],
         "between_train": _repeated_between(training),
-        "val": [_values(each) | _shared(found) for each, found in zip(validation, shared, strict=True)],
+        "val": [_values(stats) | _shared(common) for stats, common in zip(validation, shared, strict=True)],
     }
     if as_json:
         print_json(values)
@@ -109,8 +102,6 @@ def _tokens_of(folder: Path) -> Any:
 
 
 def _values(stats: FileStats) -> dict[str, Any]:
-    repeated, contradicting = stats.repeated(), stats.contradicting()
-    rewards = {reward or "no answer": count for reward, count in stats.rewards.most_common()}
     return {
         "file": stats.source.title,
         "rows": len(stats.prompts),
@@ -119,15 +110,15 @@ def _values(stats: FileStats) -> dict[str, Any]:
         "prompt_lengths": _lengths(stats.prompt_lengths),
         "answer_characters": _lengths(stats.answer_lengths) if stats.answer_key else None,
         "sources": dict(stats.sources.most_common()),
-        "without_prompt": _found(stats, stats.empty),
-        "repeated": _found(stats, repeated),
-        "repeated_with_another_answer": _found(stats, contradicting),
-        "rewards": rewards,
-        "without_reward": _found(stats, stats.unscored),
+        "without_prompt": _places(stats, stats.empty),
+        "repeated": _places(stats, stats.repeated()),
+        "repeated_with_another_answer": _places(stats, stats.contradicting()),
+        "rewards": {reward or "no answer": count for reward, count in stats.rewards.most_common()},
+        "without_reward": _places(stats, stats.unscored),
     }
 
 
-def _found(stats: FileStats, rows: Sequence[int] | np.ndarray) -> dict[str, Any]:
+def _places(stats: FileStats, rows: Sequence[int] | np.ndarray) -> dict[str, Any]:
     return {"rows": len(rows), "places": stats.places(rows)}
 
 
@@ -143,15 +134,15 @@ def _repeated_between(training: Sequence[FileStats]) -> int:
     """Prompts that several training files have."""
     import numpy as np
 
-    distinct = [np.unique(each.prompts) for each in training]
+    distinct = [np.unique(stats.prompts) for stats in training]
     return sum(map(len, distinct)) - len(np.unique(np.concatenate(distinct)))
 
 
-def _shared(found: Overlap) -> dict[str, Any]:
+def _shared(common: Overlap) -> dict[str, Any]:
     return {
-        "also_in_train": _found(found.validation, found.same),
-        "similar_to_train": _found(found.validation, found.similar),
-        "mostly_in_train": _found(found.validation, found.mostly),
+        "also_in_train": _places(common.validation, common.same),
+        "similar_to_train": _places(common.validation, common.similar),
+        "mostly_in_train": _places(common.validation, common.mostly),
     }
 
 
@@ -168,10 +159,9 @@ def _lines(values: dict[str, Any]) -> list[str]:
             if lengths is not None:
                 numbers = ", ".join(f"{what} {number:,.0f}" for what, number in lengths.items())
                 lines.append(f"  {name} (`{key}`) in {unit}: {numbers}")
-        if file["sources"]:
-            lines.append("  sources: " + ", ".join(f"{name} {count:,}" for name, count in file["sources"].items()))
-        if file["rewards"]:
-            lines.append("  rewards: " + ", ".join(f"{name} {count:,}" for name, count in file["rewards"].items()))
+        for key in ("sources", "rewards"):
+            if file[key]:
+                lines.append(f"  {key}: " + ", ".join(f"{name} {count:,}" for name, count in file[key].items()))
         for key, what in (
             ("without_prompt", "no prompt"),
             ("without_reward", "no answer"),

@@ -63,12 +63,7 @@ def import_(
         if os.path.lexists(output):
             raise ValueError(f"{output} exists; remove it, or name another file with -o")
         imported = import_file(script, arguments or (), _variables(variables or []), source)
-        try:
-            # Never through a link.
-            with output.open("x", encoding="utf-8") as file:
-                file.write(imported.text)
-        except OSError as error:
-            raise ValueError(f"{output} cannot be written ({error.strerror}); name another file with -o") from error
+        _write(imported.text, output)
     with without_imports():
         code, checks = _checked(output)
     if as_json:
@@ -80,6 +75,15 @@ def import_(
         further = [line for line in checks["plan"] if not code or line not in checks["validate"]]
         print("\n".join([*checks["validate"], *further]))
     return code
+
+
+def _write(text: str, output: Path) -> None:
+    try:
+        # Never through a link.
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ValueError(f"{output} cannot be written ({error.strerror}); name another file with -o") from error
 
 
 def _variables(texts: list[str]) -> dict[str, str]:

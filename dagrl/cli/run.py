@@ -24,11 +24,24 @@ from dagrl.cli.parameters import (
 from dagrl.config.errors import counted
 
 if TYPE_CHECKING:
+    from dagrl.tracking.console import Verbosity
     from dagrl.validation.part import PartOptions
+    from dagrl.validation.prepare import PreparedPipeline
 
 _INTERRUPTED = 130
 _DOES_NOT_FIT = 3
 _OUT_OF_TIME = 4
+_Experience = Annotated[
+    Path | None,
+    typer.Option(
+        parser=parse_path,
+        metavar="DIR",
+        help="with --only: the folder where the parts exchange experience and weights (default: RUN/experience)",
+    ),
+]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="check, plan, and print what would be started; start and write nothing")
+]
 
 
 def run(
@@ -39,17 +52,8 @@ def run(
     quiet: Quiet = False,
     only: Only = None,
     explorer: Explorer = None,
-    experience: Annotated[
-        Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="DIR",
-            help="with --only: the folder where the parts exchange experience and weights (default: RUN/experience)",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="check, plan, and print what would be started; start and write nothing")
-    ] = False,
+    experience: _Experience = None,
+    dry_run: _DryRun = False,
 ) -> int:
     """Train as a pipeline file says, or continue from the newest checkpoint in the run folder.
 
@@ -88,13 +92,19 @@ def run(
         run = prepared.loaded.pipeline.run
         what = "a validation alone" if run.only_validates else counted(run.steps, "step")
         print(f"starting {prepared.loaded.pipeline.name}, {what}", flush=True)
+    from dagrl.tracking.console import Verbosity
+
+    verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
+    return _run(prepared, folder, experience or whole / "experience", verbosity)
+
+
+def _run(prepared: PreparedPipeline, folder: Path, experience: Path, verbosity: Verbosity) -> int:
     from dagrl.orchestrator.run import run_pipeline
     from dagrl.tracking.console import Verbosity
     from dagrl.workers.errors import InterruptedRunError, RefusedFolderError, RunError
 
     try:
-        verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
-        outcome = run_pipeline(prepared, folder, verbosity, experience or whole / "experience")
+        outcome = run_pipeline(prepared, folder, verbosity, experience)
     except RefusedFolderError as error:
         complain("dagrl run", error)
         return 2
@@ -109,7 +119,7 @@ def run(
         sys.stderr.flush()
         # Everything is cleaned up, and Ray's libraries can crash at exit if they were interrupted while they connected.
         os._exit(_INTERRUPTED)
-    if not quiet:
+    if verbosity is not Verbosity.QUIET:
         from dagrl.reporting.closing import closing_text
 
         print(closing_text(outcome, folder))

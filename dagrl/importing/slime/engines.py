@@ -78,7 +78,8 @@ def _megatron(t: Translation) -> None:
 def _balancing(t: Translation) -> None:
     names = {name: name for name in ("aux_loss", "global_aux_loss", "none")}
     reason = "routes a token by its neighbours in the pack; see `moe_router_load_balancing_type`"
-    t.choose(*t.current, "engines.actor.transformer.moe_router_load_balancing_type", names, reason)
+    (key,) = t.current
+    t.choose(key, "engines.actor.transformer.moe_router_load_balancing_type", names, reason)
 
 
 @joint(
