@@ -47,8 +47,9 @@ ALONE := tests/weight_sync tests/backends/generation
 
 RUNS := tests/orchestrator tests/workers tests/launcher tests/doctor
 
-# Whole runs, in two halves that take about as long.
-MORE_RUNS := $(wildcard tests/orchestrator/test_recipes.py tests/orchestrator/test_[s-z]*.py)
+# Whole runs, in two halves that take about as long. The first has all tests that share the run `unbroken`.
+MORE_RUNS := $(addprefix tests/orchestrator/test_,offline.py order.py readme_commands.py recipes.py [ps-z]*.py)
+MORE_RUNS := $(filter-out %/test_sleep.py,$(wildcard $(MORE_RUNS)))
 
 # Whole runs wait for their processes some of the time: the other tests run beside them. Three jobs keep two cores busy.
 test: setup
