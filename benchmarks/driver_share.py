@@ -26,7 +26,7 @@ from timed_steps import Shape
 
 from dagrl.config.schema import Pipeline, Scope
 from dagrl.data.prompt_file import PromptRow, write_prompts
-from dagrl.data.shards import shard_bounds
+from dagrl.data.redistribute import shard_bounds
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk
 from dagrl.scheduler.commands import Run

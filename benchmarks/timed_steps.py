@@ -11,7 +11,7 @@ from typing import Any
 from dagrl_run import Event, of_step, span
 from timed_engines import Timings
 
-from dagrl.data.shards import shard_bounds
+from dagrl.data.redistribute import shard_bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ Writes test.parquet. AIME 2024 from the hub; another year by its name there, suc
 from __future__ import annotations
 
 from dagrl.data.prepare import Original, run, usual_files
-from dagrl.data.prepare.contest import contest
+from dagrl.data.prepare.dataset import contest
 
 AIME = contest(
     "aime",

@@ -7,7 +7,7 @@ files): rows of {problem, answer}. Answers that are whole numbers are written wi
 from __future__ import annotations
 
 from dagrl.data.prepare import Original, run, usual_files
-from dagrl.data.prepare.contest import contest
+from dagrl.data.prepare.dataset import contest
 
 AMC = contest(
     "amc",

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dagrl.data.prepare.errors import exit_on_errors
+from dagrl.data.prepare.command import exit_on_errors
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
 EXTRA_INFO = {

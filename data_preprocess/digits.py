@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from dagrl.data.prepare.errors import exit_on_errors
+from dagrl.data.prepare.command import exit_on_errors
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
 SIDE, SCALE = 16, 2

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagrl.data.prepare.errors import exit_on_errors
+from dagrl.data.prepare.command import exit_on_errors
 from dagrl.data.prompt_file import PromptRow, write_prompts
 from dagrl.tools.gymnasium import Game
 

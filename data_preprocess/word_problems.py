@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dagrl.data.prepare.errors import exit_on_errors
+from dagrl.data.prepare.command import exit_on_errors
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
 EXTRA_INFO = {"split": pa.string(), "index": pa.int64(), "steps": pa.int64(), "answer": pa.string()}

@@ -1,8 +1,8 @@
-"""Advantage estimators without a critic, in float64 numpy. `dagrl.algorithms.gae` has the one with a critic."""
+"""Advantage estimators without a critic, in float64 numpy; `dagrl.algorithms.token_returns` has the others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import comb, sqrt
 from typing import Literal
 
@@ -305,3 +305,28 @@ def _per_token(advantages: np.ndarray, mask: Column) -> Column:
 def _masked(advantages: np.ndarray, mask: Column) -> Column:
     """Advantages of tokens, 0 outside the mask."""
     return Column((advantages * (mask.values > 0)).astype(np.float32), mask.offsets)
+
+
+def rae_advantages(
+    rewards: np.ndarray, roles: Sequence[str], mask: Column, *, baselines: Mapping[str, float], decay: float
+) -> tuple[Column, dict[str, float]]:
+    """Each reward minus the baseline of its role, which then moves towards the reward.
+
+    Role-conditioned advantage estimation (RAE) of SPIRAL (arXiv 2506.24119): one response after the other, A = r - b,
+    then b = decay b + (1 - decay) r. So players of a game, whose rewards differ by their role, are each compared with
+    their own past.
+
+    `rewards` [S] and `roles` are in the order of responses. `baselines` are those before them; a new role's is 0.
+    Returns the advantages, float32, ragged as `mask` and 0 where it is 0, and the baselines of all roles after the last
+    response. Raises ValueError if a reward is not finite.
+    """
+    moved = dict(baselines)
+    advantages = np.zeros(len(mask))
+    for place, (role, reward) in enumerate(zip(roles, np.asarray(rewards, dtype=np.float64).tolist(), strict=True)):
+        if not np.isfinite(reward):
+            raise ValueError(f"a reward is {reward}; rewards must be finite numbers")
+        before = moved.get(role, 0.0)
+        advantages[place] = reward - before
+        moved[role] = decay * before + (1 - decay) * reward
+    values = np.repeat(advantages, mask.lengths) * (mask.values > 0)
+    return Column(values.astype(np.float32), mask.offsets), moved

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dagrl.algorithms.gae import gae_advantages
+from dagrl.algorithms.token_returns import gae_advantages
 from dagrl.config.schema.nodes.distillation import AdvantageDistillationSpec, LossDistillationSpec
 from dagrl.data.batch import Column
 

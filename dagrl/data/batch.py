@@ -244,3 +244,16 @@ def _positions(indices: np.ndarray) -> np.ndarray:
     assert indices.dtype != np.bool_, "expected positions, not a mask"
     assert indices.min(initial=0) >= 0, "negative positions are not supported"
     return indices.astype(np.int64, copy=False)
+
+
+def view_of(batch: Batch) -> dict[str, Any]:
+    """Columns by name: an array if a row has one value, else a list with one array or string per row."""
+    view: dict[str, Any] = {}
+    for name, column in batch.columns.items():
+        if column.offsets is None:
+            view[name] = column.values
+        elif column.values.dtype == np.uint8 and column.values.ndim == 1:
+            view[name] = column.strings()
+        else:
+            view[name] = [column[row] for row in range(len(column))]
+    return view

@@ -11,6 +11,12 @@ import heapq
 import numpy as np
 
 
+def shard_bounds(groups: int, shards: int) -> list[tuple[int, int]]:
+    """First group and end of each shard; shards are empty if there are fewer groups than shards."""
+    ends = [groups * (shard + 1) // shards for shard in range(shards)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
 def assign(tokens: np.ndarray, groups: np.ndarray | None, ranks: int) -> list[np.ndarray]:
     """Assign rows to `ranks` data-parallel ranks, balanced by tokens.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ import numpy as np
 from dagrl.config.columns import CORE_COLUMNS, ColumnSpec, Shape
 from dagrl.config.errors import counted
 from dagrl.config.schema import CustomNode
-from dagrl.data.batch import Column
+from dagrl.data.batch import Column, view_of
 from dagrl.ops.base import Context, Op, OpInput, Output
-from dagrl.ops.view import view_of
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function, located
 from dagrl.plugins.declarations import declared
@@ -87,3 +87,12 @@ def _numbers(value: Any, dtype: str) -> np.ndarray:
     if numbers.dtype.kind == "i" and not np.array_equal(numbers, given):
         raise ValueError(f"{value!r:.100} cannot be {dtype}")
     return numbers
+
+
+def load_op(name: str, folder: Path | None) -> Op:
+    """The function of `dagrl.ops.NAME`, or the user's ``module:function`` (also searched in `folder`) as an op."""
+    if ":" not in name:
+        return getattr(import_module(f"dagrl.ops.{name}"), name)
+    from dagrl.ops.custom import custom_op
+
+    return custom_op(name, folder)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dagrl.data.batch import Batch, Column
 from dagrl.data.experience import Experience, Origin, read_experience, write_experience
-from dagrl.data.shards import shard_bounds
+from dagrl.data.redistribute import shard_bounds
 from dagrl.model_files.fingerprint import model_fingerprint, tokenizer_fingerprint
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.work import ExperienceWork

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from dagrl.config.schema import FilterNode
-from dagrl.data.batch import Batch
+from dagrl.data.batch import Batch, view_of
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.outcomes import group_outcomes
-from dagrl.ops.trajectories import first_rows, own_rows
-from dagrl.ops.view import view_of
+from dagrl.ops.trajectories import first_rows, group_outcomes, own_rows
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function, located
 from dagrl.plugins.declarations import rule_columns

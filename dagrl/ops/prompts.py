@@ -12,9 +12,8 @@ from dagrl.config.schema import SourceSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.demonstrations import ResponseColumns, in_turn
 from dagrl.data.image_column import ImageColumn
-from dagrl.data.prompts import PromptLoader
-from dagrl.data.read_ahead import ReadAhead, ReadPrompts
-from dagrl.data.shards import shard_bounds
+from dagrl.data.prompts import PromptLoader, ReadAhead, ReadPrompts
+from dagrl.data.redistribute import shard_bounds
 from dagrl.data.sources import Source, open_source
 from dagrl.data.stats import Stat
 from dagrl.model_files.hf_config import read_config

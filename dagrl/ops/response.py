@@ -12,6 +12,8 @@ import numpy as np
 from dagrl.backends.base import Completion, not_sampled
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import image_columns, images_at
+from dagrl.model_files.end_tokens import end_tokens
+from dagrl.ops.base import Context
 
 if TYPE_CHECKING:
     from dagrl.ops.agents.rows import AgentRow
@@ -257,3 +259,24 @@ def passages(batch: Batch, row: int) -> list[Passage]:
         for begin, end in pairwise(borders)
         if begin < end
     ]
+
+
+def response_text(tokens: np.ndarray, context: Context) -> str:
+    """A response without its end token.
+
+    Other special tokens stay, so that a policy cannot hide them in an answer that is right without them.
+    """
+    ended = len(tokens) and int(tokens[-1]) in _ends(context)
+    return context.resources.tokenizer.decode(tokens[:-1] if ended else tokens)
+
+
+def _ends(context: Context) -> frozenset[int]:
+    """Tokens that end a response; those of all sources, or validation sets."""
+    resources, pipeline = context.resources, context.pipeline
+    samplings = context.samplings or (context.sampling,)
+    named = frozenset(token for sampling in samplings for token in sampling.stop_token_ids)
+    if all(sampling.ignore_eos for sampling in samplings):
+        return named
+    model = pipeline.model_of(context.rollout.engine) if pipeline.rollouts else pipeline.model
+    own = resources.once(f"ends of {context.sampled_by}", lambda: end_tokens(model, resources.tokenizer))
+    return named | own

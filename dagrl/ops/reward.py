@@ -14,8 +14,7 @@ from dagrl.config.schema import NodeBase, RewardNode, SourceReward
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.response import passages
-from dagrl.ops.response_text import response_text
+from dagrl.ops.response import passages, response_text
 from dagrl.ops.trajectories import first_rows
 from dagrl.plugins.custom import load_function
 from dagrl.rewards.score import RewardScores, Samples, score

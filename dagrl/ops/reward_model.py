@@ -12,7 +12,7 @@ from dagrl.config.schema import RewardModelNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.response_text import response_text
+from dagrl.ops.response import response_text
 from dagrl.ops.reward import reward_stats
 
 

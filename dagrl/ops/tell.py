@@ -15,7 +15,7 @@ from dagrl.data.stats import Stat
 from dagrl.model_files.nested_columns import value_at
 from dagrl.model_files.tokenizer import begun_text, chat_text
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.response_text import response_text
+from dagrl.ops.response import response_text
 from dagrl.ops.reward import scored_text
 from dagrl.ops.turns.settings import rollout_tools
 from dagrl.plugins.tool import offered

@@ -11,8 +11,9 @@ from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.sft import MixedObjective, ObservedObjective
 from dagrl.config.schema import UpdateNode
 from dagrl.data.batch import Batch, Column
+from dagrl.data.stats import Stat
 from dagrl.ops.base import Context, OpInput, Output
-from dagrl.ops.stale import without_stale
+from dagrl.ops.trajectories import is_fresh
 from dagrl.plugins.declarations import load_formula
 
 
@@ -65,3 +66,95 @@ def _own_loss(batches: Sequence[Batch], node: UpdateNode, context: Context) -> O
     known = [batch for batch in batches if len(batch)]
     per_response = {name for name in formula.reads for batch in known if name in batch and batch[name].offsets is None}
     return OwnLoss(node.loss.policy, function, node.loss.args, formula.reads, per_response)
+
+
+def without_stale(
+    batches: Sequence[Batch], version: int, context: Context
+) -> tuple[Sequence[Batch], dict[str, Stat], dict[str, np.ndarray]]:
+    """The batches that policy `version` may be trained on, statistics of the samples' age, and what the account counts.
+
+    ``staleness`` covers all samples, by their oldest token; ``staleness/masked`` are those of which a token was masked
+    as too old. Where the versions of tokens are known, ``staleness/tokens`` covers all trained tokens, and only those
+    that are too old are masked. The account counts tokens of each row of the batches: ``stale`` and ``kept`` ones.
+    Raises ValueError for a stale sample if ``stale_samples`` is stop.
+    """
+    behind = [version - batch["policy_version"].values for batch in batches]
+    fresh = [is_fresh(batch) for batch in batches]
+    stats = {"staleness": Stat.of(np.concatenate([ages[rows] for ages, rows in zip(behind, fresh, strict=True)]))}
+    if all(_by_token(batch) for batch in batches):
+        ages = [version - batch["token_version"].values[_fresh_tokens(batch)] for batch in batches]
+        stats["staleness/tokens"] = Stat.of(np.concatenate(ages))
+    most = _most_behind(context)
+    if most is None:
+        return batches, stats, {}
+    stale = [(ages > most) & rows for ages, rows in zip(behind, fresh, strict=True)]
+    choice = context.pipeline.schedule.stale_samples
+    if choice == "stop":
+        for batch, rows in zip(batches, stale, strict=True):
+            _refuse(batch, rows, version, most)
+        return batches, stats, {}
+    if choice != "drop":
+        stats["staleness/masked"] = Stat.of(np.concatenate(stale))
+    if not any(rows.any() for rows in stale):
+        return batches, stats, {}
+    if choice != "drop":
+        masked = [_masked(batch, rows, version - most) for batch, rows in zip(batches, stale, strict=True)]
+        return masked, stats, _counts(batches, [_trained(batch) for batch in masked])
+    kept = [batch.take(np.flatnonzero(~rows)) for batch, rows in zip(batches, stale, strict=True)]
+    remaining = [_trained(batch) * ~rows for batch, rows in zip(batches, stale, strict=True)]
+    return kept, stats, _counts(batches, remaining)
+
+
+def _counts(batches: Sequence[Batch], remaining: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    before, kept = np.concatenate([_trained(batch) for batch in batches]), np.concatenate(remaining)
+    return {"stale": before - kept, "kept": kept}
+
+
+def _trained(batch: Batch) -> np.ndarray:
+    """Tokens of each row that are not masked, int64 [rows]."""
+    mask = batch["response_mask"]
+    return np.bincount(np.repeat(np.arange(len(mask)), mask.lengths)[mask.values > 0], minlength=len(mask))
+
+
+def _fresh_tokens(batch: Batch) -> np.ndarray:
+    """Bool [tokens]: the trained tokens that this step has sampled."""
+    mask = batch["response_mask"]
+    return (mask.values > 0) & np.repeat(is_fresh(batch), mask.lengths)
+
+
+def _by_token(batch: Batch) -> bool:
+    """Whether the versions of tokens are known. They are not where responses of the data set are among the samples."""
+    if "token_version" not in batch:
+        return False
+    return np.array_equal(batch["token_version"].lengths, batch["response_mask"].lengths)
+
+
+def _most_behind(context: Context) -> int | None:
+    """Number of versions that a sample may be behind; None if the generator does not get its weights from this
+    engine.
+    """
+    schedule, rollout, update = context.pipeline.schedule, context.rollout, context.declared(UpdateNode)
+    if getattr(context.pipeline.engines[rollout.engine], "weights_from", None) != update.engine:
+        return None
+    if schedule.stale_samples == "auto" and rollout.partial_rollout:
+        return schedule.max_staleness + rollout.partial_rollout_max_age
+    return schedule.max_staleness
+
+
+def _masked(batch: Batch, stale: np.ndarray, oldest: int) -> Batch:
+    """Mask the tokens of weights before `oldest`, or `stale` rows if the versions of tokens are not known."""
+    mask = batch["response_mask"]
+    keeps = np.repeat(~stale, mask.lengths)
+    if _by_token(batch):
+        keeps |= batch["token_version"].values >= oldest
+    return batch.with_columns({"response_mask": Column(mask.values * keeps.astype(mask.values.dtype), mask.offsets)})
+
+
+def _refuse(batch: Batch, stale: np.ndarray, version: int, most: int) -> None:
+    for row in np.flatnonzero(stale)[:1]:
+        sampled_by = int(batch["policy_version"].values[row])
+        raise ValueError(
+            f"sample {batch.rows[row]} was sampled by policy version {sampled_by}, {version - sampled_by} behind the "
+            f"weights to be trained, and schedule.max_staleness is {most}; set `schedule.stale_samples` to mask or "
+            "drop to continue without such samples"
+        )

@@ -131,7 +131,7 @@ def _files(spec: SourceSpec, place: Place, findings: Findings) -> list[PromptFil
 
 def _check_hub(spec: SourceSpec, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
     """The rows of a data set of the Hub, as far as they are known; the rest is checked when it is read."""
-    from dagrl.data.sources.hub import builder_of
+    from dagrl.data.sources.source import builder_of
 
     try:
         builder, split = builder_of(spec)

@@ -26,7 +26,7 @@ from dagrl.data.batch import Batch
 from dagrl.data.column_store import StoredBlock
 from dagrl.log_ends import keep_ends_of_output
 from dagrl.ops.base import Context, Op, Output, Resources
-from dagrl.ops.registry import load_op
+from dagrl.ops.custom import load_op
 from dagrl.ops.work import (
     EngineWork,
     PartialRollout,

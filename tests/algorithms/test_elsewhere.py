@@ -13,10 +13,10 @@ import torch
 from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinforce_plus_plus_advantages, whitened
 from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.dpo import preference_loss
-from dagrl.algorithms.gae import gae_advantages
 from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, cispo, dro, ppo_clip
 from dagrl.algorithms.response_losses import opmd_kimi, topr
 from dagrl.algorithms.rows import RowReducer
+from dagrl.algorithms.token_returns import gae_advantages
 from dagrl.data.batch import Column
 
 RATIOS = [0.05, 0.5, 0.95, 1.1, 1.5, 7.0]

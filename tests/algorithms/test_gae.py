@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.algorithms.gae import gae_advantages, length_adaptive_traces, token_rewards
+from dagrl.algorithms.token_returns import gae_advantages, length_adaptive_traces, token_rewards
 from dagrl.data.batch import Column
 
 

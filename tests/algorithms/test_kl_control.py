@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagrl.algorithms.kl_control import steered
+from dagrl.algorithms.reward_shaping import steered
 
 
 @pytest.mark.parametrize(

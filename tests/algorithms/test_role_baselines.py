@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.algorithms.role_baselines import rae_advantages
+from dagrl.algorithms.advantages import rae_advantages
 from dagrl.data.batch import Column
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.algorithms.token_baseline import optimal_token_baseline_advantages
+from dagrl.algorithms.token_returns import optimal_token_baseline_advantages
 from dagrl.data.batch import Column
 
 

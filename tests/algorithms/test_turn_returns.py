@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.algorithms.turn_returns import turn_returns
+from dagrl.algorithms.token_returns import turn_returns
 from dagrl.data.batch import Column
 
 

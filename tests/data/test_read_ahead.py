@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.config.schema import TokenizerSpec
-from dagrl.data.order.ids import prompt_id, row_of, source_of
-from dagrl.data.prompts import PromptLoader
-from dagrl.data.read_ahead import ReadAhead, ReadPrompts
+from dagrl.data.order.sampler import prompt_id, row_of, source_of
+from dagrl.data.prompts import PromptLoader, ReadAhead, ReadPrompts
 from dagrl.model_files.tokenizer import make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="bytes"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagrl.data.shards import shard_bounds
+from dagrl.data.redistribute import shard_bounds
 
 
 @given(groups=st.integers(0, 60), shards=st.integers(1, 12))

@@ -13,7 +13,7 @@ from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.session import Session
 from dagrl.ops.agents.tree import TrajectoryTree
-from dagrl.ops.turns.calls import hermes_calls
+from dagrl.ops.turns.settings import hermes_calls
 
 TOKENIZER = chatml_tokenizer()
 WRITER = ContextWriter(TOKENIZER)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from work import changed
 
-from dagrl.algorithms.gae import gae_advantages
+from dagrl.algorithms.token_returns import gae_advantages
 from dagrl.algorithms.value_loss import ValueObjective
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat

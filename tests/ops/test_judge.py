@@ -21,8 +21,7 @@ from dagrl.data.image_column import image_columns
 from dagrl.model_files.images import ImageSettings
 from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.base import OpInput, Output
-from dagrl.ops.judge import JudgeError, judge
-from dagrl.ops.judge_images import content, without_tokens
+from dagrl.ops.judge import JudgeError, content, judge, without_tokens
 from dagrl.plugins.judging import Judged
 
 KEY = "sk-very-secret"

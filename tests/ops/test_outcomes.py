@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dagrl.ops.outcomes import group_outcomes
+from dagrl.ops.trajectories import group_outcomes
 
 
 def test_groups_have_means_of_rewards_passes_and_advantages(bench) -> None:

@@ -10,7 +10,7 @@ from work import changed
 
 from dagrl.config.columns import SOURCE_COLUMNS
 from dagrl.data.batch import Batch
-from dagrl.data.order.ids import prompt_id
+from dagrl.data.order.sampler import prompt_id
 from dagrl.ops.prompts import prompts
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.workers.messages import Block

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from dagrl.config.schema import CustomNode, NodeSpec
-from dagrl.ops.registry import load_op
+from dagrl.ops.custom import load_op
 
 DECLARED = [each.__metadata__[0].tag for each in get_args(get_args(NodeSpec)[0]) if get_args(each)[0] is not CustomNode]
 

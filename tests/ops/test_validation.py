@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagrl.ops.base import Context
-from dagrl.ops.validation import validation_stats
+from dagrl.ops.samples import validation_stats
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, Scope
-from dagrl.data.shards import shard_bounds
+from dagrl.data.redistribute import shard_bounds
 from dagrl.ops.work import Carried, PartialRollout, PausedGroup, PendingWeights, RolloutWork
 from dagrl.orchestrator.rollout_controller import RolloutController, RolloutReports
 from dagrl.orchestrator.steps.account import RolloutFacts, StepAccount

@@ -136,7 +136,7 @@ Tool(forks, {}).call({"text": "x"}, {})
     "an environment": """
 import dagrl
 from dagrl.plugins.environment import EnvironmentClass
-from dagrl.ops.turns.episode import Episode
+from dagrl.ops.turns.dialogue import Episode
 class Forks:
     def reset(self): pass
     def step(self, response):

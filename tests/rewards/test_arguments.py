@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.rewards.arguments import with_braces
+from dagrl.rewards.in_latex import with_braces
 
 
 @pytest.mark.parametrize(

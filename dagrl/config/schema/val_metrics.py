@@ -1,4 +1,4 @@
-"""Names of the metrics of a validation, which `dagrl.ops.validation` measures."""
+"""Names of the metrics of a validation, which `dagrl.ops.samples` measures."""
 
 from __future__ import annotations
 

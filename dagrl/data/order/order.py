@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from dagrl.config.share import ALL, Share
-from dagrl.data.order.ids import prompt_id, row_of, source_of
-from dagrl.data.order.sampler import Outcome, Sampler, SourceRows
+from dagrl.data.order.sampler import Outcome, Sampler, SourceRows, prompt_id, row_of, source_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.data.order.ids import prompt_id, row_of, source_of
-from dagrl.data.order.sampler import Outcome, SourceRows, Unusable
+from dagrl.data.order.sampler import Outcome, SourceRows, Unusable, prompt_id, row_of, source_of
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.sampler import check_sampler
 

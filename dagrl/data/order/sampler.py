@@ -8,6 +8,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
+_ROW_BITS = 40
+
+
+def prompt_id(source: int, row: int) -> int:
+    return source << _ROW_BITS | row
+
+
+def source_of(prompt: int) -> int:
+    return prompt >> _ROW_BITS
+
+
+def row_of(prompt: int) -> int:
+    return prompt & ((1 << _ROW_BITS) - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:

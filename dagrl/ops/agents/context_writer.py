@@ -14,8 +14,7 @@ import numpy as np
 from dagrl.model_files.images import ImageSettings
 from dagrl.model_files.tokenizer import chat_text
 from dagrl.ops.agents.messages import FOLLOWING, Message, RequestError
-from dagrl.ops.turns.rendered import RenderedText
-from dagrl.ops.turns.template import Answer, MessageWriter, nine_characters
+from dagrl.ops.turns.template import Answer, MessageWriter, RenderedText, nine_characters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

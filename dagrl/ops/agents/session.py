@@ -29,7 +29,7 @@ from dagrl.ops.agents.tree import (
     cut_reply,
     digests,
 )
-from dagrl.ops.turns.rendered import encodable
+from dagrl.ops.turns.template import encodable
 
 _LENGTH, _TURNS = "length", "turns"
 _LONG_TEXT = 20_000

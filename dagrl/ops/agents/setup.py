@@ -22,8 +22,7 @@ from dagrl.ops.agents.programs import CommandProgram, Program, SandboxedProgram,
 from dagrl.ops.agents.rows import ScoreGroup
 from dagrl.ops.agents.verifiers_agent import verifiers_agent
 from dagrl.ops.base import Context
-from dagrl.ops.turns.calls import parser_of
-from dagrl.ops.turns.settings import policy_images
+from dagrl.ops.turns.settings import parser_of, policy_images
 from dagrl.plugins.agent import agent_problem
 from dagrl.plugins.custom import load_function
 

@@ -18,8 +18,7 @@ from dagrl.backends.base import GenerationRequest
 from dagrl.backends.tool_calls import begins_reasoning
 from dagrl.data.batch import Batch
 from dagrl.ops.base import Context
-from dagrl.ops.response import ABORTED, Response
-from dagrl.ops.response_text import response_text
+from dagrl.ops.response import ABORTED, Response, response_text
 from dagrl.ops.turns.dialogue import LENGTH, PendingOutcome, ResponseDialogue
 from dagrl.ops.turns.jobs import JobResult, Jobs
 from dagrl.ops.turns.paused import PausedGroups

@@ -84,7 +84,7 @@ class StepAccount:
         self._ends |= dict.fromkeys(groups, end)
 
     def add_update(self, task: PlannedTask, block: Block) -> None:
-        """Add the counts of a block, if an update has yielded it: see `dagrl.ops.stale`."""
+        """Add the counts of a block, if an update has yielded it: see `dagrl.ops.update`."""
         if task.op == "update" and task.sampled_by in self._rollouts:
             # Without counts, nothing is too old: the update trains on each row.
             counts = block.counts or {"stale": np.zeros_like(block.rows), "kept": np.ones_like(block.rows)}

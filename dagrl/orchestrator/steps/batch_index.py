@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import ray
 
-from dagrl.data.redistribute import RowIndex
-from dagrl.data.shards import shard_bounds
+from dagrl.data.redistribute import RowIndex, shard_bounds
 from dagrl.ops.work import ColumnSource
 from dagrl.scheduler.plan import PlannedTask
 from dagrl.workers.messages import Block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagrl.algorithms.kl_control import steered
+from dagrl.algorithms.reward_shaping import steered
 from dagrl.config.schema import AdvantageNode, KlInRewardSpec, Pipeline
 from dagrl.data.stats import Stat
 from dagrl.graph.dag import PROMPTS_NODE

@@ -14,9 +14,8 @@ from typing import Any
 from dagrl.config.errors import suggest
 from dagrl.config.schema.rounds import prompts_begun
 from dagrl.config.share import ALL
-from dagrl.data.order.ids import source_of
 from dagrl.data.order.make import make_order
-from dagrl.data.order.sampler import Outcome
+from dagrl.data.order.sampler import Outcome, source_of
 from dagrl.ops.work import Carried, PausedGroup
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.steps.batch_index import BatchIndex

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dagrl.config.schema import Pipeline
-from dagrl.data.order.ids import source_of
+from dagrl.data.order.sampler import source_of
 from dagrl.data.stats import Stat, merge
 from dagrl.orchestrator.steps.account import StepAccount, rollout_facts
 from dagrl.orchestrator.steps.batch_index import BatchIndex

@@ -12,7 +12,136 @@ import os
 import struct
 from dataclasses import dataclass
 
-from dagrl.rewards.sandbox.forbidden import CHANGES_GROUPS, CHANGES_NAMES, FORBIDDEN
+type Numbers = tuple[int | None, int | None]
+
+FORBIDDEN: dict[str, Numbers] = {
+    # Network. `socketpair` stays available for streams: asyncio needs it, and it reaches no other process.
+    "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    # A file descriptor in flight over a socket pair keeps a file on the disk that the parent cannot see.
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
+    # Processes. Threads use `clone`, so the filter checks its arguments instead.
+    "fork": (57, None),
+    "vfork": (58, None),
+    # Other processes of the same user.
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    # Objects that outlive the process, or that its memory limit does not count.
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "memfd_create": (319, 279),
+    # Resources with a quota that all processes of the user or the machine share.
+    "io_setup": (206, 0),
+    "timer_create": (222, 107),
+    # File operations that Landlock does not check.
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "truncate": (76, 45),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    "flock": (73, 32),
+    # Ways around the file limits: space allocated past a file's end, and links.
+    "fallocate": (285, 47),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
+    # The machine.
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "userfaultfd": (323, 282),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "vhangup": (153, 58),
+    "syslog": (103, 116),
+    "personality": (135, 92),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+}
+CHANGES_NAMES: dict[str, Numbers] = {
+    "creat": (85, None),
+    "rename": (82, None),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
+    "rmdir": (84, None),
+    "unlink": (87, None),
+    "unlinkat": (263, 35),
+    "mknod": (133, None),
+    "mknodat": (259, 33),
+}
+"""Calls that create, rename and remove files. Forbidden without Landlock, which otherwise restricts the folder."""
+CHANGES_GROUPS: dict[str, Numbers] = {"setpgid": (109, 154), "setsid": (112, 157)}
+"""Calls that leave a process group. Forbidden to processes with children: the group is killed at the end."""
+
 
 _FIRST_COMMON = 424
 """System calls from this number on have the same number on all machines."""

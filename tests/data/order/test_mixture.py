@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagrl.data.order.mixture import Mixture
-from dagrl.data.order.stages import Stage, Stages
+from dagrl.data.order.mixed import Mixture, Stage, Stages
 
 WEIGHTS = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 100)), min_size=1, max_size=8).filter(any)
 

@@ -12,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.data.order.adaptive import Adaptive, AdaptiveRules
-from dagrl.data.order.ids import prompt_id, row_of, source_of
-from dagrl.data.order.mixed import MixedSources
+from dagrl.data.order.mixed import MixedSources, Stage, Stages
 from dagrl.data.order.order import PromptOrder
 from dagrl.data.order.own import OwnSampler
 from dagrl.data.order.passes import Passes, in_order, shuffled
-from dagrl.data.order.sampler import Outcome, SourceRows
-from dagrl.data.order.stages import Stage, Stages
+from dagrl.data.order.sampler import Outcome, SourceRows, prompt_id, row_of, source_of
 
 
 class Remembers:

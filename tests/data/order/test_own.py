@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagrl.data.order.ids import prompt_id
 from dagrl.data.order.own import OwnSampler
-from dagrl.data.order.sampler import Outcome, SourceRows
+from dagrl.data.order.sampler import Outcome, SourceRows, prompt_id
 from dagrl.plugins.sampler import check_sampler
 
 SOURCES = [SourceRows("easy", 5), SourceRows("hard", 3)]

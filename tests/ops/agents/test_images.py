@@ -36,7 +36,7 @@ from dagrl.ops.agents.session import Session
 from dagrl.ops.agents.tree import SampledSequence, TrajectoryTree
 from dagrl.ops.base import OpInput
 from dagrl.ops.rollout import rollout
-from dagrl.ops.turns.calls import hermes_calls
+from dagrl.ops.turns.settings import hermes_calls
 
 _INIT = seeing_model().init
 assert _INIT is not None

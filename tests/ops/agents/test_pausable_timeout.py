@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from dagrl.ops.agents.pausable_timeout import PausableTimeout
+from dagrl.ops.agents.running import PausableTimeout
 
 LIMIT_S, PAUSE_S = 100.0, 1000.0
 SLACK_S = 50.0

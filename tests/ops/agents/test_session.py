@@ -21,7 +21,7 @@ from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.messages import Message, message_of, with_names
 from dagrl.ops.agents.session import Reply, Session, TurnLimitError, Wish
 from dagrl.ops.agents.tree import ContextLengthError, SampledSequence
-from dagrl.ops.turns.calls import parser_of
+from dagrl.ops.turns.settings import parser_of
 
 USER = {"role": "user", "content": "What is 3+4?"}
 SEARCH = ({"type": "function", "function": {"name": "search", "description": "", "parameters": {}}},)

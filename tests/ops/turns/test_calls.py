@@ -9,7 +9,7 @@ import pytest
 from chatml import chatml_tokenizer
 
 from dagrl.backends.tool_calls import Call, MalformedCall, begins_reasoning, outside_reasoning
-from dagrl.ops.turns.calls import hermes_calls, parser_of
+from dagrl.ops.turns.settings import hermes_calls, parser_of
 from dagrl.plugins.tool import load_tool
 
 ONE = '<tool_call>\n{"name": "search", "arguments": {"query": "a \\"b\\"", "count": 2}}\n</tool_call>'

@@ -12,9 +12,9 @@ import pytest
 
 import dagrl
 from dagrl.backends.tool_calls import Call
-from dagrl.ops.turns.calls import hermes_calls
 from dagrl.ops.turns.dialogue import PendingOutcome, ResponseDialogue, TurnOutcome, TurnSettings, tool_answer
 from dagrl.ops.turns.jobs import JobResult, JobTimeoutError
+from dagrl.ops.turns.settings import hermes_calls
 from dagrl.ops.turns.template import Answer
 from dagrl.plugins.environment import EnvironmentClass
 from dagrl.plugins.tool import Tool, ToolUnavailableError, tool

@@ -10,9 +10,9 @@ import pytest
 from dagrl.backends.tool_calls import Call
 from dagrl.config.schema import TURN_COLUMNS, RolloutNode, SamplingSpec
 from dagrl.ops.rollout import turn_stats
-from dagrl.ops.turns.calls import parser_of
 from dagrl.ops.turns.dialogue import ResponseDialogue, TurnSettings
 from dagrl.ops.turns.jobs import JobResult
+from dagrl.ops.turns.settings import parser_of
 from dagrl.plugins.environment import load_environment
 from dagrl.plugins.tool import BUILT_IN, load_tool
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagrl.config.schema import Scope
-from dagrl.data.shards import shard_bounds
+from dagrl.data.redistribute import shard_bounds
 from dagrl.ops.work import ColumnSource
 from dagrl.orchestrator.steps.batch_index import Arrival, BatchIndex
 from dagrl.scheduler.plan import HOST, PlannedTask, Rows

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dagrl.backends.megatron.section import ParallelSpec, coordinates
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Pipeline, Scope
-from dagrl.data.shards import shard_bounds
+from dagrl.data.redistribute import shard_bounds
 from dagrl.ops.work import PartialRollout, PartWork, RolloutWork, ScoreWork, SourceWork, TaskWork
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import dispatch, dispatch_chunk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.rewards.code.extract import program_in
+from dagrl.rewards.code.reward import program_in
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagrl.rewards.sandbox.forbidden import CHANGES_GROUPS, CHANGES_NAMES, FORBIDDEN
-from dagrl.rewards.sandbox.syscalls import filter_program
+from dagrl.rewards.sandbox.syscalls import CHANGES_GROUPS, CHANGES_NAMES, FORBIDDEN, filter_program
 
 KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
