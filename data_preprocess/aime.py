@@ -7,6 +7,8 @@ Writes test.parquet. AIME 2024 from the hub; another year by its name there, suc
 
 from __future__ import annotations
 
+from functools import partial
+
 from dagrl.data.prepare import Original, run, usual_files
 from dagrl.data.prepare.dataset import contest
 
@@ -21,11 +23,7 @@ AIME = contest(
     ),
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write test.parquet and report on it."""
-    run(AIME, arguments)
-
+main = partial(run, AIME)
 
 if __name__ == "__main__":
     main()

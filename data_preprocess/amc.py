@@ -6,6 +6,8 @@ files): rows of {problem, answer}. Answers that are whole numbers are written wi
 
 from __future__ import annotations
 
+from functools import partial
+
 from dagrl.data.prepare import Original, run, usual_files
 from dagrl.data.prepare.dataset import contest
 
@@ -20,11 +22,7 @@ AMC = contest(
     ),
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write test.parquet and report on it."""
-    run(AMC, arguments)
-
+main = partial(run, AMC)
 
 if __name__ == "__main__":
     main()

@@ -8,6 +8,7 @@ program fed through its standard input.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,6 @@ INSTRUCTION = "Solve the task in Python, in one markdown code block."
 
 
 def make_row(record: Record, instruction: str) -> PromptRow | Drop:
-    """The task with how it is to be written; those without usable tests are dropped."""
     task = record["question"].strip()
     if not task:
         return Drop("no task")
@@ -90,11 +90,7 @@ APPS = DataSet(
     rows_per_group=256,
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write both splits and report on them."""
-    run(APPS, arguments)
-
+main = partial(run, APPS)
 
 if __name__ == "__main__":
     main()

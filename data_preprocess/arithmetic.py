@@ -48,7 +48,6 @@ def split_pairs(largest: int, held_out: float, seed: int) -> dict[str, np.ndarra
 
 
 def prompts(pairs: np.ndarray, split: str) -> Iterator[PromptRow]:
-    """The additions of `pairs` [n, 2]."""
     for left, right in pairs.tolist():
         prompt, result = f"{left}+{right}=", left + right
         numbers = {"left": left, "right": right, "wrong": str(result + 1)}
@@ -57,7 +56,6 @@ def prompts(pairs: np.ndarray, split: str) -> Iterator[PromptRow]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write both files and report on them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--local_dir", type=Path, required=True, help="folder to write train.parquet and test.parquet to"

@@ -7,6 +7,8 @@ folder with dapo-math-17k.parquet and aime-2024.parquet.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 
 from dagrl.data.prepare import DataSet, Drop, Field, Original, Record, answer_text, run, usual_files
@@ -57,11 +59,7 @@ DAPO_MATH = DataSet(
     unique=True,
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write both splits and report on them."""
-    run(DAPO_MATH, arguments)
-
+main = partial(run, DAPO_MATH)
 
 if __name__ == "__main__":
     main()

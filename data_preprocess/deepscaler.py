@@ -8,6 +8,7 @@ a question is from, as in deepscaler/test/aime, so that each is validated by its
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pyarrow as pa
 
@@ -75,11 +76,7 @@ DEEPSCALER = DataSet(
     instruction=BOXED_INSTRUCTION,
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write both splits and report on them."""
-    run(DEEPSCALER, arguments)
-
+main = partial(run, DEEPSCALER)
 
 if __name__ == "__main__":
     main()

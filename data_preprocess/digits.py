@@ -36,7 +36,6 @@ COLUMNS = {"images": pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string
 
 
 def drawn(digit: int, random: np.random.Generator) -> bytes:
-    """A picture of a digit, light on dark, as PNG."""
     glyph = np.array([[int(pixel) for pixel in row] for row in GLYPHS[digit].split()])
     glyph = np.kron(glyph, np.ones((SCALE, SCALE), dtype=int))
     height, width = glyph.shape
@@ -58,7 +57,6 @@ def prompts(count: int, split: str, random: np.random.Generator) -> Iterator[Pro
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write both files and report on them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--local_dir", type=Path, required=True, help="folder to write train.parquet and test.parquet to"

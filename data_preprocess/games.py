@@ -35,7 +35,6 @@ def prompts(game: str, options: dict[str, Any], rules: str, seeds: range, split:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write both files and report on them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--local_dir", type=Path, required=True, help="folder to write train.parquet and test.parquet to"

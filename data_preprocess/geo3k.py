@@ -7,6 +7,8 @@ the prompt.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 
 from dagrl.data.prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
@@ -19,7 +21,6 @@ INSTRUCTION = (
 
 
 def make_row(record: Record, instruction: str) -> PromptRow | Drop:
-    """The question with the instruction, and its figures."""
     question, answer, images = record["problem"].strip(), record["answer"].strip(), record["images"]
     for image in images:
         if not (isinstance(image, dict) and isinstance(image.get("bytes"), bytes)):
@@ -49,11 +50,7 @@ GEO3K = DataSet(
     rows_per_group=128,
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write both splits and report on them."""
-    run(GEO3K, arguments)
-
+main = partial(run, GEO3K)
 
 if __name__ == "__main__":
     main()

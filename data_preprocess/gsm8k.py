@@ -6,6 +6,8 @@ and writes train.parquet and test.parquet in verl's schema.
 
 from __future__ import annotations
 
+from functools import partial
+
 from dagrl.data.prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 from dagrl.data.prompt_file import PromptRow
 
@@ -38,11 +40,7 @@ GSM8K = DataSet(
     instruction=INSTRUCTION,
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write both splits and report on them."""
-    run(GSM8K, arguments)
-
+main = partial(run, GSM8K)
 
 if __name__ == "__main__":
     main()

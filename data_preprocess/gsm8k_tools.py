@@ -8,6 +8,7 @@ tools that a rollout should offer.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import gsm8k
 import pyarrow as pa
@@ -23,7 +24,6 @@ SYSTEM = (
 
 
 def make_row(record: Record, instruction: str) -> PromptRow | Drop:
-    """gsm8k.py's row with the system message and the tools."""
     row = gsm8k.make_row(record, instruction)
     if isinstance(row, Drop):
         return row
@@ -52,11 +52,7 @@ GSM8K_TOOLS: DataSet = replace(
     columns={"agent_name": pa.string()},
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write both splits and report on them."""
-    run(GSM8K_TOOLS, arguments)
-
+main = partial(run, GSM8K_TOOLS)
 
 if __name__ == "__main__":
     main()

@@ -6,6 +6,8 @@ train.jsonl and test.jsonl with the same fields. The reference answer is what th
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 
 from dagrl.data.prepare import (
@@ -27,7 +29,6 @@ HUB_NAME = "DigitalLearningGmbH/MATH-lighteval"
 
 
 def make_row(record: Record, instruction: str) -> PromptRow | Drop:
-    """The question with the instruction, and the boxed answer of its solution."""
     question, solution = record["problem"].strip(), record["solution"]
     answer = last_boxed(solution)
     if not question:
@@ -60,11 +61,7 @@ MATH = DataSet(
     instruction=BOXED_INSTRUCTION,
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write both splits and report on them."""
-    run(MATH, arguments)
-
+main = partial(run, MATH)
 
 if __name__ == "__main__":
     main()

@@ -8,6 +8,7 @@ test, 601 to 974 train; 1 to 10 and 511 to 600 are left for examples and validat
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from dagrl.data.prepare import QUESTION_INFO, DataSet, Drop, Field, Original, Record, asked, run, usual_files
 from dagrl.data.prompt_file import PromptRow
@@ -58,11 +59,7 @@ MBPP = DataSet(
     instruction=INSTRUCTION,
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write both splits and report on them."""
-    run(MBPP, arguments)
-
+main = partial(run, MBPP)
 
 if __name__ == "__main__":
     main()

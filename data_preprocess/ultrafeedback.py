@@ -7,6 +7,7 @@ before the answers as its prompt, and two answers in the columns `chosen` and `r
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,6 @@ HUB_NAME = "HuggingFaceH4/ultrafeedback_binarized"
 
 
 def make_row(record: Record, instruction: str) -> PromptRow | Drop:
-    """The chat before both answers, and the answers."""
     del instruction  # the prompts are complete
     chats = [_chat(record, name) for name in ("chosen", "rejected")]
     (*prompt, chosen), (*other, rejected) = chats
@@ -69,11 +69,7 @@ ULTRAFEEDBACK = DataSet(
     columns={"chosen": pa.string(), "rejected": pa.string()},
 )
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write both splits and report on them."""
-    run(ULTRAFEEDBACK, arguments)
-
+main = partial(run, ULTRAFEEDBACK)
 
 if __name__ == "__main__":
     main()

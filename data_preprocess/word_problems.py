@@ -27,49 +27,13 @@ LARGEST = 400
 """Largest number of a story: the task is the reading, not the arithmetic of long numbers."""
 
 _NAMES = [
-    "Ada",
-    "Bruno",
-    "Carla",
-    "Dev",
-    "Elif",
-    "Farid",
-    "Greta",
-    "Hugo",
-    "Ines",
-    "Jonas",
-    "Kira",
-    "Liam",
-    "Mona",
-    "Nils",
-    "Olga",
-    "Pablo",
-    "Rosa",
-    "Sven",
-    "Tara",
-    "Uma",
-    "Viktor",
-    "Wanda",
-    "Yusuf",
-    "Zora",
-]
+    "Ada", "Bruno", "Carla", "Dev", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kira", "Liam", "Mona", "Nils",
+    "Olga", "Pablo", "Rosa", "Sven", "Tara", "Uma", "Viktor", "Wanda", "Yusuf", "Zora",
+]  # fmt: skip
 _THINGS = [
-    "acorns",
-    "badges",
-    "balloons",
-    "beads",
-    "bottles",
-    "buttons",
-    "candles",
-    "cards",
-    "eggs",
-    "lemons",
-    "magnets",
-    "pears",
-    "pens",
-    "ribbons",
-    "seeds",
-    "tiles",
-]
+    "acorns", "badges", "balloons", "beads", "bottles", "buttons", "candles", "cards", "eggs", "lemons", "magnets",
+    "pears", "pens", "ribbons", "seeds", "tiles",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +119,6 @@ class Problem:
 
 
 def make_problem(r: random.Random, steps: int) -> Problem:
-    """A problem with `steps` calculations."""
     who, friend = r.sample(_NAMES, 2)
     things = r.choice(_THINGS)
     if r.random() < 0.5:
@@ -199,7 +162,6 @@ def make_problems(counts: dict[str, int], steps: Sequence[int], seed: int) -> di
 
 
 def prompts(problems: Sequence[Problem], split: str) -> Iterator[PromptRow]:
-    """The rows of a file."""
     for index, problem in enumerate(problems):
         info = {"split": split, "index": index, "steps": problem.steps, "answer": problem.solution}
         source = f"dagrl/word_problems_{problem.steps}"
@@ -207,7 +169,6 @@ def prompts(problems: Sequence[Problem], split: str) -> Iterator[PromptRow]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write both files and report on them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--local_dir", type=Path, required=True, help="folder to write train.parquet and test.parquet to"

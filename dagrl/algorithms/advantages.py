@@ -22,9 +22,8 @@ def grpo_advantages(
 
     A = (r - mean(r)) / std(r) over the group (DeepSeekMath, arXiv 2402.03300, section 4.1.2). The paper does not define
     std; like other implementations this uses the sample standard deviation, with n - 1. Without `normalize_by_std`,
-    A = r - mean(r), as in Dr. GRPO (arXiv 2503.20783, section 3.2). Dr. GRPO also needs a loss that does not divide by
-    the length of a response: ``aggregation: seq-mean-token-sum-norm``. With ``batch``, std is that of the rewards of
-    the whole batch (arXiv 2508.08221), so that no group of nearly equal rewards is scaled up.
+    A = r - mean(r). With ``batch``, std is that of the rewards of the whole batch (arXiv 2508.08221), so that no group
+    of nearly equal rewards is scaled up.
 
     A group whose rewards are all equal, also a group of one, has advantage 0.
 
@@ -33,6 +32,14 @@ def grpo_advantages(
     Raises ValueError if a reward is not finite.
     """
     return _per_token(_deviations(rewards, groups, normalize_by_std), mask)
+
+
+def dr_grpo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
+    """GRPO without the division by std (Dr. GRPO, arXiv 2503.20783, section 3.2).
+
+    It also needs a loss that does not divide by the length of a response: ``aggregation: seq-mean-token-sum-norm``.
+    """
+    return grpo_advantages(rewards, groups, mask, normalize_by_std=False)
 
 
 def rloo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
@@ -154,7 +161,7 @@ def maxrl_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> C
 
 
 def gdpo_advantages(
-    rewards: Mapping[str, np.ndarray],
+    named_rewards: Mapping[str, np.ndarray],
     weights: Mapping[str, float],
     groups: np.ndarray,
     mask: Column,
@@ -168,13 +175,13 @@ def gdpo_advantages(
     as in verl and in `reinforce_plus_plus_baseline_advantages`, whose loss also averages over tokens. TRL, NeMo-RL and
     ms-swift whiten over responses; the two are equal for responses of equal length.
 
-    `rewards` and `weights` have the same names. The result is float64. Other arguments, errors and constant groups, of
-    each reward by itself, are as in `grpo_advantages`.
+    `named_rewards` and `weights` have the same names. The result is float64. Other arguments, errors and constant
+    groups, of each reward by itself, are as in `grpo_advantages`.
     """
     total = np.zeros(len(mask))
     for name, weight in weights.items():
-        _finite(rewards[name], f"`{name}`")
-        total += weight * _deviations(rewards[name], groups, normalize_by_std)
+        _finite(named_rewards[name], f"`{name}`")
+        total += weight * _deviations(named_rewards[name], groups, normalize_by_std)
     return Column(np.repeat(total, mask.lengths), mask.offsets)
 
 
@@ -298,12 +305,10 @@ def whitened(advantages: Column, mask: Column) -> Column:
 
 
 def _per_token(advantages: np.ndarray, mask: Column) -> Column:
-    """The same advantage for each token of a response."""
     return _masked(np.repeat(advantages, mask.lengths), mask)
 
 
 def _masked(advantages: np.ndarray, mask: Column) -> Column:
-    """Advantages of tokens, 0 outside the mask."""
     return Column((advantages * (mask.values > 0)).astype(np.float32), mask.offsets)
 
 

@@ -57,7 +57,6 @@ def majority_at_k(rewards: np.ndarray, votes: Sequence[Sequence[str | None]], k:
 
 
 def _trials(n: int, k: int) -> np.ndarray:
-    """Choices of k out of n: bool [trials, n]."""
     if not 1 <= k <= n:
         raise ValueError(f"cannot compute the majority of {k} from {n} responses")
     chosen: Sequence[Sequence[int]] | np.ndarray

@@ -30,7 +30,7 @@ def gigpo_advantages(
     groups: np.ndarray,
     mask: Column,
     *,
-    token_rewards: Column,
+    turn_rewards: Column,
     prompts: Column,
     tokens: Column,
     turns: Column,
@@ -47,7 +47,7 @@ def gigpo_advantages(
     R_t = sum over k >= t of discount^(k - t) r_k. The state is the tokens since the policy's turn before: the
     paper's anchor state. A state that occurs once has A_step 0.
 
-    `token_rewards` has the reward of a turn on any of its tokens; `prompts` has the tokens before the policy's first
+    `turn_rewards` has the reward of a turn on any of its tokens; `prompts` has the tokens before the policy's first
     turn, which may differ within a group of agents; `turns` has the number of each token's turn from 1, and 0 for
     tokens that others wrote; `step_coef` is w. All but `prompts` are ragged as `mask`. Other arguments, result and
     errors are as in `grpo_advantages`.
@@ -59,7 +59,7 @@ def gigpo_advantages(
     states: dict[tuple[int, bytes], int] = {}
     anchors = np.array([states.setdefault((int(groups[step.row]), step.state), len(states)) for step in steps])
     one_each = Column(np.ones(len(steps), dtype=np.float32), np.arange(len(steps) + 1))
-    returns = _returns(steps, token_rewards, discount)
+    returns = _returns(steps, turn_rewards, discount)
     compared = grpo_advantages(returns, anchors, one_each, normalize_by_std=normalize_by_std)
     rows = [step.row for step in steps]
     of_rows = grpo_advantages(rewards[rows], groups[rows], one_each, normalize_by_std=normalize_by_std)

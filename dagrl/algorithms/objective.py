@@ -249,7 +249,6 @@ class PolicyObjective:
     def _distillation(
         spec: LossDistillationSpec, tokens: ResponseTokens, old: torch.Tensor, rows: RowReducer
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The divergence from the teacher, and the tokens that have one."""
         if spec.over_candidates:
             divergence, known = candidate_loss(spec, tokens, rows)
         else:

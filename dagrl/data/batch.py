@@ -72,7 +72,6 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Size of the column in bytes."""
         return sum(array.nbytes for array in (self.values, self.offsets, self.index) if array is not None)
 
     def take(self, indices: np.ndarray) -> Column:
@@ -80,7 +79,6 @@ class Column:
         return Column.gather([self], indices)
 
     def strings(self) -> list[str]:
-        """The rows of a text column."""
         return [self.string(row) for row in range(len(self))]
 
     def string(self, row: int) -> str:
@@ -135,15 +133,12 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Size of all columns and row ids in bytes."""
         return self.rows.nbytes + sum(column.nbytes for column in self.columns.values())
 
     def select(self, names: Iterable[str]) -> Batch:
-        """The same rows with only these columns."""
         return Batch(self.rows, {name: self.columns[name] for name in names})
 
     def with_columns(self, columns: Mapping[str, Column]) -> Batch:
-        """The same rows with further columns."""
         return Batch(self.rows, {**self.columns, **columns})
 
     def take(self, indices: np.ndarray) -> Batch:
@@ -183,7 +178,6 @@ def find_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
 def _batch_of(
     rows: np.ndarray, columns: Mapping[str, tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]
 ) -> Batch:
-    """Inverse of `Batch.__reduce__`."""
     return Batch(rows, {name: Column(*column) for name, column in columns.items()})
 
 
@@ -199,7 +193,6 @@ def _entries(parts: Sequence[Column], indices: np.ndarray) -> Column:
 
 
 def _by_value(column: Column, indices: np.ndarray) -> Column:
-    """Gather rows of a column value by value."""
     if column.offsets is None:
         return Column(column.values[indices])
     begins, lengths = column.offsets[:-1][indices], column.lengths[indices]
@@ -226,7 +219,6 @@ def _in_slices(parts: Sequence[Column], indices: np.ndarray) -> Column:
 
 
 def _are_ragged(parts: Sequence[Column]) -> bool:
-    """Whether the parts are ragged; all must be, or none."""
     ragged = {part.offsets is not None for part in parts}
     assert len(ragged) == 1, "no parts, or ragged and flat parts mixed"
     return True in ragged

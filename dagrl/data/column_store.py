@@ -74,7 +74,6 @@ class ColumnStore:
         return column
 
     def put_block(self, batch: Batch, names: Iterable[str]) -> StoredBlock:
-        """Store the row ids of a batch, and those of the named columns that it has."""
         columns = {name: self.put(batch[name]) for name in names if name in batch}
         return StoredBlock(rows=self.put(Column(batch.rows)), columns=columns)
 

@@ -38,7 +38,6 @@ class ImageColumn:
             raise ValueError(f"{fact}; it has: {', '.join(names)}")
 
     def stored(self, row: int) -> list[Any]:
-        """The images of a row as they are stored; empty if it has none."""
         return self._of_rows([row])[0]
 
     def _of_rows(self, rows: list[int]) -> list[list[Any]]:

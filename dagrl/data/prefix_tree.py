@@ -49,14 +49,12 @@ def prefix_tree(sequences: Sequence[np.ndarray], least: int = 1) -> PrefixTree:
 
 
 def sorted_order(sequences: Sequence[np.ndarray]) -> list[int]:
-    """Indices of the sequences in lexicographic order."""
     # Big-endian bytes of non-negative integers compare as the integers do.
     keys = [np.asarray(tokens).astype(">u8").tobytes() for tokens in sequences]
     return sorted(range(len(sequences)), key=lambda index: keys[index])
 
 
 def common_length(one: np.ndarray, other: np.ndarray) -> int:
-    """Tokens with which both begin."""
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
     return int(different[0]) if len(different) else length
@@ -77,7 +75,6 @@ class GrowingTree:
         """Tokens of all runs, with padding."""
 
     def growth(self, tokens: np.ndarray) -> int:
-        """Tokens by which a sequence would make the tree larger."""
         return self._growth(len(tokens), *self._shared(tokens))
 
     def insert(self, tokens: np.ndarray) -> int:

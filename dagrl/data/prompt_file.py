@@ -37,7 +37,6 @@ class PromptRow:
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The prompt as a chat."""
         return [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
 
 

@@ -76,7 +76,6 @@ class FileStats:
         return np.flatnonzero(self.answers != self.answers[first[inverse]])
 
     def places(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Where the first of some rows are."""
         return [self.source.place(int(row)) for row in rows[:_SHOWN]]
 
 
@@ -186,7 +185,6 @@ def _texts(
 
 
 def _text_of(prompt: object) -> str:
-    """The text of a prompt without its system messages."""
     if not isinstance(prompt, list):
         return prompt if isinstance(prompt, str) else ""
     contents = [each.get("content") for each in prompt if each and each.get("role") not in ("system", "developer")]
@@ -203,7 +201,6 @@ def _hash(text: str) -> int:
 
 
 def _grams_of(stats: FileStats) -> tuple[np.ndarray, np.ndarray]:
-    """The grams of all prompts and their rows."""
     grams, rows = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for numbers, texts, _ in _texts(stats.source, stats.prompt_key, None):
         for row, text in zip(numbers, texts, strict=True):

@@ -73,7 +73,6 @@ class PromptTable:
         return len(self.source)
 
     def place(self, row: int) -> str:
-        """Location of a row, for messages."""
         return self.source.place(row)
 
     def hold(self, rows: Sequence[int]) -> None:
@@ -160,7 +159,6 @@ class PromptTable:
         return tokens
 
     def images(self, rows: Sequence[int]) -> dict[str, Column]:
-        """Columns of ImageColumn for these rows; none if prompts are text."""
         return self._images.columns(list(rows)) if self._images else {}
 
     def responses(self, row: int) -> list[np.ndarray]:
@@ -232,7 +230,6 @@ class PromptTable:
         return chat_of(self._at(column, row))
 
     def _at(self, column: str, row: int) -> Any:
-        """The value of a column, or of a struct's field."""
         name = column.partition(".")[0]
         try:
             return value_at({name: self._cell(name, row)}, column)
@@ -243,7 +240,6 @@ class PromptTable:
         return ValueError(f"{self.place(row)} has {what}; mend the row, or remove it")
 
     def _cell(self, column: str, row: int) -> Any:
-        """The value of a column, None if the file lacks it."""
         if row not in self._held:
             self.hold([row])
         return self._values[column][self._held[row]]
@@ -271,7 +267,6 @@ class PromptTable:
             raise ValueError(f"{fact}, and the tokenizer has no chat template; {remedy}")
 
     def _offered(self, row: int) -> list[dict[str, Any]]:
-        """The tools that the row may use."""
         return [*offered(self._tools, self._cell("extra_info", row) or {}).values()] if self._tools else []
 
     def _check_known(self, tokens: Sequence[int], text: str, row: int, what: str, column: str = "") -> None:

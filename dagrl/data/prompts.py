@@ -114,7 +114,6 @@ class PromptLoader:
         """Row that is left out -> token counts of its prompt and responses."""
 
     def __len__(self) -> int:
-        """Rows of the source, including those that are too long."""
         return len(self._table)
 
     def read(self, rows: Sequence[int]) -> PromptSlice:
@@ -166,7 +165,6 @@ class PromptLoader:
         return taken
 
     def _names(self) -> list[tuple[int, str]]:
-        """Index and column of each limit."""
         return [(place, f"responses.{place - 1}" if place else "prompt_tokens") for place in range(len(self._limits))]
 
     def _check_some_fit(self) -> None:

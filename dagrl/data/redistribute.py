@@ -77,7 +77,6 @@ class RowIndex:
 
 
 def _items(rows: int, groups: np.ndarray | None) -> tuple[np.ndarray, int]:
-    """Item (row or group) of each row, and number of items."""
     if groups is None:
         return np.arange(rows), rows
     names, item_of_row = np.unique(groups, return_inverse=True)

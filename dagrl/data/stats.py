@@ -49,7 +49,6 @@ class Stat:
 
     @property
     def mean(self) -> float:
-        """Arithmetic mean; NaN without values."""
         return self.total / self.count if self.count else math.nan
 
     @property
@@ -61,7 +60,6 @@ class Stat:
 
 
 def merge(parts: Iterable[Mapping[str, Stat]]) -> dict[str, Stat]:
-    """Merge statistics by name."""
     merged: dict[str, Stat] = {}
     for part in parts:
         for name, stat in part.items():

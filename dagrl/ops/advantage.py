@@ -98,7 +98,6 @@ def _distilled(advantages: Column, spec: AdvantageDistillationSpec, batch: Batch
 
 
 def _steered(charges: Column, mask: Column, weight: float) -> dict[str, Stat]:
-    """Statistics for the controller in `dagrl.orchestrator.steps.carried_state`."""
     tokens = trained_tokens(mask)
     trained = tokens > 0
     divergence = row_sums(charges)[trained] / tokens[trained] / weight

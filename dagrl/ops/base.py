@@ -97,7 +97,6 @@ class Resources:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's tokenizer."""
         from dagrl.model_files.tokenizer import load_tokenizer
 
         return load_tokenizer(self.pipeline.model)
@@ -135,7 +134,6 @@ class Context:
 
     @property
     def node(self) -> NodeBase | None:
-        """The declared node; None for implicit ones."""
         return self.pipeline.nodes[self.work.node] if self.work.node else None
 
     @property
@@ -161,17 +159,14 @@ class Context:
 
     @property
     def trainer(self) -> TrainEngine:
-        """The engine of an op that trains or computes log-probs or values."""
         return cast(TrainEngine, self.engine)
 
     @property
     def generator(self) -> GenerateEngine:
-        """The engine of an op that samples."""
         return cast(GenerateEngine, self.engine)
 
     @property
     def scorer(self) -> ScoreEngine:
-        """The engine of an op that scores text."""
         return cast(ScoreEngine, self.engine)
 
     def scored_weights(self) -> AbstractContextManager[None]:
@@ -193,7 +188,6 @@ class Context:
         )
 
     def declared[Node: NodeBase](self, kind: type[Node]) -> Node:
-        """The declared node, which is of this kind."""
         assert isinstance(self.node, kind)
         return self.node
 
@@ -203,7 +197,6 @@ class Context:
 
     @property
     def rollout(self) -> RolloutNode:
-        """The rollout node whose responses the op works on."""
         return self.pipeline.rollouts[self.sampled_by or self.pipeline.leading_rollout]
 
     @property
@@ -250,17 +243,14 @@ class Context:
 
     @property
     def samplings(self) -> tuple[SamplingSpec, ...]:
-        """The sampling parameters of all sources, or validation sets."""
         data, own = self.pipeline.data, self.own_samplings
         return tuple(own.get(name, self.sampling) for name in (data.val_sets if self.validation else data.sources))
 
     @property
     def longest_response(self) -> int:
-        """Tokens of the longest response of any source."""
         return max(sampling.max_new_tokens for sampling in self.samplings or (self.sampling,))
 
     def sampling_of_rows(self, batch: Batch) -> list[SamplingSpec]:
-        """The sampling parameters of each row."""
         if not (own := self.own_samplings):
             return [self.sampling] * len(batch)
         return [own.get(name, self.sampling) for name in batch["data_set"].strings()]

@@ -65,7 +65,6 @@ def _marked(batch: Batch, is_replayed: float) -> dict[str, Column]:
 
 
 def _renamed(groups: Sequence[Mapping[str, Column]], like: Batch, context: Context) -> Batch:
-    """Returned groups as rows of this step, after all of its own. Raises ValueError if a group is too large."""
     stride, first = context.pipeline.rows_per_prompt(), context.work_as(BufferWork).first_group
     renamed = []
     for number, columns in enumerate(groups, first):
@@ -87,7 +86,6 @@ def _renamed(groups: Sequence[Mapping[str, Column]], like: Batch, context: Conte
 def _groups(
     batch: Batch, names: Sequence[str], node: BufferNode, context: Context
 ) -> list[tuple[Entry, Mapping[str, Column]]]:
-    """The step's groups with a sample of the policy whose agent did not fail, and their columns."""
     if batch[node.metric].offsets is not None:
         raise ValueError(
             f"a buffer needs a metric with one number per sample, and `{node.metric}` has several; name another metric"

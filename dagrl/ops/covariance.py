@@ -17,7 +17,6 @@ _STREAM = 0xC0
 
 
 def covariance(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the marks for the step's batch, which must be complete."""
     node = context.declared(CovarianceNode)
     for part in parts:
         # Sorted by row, so that the draw does not depend on the order of arrival.

@@ -58,7 +58,6 @@ def _column(name: str, values: Any, rows: int, where: str) -> Column:
 
 
 def _shape_of(values: list[Any]) -> Shape:
-    """Shape of a column that only the user's function declares, from its first row."""
     if values and isinstance(values[0], str):
         return Shape.TEXT
     return Shape.RESPONSE if values and np.ndim(values[0]) else Shape.SAMPLE

@@ -29,7 +29,6 @@ def learn(parts: Sequence[OpInput], context: Context, objective: Objective[Respo
 
 
 def _metrics(batch: Batch, objective: Objective[ResponseTokens], context: Context) -> dict[str, Stat]:
-    """The objective's metrics on this data-parallel rank's rows, to be merged over ranks."""
     logprobs = context.trainer.logprobs(
         batch,
         temperature=objective.temperature,

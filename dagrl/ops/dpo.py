@@ -11,7 +11,6 @@ from dagrl.ops.demonstrations import learn
 
 
 def dpo(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Take one optimizer step per mini-batch; in validation, report the loss."""
     node = context.declared(DpoNode)
     objective = DpoObjective(node.loss, beta=node.beta, label_smoothing=node.label_smoothing, sft_coef=node.sft_coef)
     return learn(parts, context, objective)

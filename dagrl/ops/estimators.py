@@ -1,7 +1,8 @@
-"""The advantage estimators by name, with one signature."""
+"""The advantage estimators by name. Formulas are in `dagrl.algorithms`; their arguments come from batch and node."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dagrl.algorithms.advantages import (
+    dr_grpo_advantages,
     gdpo_advantages,
     gpg_advantages,
     grpo_advantages,
@@ -68,7 +70,6 @@ def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, conte
 
 
 def _per_token(result: Any, mask: Column, where: str) -> np.ndarray:
-    """The result as one number per token, float64."""
     try:
         # One more than there must be: an iterator may have no end.
         rows = [np.asarray(row, dtype=np.float64) for row in islice(result, len(mask) + 1)]
@@ -98,53 +99,77 @@ class EstimatorInputs:
     rewards: np.ndarray
     """Rewards with all length terms, float64 [S]."""
     charges: Column | None
-    """KL penalties of tokens, ragged as `mask`, if the node charges any."""
+    """KL penalties of tokens, ragged as the response mask, if the node charges any."""
     context: Context
     stats: dict[str, Stat]
     """Estimators add their metrics here."""
-
-    @property
-    def mask(self) -> Column:
-        return self.batch["response_mask"]
-
-    @property
-    def groups(self) -> np.ndarray:
-        return self.batch["group_id"].values
 
     @property
     def charged(self) -> np.ndarray:
         """Rewards minus the penalties of all tokens, for estimators that use one reward per response."""
         return self.rewards if self.charges is None else self.rewards - row_sums(self.charges)
 
-    @property
-    def charged_tokens(self) -> Column:
-        """Rewards on the tokens of responses, minus the tokens' own penalties."""
-        return token_rewards(self.rewards, self.mask, placed=self.placed_rewards, charges=self.charges)
+    def on_tokens(self, rewards: np.ndarray, charges: Column | None = None) -> Column:
+        """Rewards on the tokens of responses; those of turns are known if an environment gives them."""
+        placed = self.batch.columns.get("token_reward")
+        return token_rewards(rewards, self.batch["response_mask"], placed=placed, charges=charges)
 
-    @property
-    def placed_rewards(self) -> Column | None:
-        """Rewards of turns on their tokens, if an environment gives them."""
-        return self.batch.columns.get("token_reward")
+    def arguments(self, formula: Callable[..., Column]) -> dict[str, object]:
+        """The arguments of a formula by its parameters' names; the others are options of the node.
+
+        A formula without `charges` of its own takes rewards that are charged.
+        """
+        names, node, batch = inspect.signature(formula).parameters, self.node, self.batch
+        known: dict[str, Callable[[], object]] = {
+            "rewards": lambda: self.rewards if "charges" in names else self.charged,
+            "named_rewards": lambda: {name: batch[name].values for name in node.rewards},
+            "weights": lambda: node.rewards,
+            "baseline_rewards": lambda: batch["baseline_reward"].values,
+            "token_rewards": lambda: self.on_tokens(self.rewards, self.charges),
+            "turn_rewards": lambda: self.on_tokens(self.charged),
+            "charges": lambda: self.charges,
+            "groups": lambda: batch["group_id"].values,
+            "normalize_by_std": lambda: node.deviation,
+            "discount": lambda: node.gamma,
+        }
+
+        def argument(name: str) -> object:
+            if name in _COLUMNS:
+                return batch[_COLUMNS[name]]
+            return known[name]() if name in known else getattr(node, name)
+
+        return {name: argument(name) for name in names}
 
 
 def estimate(inputs: EstimatorInputs) -> dict[str, Column]:
     """``advantage`` by the node's estimator, ragged as the response mask, and its further columns.
 
-    The advantages of estimators in `WHITENED` are not whitened yet.
+    The advantages of estimators in `WHITENED` are not whitened yet. Raises ValueError for the first row whose reward
+    the estimator cannot use.
     """
     estimator = inputs.node.estimator
     if estimator == "gae":
         advantages, returns = _gae(inputs)
         return {"advantage": advantages, "return": returns}
+    if estimator == "rae":
+        return {"advantage": _rae(inputs)}
     if ":" in estimator:
         return {"advantage": own_advantages(inputs.node, inputs.batch, inputs.charged, inputs.context)}
-    return {"advantage": _ESTIMATORS[estimator](inputs)}
+    if estimator in _DOMAINS:
+        domain, is_valid = _DOMAINS[estimator]
+        for row in np.flatnonzero(~is_valid(inputs.charged))[:1]:
+            raise ValueError(
+                f"`{estimator}` needs rewards of {domain}, and row {inputs.batch.rows[row]} has "
+                f"{inputs.charged[row]:g}; change the reward function, or use `estimator: grpo`"
+            )
+    formula = _ESTIMATORS[estimator]
+    return {"advantage": formula(**inputs.arguments(formula))}
 
 
 def _gae(inputs: EstimatorInputs) -> tuple[Column, Column]:
     """Advantages and targets; VAPO (arXiv 2504.05118) computes them with different lambdas."""
-    node, mask = inputs.node, inputs.mask
-    columns = inputs.charged_tokens, inputs.batch["value"], mask
+    node, mask = inputs.node, inputs.batch["response_mask"]
+    columns = inputs.on_tokens(inputs.rewards, inputs.charges), inputs.batch["value"], mask
     alpha = node.length_adaptive_alpha
     trace = node.lam if alpha is None else length_adaptive_traces(mask, alpha)
     advantages, returns = gae_advantages(*columns, discount=node.gamma, trace=trace)
@@ -152,47 +177,6 @@ def _gae(inputs: EstimatorInputs) -> tuple[Column, Column]:
         trace = node.lam if node.lam_value is None else node.lam_value
         _, returns = gae_advantages(*columns, discount=node.gamma, trace=trace)
     return advantages, returns
-
-
-def _grpo(inputs: EstimatorInputs) -> Column:
-    scaled = inputs.node.deviation
-    return grpo_advantages(inputs.charged, inputs.groups, inputs.mask, normalize_by_std=scaled)
-
-
-def _maxrl(inputs: EstimatorInputs) -> Column:
-    _check_rewards(inputs, inputs.charged >= 0, "0 or more")
-    return maxrl_advantages(inputs.charged, inputs.groups, inputs.mask)
-
-
-def _passk(inputs: EstimatorInputs) -> Column:
-    _check_rewards(inputs, np.isin(inputs.charged, (0, 1)), "0 or 1")
-    return passk_advantages(inputs.charged, inputs.groups, inputs.mask, k=inputs.node.k)
-
-
-def _gdpo(inputs: EstimatorInputs) -> Column:
-    node = inputs.node
-    rewards = {name: inputs.batch[name].values for name in node.rewards}
-    return gdpo_advantages(rewards, node.rewards, inputs.groups, inputs.mask, normalize_by_std=bool(node.deviation))
-
-
-def _grpo_passk(inputs: EstimatorInputs) -> Column:
-    scaled = bool(inputs.node.deviation)
-    return grpo_passk_advantages(inputs.charged, inputs.groups, inputs.mask, normalize_by_std=scaled)
-
-
-def _optimal_token_baseline(inputs: EstimatorInputs) -> Column:
-    batch = inputs.batch
-    return optimal_token_baseline_advantages(
-        inputs.charged_tokens,
-        inputs.groups,
-        inputs.mask,
-        logprob=batch["old_logprob"],
-        square_sums=batch["prob_square_sum"],
-    )
-
-
-def _agentic_reinforce(inputs: EstimatorInputs) -> Column:
-    return turn_returns(inputs.charged_tokens, inputs.mask, discount=inputs.node.gamma)
 
 
 def _rae(inputs: EstimatorInputs) -> Column:
@@ -203,7 +187,7 @@ def _rae(inputs: EstimatorInputs) -> Column:
     advantages, baselines = rae_advantages(
         inputs.charged[order],
         [named[row] for row in order],
-        inputs.mask.take(order),
+        batch["response_mask"].take(order),
         baselines=inputs.context.work_as(AdvantageWork).baselines,
         decay=node.decay,
     )
@@ -211,61 +195,41 @@ def _rae(inputs: EstimatorInputs) -> Column:
     return advantages.take(np.argsort(order))
 
 
-def _check_rewards(inputs: EstimatorInputs, valid: np.ndarray, domain: str) -> None:
-    """Raise ValueError for the first row whose reward the estimator cannot use."""
-    if not valid.all():
-        row = int(np.flatnonzero(~valid)[0])
-        raise ValueError(
-            f"`{inputs.node.estimator}` needs rewards of {domain}, and row {inputs.batch.rows[row]} has "
-            f"{inputs.charged[row]:g}; change the reward function, or use `estimator: grpo`"
-        )
+def _no_advantages(mask: Column) -> Column:
+    return Column(np.zeros(len(mask.values), dtype=np.float32), mask.offsets)
 
 
-def _opmd(inputs: EstimatorInputs) -> Column:
-    node = inputs.node
-    return opmd_advantages(inputs.charged, inputs.groups, inputs.mask, baseline=node.baseline, tau=node.tau)
-
-
-def _gigpo(inputs: EstimatorInputs) -> Column:
-    node, batch, mask = inputs.node, inputs.batch, inputs.mask
-    return gigpo_advantages(
-        inputs.charged,
-        inputs.groups,
-        mask,
-        token_rewards=token_rewards(inputs.charged, mask, placed=inputs.placed_rewards),
-        prompts=batch["prompt_tokens"],
-        tokens=batch["response_tokens"],
-        turns=batch["token_turn"],
-        discount=node.gamma,
-        step_coef=node.step_coef,
-        normalize_by_std=bool(node.deviation),
-        mean_over=node.mean_over,
-    )
-
-
-def _remax(inputs: EstimatorInputs) -> Column:
-    return remax_advantages(inputs.rewards, inputs.batch["baseline_reward"].values, inputs.mask, inputs.charges)
-
-
-_ESTIMATORS: dict[str, Callable[[EstimatorInputs], Column]] = {
-    "grpo": _grpo,
-    "dr_grpo": lambda of: grpo_advantages(of.charged, of.groups, of.mask, normalize_by_std=False),
-    "rloo": lambda of: rloo_advantages(of.charged, of.groups, of.mask),
-    "opo": lambda of: opo_advantages(of.charged, of.groups, of.mask),
-    "opmd": _opmd,
-    "gpg": lambda of: gpg_advantages(of.charged, of.groups, of.mask),
-    "gigpo": _gigpo,
-    "remax": _remax,
-    "reinforce_plus_plus": lambda of: reinforce_plus_plus_advantages(of.rewards, of.mask, of.charges),
-    "reinforce_plus_plus_baseline": lambda of: reinforce_plus_plus_baseline_advantages(of.charged, of.groups, of.mask),
-    "maxrl": _maxrl,
-    "gdpo": _gdpo,
-    "passk": _passk,
-    "grpo_passk": _grpo_passk,
-    "optimal_token_baseline": _optimal_token_baseline,
-    "rae": _rae,
-    "agentic_reinforce": _agentic_reinforce,
-    "none": lambda of: Column(np.zeros(len(of.mask.values), dtype=np.float32), of.mask.offsets),
+_COLUMNS = {
+    "mask": "response_mask",
+    "logprob": "old_logprob",
+    "square_sums": "prob_square_sum",
+    "prompts": "prompt_tokens",
+    "tokens": "response_tokens",
+    "turns": "token_turn",
+}
+"""Parameters of formulas that are columns."""
+_ESTIMATORS: dict[str, Callable[..., Column]] = {
+    "grpo": grpo_advantages,
+    "dr_grpo": dr_grpo_advantages,
+    "rloo": rloo_advantages,
+    "opo": opo_advantages,
+    "opmd": opmd_advantages,
+    "gpg": gpg_advantages,
+    "gigpo": gigpo_advantages,
+    "remax": remax_advantages,
+    "reinforce_plus_plus": reinforce_plus_plus_advantages,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline_advantages,
+    "maxrl": maxrl_advantages,
+    "gdpo": gdpo_advantages,
+    "passk": passk_advantages,
+    "grpo_passk": grpo_passk_advantages,
+    "optimal_token_baseline": optimal_token_baseline_advantages,
+    "agentic_reinforce": turn_returns,
+    "none": _no_advantages,
+}
+_DOMAINS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "maxrl": ("0 or more", lambda rewards: rewards >= 0),
+    "passk": ("0 or 1", lambda rewards: np.isin(rewards, (0, 1))),
 }
 WHITENED = frozenset({"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "agentic_reinforce"})
 """Estimators whose advantages are whitened over all tokens of the step."""

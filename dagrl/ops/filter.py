@@ -40,7 +40,6 @@ def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 
 def _kept_of_sources(groups: Sequence[Batch], passed: Sequence[bool], context: Context) -> dict[str, Stat]:
-    """Which part of the groups of each source passes, where there are several."""
     prefixes = context.pipeline.data.train_prefixes
     kept: dict[str, list[bool]] = {}
     for group, passes in zip(groups, passed, strict=True) if prefixes else ():
@@ -76,7 +75,6 @@ def _bounds(node: FilterNode, batch: Batch) -> Callable[[Batch], bool]:
 
 
 def _rule(node: FilterNode, context: Context) -> Callable[[Batch], bool]:
-    """The user's function as a rule."""
     assert node.fn is not None
     place, rule = node.fn, load_function(node.fn, context.resources.folder)
     columns = rule_columns(rule, node.args)

@@ -69,7 +69,6 @@ def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 
 def _output(part: OpInput, judge_scores: Sequence[_JudgeScore], node: JudgeNode, sequences: int) -> Output:
-    """Scores of a shard, whose trajectories have so many rows."""
     scores = np.array([score.value for score in judge_scores], dtype=np.float32)
     counted = [score.tokens for score in judge_scores if score.tokens is not None]
     stats = {
@@ -108,7 +107,6 @@ def _messages(node: JudgeNode, judged: Judged, images: PromptImages) -> list[dic
 def _over_endpoint(
     parts: Sequence[OpInput], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
 ) -> Generator[list[PendingReply]]:
-    """Pending replies of each part; all questions are sent at once."""
     endpoint = context.resources.once(f"endpoint of {node!r}", lambda: endpoint_of(node))
     pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="judge")
     asked: list[list[Future[EndpointReply]]] = [
@@ -160,7 +158,6 @@ def _on_engine(
 
 
 def _images(part: OpInput, node: JudgeNode) -> list[PromptImages]:
-    """The images of each row's prompt, if the judge is shown them."""
     return [tuple(images_at(part.batch, row)) if node.images else () for row in range(len(part.batch))]
 
 
@@ -190,7 +187,6 @@ def _tokens(
     images: PromptImages,
     settings: ImageSettings | None,
 ) -> np.ndarray:
-    """Token ids of a question."""
     from jinja2 import TemplateError
 
     if settings is not None and images:
@@ -223,7 +219,6 @@ def _too_long(tokens: np.ndarray, node: JudgeNode) -> EndpointReply:
 
 
 def _reader(node: JudgeNode, resources: Resources) -> Callable[[str, Judged], float]:
-    """Returns a function that finds the score in a reply, or raises ValueError."""
     if not is_function(node.parser):
         pattern = re.compile(node.parser)
         return lambda reply, _: parse(reply, pattern, node.scores)
@@ -281,8 +276,6 @@ def content(template: str, judged: Judged, images: PromptImages) -> str | list[d
 
 
 def for_endpoint(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with images as OpenAI's protocol has them."""
-
     def sent(part: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"type": "image_url", "image_url": {"url": png_uri(part["image"])[0]}} if "image" in part else part
 
@@ -290,12 +283,10 @@ def for_endpoint(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def judge_settings(pipeline: Pipeline, node: JudgeNode) -> ImageSettings | None:
-    """The settings of the judge's model, if it is shown images."""
     return image_settings(pipeline.model_of(str(node.engine)), pipeline.data) if node.images else None
 
 
 def fitted(images: PromptImages, settings: ImageSettings) -> PromptImages:
-    """PromptImages in sizes that the judge's model takes."""
     from PIL import Image
 
     fits = [fitting_size(image.shape[0], image.shape[1], settings) == image.shape[:2] for image in images]
@@ -344,7 +335,6 @@ def _placeholder(tokenizer: PreTrainedTokenizerBase, settings: ImageSettings) ->
 def _with_parts(
     messages: Sequence[Mapping[str, Any]], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The messages with each part of their contents changed."""
     return [
         {**message, "content": [change(part) for part in message["content"]]}
         if isinstance(message["content"], list)

@@ -151,7 +151,6 @@ def for_every_row(columns: Mapping[str, Column], rows: np.ndarray | None, batch:
 
 
 def _by_function(place: str, batch: Batch, context: Context) -> np.ndarray:
-    """The user's function as a choice of rows, bool [rows]."""
     function = load_function(place, context.resources.folder)
     seen = view_of(batch)
     answer = call_or_stop(place, function, {name: seen[name] for name in rule_columns(function, {})})

@@ -12,7 +12,6 @@ from dagrl.ops.base import Context, OpInput, Output
 
 
 def mix(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the responses of each shard with the expert's among them."""
     node = context.declared(MixNode)
     for part in parts:
         columns = _mixed(part.batch, node.per_prompt)

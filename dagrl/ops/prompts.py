@@ -63,7 +63,6 @@ def _training_prompts(context: Context) -> ReadPrompts:
 
 
 def _validation_prompts(context: Context) -> ReadPrompts:
-    """The prompts of all sets as one table, with the set's name in ``data_set``."""
     sets = context.pipeline.data.val_sets
     assert sets, "validation without data.val"
     tables, dropped, cut = [], 0, 0
@@ -92,7 +91,6 @@ def _repeat(columns: Mapping[str, Column], times: np.ndarray, first_group: int, 
 
 
 def _responses(context: Context) -> ResponseColumns | None:
-    """Response columns of the data set, if a node learns from them."""
     data = context.pipeline.data
     columns = context.pipeline.response_columns(validation=context.validation)
     if not columns:
@@ -102,7 +100,6 @@ def _responses(context: Context) -> ResponseColumns | None:
 
 
 def _images(source: Source, context: Context) -> ImageColumn | None:
-    """The column of images, if the pipeline names one."""
     data = context.pipeline.data
     if data.image_key is None:
         return None
@@ -112,7 +109,6 @@ def _images(source: Source, context: Context) -> ImageColumn | None:
 
 
 def _loader(name: str, spec: SourceSpec, context: Context) -> PromptLoader:
-    """The open source, kept for later steps."""
     data, resources = context.pipeline.data, context.resources
 
     def opened() -> PromptLoader:

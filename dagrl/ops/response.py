@@ -77,7 +77,6 @@ class Response:
 
     @property
     def sampled(self) -> int:
-        """Tokens sampled in this step."""
         if self.turns:
             return sum(turn.end - turn.begin for turn in self.turns) - self.begun
         return len(self.tokens) - self.begun
@@ -108,7 +107,6 @@ class Response:
         return replace(self.extended(completion), turns=(*earlier, turn))
 
     def continued(self) -> Response:
-        """The response at the beginning of a step that continues it."""
         return replace(self, begun=self.begun + self.sampled)
 
     def with_observation(
@@ -208,7 +206,6 @@ def turn_columns_of(responses: Sequence[Response], *, rewarded: bool) -> dict[st
 
 
 def image_columns_of(responses: Sequence[Response]) -> dict[str, Column]:
-    """Columns that only a multi-turn rollout of a policy that takes images writes."""
     columns = image_columns([each.images for each in responses])
     return {
         "response_pixel_values": columns["pixel_values"],
@@ -218,7 +215,6 @@ def image_columns_of(responses: Sequence[Response]) -> dict[str, Column]:
 
 
 def stored(begun: Batch, place: int) -> Response:
-    """The response at index `place` of a partial group."""
     tokens = begun["response_tokens"][place]
     return Response(
         int(begun["policy_version"][place]),

@@ -38,7 +38,6 @@ def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 
 def _scores(batch: Batch, node: RewardNode, context: Context) -> RewardScores:
-    """The scores of all rows, each by the function of its source."""
     if not node.by_source:
         return _scored(batch, node.functions[None], node, context)
     names = batch["data_set"].strings()
@@ -75,7 +74,6 @@ def reward_stats(node: NodeBase, rewards: np.ndarray) -> dict[str, Stat]:
 
 
 def _further_stats(further: Sequence[Mapping[str, float | str]], column: str) -> dict[str, Stat]:
-    """Metrics of the further numbers, over the samples that have them."""
     numbers: dict[str, list[float]] = {}
     for each in further:
         for name, value in each.items():
@@ -85,7 +83,6 @@ def _further_stats(further: Sequence[Mapping[str, float | str]], column: str) ->
 
 
 def _samples(batch: Batch, context: Context) -> Samples:
-    """The rows in the form that reward functions receive."""
     tokenizer = context.resources.tokenizer
     prompts = [tokenizer.decode(batch["prompt_tokens"][row], skip_special_tokens=True) for row in range(len(batch))]
     return Samples(
@@ -102,7 +99,6 @@ def _samples(batch: Batch, context: Context) -> Samples:
 
 
 def _turns(batch: Batch, context: Context) -> dict[str, Any]:
-    """Texts and rewards of the policy's turns, in a multi-turn rollout."""
     if "token_turn" not in batch:
         return {}
     own = [[each for each in passages(batch, row) if each.turn] for row in range(len(batch))]
@@ -113,7 +109,6 @@ def _turns(batch: Batch, context: Context) -> dict[str, Any]:
 
 
 def _agent_rewards(batch: Batch) -> list[float | None]:
-    """Rewards of agents; none without an agent."""
     given = batch["agent_reward"].values.tolist() if "agent_reward" in batch else []
     return [None if math.isnan(reward) else reward for reward in given]
 

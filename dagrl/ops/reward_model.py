@@ -32,6 +32,5 @@ def reward_model(parts: Sequence[OpInput], context: Context) -> Iterator[Output]
 
 
 def _conversation(batch: Batch, row: int, context: Context) -> Conversation:
-    """The prompt's messages, followed by the response."""
     response = {"role": "assistant", "content": response_text(batch["response_tokens"][row], context)}
     return [*json.loads(batch["messages"].string(row)), response]

@@ -57,7 +57,6 @@ def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 def _sampled(
     requests: Mapping[int, GenerationRequest], responses: Sequence[Response], context: Context
 ) -> Iterator[tuple[int, Response]]:
-    """Each requested row with its response."""
     engine = context.generator
     alike = _deduplicated(requests, context.sampling)
     asked = [requests[place] for place, *_ in alike]
@@ -159,7 +158,6 @@ def _output(
     *,
     unfinished: bool = False,
 ) -> Output:
-    """The responses at `places`, with statistics if they are finished."""
     chosen = [responses[place] for place in places]
     sampled = sum(each.sampled for each in chosen)
     keeps_begun = context.keeps_unfinished
@@ -184,7 +182,6 @@ def _output(
 
 
 def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, Stat]:
-    """Metrics of finished responses of a node."""
     calls = sum(turn.calls for each in responses for turn in each.turns)
     failed = sum(turn.failed_calls for each in responses for turn in each.turns)
     tokens = sum(len(each.tokens) for each in responses)

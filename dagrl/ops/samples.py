@@ -70,7 +70,6 @@ def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
 
 
 def _stats_of_sources(batch: Batch, context: Context) -> dict[str, Stat]:
-    """Metrics of each source in training, where there are several."""
     prefixes = {} if context.validation else context.pipeline.data.train_prefixes
     names = np.array(batch["data_set"].strings() if prefixes else [])
     stats: dict[str, Stat] = {}
@@ -173,7 +172,6 @@ def _token_texts(batch: Batch, context: Context) -> list[list[str]]:
 
 
 def _shortened(prompt: np.ndarray, context: Context) -> np.ndarray:
-    """A prompt with one token for each of its images."""
     settings = context.resources.once("image settings", lambda: policy_images(context))
     return prompt if settings is None else shortened(prompt, settings)
 
@@ -206,7 +204,6 @@ def validation_stats(batch: Batch, context: Context) -> dict[str, Stat]:
 
 
 def _stats_of_set(batch: Batch, n: int, prefix: str, context: Context) -> dict[str, Stat]:
-    """Statistics of a set with `n` rows for each prompt, and of its data sources if there are several."""
     rewards = batch["reward"].values.reshape(-1, n)
     votes = _votes(batch, n, context) if n > 1 else None
     sources = np.array(batch["data_source"].strings())[::n]
@@ -223,7 +220,6 @@ def _stats_of_set(batch: Batch, n: int, prefix: str, context: Context) -> dict[s
 
 
 def _votes(batch: Batch, n: int, context: Context) -> list[list[str | None]] | None:
-    """Answers of each prompt's `n` responses; None without a way to extract them."""
     vote = vote_of(context.pipeline)
     if vote is None:
         return None

@@ -11,7 +11,6 @@ from dagrl.ops.demonstrations import learn
 
 
 def sft(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Take one optimizer step per mini-batch; in validation, report the loss."""
     node = context.declared(SftNode)
     longest = context.pipeline.data.max_response_tokens
     return learn(parts, context, SftObjective(node.aggregation, longest))

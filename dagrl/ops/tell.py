@@ -73,7 +73,6 @@ def _template(source: str) -> Callable[..., str]:
 
 
 def _facts(batch: Batch, row: int, node: TellNode, context: Context) -> dict[str, str]:
-    """Texts by the template's names; empty where there is none."""
     feedback = json.loads(batch["reward_info"].string(row)).get(node.feedback) if node.feedback else None
     return {"demonstration": _demonstration(batch, row, node, context), "feedback": _text(feedback)}
 
@@ -120,7 +119,6 @@ def _peers(batch: Batch, least: float) -> np.ndarray:
 def _prompt(
     batch: Batch, row: int, written: Callable[..., str], facts: Mapping[str, str], node: TellNode, context: Context
 ) -> np.ndarray:
-    """Token ids of a row's told prompt, int64."""
     tokenizer = context.resources.tokenizer
     chat: _Chat = json.loads(batch["messages"].string(row))
     last = next((place for place in reversed(range(len(chat))) if chat[place]["role"] == "user"), len(chat) - 1)

@@ -18,7 +18,6 @@ from dagrl.plugins.declarations import load_formula
 
 
 def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Train on the mini-batches in order, and yield their common metrics."""
     node = context.declared(UpdateNode)
     policy = PolicyObjective(
         node.loss,
@@ -48,7 +47,6 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
 
 
 def _with_source(batch: Batch, context: Context) -> Batch:
-    """The batch with the number of each row's source, if there are several."""
     numbers = {name: number for number, name in enumerate(context.pipeline.data.train_prefixes)}
     if not numbers:
         return batch
@@ -57,7 +55,6 @@ def _with_source(batch: Batch, context: Context) -> Batch:
 
 
 def _own_loss(batches: Sequence[Batch], node: UpdateNode, context: Context) -> OwnLoss | None:
-    """The user's loss, if the node names one."""
     own = context.resources.once(f"loss {node.loss.policy}", lambda: load_formula(node, context.resources.folder))
     if own is None:
         return None

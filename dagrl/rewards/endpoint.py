@@ -147,7 +147,6 @@ class Endpoint:
         raise EndpointError(f"{self._url} has given {what}")
 
     def _answer(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer to a request, as JSON. Raises EndpointError."""
         from openai import APIError
 
         try:

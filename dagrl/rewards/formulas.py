@@ -126,7 +126,6 @@ def equal(reference: Basic, said: Basic) -> bool:
 
 
 def _decided(reference: Basic, said: Basic) -> bool | None:
-    """Whether matrices, expressions or equations are equal; None if that is not known."""
     from sympy import Eq, Expr, MatrixBase
 
     if isinstance(reference, MatrixBase) and isinstance(said, MatrixBase):
@@ -140,7 +139,6 @@ def _decided(reference: Basic, said: Basic) -> bool | None:
 
 
 def _are_multiples(reference: Relational, said: Relational) -> bool:
-    """Whether an equation is a multiple of another one."""
     from sympy import Expr, simplify
 
     if not all(isinstance(side, Expr) for side in (*reference.args, *said.args)):

@@ -141,7 +141,6 @@ def _letter(found: re.Match[str]) -> str:
 
 
 def _fraction(found: re.Match[str]) -> str:
-    r"""A repeating decimal as a fraction: ``0.1\overline{6}`` as ``\frac{1}{6}``."""
     repeated = found["line"] or found["digit"] or found["first"] + (found["between"] or "") + (found["last"] or "")
     before = found["whole"].replace(",", "") + found["fixed"]
     if len(before + repeated) > _LONGEST_DECIMAL:

@@ -60,7 +60,6 @@ def region(answer: str) -> Region | None:
 
 
 def _region(text: str) -> Region | None:
-    """The region of a single chain of relations."""
     signs = [_SIGNS.get(each, each) for each in _RELATION.findall(text)]
     sides = [each.strip() for each in _RELATION.split(text)]
     places = [place for place, side in enumerate(sides) if _VARIABLE.fullmatch(side)]

@@ -220,7 +220,6 @@ def _reading(result: Any) -> Iterator[None]:
 
 
 def _read(result: Any) -> tuple[float, dict[str, float | str]]:
-    """The reward, and the further numbers and texts of a result. Raises _UnusableError."""
     with _reading(result):
         given, further = _plain(result), {}
         if isinstance(given, Mapping):
@@ -238,7 +237,6 @@ def _read(result: Any) -> tuple[float, dict[str, float | str]]:
 
 
 def _listed(results: Any) -> list[Any]:
-    """The rewards that a batched function returned. Raises _UnusableError."""
     with _reading(results):
         given = _plain(results)
         if not isinstance(given, Sequence) or isinstance(given, str):

@@ -88,7 +88,6 @@ class Adaptive:
         self._index = {int(row): place for place, row in enumerate(self._table["row"])}
 
     def _drawn(self, count: int, unusable: Collection[int], step: int, draw: np.random.Generator) -> list[int]:
-        """At most `count` rows, each at most once."""
         known = len(self._index)
         weights = self._weights(unusable, step)
         left = max(0, self._rows - self._new.passed)

@@ -68,7 +68,6 @@ class Mixture:
         return np.maximum((self._tokens + mean) / (self._counted + 1), 1e-9)
 
     def observe(self, source: int, tokens: int, weights: Sequence[float]) -> None:
-        """A prompt of `source` has cost so many tokens, itself and its responses."""
         if not self._by_tokens or not self._open[source]:
             return
         shares = np.array(weights, dtype=np.float64)
@@ -131,7 +130,6 @@ class Stages:
         return self.current
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of a step. Steps that overlap with the stage before say nothing about this one."""
         wanted = self._stages[self._stage].until_metric
         if wanted and step >= self._began:
             self._reached |= all(metrics.get(name, -float("inf")) >= wanted[name] for name in wanted)

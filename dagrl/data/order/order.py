@@ -193,7 +193,6 @@ class PromptOrder:
         ]
 
     def _indices(self, names: Sequence[str]) -> dict[int, int]:
-        """Index of a source in `names` -> its index in this run."""
         mine = {source.name: index for index, source in enumerate(self._sources)}
         return {old: mine[name] for old, name in enumerate(names) if name in mine}
 
@@ -222,7 +221,6 @@ class PromptOrder:
 
 
 def _plain(value: Any) -> Any:
-    """The value with lists in place of numpy arrays."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):

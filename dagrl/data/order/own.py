@@ -125,7 +125,6 @@ _PLAIN = "return numbers, texts, lists, and dicts with texts as keys"
 
 
 def _other_key(value: Any) -> Any:
-    """The first key of a dict that is not text."""
     if isinstance(value, dict):
         found = next((key for key in value if not isinstance(key, str)), None)
         return found if found is not None else _other_key(list(value.values()))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 import sys
 import time
@@ -18,12 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dagrl.config.errors import bounded, counted
 from dagrl.data.prepare.dataset import DataSet, Drop, Record
 from dagrl.data.prepare.originals import HUBS, records
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
-_SECONDS_BETWEEN_LINES = 10.0
 _BAR = 40
 
 
@@ -41,7 +40,6 @@ class SplitReport:
     """Kept prompts by their length."""
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for report.json."""
         return {
             "read": self.read,
             "kept": self.kept,
@@ -55,11 +53,11 @@ class SplitReport:
 
     def quantiles(self) -> dict[str, int]:
         """Shortest, median, 95 of 100, and longest prompt; empty without prompts."""
-        if not self.kept:
+        lengths = list(self.lengths.elements())
+        if not lengths:
             return {}
-        ordered = sorted(self.lengths.items())
         shares = {"shortest": 0.0, "median": 0.5, "p95": 0.95, "longest": 1.0}
-        return {name: _at(ordered, share * (self.kept - 1)) for name, share in shares.items()}
+        return {name: int(np.quantile(lengths, share, method="lower")) for name, share in shares.items()}
 
     def bins(self) -> list[tuple[int, int]]:
         """Prompts by the power of two below their length, without gaps: [(low, prompts of low..2*low-1)]."""
@@ -71,7 +69,6 @@ class SplitReport:
         return [(1 << power, counts[power]) for power in range(min(counts), max(counts) + 1)]
 
     def lines(self) -> list[str]:
-        """Text to print below the line with the file's name."""
         quantiles = ", ".join(f"{name} {length:,}" for name, length in self.quantiles().items())
         lines = [f"  {self.read:,} read; prompt length in {self.unit}: {quantiles}"]
         most = max((rows for _, rows in self.bins()), default=0)
@@ -82,91 +79,30 @@ class SplitReport:
         return lines
 
     def drops(self) -> str:
-        """The drops, for the line with the file's name."""
         return "".join(f"; dropped {rows:,}: {reason}" for reason, rows in self.dropped.items())
-
-
-def _at(ordered: list[tuple[int, int]], rank: float) -> int:
-    """The length at a rank, counted from 0, of lengths with their counts in rising order."""
-    seen = 0
-    for length, rows in ordered:
-        seen += rows
-        if rank < seen:
-            return length
-    return ordered[-1][0]
-
-
-class ProgressLines:
-    """Says on stderr how far a split has come: now and then, so that logs stay short."""
-
-    def __init__(self, split: str) -> None:
-        self._split = split
-        self._start = self._said = time.monotonic()
-
-    def step(self, read: int) -> None:
-        """Called with each row."""
-        now = time.monotonic()
-        if now - self._said >= _SECONDS_BETWEEN_LINES:
-            self._said = now
-            print(f"{self._split}: {counted(read, 'row')}, {read / (now - self._start):,.0f} a second", file=sys.stderr)
-
-    @property
-    def seconds(self) -> float:
-        """Since the beginning."""
-        return time.monotonic() - self._start
-
-
-_STAGE = ".unfinished"
 
 
 @contextmanager
 def all_or_nothing(folder: Path) -> Iterator[Path]:
     """A place inside `folder` to write files to; they are moved into it when the context ends without an error.
 
-    Nothing else in `folder` is touched. What a killed run left is cleared by the next one. ValueError where another
-    run writes to `folder` at the same time, or it cannot be a folder.
+    Nothing else in `folder` is touched. The next run removes what a killed one left. Raises ValueError if it cannot be
+    a folder.
     """
-    stage = folder / _STAGE
+    stage = folder / ".unfinished"
+    shutil.rmtree(stage, ignore_errors=True)
     try:
-        stage.mkdir(parents=True, exist_ok=True)
+        stage.mkdir(parents=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise ValueError(f"--local_dir {folder} cannot be a folder: a file is in its way; choose another") from error
     except OSError as error:
         raise ValueError(f"--local_dir {folder} cannot be made ({error.strerror}); choose another") from error
-    with (stage / "lock").open("w") as lock:
-        _take(lock.fileno(), stage, folder)
-        try:
-            for left in stage.iterdir():
-                if left.name != "lock":
-                    left.unlink()
-            yield stage
-            for path in sorted(stage.iterdir()):
-                if path.name != "lock":
-                    _sync(path)
-                    path.replace(folder / path.name)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
-
-
-def _take(lock: int, stage: Path, folder: Path) -> None:
-    busy = ValueError(f"another run is writing to {folder}; wait for its end, or choose another --local_dir")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise busy from error
-    # A run that ended just now may have removed the lock between its opening and its taking.
-    try:
-        same = os.path.samestat(os.fstat(lock), (stage / "lock").stat())
-    except FileNotFoundError as error:
-        raise busy from error
-    if not same:
-        raise busy
-
-
-def _sync(path: Path) -> None:
-    """On the disk before its name is: a power cut must not leave a name with nothing behind it."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+        yield stage
+        for path in sorted(stage.iterdir()):
+            path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 @contextmanager
@@ -245,15 +181,15 @@ def _write(data_set: DataSet, options: argparse.Namespace) -> None:
     with all_or_nothing(options.local_dir) as stage:
         for split in dict.fromkeys(options.splits):
             report = reports[split] = SplitReport(unit)
-            progress = ProgressLines(split)
+            start = time.monotonic()
             original = data_set.originals[split]
             if options.hub_split:
                 original = replace(original, hub_split=options.hub_split)
             rows = records(original, split, options.source, options.hub, options.hub_name)
             instruction = getattr(options, "instruction", "")
-            prompts = _prompts(data_set, islice(rows, options.limit), instruction, report, progress, length)
+            prompts = _prompts(data_set, islice(rows, options.limit), instruction, report, length)
             _write_split(data_set, prompts, stage / f"{split}.parquet", report)
-            _say(options.local_dir / f"{split}.parquet", report, progress.seconds)
+            _say(options.local_dir / f"{split}.parquet", report, time.monotonic() - start)
         summary = {split: report.as_dict() for split, report in reports.items()}
         text = json.dumps({"data_set": data_set.name, "splits": summary}, indent=2, ensure_ascii=False)
         (stage / "report.json").write_text(text + "\n", encoding="utf-8")
@@ -280,10 +216,8 @@ def _prompts(
     rows: Iterable[Record],
     instruction: str,
     report: SplitReport,
-    progress: ProgressLines,
     length: Length,
 ) -> Iterator[PromptRow]:
-    """The prompts of a split; each row is entered in the report, and counted where it is dropped."""
     seen: dict[bytes, str] = {}
     for record in rows:
         data_set.check(record)
@@ -291,7 +225,6 @@ def _prompts(
         if row is None:
             continue
         report.read += 1
-        progress.step(report.read)
         reason = row.reason if isinstance(row, Drop) else _repeated(row, seen) if data_set.unique else None
         if reason is not None:
             report.dropped[reason] += 1

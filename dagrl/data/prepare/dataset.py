@@ -52,7 +52,6 @@ class Record:
         return self.values[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The field, or `default` where the row has none."""
         return self.values.get(key, default)
 
     def info(self, question: str, answer: str, **further: Any) -> dict[str, Any]:
@@ -84,7 +83,6 @@ class Field:
     needed: bool = True
 
     def problem(self, key: str, values: Mapping[str, Any]) -> str | None:
-        """What is wrong with this field of a row, if anything."""
         if key not in values:
             return f"no field {key!r}" if self.needed else None
         value = values[key]
@@ -139,7 +137,6 @@ _BOX = re.compile(rf"\\(?:boxed|fbox)\s*(\{{|[^\s{{$].*?(?={_END_OF_FORMULA}))",
 
 
 def asked(question: str, instruction: str) -> str:
-    """A question with its instruction, as one message."""
     return f"{question} {instruction}".strip()
 
 

@@ -105,7 +105,6 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
-    """A JSON file is read whole: a list of rows, or one row after the other."""
     try:
         with _opened(path) as file:
             text = file.read().decode("utf-8-sig").strip()

@@ -66,7 +66,6 @@ def as_chat(prompt: str | Sequence[Message]) -> list[Message]:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON, with text for what JSON does not have."""
     return json.dumps(value, ensure_ascii=False, default=_in_json)
 
 

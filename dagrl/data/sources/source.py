@@ -58,7 +58,6 @@ def _remote_parts(spec: SourceSpec, builder: DatasetBuilder, split: str) -> Iter
 
 @contextmanager
 def _telling(spec: SourceSpec) -> Iterator[None]:
-    """Raise ValueError with a sentence for the errors of `datasets`."""
     import datasets
     import httpx
 
@@ -109,7 +108,6 @@ class Source:
 
     @property
     def title(self) -> str:
-        """The source in a few words, for messages."""
         return self.spec.title
 
     @property
@@ -118,12 +116,10 @@ class Source:
         return next(part.schema for part in self.parts if len(part.groups))
 
     def place(self, row: int) -> str:
-        """Location of a row, by its file, for messages."""
         part = self._part_with(row)
         return self.parts[part].place(row - int(self._starts[part]))
 
     def folder(self, row: int) -> Path:
-        """The folder of the row's file."""
         return self.parts[self._part_with(row)].folder
 
     def values(self, rows: Sequence[int], columns: Sequence[str]) -> dict[str, list[Any]]:

@@ -68,7 +68,6 @@ def tools_of(given: Any, body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
 
 def chat_answer(body: Mapping[str, Any], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The answer to a chat request; `tokens` are the texts of each reply's tokens."""
     choices = [
         {
             "index": index,

@@ -38,7 +38,6 @@ class ContextWriter:
 
     @functools.cached_property
     def of_another_thread(self) -> ContextWriter:
-        """A copy for a thread that writes long texts."""
         return ContextWriter(self.tokenizer, self._vision)
 
     @functools.cached_property
@@ -89,7 +88,6 @@ class ContextWriter:
             return None
 
     def image_starts(self, given: np.ndarray, images: Images) -> list[int]:
-        """Index in tokens, which this has written, where each of their images begins."""
         return self._rendered.image_starts(given, images).tolist()
 
     def image_tokens(self, image: np.ndarray) -> int:

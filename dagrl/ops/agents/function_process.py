@@ -25,7 +25,6 @@ from dagrl.plugins.custom import load_function
 
 
 def main(descriptor: int) -> None:
-    """Serve until the worker closes its end."""
     connection = Connection(descriptor)
     named = json.loads(connection.recv_bytes())
     folder = Path(named["folder"]) if named["folder"] is not None else None

@@ -73,7 +73,6 @@ class RowImages:
     """SHA-256 of their bytes there."""
 
     def by_key(self) -> dict[str, SeenImage]:
-        """The images by the SHA-256 of their bytes."""
         return dict(zip(self.keys, self.seen, strict=True))
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

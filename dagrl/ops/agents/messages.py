@@ -84,7 +84,6 @@ def _image_of(part: Any) -> bytes:
 
 
 def _data_of(url: Any) -> bytes:
-    """The bytes of an image in a ``data:`` URL. Raises RequestError for any other."""
     if not isinstance(url, str) or not url.startswith("data:"):
         shown = f"{url:.80}" if isinstance(url, str) else "no text"
         raise RequestError(f"the endpoint fetches no images; send them as data:image/png;base64,..., not {shown!r}")
@@ -122,7 +121,6 @@ def with_names(messages: Sequence[Message]) -> list[Message]:
 
 
 def reply_message(text: str, calls: Sequence[Call], ids: Sequence[str]) -> Message:
-    """The assistant's message of a reply."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [

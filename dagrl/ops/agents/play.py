@@ -197,7 +197,6 @@ class AgentRollouts:
             agent.serve(self, row)
 
     def _rows_of_groups(self) -> dict[int, list[int]]:
-        """Group -> the first rows of its trajectories, in order."""
         found: dict[int, list[int]] = {}
         for row in sorted(self._open):
             found.setdefault(int(self.batch["group_id"][row]), []).append(row)
@@ -248,7 +247,6 @@ class AgentRollouts:
             waiting.reply.cancel()
 
     def ask(self, waiting: WaitingRequest) -> None:
-        """Pass a request of an agent to the engine."""
         number = next(self._numbers)
         self._waiting[number] = waiting
         self._queue.ask(number, waiting.remaining())
@@ -285,7 +283,6 @@ class AgentRollouts:
             self._flush()
 
     def ended(self, row: int, trajectory: Trajectory) -> None:
-        """Take the trajectory of an agent that has ended."""
         if self._setup.score is None:
             self._events.put(_Ended(row, trajectory))
             return
@@ -315,6 +312,5 @@ class AgentRollouts:
 def _session(
     tree: Callable[[], TrajectoryTree], images: RowImages, setup: AgentSetup, node: RolloutNode, ask: Ask
 ) -> Session:
-    """A new trajectory of a row."""
     hermes = node.tool_format == "hermes"
     return Session(tree(), setup.writer, setup.parser, hermes, ask, node.max_turns, setup.reader, images.by_key())

@@ -202,7 +202,6 @@ def _shown(said: str, key: str) -> str:
 
 
 async def _read(answer: aiohttp.ClientResponse) -> str:
-    """The text of an answer. ProgramError if it is long or compressed."""
     encoding = answer.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise ProgramError(f"it answered in the encoding {encoding[:40]!r}, which was not asked for")
@@ -226,7 +225,6 @@ async def _ended(process: asyncio.subprocess.Process, output: LogEnds) -> int:
 
 
 def _process_result(status: int, said: str, result: str | None) -> ProgramResult:
-    """The verdict of a process that has ended, by its exit status, output and result file."""
     if status:
         how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
         raise ProgramError(f"it {how}{_last_line(said)}", said)

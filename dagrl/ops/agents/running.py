@@ -80,7 +80,6 @@ class WaitingRequest:
     """The part of the reply that aborted calls have sampled."""
 
     def remaining(self) -> GenerationRequest:
-        """The request for the rest of the reply."""
         if self.sampled is None:
             return self.request
         begun = np.concatenate([self.request.begun, self.sampled.tokens])
@@ -178,7 +177,6 @@ class Agent:
         self._release()
 
     async def end(self) -> None:
-        """End the program, and wait for that."""
         self.cancel()
         if self._program is not None:
             await asyncio.wait([self._program])

@@ -274,7 +274,6 @@ class Session:
 
 
 def _characters(message: Message) -> int:
-    """Length of the text of a message's content."""
     content = message["content"]
     return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
 

@@ -94,7 +94,6 @@ def agent_setup(context: Context) -> AgentSetup:
 
 
 def row_of(batch: Batch, row: int, seed: int, images: RowImages) -> dict[str, Any]:
-    """A row, with its images, as a program gets it."""
     return {
         "messages": images.messages(json.loads(batch["messages"].string(row))),
         "answer": batch["answer"].string(row),

@@ -61,7 +61,6 @@ class Exchange:
     """Images in `given`."""
 
     def path(self) -> list[Exchange]:
-        """The exchanges from the root to this one."""
         found = [self]
         while (parent := found[-1].parent) is not None:
             found.append(parent)
@@ -170,7 +169,6 @@ class TrajectoryTree:
         return np.concatenate(pieces[:-1])
 
     def request(self, exchange: Exchange) -> GenerationRequest:
-        """The engine's request for a reply."""
         context, images = self.context(exchange), self._images(exchange)
         length = self._prompt_length(exchange)
         prompt, begun = np.split(context, [length])
@@ -233,7 +231,6 @@ class TrajectoryTree:
         )
 
     def _images(self, exchange: Exchange) -> list[PlacedImage]:
-        """The images before the reply, in order."""
         found, length = [], 0
         for each in exchange.path():
             found += [image.moved(length) for image in each.images]

@@ -49,7 +49,6 @@ class Episode:
         return observation
 
     def close(self) -> None:
-        """Close the environment, after a running step."""
         with self._lock, within_call(self._made_of.make):
             if self._closed:
                 return
@@ -59,12 +58,10 @@ class Episode:
                 close()
 
     def leave(self) -> None:
-        """Close the environment in the background, if it is open."""
         if self._asked and not self._closed:
             threading.Thread(target=self.close, daemon=True).start()
 
     def failure(self, cause: BaseException) -> Exception:
-        """The error to raise for a failed step."""
         who = f"the environment `{self._made_of.place}`"
         if isinstance(cause, JobTimeoutError):
             return TimeoutError(f"{who} gave {cause}; raise `tool_timeout_s`")
@@ -156,7 +153,6 @@ class ResponseDialogue:
         )
 
     def leave(self) -> None:
-        """Release the environment once the response is finished or abandoned."""
         if self._episode is not None:
             self._episode.leave()
 

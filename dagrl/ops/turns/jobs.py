@@ -54,7 +54,6 @@ class Jobs:
         return in_time
 
     def left_s(self) -> float | None:
-        """Seconds until the next deadline; None if no job runs."""
         return max(0.0, min(self._running.values()) - time.monotonic()) if self._running else None
 
     def late(self) -> list[JobResult]:

@@ -17,7 +17,6 @@ class PausedGroups[Kept]:
         self._release = release
 
     def put(self, key: GroupKey, kept: Sequence[Kept]) -> None:
-        """Keep a group, in the order of its samples."""
         self._groups[key] = [*kept]
 
     def take(self, key: GroupKey | None) -> list[Kept]:
@@ -25,7 +24,6 @@ class PausedGroups[Kept]:
         return self._groups.pop(key, []) if key is not None else []
 
     def release_before(self, step: int) -> None:
-        """Release the groups of steps before `step`."""
         for key in [key for key in tuple(self._groups) if key[0] < step]:
             for kept in self.take(key):
                 self._release(kept)

@@ -49,7 +49,6 @@ class RequestQueue:
         return not self._running
 
     def ask(self, number: int, request: GenerationRequest) -> None:
-        """Add a request."""
         self._waiting.append((number, request))
 
     def flush(self) -> None:
@@ -64,7 +63,6 @@ class RequestQueue:
             threading.Thread(target=self._wait_for, args=(asked,), daemon=True).start()
 
     def call_ended(self) -> None:
-        """Record that a `CallEnded` was received."""
         self._running -= 1
 
     def leave(self) -> None:

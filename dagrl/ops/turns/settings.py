@@ -128,7 +128,6 @@ def turn_settings(context: Context) -> TurnSettings:
 
 
 def message_writer(context: Context) -> MessageWriter:
-    """The writer of answers to the policy."""
     schemas = [tool.schema for tool in rollout_tools(context).values()]
     tokenizer, longest = context.resources.tokenizer, context.rollout.max_observation_tokens
     vision = policy_images(context)
@@ -138,7 +137,6 @@ def message_writer(context: Context) -> MessageWriter:
 
 
 def policy_images(context: Context) -> ImageSettings | None:
-    """The policy's settings for images, if prompts have images."""
     data = context.pipeline.data
     return image_settings(context.pipeline.model, data) if data.image_key else None
 

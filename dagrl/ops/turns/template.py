@@ -111,7 +111,6 @@ class RenderedText:
         return tokens
 
     def images_in(self, text: str) -> int:
-        """How many images the template has written."""
         return text.count(self._image) if self._image else 0
 
     def image_starts(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
@@ -121,7 +120,6 @@ class RenderedText:
         return image_starts(tokens, np.array([image.shape[:2] for image in images]), self._vision)
 
     def image(self, size: tuple[int, ...]) -> list[int]:
-        """Tokens of an image of this height and width."""
         assert self._vision is not None, "an image for a policy that does not see"
         return [self._vision.token] * int(self._vision.tokens(np.array(size))[0])
 
@@ -261,7 +259,6 @@ class MessageWriter:
     def _bare_tokens(
         self, layouts: Sequence[_Layout], texts: Sequence[str], sizes: Sequence[tuple[int, ...]]
     ) -> list[int]:
-        """Tokens without a chat template."""
         tokens: list[int] = []
         left, pixels = iter(texts), iter(sizes)
         for is_image in (each for layout in layouts for each in layout.images):

@@ -122,7 +122,6 @@ def code_reward(
 
 
 def _verdicts(program: str, tests: Tests, most: int | None, bounds: _Bounds) -> Iterator[bool]:
-    """Whether the program passes each of the tests, in order."""
     match tests:
         case ProgramTests():
             return _of_programs(program, tests.inputs[:most], tests.outputs[:most], bounds)
@@ -151,7 +150,6 @@ def _is_no_python(result: sandbox.Result) -> bool:
 
 
 def _of_calls(program: str, tests: FunctionTests, bounds: _Bounds) -> Iterator[bool]:
-    """Run all calls in one process."""
     order = {"name": tests.name, "arguments": tests.arguments, **_how(bounds)}
     result = bounds.run(
         _harness("call"),

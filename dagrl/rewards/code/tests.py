@@ -158,7 +158,6 @@ def _returned(expected: Any) -> tuple[Any, ...]:
 
 
 def _text(given: Any) -> str:
-    """The input or output of a program as one string."""
     return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
 
 

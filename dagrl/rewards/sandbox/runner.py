@@ -219,7 +219,6 @@ def _check_limits(**limits: float) -> None:
 
 
 def _limits(timeout_s: float, memory_mib: int, file_mib: int) -> dict[str, int]:
-    """The resource limits, by their names in `resource`."""
     return {
         "RLIMIT_CPU": int(timeout_s) + 2,  # In case this process dies before it can stop the other.
         "RLIMIT_AS": memory_mib * _MIB,
@@ -319,7 +318,6 @@ def _threads(pid: int) -> int:
 
 
 def _subshells(group: int) -> int:
-    """The number of processes in a group, besides the first one."""
     count = -1
     for pid in os.listdir("/proc"):  # noqa: PTH208 - often
         with suppress(*_GONE, ValueError):
@@ -352,7 +350,6 @@ def _running_task(pid: int) -> Path:
 
 
 def _removed_and_mapped(task: Path, folder: Path) -> set[int]:
-    """The inodes of removed files of the folder that the task still maps."""
     try:
         lines = (task / "maps").read_text(errors="replace").splitlines()
     except _GONE:
