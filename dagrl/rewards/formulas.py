@@ -16,7 +16,6 @@ from dagrl.rewards.plain_number import RELATIVE, SIX_PLACES
 
 if TYPE_CHECKING:
     from sympy import Basic, Expr, Rational, Symbol
-    from sympy.core.relational import Relational
 
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\(?:degree|deg)(?![a-z])")
 _TRIGONOMETRIC = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
@@ -126,25 +125,14 @@ def equal(reference: Basic, said: Basic) -> bool:
 
 
 def _decided(reference: Basic, said: Basic) -> bool | None:
-    from sympy import Eq, Expr, MatrixBase
+    from sympy import Expr, MatrixBase
 
     if isinstance(reference, MatrixBase) and isinstance(said, MatrixBase):
         pairs = zip(reference.flat(), said.flat(), strict=False)
         return reference.shape == said.shape and all(equal(*pair) for pair in pairs)
     if isinstance(reference, Expr) and isinstance(said, Expr):
         return _same_values(reference, said)
-    if isinstance(reference, Eq) and isinstance(said, Eq) and _are_multiples(reference, said):
-        return True
     return None
-
-
-def _are_multiples(reference: Relational, said: Relational) -> bool:
-    from sympy import Expr, simplify
-
-    if not all(isinstance(side, Expr) for side in (*reference.args, *said.args)):
-        return False
-    ratio = simplify((reference.lhs - reference.rhs) / (said.lhs - said.rhs))
-    return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
 
 
 def _same_values(reference: Expr, said: Expr) -> bool | None:

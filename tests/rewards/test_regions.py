@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.rewards.regions import region
+from dagrl.rewards.answer_equality import region
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,7 @@ from dagrl.ops.agents.setup import AgentSetup, agent_setup, row_of
 from dagrl.ops.agents.tree import TrajectoryTree
 from dagrl.ops.base import Context
 from dagrl.ops.response import ABORTED, Response
-from dagrl.ops.turns.paused import PausedGroups
-from dagrl.ops.turns.requests import CallEnded, RequestCompleted, RequestQueue
+from dagrl.ops.turns.requests import CallEnded, PausedGroups, RequestCompleted, RequestQueue
 
 _GATHER_S = 0.01
 """How long an idle engine that decodes in batches waits for a further request after each."""

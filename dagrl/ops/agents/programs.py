@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from dagrl.config.errors import in_one_line
 from dagrl.config.schema import AgentSpec
 from dagrl.log_ends import LOOK_EVERY_S, LogEnds
-from dagrl.ops.agents.verifiers_agent import Unscored
+from dagrl.ops.agents.setup import Unscored
 from dagrl.redact import hiding
 from dagrl.rewards.sandbox import runner as sandbox
 

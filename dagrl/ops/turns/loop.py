@@ -21,8 +21,7 @@ from dagrl.ops.base import Context
 from dagrl.ops.response import ABORTED, Response, response_text
 from dagrl.ops.turns.dialogue import LENGTH, PendingOutcome, ResponseDialogue
 from dagrl.ops.turns.jobs import JobResult, Jobs
-from dagrl.ops.turns.paused import PausedGroups
-from dagrl.ops.turns.requests import CallEnded, RequestCompleted, RequestQueue
+from dagrl.ops.turns.requests import CallEnded, PausedGroups, RequestCompleted, RequestQueue
 from dagrl.ops.turns.settings import message_writer, row_fields, turn_settings
 from dagrl.ops.turns.template import Answer
 
