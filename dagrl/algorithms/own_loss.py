@@ -47,8 +47,8 @@ class OwnLoss:
     def __init__(
         self,
         place: str,
-        function: Callable[..., Any],
-        args: Mapping[str, Any],
+        function: Callable[..., object],
+        args: Mapping[str, object],
         reads: Collection[str],
         per_response: Collection[str] = (),
     ) -> None:

@@ -117,7 +117,7 @@ class Batch:
         wrong = {name: len(column) for name, column in self.columns.items() if len(column) != len(self.rows)}
         assert not wrong, f"a batch of {len(self.rows)} rows cannot hold columns of lengths {wrong}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle as tuples, which load faster than dataclass objects: a step has many small blocks."""
         columns = {name: (column.values, column.offsets, column.index) for name, column in self.columns.items()}
         return _batch_of, (self.rows, columns)

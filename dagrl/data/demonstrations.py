@@ -33,7 +33,7 @@ class ResponseColumns:
     """Treatment of a prompt with a longer response; a response that is cut has no end token."""
 
 
-def reply_of(value: Any) -> str | Message:
+def reply_of(value: object) -> str | Message:
     """The response in a column's value: a text, or a chat's last message. Raises ValueError without one."""
     if isinstance(value, str):
         return value
@@ -54,7 +54,7 @@ def written_reply(
     tokenizer: PreTrainedTokenizerBase,
     before: Sequence[Message],
     reply: Message,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[Mapping[str, object]] = (),
 ) -> str:
     """The assistant's message `reply` as the chat template writes it after `before`, up to the token that ends it.
 
@@ -82,7 +82,7 @@ def written_reply(
     return bare if bare.endswith(tuple(tokenizer.all_special_tokens)) else text
 
 
-def prompt_before(values: Sequence[Any]) -> list[Message]:
+def prompt_before(values: Sequence[object]) -> list[Message]:
     """The chat before the response; empty if responses are plain text. Raises ValueError if the chats differ.
 
     `values` are those of a row's response columns.

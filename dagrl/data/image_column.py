@@ -37,7 +37,7 @@ class ImageColumn:
             fact = f"{self._source.title} has no column {name} with images (data.image_key)"
             raise ValueError(f"{fact}; it has: {', '.join(names)}")
 
-    def stored(self, row: int) -> list[Any]:
+    def stored(self, row: int) -> list[object]:
         return self._of_rows([row])[0]
 
     def _of_rows(self, rows: list[int]) -> list[list[Any]]:

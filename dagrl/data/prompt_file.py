@@ -74,7 +74,7 @@ def write_prompts(
     return written
 
 
-def _record(row: PromptRow) -> dict[str, Any]:
+def _record(row: PromptRow) -> dict[str, object]:
     return {
         "data_source": row.data_source,
         "prompt": [dict(message) for message in row.messages],

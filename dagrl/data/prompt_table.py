@@ -40,7 +40,7 @@ class PromptTable:
         *,
         responses: Sequence[str] = (),
         with_answers: bool = True,
-        tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+        tools: Mapping[str, dict[str, object]] = MappingProxyType({}),
         images: ImageColumn | None = None,
         vocab_size: int | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class PromptTable:
                 self._check_columns(part.schema, title, responses, with_answers)
         self._held: dict[int, int] = {}
         """Row that is held -> its place in `_values`."""
-        self._values: dict[str, list[Any]] = {}
+        self._values: dict[str, list[object]] = {}
         self._encoded_rows: dict[int, tuple[str, list[int]]] = {}
         """Rows that are held -> text and tokens of their prompts."""
 
@@ -126,7 +126,7 @@ class PromptTable:
         text = self._chat_text(prompt, row)
         return text, self._encoded(text, self._placeholder, sizes, False, row)
 
-    def _image_sizes(self, prompt: str | list[dict[str, Any]], row: int) -> np.ndarray | None:
+    def _image_sizes(self, prompt: str | list[dict[str, object]], row: int) -> np.ndarray | None:
         """Sizes of the row's images [images, 2]; None if prompts are text. ValueError if the prompt marks others."""
         if self._images is None:
             return None
@@ -226,10 +226,10 @@ class PromptTable:
         except ValueError as error:
             raise self._wrong(row, error) from error
 
-    def _value(self, column: str, row: int) -> Any:
+    def _value(self, column: str, row: int) -> object:
         return chat_of(self._at(column, row))
 
-    def _at(self, column: str, row: int) -> Any:
+    def _at(self, column: str, row: int) -> object:
         name = column.partition(".")[0]
         try:
             return value_at({name: self._cell(name, row)}, column)
@@ -239,12 +239,12 @@ class PromptTable:
     def _wrong(self, row: int, what: object) -> ValueError:
         return ValueError(f"{self.place(row)} has {what}; mend the row, or remove it")
 
-    def _cell(self, column: str, row: int) -> Any:
+    def _cell(self, column: str, row: int) -> object:
         if row not in self._held:
             self.hold([row])
         return self._values[column][self._held[row]]
 
-    def _chat_text(self, messages: list[dict[str, Any]], row: int) -> str:
+    def _chat_text(self, messages: list[dict[str, object]], row: int) -> str:
         if not self._tokenizer.chat_template:
             self._check_template(f"{self.place(row)}: the prompt is a chat")
         for message in messages:
@@ -266,7 +266,7 @@ class PromptTable:
             remedy = "use the tokenizer of an instruction-tuned model, or write prompts and responses as text"
             raise ValueError(f"{fact}, and the tokenizer has no chat template; {remedy}")
 
-    def _offered(self, row: int) -> list[dict[str, Any]]:
+    def _offered(self, row: int) -> list[dict[str, object]]:
         return [*offered(self._tools, self._cell("extra_info", row) or {}).values()] if self._tools else []
 
     def _check_known(self, tokens: Sequence[int], text: str, row: int, what: str, column: str = "") -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import batched, chain, groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class PromptLoader:
         draw: int | None = None,
         responses: ResponseColumns | None = None,
         with_answers: bool = True,
-        tools: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+        tools: Mapping[str, dict[str, object]] = MappingProxyType({}),
         images: ImageColumn | None = None,
         vocab_size: int | None = None,
     ) -> None:

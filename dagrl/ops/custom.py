@@ -78,7 +78,7 @@ def _as_declared(column: ColumnSpec, values: list[Any]) -> Column:
     return Column.ragged(arrays, column.dtype) if ndim else Column(np.array(arrays, dtype=column.dtype))
 
 
-def _numbers(value: Any, dtype: str) -> np.ndarray:
+def _numbers(value: object, dtype: str) -> np.ndarray:
     given = np.asarray(value)
     with np.errstate(invalid="ignore"):
         numbers = given.astype(dtype)

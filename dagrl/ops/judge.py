@@ -333,8 +333,8 @@ def _placeholder(tokenizer: PreTrainedTokenizerBase, settings: ImageSettings) ->
 
 
 def _with_parts(
-    messages: Sequence[Mapping[str, Any]], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+    messages: Sequence[Mapping[str, object]], change: Callable[[Mapping[str, object]], Mapping[str, object]]
+) -> list[dict[str, object]]:
     return [
         {**message, "content": [change(part) for part in message["content"]]}
         if isinstance(message["content"], list)

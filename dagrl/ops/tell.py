@@ -91,7 +91,7 @@ def _demonstration(batch: Batch, row: int, node: TellNode, context: Context) -> 
         raise ValueError(f"sample {batch.rows[row]} has {error}; mend the data, or tell another column") from error
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, ensure_ascii=False)

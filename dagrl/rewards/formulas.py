@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagrl.rewards.plain_number import RELATIVE, SIX_PLACES
 
@@ -97,7 +97,7 @@ def _times(found: re.Match[str]) -> str:
 
 
 @cache
-def _normal() -> Any:
+def _normal() -> object:
     """math-verify's settings for LaTeX, except that units stay, which have been removed before."""
     from math_verify import LatexExtractionConfig
 
@@ -186,7 +186,7 @@ def _real_root(power: Expr) -> Expr:
 
 
 def _agree(
-    reference: Expr, said: Expr, at: dict[Any, Rational], *, digits: int = _FEW_DIGITS, rounded: bool = False
+    reference: Expr, said: Expr, at: dict[object, Rational], *, digits: int = _FEW_DIGITS, rounded: bool = False
 ) -> bool | None:
     """Whether two values are equal to so many digits, or when rounded; None if one of them is no finite number."""
     from sympy import Abs, Float, Max, Min
@@ -199,7 +199,7 @@ def _agree(
     return bool(Abs(ours - theirs) <= tolerance)
 
 
-def _value(formula: Expr, at: dict[Any, Rational], digits: int) -> Expr | None:
+def _value(formula: Expr, at: dict[object, Rational], digits: int) -> Expr | None:
     from sympy import I, Integer
 
     parts = formula.evalf(digits, subs=at).as_real_imag()

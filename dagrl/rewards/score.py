@@ -109,7 +109,7 @@ def score(
     return RewardScores(ledger.rewards, ledger.failures, ledger.further)
 
 
-def _score_each(calls: Iterable[Callable[[], Any]], ledger: _Ledger, at_once: int) -> None:
+def _score_each(calls: Iterable[Callable[[], object]], ledger: _Ledger, at_once: int) -> None:
     """Enter the results of all calls in order; with `at_once` above 1 they run in threads."""
     if at_once == 1:
         for index, call_one in enumerate(calls):
@@ -126,7 +126,7 @@ def _score_each(calls: Iterable[Callable[[], Any]], ledger: _Ledger, at_once: in
 
 
 def _score_together(
-    function: Callable[..., Any], fields: Mapping[str, str], args: Mapping[str, Any], ledger: _Ledger
+    function: Callable[..., object], fields: Mapping[str, str], args: Mapping[str, object], ledger: _Ledger
 ) -> None:
     everyone = range(len(ledger.samples))
     if not everyone:
@@ -150,7 +150,7 @@ def _score_together(
 class _Ledger:
     """Collects rewards and failures."""
 
-    def __init__(self, function: Callable[..., Any], samples: Samples, on_error: Literal["stop"] | float) -> None:
+    def __init__(self, function: Callable[..., object], samples: Samples, on_error: Literal["stop"] | float) -> None:
         self.samples = samples
         self.rewards = np.zeros(len(samples), dtype=np.float32)
         self.failures = 0
@@ -162,7 +162,7 @@ class _Ledger:
         given = {name: getattr(self.samples, field)[index] for name, field in fields.items()}
         return lambda: call(self._function, {**given, **args}, about=self.who([index]))
 
-    def enter_result_of(self, index: int, call_one: Callable[[], Any]) -> None:
+    def enter_result_of(self, index: int, call_one: Callable[[], object]) -> None:
         """Record the result of a call, or its failure."""
         try:
             result = call_one()
@@ -171,7 +171,7 @@ class _Ledger:
         else:
             self.enter(index, result)
 
-    def enter(self, index: int, result: Any) -> None:
+    def enter(self, index: int, result: object) -> None:
         """Record a result, if it is a finite number, or a dict with one."""
         try:
             self.rewards[index], self.further[index] = _read(result)
@@ -219,7 +219,7 @@ def _reading(result: Any) -> Iterator[None]:
         ) from error
 
 
-def _read(result: Any) -> tuple[float, dict[str, float | str]]:
+def _read(result: object) -> tuple[float, dict[str, float | str]]:
     with _reading(result):
         given, further = _plain(result), {}
         if isinstance(given, Mapping):
@@ -236,7 +236,7 @@ def _read(result: Any) -> tuple[float, dict[str, float | str]]:
         return number, further
 
 
-def _listed(results: Any) -> list[Any]:
+def _listed(results: object) -> list[object]:
     with _reading(results):
         given = _plain(results)
         if not isinstance(given, Sequence) or isinstance(given, str):
@@ -244,7 +244,7 @@ def _listed(results: Any) -> list[Any]:
         return [*islice(given, len(given))]
 
 
-def _further(given: Mapping[Any, Any], score: str) -> dict[str, float | str]:
+def _further(given: Mapping[object, object], score: str) -> dict[str, float | str]:
     """The texts and finite numbers of a dict beside its score, a bool as 0 or 1; other values are left out."""
     named = [
         (str.__str__(key), str.__str__(value) if isinstance(value, str) else _number(value))
@@ -258,7 +258,7 @@ def _is_usable(value: float | str | None) -> TypeGuard[float | str]:
     return isinstance(value, str) or (value is not None and abs(value) <= LARGEST_REWARD)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """A number as a float, without the comparisons of a subclass; None for another value."""
     value = _plain(value)
     if not isinstance(value, int | float):
@@ -269,7 +269,7 @@ def _number(value: Any) -> float | None:
         return math.inf
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Convert arrays, tensors and their scalars to Python lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else value
 

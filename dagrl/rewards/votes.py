@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dagrl.config.schema.val_metrics import Vote
 from dagrl.plugins.calls import call_or_stop
@@ -29,7 +28,7 @@ def load_vote(vote: Vote, folder: Path | None = None) -> Answered:
     return partial(_called, load_function(vote.fn, folder))
 
 
-def _called(function: Callable[[str], Any], response: str) -> str | None:
+def _called(function: Callable[[str], object], response: str) -> str | None:
     answer = call_or_stop(f"data.val_vote {name_of(function)}", function, {}, response)
     if answer is not None and not isinstance(answer, str):
         raise ValueError(f"data.val_vote {located(function)} returned {answer!r}; return a text or None")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import batched
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -100,7 +99,7 @@ def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int, share:
 def _column(source: Source, name: str) -> np.ndarray:
     """The values of a column, or of a field of a struct: numbers or texts. Raises ValueError for others."""
     column = name.partition(".")[0]
-    found: list[Any] = []
+    found: list[object] = []
     for rows in batched(range(len(source)), _READ_ROWS):
         values = source.values(rows, [name])[column]
         for row, value in zip(rows, values, strict=True):

@@ -16,7 +16,7 @@ from dagrl.data.order.sampler import Outcome, Sampler, SourceRows, prompt_id, ro
 class _Snapshot:
     """The order after the takes of a step."""
 
-    sampler: dict[str, Any]
+    sampler: dict[str, object]
     unusable: tuple[int, ...]
     """How many rows of each source were known to be too long."""
     passed: tuple[int, ...]
@@ -220,7 +220,7 @@ class PromptOrder:
             )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):

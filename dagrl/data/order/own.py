@@ -23,7 +23,12 @@ class OwnSampler:
     foresees = False
 
     def __init__(
-        self, made: Callable[..., Any], place: str, args: Mapping[str, Any], sources: Sequence[SourceRows], seed: int
+        self,
+        made: Callable[..., object],
+        place: str,
+        args: Mapping[str, object],
+        sources: Sequence[SourceRows],
+        seed: int,
     ) -> None:
         """`made`: the class at `place`."""
         check_sampler(made, place, args)
@@ -91,14 +96,14 @@ class OwnSampler:
             self._passed[source_of(each)] += 1
         return ids
 
-    def _ids(self, taken: Any, count: int) -> list[int]:
+    def _ids(self, taken: object, count: int) -> list[int]:
         if not isinstance(taken, list | tuple | np.ndarray):
             raise ValueError(f"{self._place}.take returns {type(taken).__name__}; return a list of {count} prompts")
         if len(taken) != count:
             raise ValueError(f"{self._place}.take returns {len(taken)} prompts, and must return {count}")
         return [self._id(each) for each in taken]
 
-    def _id(self, taken: Any) -> int:
+    def _id(self, taken: object) -> int:
         match taken:
             case bool():
                 pass
@@ -116,7 +121,7 @@ class OwnSampler:
     def _named(self, prompt: int) -> str:
         return f"row {row_of(prompt)} of {self._sources[source_of(prompt)].name}"
 
-    def _row(self, step: int, outcome: Outcome) -> dict[str, Any]:
+    def _row(self, step: int, outcome: Outcome) -> dict[str, object]:
         source, row = source_of(outcome.prompt), row_of(outcome.prompt)
         return {**asdict(outcome), "source": self._sources[source].name, "row": row, "step": step}
 
@@ -124,7 +129,7 @@ class OwnSampler:
 _PLAIN = "return numbers, texts, lists, and dicts with texts as keys"
 
 
-def _other_key(value: Any) -> Any:
+def _other_key(value: object) -> object:
     if isinstance(value, dict):
         found = next((key for key in value if not isinstance(key, str)), None)
         return found if found is not None else _other_key(list(value.values()))

@@ -39,7 +39,7 @@ class SplitReport:
     lengths: Counter[int] = field(default_factory=Counter)
     """Kept prompts by their length."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "read": self.read,
             "kept": self.kept,

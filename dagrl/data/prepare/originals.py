@@ -90,7 +90,7 @@ def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+def _json_lines(path: Path) -> Iterator[tuple[str, object]]:
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -104,7 +104,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 raise ValueError(f"{path}:{number}: not a line of JSON: {error}") from error
 
 
-def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
+def _json_values(path: Path) -> Iterator[tuple[str, object]]:
     try:
         with _opened(path) as file:
             text = file.read().decode("utf-8-sig").strip()
@@ -121,7 +121,7 @@ def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"{path}, row {number} (the first is 0)", row
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -124,7 +123,7 @@ class BufferFiles:
             "begin with an empty buffer"
         )
 
-    def _damaged(self, path: Path, error: Any) -> ValueError:
+    def _damaged(self, path: Path, error: object) -> ValueError:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
         return ValueError(f"{path} {what}; remove {self._folder} to begin with an empty buffer")
 

@@ -41,7 +41,7 @@ def with_system(prompt: Any, system: str | None) -> Any:
     return chat if own else [{"role": "system", "content": system}, *chat]
 
 
-def answer_of(value: Any) -> str:
+def answer_of(value: object) -> str:
     """A reference answer as a response may state it: text as it is, "" for None, the last message of a chat.
 
     Dates are in ISO 8601, anything else is JSON. Raises UnicodeDecodeError for bytes that are no text in UTF-8.
@@ -65,11 +65,11 @@ def as_chat(prompt: str | Sequence[Message]) -> list[Message]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=_in_json)
 
 
-def _in_json(value: Any) -> Any:
+def _in_json(value: object) -> object:
     """The form in JSON of a value that JSON does not have; bytes that are no text become base64."""
     if isinstance(value, bytes):
         try:

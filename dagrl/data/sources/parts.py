@@ -59,7 +59,7 @@ class Part(Protocol):
 class ParquetPart:
     """A parquet file, or the copy of one."""
 
-    def __init__(self, file: PromptFile, opened: Any = None) -> None:
+    def __init__(self, file: PromptFile, opened: object = None) -> None:
         """`opened`: the file, where `file` names one that is read over the network."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -171,7 +171,7 @@ def part_of(file: PromptFile) -> Part:
     return kinds[file.kind](file)
 
 
-def row_of_json(text: bytes, place: str) -> dict[str, Any]:
+def row_of_json(text: bytes, place: str) -> dict[str, object]:
     """A row of JSON as Python objects. Raises ValueError, with its place, if it is none."""
     try:
         row = json.loads(text)
@@ -190,7 +190,7 @@ def row_of_json(text: bytes, place: str) -> dict[str, Any]:
     return row
 
 
-def schema_of_rows(rows: Sequence[dict[str, Any]]) -> pa.Schema:
+def schema_of_rows(rows: Sequence[dict[str, object]]) -> pa.Schema:
     """The columns of rows of JSON; those whose values have several types are text.
 
     Arrow's own inference takes a second, to import pandas.
@@ -222,7 +222,7 @@ def _kind(values: Sequence[Any]) -> pa.DataType:
     return pa.null() if not kinds else simple.get(kinds.pop(), pa.string()) if len(kinds) == 1 else pa.string()
 
 
-def python_values(table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+def python_values(table: pa.Table, names: Sequence[str]) -> dict[str, list[object]]:
     """Columns as Python objects; None where the table has none."""
     # Maps need another, slower, conversion.
     return {

@@ -14,7 +14,7 @@ from dagrl.ops.agents.session import Reply, Wish
 _MOST_REPLIES = 128
 
 
-def chat_request(body: Mapping[str, Any], sent: dict[str, bytes]) -> tuple[list[Message], Wish]:
+def chat_request(body: Mapping[str, object], sent: dict[str, bytes]) -> tuple[list[Message], Wish]:
     """Messages and options of a request; its images are added to `sent`. Raises RequestError.
 
     Sampling options other than lengths and ends are the node's: replies under others could not be trained on.
@@ -26,7 +26,7 @@ def chat_request(body: Mapping[str, Any], sent: dict[str, bytes]) -> tuple[list[
     return [message_of(each, sent) for each in messages], wish_of(body, limit, tools_of(body.get("tools"), body))
 
 
-def wish_of(body: Mapping[str, Any], limit: Any, tools: tuple[dict[str, Any], ...] = ()) -> Wish:
+def wish_of(body: Mapping[str, object], limit: object, tools: tuple[dict[str, object], ...] = ()) -> Wish:
     """The options of a request. Raises RequestError."""
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise RequestError(f"the number of tokens must be at least 1, not {limit!r}")
@@ -67,7 +67,9 @@ def tools_of(given: Any, body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(tools)
 
 
-def chat_answer(body: Mapping[str, Any], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]) -> dict[str, Any]:
+def chat_answer(
+    body: Mapping[str, object], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]
+) -> dict[str, object]:
     choices = [
         {
             "index": index,
@@ -112,7 +114,9 @@ def text_request(body: Mapping[str, Any]) -> tuple[str | list[int], Wish]:
     return prompt, wish_of(body, body.get("max_tokens"))
 
 
-def text_answer(body: Mapping[str, Any], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]) -> dict[str, Any]:
+def text_answer(
+    body: Mapping[str, object], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]
+) -> dict[str, object]:
     choices = []
     for index, (reply, texts) in enumerate(zip(replies, tokens, strict=True)):
         logprobs = None
@@ -131,12 +135,12 @@ def text_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[byte
     yield b"data: [DONE]\n\n"
 
 
-def asks_for_logprobs(body: Mapping[str, Any]) -> bool:
+def asks_for_logprobs(body: Mapping[str, object]) -> bool:
     """Whether a completion has log-probs: also with 0, which means those of sampled tokens alone."""
     return body.get("logprobs") is not None and body["logprobs"] is not False
 
 
-def asks_for_usage(body: Mapping[str, Any]) -> bool:
+def asks_for_usage(body: Mapping[str, object]) -> bool:
     """Whether a stream ends with the usage. Raises RequestError."""
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
@@ -153,14 +157,14 @@ def usage_of(replies: Sequence[Reply]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _head(kind: str, prefix: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def _head(kind: str, prefix: str, body: Mapping[str, object]) -> dict[str, object]:
     name = body.get("model") or "policy"
     return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": name}
 
 
-def _message(reply: Reply) -> dict[str, Any]:
+def _message(reply: Reply) -> dict[str, object]:
     # Servers of OpenAI send null beside calls.
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
+    message: dict[str, object] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if reply.calls:
@@ -175,7 +179,7 @@ def _message(reply: Reply) -> dict[str, Any]:
     return message
 
 
-def _logprobs(reply: Reply, texts: Sequence[str]) -> dict[str, Any]:
+def _logprobs(reply: Reply, texts: Sequence[str]) -> dict[str, object]:
     content = [
         {"token": text, "logprob": logprob, "bytes": [*text.encode()], "top_logprobs": []}
         for text, logprob in zip(texts, reply.logprobs.tolist(), strict=True)

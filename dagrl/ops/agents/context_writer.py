@@ -67,7 +67,7 @@ class ContextWriter:
         return np.array(tokens, dtype=np.int64)
 
     def following(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], last_token: int, images: Images = ()
+        self, messages: Sequence[Message], tools: Sequence[dict[str, object]], last_token: int, images: Images = ()
     ) -> np.ndarray | None:
         """Tokens of messages, with these images, after a reply that ended with `last_token`, int64.
 
@@ -104,7 +104,7 @@ class ContextWriter:
         """Tokens of a text, int64; special tokens in it are plain text."""
         return np.array(self._rendered.plain(text), dtype=np.int64)
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+    def _written(self, messages: Sequence[Message], tools: Sequence[dict[str, object]]) -> str:
         """The messages as the template writes them; ids of calls become shorter if it wants that."""
         try:
             return chat_text(self.tokenizer, messages, tools)

@@ -31,7 +31,7 @@ _ENDS_S = 5.0
 class FunctionProcesses:
     """A `Program`: a function whose runs are dealt to processes, one for every four cores and four at most."""
 
-    def __init__(self, function: str, args: Mapping[str, Any], folder: Path | None) -> None:
+    def __init__(self, function: str, args: Mapping[str, object], folder: Path | None) -> None:
         """`function` is ``module:function``, found in `folder` or on the module path."""
         named = {"function": function, "args": dict(args), "folder": str(folder) if folder is not None else None}
         self._named = json.dumps(named).encode()

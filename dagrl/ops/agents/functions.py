@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagrl.config.errors import bounded
@@ -24,7 +24,13 @@ _FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 class FunctionProgram:
     """Async functions in a thread of their own, so that one that blocks does not hold up the endpoint."""
 
-    def __init__(self, function: Any, place: str, args: Mapping[str, Any], score: Any = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Awaitable[object]],
+        place: str,
+        args: Mapping[str, object],
+        score: Callable[..., Awaitable[Iterable[object]]] | None = None,
+    ) -> None:
         """`score` is an async function of the states of `Unscored` results, which returns a result for each."""
         self._function, self._place, self._args, self._score = function, place, args, score
         self._loop = asyncio.new_event_loop()
@@ -41,14 +47,16 @@ class FunctionProgram:
 
     async def score(self, states: Sequence[Any]) -> list[ProgramResult]:
         """The verdicts of a group. Raises ProgramError."""
+        score = self._score
+        assert score is not None, "the function scores no groups"
 
         async def call() -> list[Any]:
             try:
-                with ending_children(self._score):
-                    return [*await self._score(states)]
+                with ending_children(score):
+                    return [*await score(states)]
             except _FAILURES as error:
                 _unless_cancelled(error)
-                raise ProgramError(bounded(f"scoring its group {raised_by(self._score, error)}")) from error
+                raise ProgramError(bounded(f"scoring its group {raised_by(score, error)}")) from error
 
         given = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
         return [program_result(each) for each in given]

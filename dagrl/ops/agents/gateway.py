@@ -68,7 +68,7 @@ class Gateway:
         return runner.addresses[0][1]
 
     def _answering(
-        self, answer: Callable[[Session, Mapping[str, Any]], Awaitable[tuple[dict[str, Any], Iterable[bytes]]]]
+        self, answer: Callable[[Session, Mapping[str, object]], Awaitable[tuple[dict[str, object], Iterable[bytes]]]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         from aiohttp import web
 
@@ -119,7 +119,7 @@ class Gateway:
         answer = chat_answer(body, replies, [_texts(session, reply, body) for reply in replies])
         return answer, chat_chunks(answer, with_usage=with_usage)
 
-    async def _text(self, session: Session, body: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
+    async def _text(self, session: Session, body: Mapping[str, object]) -> tuple[dict[str, object], Iterable[bytes]]:
         with_usage = asks_for_usage(body)
         prompt, wish = text_request(body)
         replies = await session.continue_text(prompt, wish)
@@ -137,7 +137,7 @@ class Gateway:
         return answer, responses_events(answer)
 
 
-def _texts(session: Session, reply: Reply, body: Mapping[str, Any]) -> list[str]:
+def _texts(session: Session, reply: Reply, body: Mapping[str, object]) -> list[str]:
     """The text of each token, if the request asks for log-probs."""
     if not asks_for_logprobs(body):
         return []

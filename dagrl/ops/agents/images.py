@@ -81,7 +81,7 @@ class RowImages:
             return [dict(message) for message in messages]
         urls = iter(self.urls)
 
-        def sent(part: dict[str, Any]) -> dict[str, Any]:
+        def sent(part: dict[str, object]) -> dict[str, object]:
             return {"type": "image_url", "image_url": {"url": next(urls)}} if part["type"] == "image" else part
 
         return [

@@ -29,7 +29,7 @@ has the SHA-256 of each of them.
 """
 
 
-def message_of(given: Any, sent: dict[str, bytes]) -> Message:
+def message_of(given: object, sent: dict[str, bytes]) -> Message:
     """A message as the chat template takes it; adds its images by their SHA-256 to `sent`. Raises RequestError."""
     if not isinstance(given, Mapping):
         raise RequestError(f"a message is an object with role and content, not {given!r:.80}")
@@ -53,7 +53,7 @@ def message_of(given: Any, sent: dict[str, bytes]) -> Message:
     return message
 
 
-def _content_of(content: Any) -> tuple[str | list[dict[str, str]], list[tuple[str, bytes]]]:
+def _content_of(content: object) -> tuple[str | list[dict[str, str]], list[tuple[str, bytes]]]:
     """A content as the chat template takes it, and SHA-256 and bytes of its images. Raises RequestError."""
     if content is None or isinstance(content, str):
         return content or "", []
@@ -83,7 +83,7 @@ def _image_of(part: Any) -> bytes:
     return _data_of(url.get("url") if isinstance(url, Mapping) else url)
 
 
-def _data_of(url: Any) -> bytes:
+def _data_of(url: object) -> bytes:
     if not isinstance(url, str) or not url.startswith("data:"):
         shown = f"{url:.80}" if isinstance(url, str) else "no text"
         raise RequestError(f"the endpoint fetches no images; send them as data:image/png;base64,..., not {shown!r}")

@@ -58,7 +58,7 @@ class ProgramResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     output: str = ""
     """End of what it has printed."""
-    state: Any = None
+    state: object = None
     """Set if the reward is given when all of the group have ended: what it is given for."""
 
 
@@ -69,7 +69,7 @@ class Program(Protocol):
         """Run it to its end, on the endpoint's event loop. Raises ProgramError; ends it if cancelled."""
 
 
-def program_result(returned: Any, output: str = "") -> ProgramResult:
+def program_result(returned: object, output: str = "") -> ProgramResult:
     """The verdict in what a program returns: a number, a mapping with ``reward`` and metrics, or nothing.
 
     Raises ProgramError for anything else.

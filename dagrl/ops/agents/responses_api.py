@@ -14,7 +14,7 @@ from dagrl.ops.agents.session import Reply, Wish
 
 
 def responses_request(
-    body: Mapping[str, Any], conversations: Mapping[str, list[Message]], sent: dict[str, bytes]
+    body: Mapping[str, object], conversations: Mapping[str, list[Message]], sent: dict[str, bytes]
 ) -> tuple[list[Message], Wish]:
     """Messages and options of a request; `conversations` by the id of their last response.
 

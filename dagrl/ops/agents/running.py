@@ -112,7 +112,7 @@ class Agent:
     """One agent, which starts when a call serves it for the first time."""
 
     setup: AgentSetup
-    task: Mapping[str, Any]
+    task: Mapping[str, object]
     """The row that the program gets."""
     new_session: Callable[[Ask], Session]
     begun: int = 0

@@ -55,7 +55,7 @@ class Wish:
     limit: int | None = None
     """Tokens of a reply at most."""
     stops: tuple[str, ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, object], ...] = ()
     single_call: bool = False
     """Only the first tool call of a reply counts."""
 
@@ -278,7 +278,7 @@ def _characters(message: Message) -> int:
     return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
 
 
-async def _all(replies: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
+async def _all(replies: Iterable[Coroutine[object, object, Reply]]) -> list[Reply]:
     """All results, in order; the first failure cancels the others."""
     waiting = [*replies]
     if len(waiting) == 1:

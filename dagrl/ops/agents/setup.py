@@ -33,7 +33,7 @@ type Score = Callable[[Sequence[Any]], Awaitable[list[Result]]]
 class Unscored:
     """The state of a rollout, which is scored with those of its group."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: object) -> None:
         self.state = state
 
 
@@ -52,7 +52,7 @@ def verifiers_agent(name: str, args: Mapping[str, Any], folder: Path | None) -> 
     except Exception as error:  # an environment may raise anything
         raise ValueError(f"the environment `{name}` of verifiers cannot be loaded: {error}") from error
 
-    async def solve(client: Any, row: Mapping[str, Any]) -> Result | Unscored:
+    async def solve(client: object, row: Mapping[str, object]) -> Result | Unscored:
         task = {
             "prompt": row["messages"],
             "answer": row["answer"],
@@ -88,7 +88,7 @@ class AgentSetup:
     program: Program
     writer: ContextWriter
     reader: ImageReader
-    parser: Callable[[Sequence[dict[str, Any]]], Parser]
+    parser: Callable[[Sequence[dict[str, object]]], Parser]
     """From the tools of a request to the parser of calls."""
     needs_reward: bool
     """Whether a reward node takes the program's reward."""

@@ -26,7 +26,7 @@ class NoObservationError(TypeError):
 class Episode:
     """One environment, used by one thread at a time."""
 
-    def __init__(self, made_of: EnvironmentClass, fields: Mapping[str, Any]) -> None:
+    def __init__(self, made_of: EnvironmentClass, fields: Mapping[str, object]) -> None:
         self._made_of = made_of
         self._fields = {name: fields[name] for name in made_of.fields}
         self._environment: Environment | None = None
@@ -107,7 +107,7 @@ class TurnOutcome:
 class PendingOutcome:
     """Jobs started by a turn; results are kept in the order of the calls."""
 
-    work: list[Callable[[], Any] | None]
+    work: list[Callable[[], object] | None]
     """None for a call whose result needs no job."""
     conclude: Callable[[Sequence[JobResult]], TurnOutcome]
     results: dict[int, JobResult] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class ResponseDialogue:
             return f"Error: there is no tool {call.name!r}{others}."
         return ""
 
-    def _work(self, call: Call | MalformedCall) -> Callable[[], Any]:
+    def _work(self, call: Call | MalformedCall) -> Callable[[], object]:
         assert isinstance(call, Call)
         tool = self._offered[call.name]
         return lambda: tool.call(call.arguments, self._extra_info)
@@ -234,7 +234,7 @@ def tool_answer(job: JobResult) -> AnswerContent:
     return f"Error: {type(failure).__name__}: {failure}"
 
 
-def _as_json(result: Any) -> str:
+def _as_json(result: object) -> str:
     """Falls back to `str` for objects that JSON cannot represent, such as tuple keys and cycles."""
     try:
         return json.dumps(result, ensure_ascii=False, default=str)

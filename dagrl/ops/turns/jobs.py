@@ -35,7 +35,7 @@ class Jobs:
         self._deliver = deliver
         self._max_running = max_running
         self._timeout_s = timeout_s
-        self._waiting: deque[tuple[int, Callable[[], Any]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
         self._running: dict[int, float] = {}
         """Job -> deadline."""
         self._number = 0

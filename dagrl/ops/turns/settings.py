@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dagrl.backends.registry import backends
 from dagrl.backends.tool_calls import Call, MalformedCall, Parser, outside_reasoning, parsed_call
@@ -25,7 +24,7 @@ from dagrl.tools.mcp import McpServer, McpTool
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
-def parser_of(tool_format: str, schemas: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Parser:
+def parser_of(tool_format: str, schemas: Sequence[Mapping[str, object]], folder: Path | None = None) -> Parser:
     """The parser named in a pipeline; `schemas` of its tools. Raises ValueError if it does not exist."""
     if tool_format == "hermes":
         return hermes_calls
@@ -60,7 +59,7 @@ def _own_parser(place: str, folder: Path | None) -> Parser:
     function = load_function(place, folder)
 
     @functools.wraps(function)
-    def listed(text: str) -> list[Any]:
+    def listed(text: str) -> list[object]:
         return [*function(text)]
 
     def parse(text: str, /, *, thinks: bool = False) -> list[Call | MalformedCall]:
@@ -141,9 +140,9 @@ def policy_images(context: Context) -> ImageSettings | None:
     return image_settings(context.pipeline.model, data) if data.image_key else None
 
 
-def row_fields(batch: Batch, row: int, seed: int, context: Context) -> dict[str, Any]:
+def row_fields(batch: Batch, row: int, seed: int, context: Context) -> dict[str, object]:
     """Fields of a row that tools and environments may use; environments get more."""
-    fields: dict[str, Any] = {"extra_info": json.loads(batch["extra_info"].string(row))}
+    fields: dict[str, object] = {"extra_info": json.loads(batch["extra_info"].string(row))}
     if context.rollout.environment is not None:
         prompt = context.resources.tokenizer.decode(batch["prompt_tokens"][row], skip_special_tokens=True)
         fields |= {"prompt": prompt, "seed": seed} | {

@@ -11,7 +11,6 @@ import os
 import runpy
 import signal
 import sys
-from typing import Any
 
 VALUE = "_value_of_the_test"
 """The variable that holds a test's value."""
@@ -44,7 +43,7 @@ def main() -> None:
     os._exit(0)
 
 
-def encoded(value: Any) -> Any:
+def encoded(value: object) -> object:
     """Encode a value as JSON that keeps Python's built-in types distinct; see `dagrl.rewards.code.compare.decoded`.
 
     A subclass is encoded as its built-in type. Raises TypeError for other types.

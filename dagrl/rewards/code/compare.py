@@ -38,7 +38,7 @@ def _same_word(written: str, expected: str) -> bool:
         return False
 
 
-def _same(returned: Any, expected: Any) -> bool:
+def _same(returned: object, expected: object) -> bool:
     if isinstance(returned, list) and isinstance(expected, list):
         return len(returned) == len(expected) and all(map(_same, returned, expected))
     if isinstance(returned, dict) and isinstance(expected, dict):

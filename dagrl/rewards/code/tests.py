@@ -29,8 +29,8 @@ class FunctionTests:
     """Tests of a function, or a method of a class ``Solution``: each call must return the matching value."""
 
     name: str
-    arguments: tuple[list[Any], ...]
-    returned: tuple[tuple[Any, ...], ...]
+    arguments: tuple[list[object], ...]
+    returned: tuple[tuple[object, ...], ...]
     """For each call, the values that count."""
 
 
@@ -41,7 +41,7 @@ class Check:
     code: str
     shows: bool = False
     """Whether the code sets `VALUE`, which is compared with `expected` outside the sandbox."""
-    expected: Any = None
+    expected: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def read_tests(answer: str) -> Tests:
     return ProgramTests(tuple(map(_text, inputs)), tuple(map(_text, outputs)))
 
 
-def _asserts(pieces: Any, answer: str) -> AssertTests:
+def _asserts(pieces: object, answer: str) -> AssertTests:
     if not (isinstance(pieces, list) and pieces and all(isinstance(each, str) and each.strip() for each in pieces)):
         raise _unusable(answer, "has asserts that are not texts of code")
     try:
@@ -126,7 +126,7 @@ def _check(before: Sequence[ast.stmt], statement: ast.Assert, behind: Sequence[a
     return Check(_source([*before, statement, *behind]))
 
 
-def _literal(node: ast.expr) -> Any:
+def _literal(node: ast.expr) -> object:
     """The value of a literal, or of a call such as ``set([1, 2])``, as in MBPP. Raises ValueError for other code."""
     match node:
         case ast.Call(ast.Name(kind), [inner], []) if kind in _MADE_OF:
@@ -138,7 +138,7 @@ def _source(statements: Sequence[ast.stmt]) -> str:
     return ast.unparse(ast.Module([*statements], type_ignores=[]))
 
 
-def _arguments(given: Any, answer: str) -> list[Any]:
+def _arguments(given: object, answer: str) -> list[object]:
     if isinstance(given, list):
         return given
     try:
@@ -147,7 +147,7 @@ def _arguments(given: Any, answer: str) -> list[Any]:
         raise _unusable(answer, f"has the arguments {str(given)[:SHOWN_CHARACTERS]!r}, which are not JSON") from error
 
 
-def _returned(expected: Any) -> tuple[Any, ...]:
+def _returned(expected: object) -> tuple[object, ...]:
     """The expected value; of a string, which may be a value in JSON or the value itself, both."""
     if not isinstance(expected, str):
         return (expected,)
@@ -157,7 +157,7 @@ def _returned(expected: Any) -> tuple[Any, ...]:
         return (expected,)
 
 
-def _text(given: Any) -> str:
+def _text(given: object) -> str:
     return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
 
 

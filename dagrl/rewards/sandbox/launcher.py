@@ -56,7 +56,7 @@ def main() -> None:
         os._exit(1)
 
 
-def _execute(program: Any, command: list[str], environment: dict[str, str]) -> None:
+def _execute(program: object, command: list[str], environment: dict[str, str]) -> None:
     """Execute `command`, whose program is named by the memory at `program`."""
     arguments = [os.fsencode(argument) for argument in command]
     variables = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
@@ -64,7 +64,7 @@ def _execute(program: Any, command: list[str], environment: dict[str, str]) -> N
     _check(-1, "cannot start the program")
 
 
-def _pointers(texts: list[bytes]) -> Any:
+def _pointers(texts: list[bytes]) -> object:
     return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
 
 
